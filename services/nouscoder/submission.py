@@ -35,7 +35,7 @@ class ComparatorKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Comparator:
-    """`float_tolerance` (absolute or relative, whichever is wider) applies to `tokens` and to call results; 0 is off."""
+    """`float_tolerance` (absolute or relative, the wider) applies to `tokens` and to call results; 0 is off."""
 
     kind: ComparatorKind = ComparatorKind.TOKENS
     float_tolerance: float = 0.0

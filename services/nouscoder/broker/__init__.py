@@ -1,0 +1,1 @@
+"""The broker: owner of a run's state in Redis."""

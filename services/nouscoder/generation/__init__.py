@@ -1,0 +1,1 @@
+"""The generation service: an engine that samples while its weights change."""

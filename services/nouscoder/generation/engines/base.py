@@ -1,0 +1,55 @@
+"""The seam between the generation service and what samples tokens.
+
+An engine is driven one decoding step at a time by a single thread, so weights change only between two steps.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from nouscoder.rollout import Rollout, Task
+
+
+class EngineError(Exception):
+    """The engine cannot do what it was asked; the message names the task or file at fault."""
+
+
+class Engine(Protocol):
+    """Continuous batching: tasks wait, run together, and leave as finished rollouts.
+
+    Every task added leaves exactly once, as a rollout or by `cancel`.
+    """
+
+    name: str
+
+    def add(self, task: Task) -> None:
+        """Queue a task. Raises EngineError when its prompt leaves no room for a token."""
+        ...
+
+    def cancel(self, rollout_id: str) -> None:
+        """Forget a task, waiting or running; unknown ids are ignored."""
+        ...
+
+    def step(self) -> list[Rollout]:
+        """Admit waiting tasks while there is room, decode one token for every running one, return those that ended."""
+        ...
+
+    def load_policy(self, folder_or_file: Path, policy_version: int) -> None:
+        """Take over new weights between two steps; running rollouts go on, their next tokens carry the new version."""
+        ...
+
+    @property
+    def num_running(self) -> int:
+        """Rollouts being decoded."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Tasks waiting for a place."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sampled since the start."""
+        ...

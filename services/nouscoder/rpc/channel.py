@@ -1,0 +1,59 @@
+"""Client side of gRPC: channels, and one mapping of foreign errors."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import grpc
+
+from nouscoder.rpc.server import MAX_MESSAGE_BYTES
+
+Answer = TypeVar("Answer")
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A killed peer comes back on the same address: do not back off for minutes.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.keepalive_time_ms", 20000),
+    ("grpc.enable_retries", 0),
+]
+_TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+
+
+class PeerError(Exception):
+    """A service did not answer as it should; the message names the service."""
+
+
+class PeerUnreachable(PeerError):
+    """A service did not answer within the time given."""
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel to `address`; close it when done."""
+    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+
+
+async def call_with_patience(name: str, call: Callable[[], Awaitable[Answer]], patience_s: float = 60.0) -> Answer:
+    """Call an idempotent method until it answers, for at most `patience_s` seconds of unreachability.
+
+    Raises PeerUnreachable when the time is over and PeerError on any other failure.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + patience_s
+    delay_s = 0.1
+    while True:
+        try:
+            return await call()
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in _TRANSIENT:
+                raise PeerError(f"{name}: {error.code().name}: {error.details()}") from error
+            if loop.time() >= end:
+                raise PeerUnreachable(f"{name} has not answered for {patience_s:.0f} s") from error
+        await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
+        delay_s = min(2 * delay_s, 2.0)

@@ -1,0 +1,115 @@
+"""How every service is served: gRPC with health and reflection, a Prometheus page, and a drain on SIGTERM.
+
+INVARIANT: from the first SIGTERM on no new call is accepted, health says NOT_SERVING, and calls in progress have
+`drain_s` seconds to end before they are cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry, start_http_server
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 256 * 1024**2
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+]
+
+
+class AddressError(Exception):
+    """An address cannot be listened on; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What to serve: `register` adds the servicers, `full_names` are their names for health and reflection."""
+
+    address: str
+    metrics_address: str
+    full_names: Sequence[str]
+    register: Callable[[grpc.aio.Server], None]
+    registry: CollectorRegistry
+    drain_s: float = 10.0
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """host:port. Raises AddressError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise AddressError(f"{address!r} is not of the form host:port")
+    return host, int(port)
+
+
+def stop_event() -> asyncio.Event:
+    """An event set by SIGTERM or SIGINT. Call inside the running loop."""
+    event = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, event.set)
+    return event
+
+
+async def start_grpc(served: Served, stack: AsyncExitStack) -> str:
+    """Start listening; `stack` undoes it by draining. Returns the address in use. Raises AddressError."""
+    host, port = split_address(served.address)
+    server = grpc.aio.server(options=_OPTIONS)
+    served.register(server)
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    reflection.enable_server_reflection([*served.full_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    try:
+        bound = server.add_insecure_port(served.address)
+    except RuntimeError as error:
+        raise AddressError(f"cannot listen on {served.address}: the port is in use or not allowed") from error
+    _start_metrics(served, stack)
+    await server.start()
+    for name in ("", "readiness", "liveness", *served.full_names):
+        await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def drain() -> None:
+        await checks.enter_graceful_shutdown()
+        await server.stop(grace=served.drain_s)
+
+    stack.push_async_callback(drain)
+    log.info("listening", extra={"grpc": f"{host}:{bound or port}", "metrics": served.metrics_address})
+    return f"{host}:{bound or port}"
+
+
+def _start_metrics(served: Served, stack: AsyncExitStack) -> None:
+    host, port = split_address(served.metrics_address)
+    try:
+        page, thread = start_http_server(port, addr=host, registry=served.registry)
+    except OSError as error:
+        raise AddressError(f"cannot listen on {served.metrics_address} for metrics: {error.strerror}") from error
+
+    def close() -> None:
+        page.shutdown()
+        page.server_close()
+        thread.join(timeout=5)
+
+    stack.callback(close)
+
+
+async def run_until_stopped(stop: asyncio.Event, *workers: Awaitable[None]) -> None:
+    """Run worker loops until `stop` is set or one of them ends; a worker's exception is raised, the rest cancelled."""
+    tasks = [asyncio.ensure_future(worker) for worker in workers]
+    waiter = asyncio.ensure_future(stop.wait())
+    try:
+        done, _ = await asyncio.wait({waiter, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {waiter}:
+            task.result()
+    finally:
+        for task in (waiter, *tasks):
+            task.cancel()
+        await asyncio.gather(waiter, *tasks, return_exceptions=True)

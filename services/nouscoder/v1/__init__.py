@@ -1,0 +1,1 @@
+"""Generated from proto/nouscoder/v1 by `make proto`."""
