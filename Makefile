@@ -1,0 +1,46 @@
+# Each target sets up all it needs: Python 3.11+, make and a C compiler are enough.
+PYTHON ?= python3
+BIN := .venv/bin
+SEED ?= 0
+
+.PHONY: demo test check format bench proto lock clean real-input
+
+demo: .venv/demo.ready
+	$(BIN)/nouscoder demo --seed $(SEED)
+
+test: .venv/dev.ready
+	$(BIN)/pytest
+
+check: .venv/dev.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+	deploy/proto-stubs check
+
+format: .venv/dev.ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/dev.ready
+	$(BIN)/nouscoder bench verifier
+
+real-input: .venv/dev.ready
+	$(BIN)/python tests/e2e/real_input.py
+
+proto: .venv/dev.ready
+	deploy/proto-stubs write
+
+# Pins every dependency with hashes and without addresses.
+lock: .venv/dev.ready
+	$(BIN)/uv pip compile -q pyproject.toml --extra dev --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11 -o requirements/dev.txt
+	$(BIN)/uv pip compile -q pyproject.toml --extra demo --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11 -c requirements/dev.txt -o requirements/demo.txt
+
+.venv/%.ready: requirements/%.txt pyproject.toml deploy/setup-venv
+	PYTHON=$(PYTHON) deploy/setup-venv $*
+	@touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
