@@ -10,10 +10,11 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from nouscoder.errors import Unusable
 from nouscoder.reward import RewardRule
 
 
-class ConfigError(Exception):
+class ConfigError(Unusable):
     """The configuration cannot be used; the message names the key at fault."""
 
 

@@ -8,11 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from nouscoder.errors import Unusable
 from nouscoder.problem import Problem
 from nouscoder.submission import CallCase, CallTests, Comparator, ComparatorKind, Limits, StdinCase, StdinTests, Tests
 
 
-class ProblemFileError(Exception):
+class ProblemFileError(Unusable):
     """A problem file cannot be used; the message names the file and the line."""
 
 

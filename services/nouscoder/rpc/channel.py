@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import grpc
 
+from nouscoder.errors import NousCoderError
 from nouscoder.rpc.server import MAX_MESSAGE_BYTES
 
 Answer = TypeVar("Answer")
@@ -26,7 +27,7 @@ _OPTIONS = [
 _TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
-class PeerError(Exception):
+class PeerError(NousCoderError):
     """A service did not answer as it should; the message names the service."""
 
 

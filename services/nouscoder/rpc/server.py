@@ -18,6 +18,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, start_http_server
 
+from nouscoder.errors import Unusable
+
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 256 * 1024**2
@@ -28,7 +30,7 @@ _OPTIONS = [
 ]
 
 
-class AddressError(Exception):
+class AddressError(Unusable):
     """An address cannot be listened on; the message names it."""
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from nouscoder.errors import NousCoderError
 from nouscoder.rollout import Rollout, Task
 
 
-class EngineError(Exception):
+class EngineError(NousCoderError):
     """The engine cannot do what it was asked; the message names the task or file at fault."""
 
 

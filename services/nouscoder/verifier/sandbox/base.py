@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.submission import Limits
 
 
@@ -57,11 +58,11 @@ class RunResult:
     result: bytes | None = None
 
 
-class SandboxError(Exception):
+class SandboxError(NousCoderError):
     """The sandbox failed, not the candidate. The grader retries on another slot, then answers internal_error."""
 
 
-class SandboxUnavailable(SandboxError):
+class SandboxUnavailable(SandboxError, Unusable):
     """This host cannot give the isolation asked for; the message says what is missing and how to get it."""
 
 

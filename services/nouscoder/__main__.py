@@ -1,0 +1,5 @@
+"""`python -m nouscoder`."""
+
+from nouscoder.cli import main
+
+main()

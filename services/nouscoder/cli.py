@@ -1,0 +1,132 @@
+"""The command line: parse, then import what the command needs, then call it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nouscoder.errors import NousCoderError, Unusable
+
+app = typer.Typer(
+    name="nouscoder",
+    help="Reinforcement learning of code models on verifiable problems, and the grading service it needs.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="TOML configuration; defaults without one")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="change one value")]
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+class Service(StrEnum):
+    """The four services."""
+
+    VERIFIER = "verifier"
+    BROKER = "broker"
+    GENERATION = "generation"
+    LEARNER = "learner"
+
+
+@app.command()
+def demo(
+    seed: Annotated[int, typer.Option(min=0, help="seed of problems, policy and sampling")] = 0,
+    name: Annotated[str | None, typer.Option(help="name of the run folder; default demo-SEED")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with an earlier run of this name")] = False,
+    overrides: SetOption = None,
+) -> None:
+    """Watch a small policy learn to program: real services, real sandboxes, about five minutes on two cores."""
+    from nouscoder.demo.run import demo_run
+
+    raise typer.Exit(asyncio.run(demo_run(seed=seed, name=name, resume=resume, overrides=overrides or [])))
+
+
+@app.command()
+def train(
+    config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML configuration of the run")],
+    resume: Annotated[bool, typer.Option("--resume", help="go on with an earlier run of this name")] = False,
+    overrides: SetOption = None,
+) -> None:
+    """Run the loop as processes on this machine."""
+    from nouscoder.config import load_config
+    from nouscoder.pipeline import train as run_training
+
+    raise typer.Exit(asyncio.run(run_training(load_config(config_file, overrides or []), resume=resume)))
+
+
+@app.command()
+def serve(
+    service: Annotated[Service, typer.Argument(help="which service")],
+    config_file: ConfigOption = None,
+    overrides: SetOption = None,
+    grpc: Annotated[str | None, typer.Option(help="address of the gRPC API, host:port")] = None,
+    http: Annotated[str | None, typer.Option(help="address of the REST API (verifier), host:port")] = None,
+    metrics: Annotated[str | None, typer.Option(help="address of the Prometheus page, host:port")] = None,
+    broker: Annotated[bool, typer.Option("--broker", help="verifier: grade the broker's rollouts too")] = False,
+) -> None:
+    """Run one service until SIGTERM."""
+    from nouscoder.config import load_config
+    from nouscoder.logs import configure_logs
+    from nouscoder.supervisor import EXIT_UNUSABLE
+
+    given = {"grpc": grpc, "http": http, "metrics": metrics}
+    addresses = [f'{service.value}.{key}="{value}"' for key, value in given.items() if value is not None]
+    config = load_config(config_file, [*(overrides or []), *addresses])
+    configure_logs(service.value)
+    try:
+        if service is Service.VERIFIER:
+            from nouscoder.verifier.service import serve as serve_verifier
+
+            asyncio.run(serve_verifier(config, with_broker=broker))
+        elif service is Service.BROKER:
+            from nouscoder.broker.service import serve as serve_broker
+
+            asyncio.run(serve_broker(config))
+        elif service is Service.GENERATION:
+            from nouscoder.generation.service import serve as serve_generation
+
+            asyncio.run(serve_generation(config))
+        else:
+            from nouscoder.learner.service import serve as serve_learner
+
+            asyncio.run(serve_learner(config))
+    except Unusable as error:
+        typer.echo(f"nouscoder: {error}", err=True)
+        raise typer.Exit(EXIT_UNUSABLE) from error
+
+
+@app.command()
+def status(
+    address: Annotated[str, typer.Option("--broker", help="address of the broker, host:port")],
+    as_json: JsonOption = False,
+) -> None:
+    """Where every rollout of a run is."""
+    from nouscoder.run_status import status_text
+
+    typer.echo(asyncio.run(status_text(address, as_json=as_json)))
+
+
+@app.command()
+def why_stalled(
+    address: Annotated[str, typer.Option("--broker", help="address of the broker, host:port")],
+    as_json: JsonOption = False,
+) -> None:
+    """Name what blocks the next step."""
+    from nouscoder.run_status import why_stalled_text
+
+    typer.echo(asyncio.run(why_stalled_text(address, as_json=as_json)))
+
+
+def main() -> None:
+    """Entry point: a NousCoderError is one line on stderr and exit code 1."""
+    try:
+        app()
+    except NousCoderError as error:
+        print(f"nouscoder: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(1)

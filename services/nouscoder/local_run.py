@@ -1,0 +1,45 @@
+"""The processes of a run on one machine: their addresses, commands and order."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from contextlib import ExitStack
+
+from nouscoder.config import Config, dump_config, load_config
+from nouscoder.run_folder import RunFolder
+from nouscoder.supervisor import ProcessSpec
+
+SERVICES = ("broker", "verifier", "generation", "learner")
+
+
+def with_addresses(config: Config) -> Config:
+    """`config` with every address of the four services on a free port of this machine.
+
+    The ports stay the same over restarts of a process, so that its clients find it again.
+    """
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(2 * len(SERVICES))]
+        for free in sockets:
+            free.bind(("127.0.0.1", 0))
+        ports = [free.getsockname()[1] for free in sockets]
+    sections = {}
+    for index, name in enumerate(SERVICES):
+        section = getattr(config, name)
+        update = {"grpc": f"127.0.0.1:{ports[2 * index]}", "metrics": f"127.0.0.1:{ports[2 * index + 1]}"}
+        sections[name] = section.model_copy(update=update)
+    return config.model_copy(update=sections)
+
+
+def service_spec(folder: RunFolder, name: str) -> ProcessSpec:
+    """How to start a service of this run. The learner ends by itself; the verifier pulls its work from the broker."""
+    command = [sys.executable, "-m", "nouscoder", "serve", name, "--config", str(folder.config_file)]
+    if name == "verifier":
+        command.append("--broker")
+    return ProcessSpec(name, tuple(command), folder.logs / f"{name}.log", may_end=name == "learner")
+
+
+def rewrite_addresses(folder: RunFolder, config: Config) -> Config:
+    """Give the run fresh addresses and record them; the rest of its configuration stays as it was."""
+    folder.write_text(folder.config_file, dump_config(with_addresses(config)))
+    return load_config(folder.config_file)
