@@ -1,1 +1,1 @@
-"""One objective a file."""
+"""One objective a file. `registry.py` is the only place that knows them all."""

@@ -1,0 +1,91 @@
+"""Figures of a batch that need no model: rewards, advantages, staleness, lengths, and its cut into minibatches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from nouscoder.advantage import group_advantages
+from nouscoder.batch import Batch, GradedRollout
+from nouscoder.reward import RewardRule, reward_of
+from nouscoder.staleness import staleness_of
+from nouscoder.verdict import VerdictKind
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRollout:
+    """A graded rollout with what it is worth to the objective. `staleness` is in policy versions."""
+
+    graded: GradedRollout
+    reward: float
+    advantage: float
+    staleness: int
+
+    @property
+    def accepted(self) -> bool:
+        """Every test passed."""
+        return self.graded.verdict.kind is VerdictKind.ACCEPTED
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatistics:
+    """Of a whole batch. Lengths are mean tokens a rollout, None when the batch has no such rollout."""
+
+    reward_mean: float
+    pass_rate: float
+    staleness_mean: float
+    staleness_max: int
+    overlong_share: float
+    response_length_correct: float | None
+    response_length_incorrect: float | None
+
+
+def score(batch: Batch, rule: RewardRule) -> list[list[ScoredRollout]]:
+    """The batch's groups with rewards, advantages and staleness.
+
+    Raises ValueError for an internal_error, an empty batch, or a rollout from the future.
+    """
+    if not batch.rollouts:
+        raise ValueError(f"batch {batch.batch_id} is empty")
+    return [_score_group(group, rule, batch.policy_version) for group in batch.groups().values()]
+
+
+def _score_group(group: Sequence[GradedRollout], rule: RewardRule, policy_version: int) -> list[ScoredRollout]:
+    rewards = [reward_of(graded.verdict, rule) for graded in group]
+    advantages = group_advantages(rewards, [graded.rollout.is_overlong for graded in group])
+    return [
+        ScoredRollout(graded, reward, advantage, staleness_of(graded.rollout, policy_version))
+        for graded, reward, advantage in zip(group, rewards, advantages, strict=True)
+    ]
+
+
+def minibatches(
+    groups: Sequence[list[ScoredRollout]], num_minibatches: int, seed: int, batch_id: int
+) -> list[list[ScoredRollout]]:
+    """Deal whole groups, in an order that hangs on the seed and the batch alone, into disjoint minibatches.
+
+    Sizes differ by at most one group. Raises ValueError when there are fewer groups than minibatches.
+    """
+    if len(groups) < num_minibatches:
+        raise ValueError(f"batch {batch_id} has {len(groups)} groups, too few for {num_minibatches} steps of whole groups")
+    order = list(groups)
+    Random(f"{seed}/minibatches/{batch_id}").shuffle(order)
+    return [
+        [scored for group in order[index::num_minibatches] for scored in group] for index in range(num_minibatches)
+    ]
+
+
+def statistics_of(scored: Sequence[ScoredRollout]) -> BatchStatistics:
+    """Figures over all rollouts, at least one."""
+    correct = [len(item.graded.rollout.token_ids) for item in scored if item.accepted]
+    incorrect = [len(item.graded.rollout.token_ids) for item in scored if not item.accepted]
+    return BatchStatistics(
+        reward_mean=sum(item.reward for item in scored) / len(scored),
+        pass_rate=len(correct) / len(scored),
+        staleness_mean=sum(item.staleness for item in scored) / len(scored),
+        staleness_max=max(item.staleness for item in scored),
+        overlong_share=sum(item.graded.rollout.is_overlong for item in scored) / len(scored),
+        response_length_correct=sum(correct) / len(correct) if correct else None,
+        response_length_incorrect=sum(incorrect) / len(incorrect) if incorrect else None,
+    )

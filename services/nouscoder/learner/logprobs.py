@@ -1,0 +1,50 @@
+"""Log-probabilities and entropies of loss tokens under a causal language model of transformers.
+
+Only the hidden states that predict a loss token go through the head, and never more logits than `_MAX_LOGITS` are
+alive at once: past that the head is run in chunks whose logits are recomputed in the backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from nouscoder.learner.packing import MicroBatch
+
+_MAX_LOGITS = 2**26  # 256 MiB of float32
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Of each loss token of a micro-batch: logprobs [tokens]; entropies [tokens], in nats and without gradient."""
+
+    logprobs: Tensor
+    entropies: Tensor
+
+
+def score_tokens(model: PreTrainedModel, micro_batch: MicroBatch, temperature: float) -> TokenScores:
+    """Scores under softmax(logits / temperature), the distribution the tokens were sampled from (at top-p 1)."""
+    hidden = model.base_model(input_ids=micro_batch.input_ids, use_cache=False).last_hidden_state
+    states = hidden[micro_batch.rows, micro_batch.columns]
+    head = model.get_output_embeddings()
+    chunk_tokens = max(1, _MAX_LOGITS // model.config.vocab_size)
+    if len(states) <= chunk_tokens:
+        return TokenScores(*_head_scores(head, states, micro_batch.targets, temperature))
+    chunks = [
+        checkpoint(_head_scores, head, part, targets, temperature, use_reentrant=False)
+        for part, targets in zip(states.split(chunk_tokens), micro_batch.targets.split(chunk_tokens), strict=True)
+    ]
+    return TokenScores(torch.cat([chunk[0] for chunk in chunks]), torch.cat([chunk[1] for chunk in chunks]))
+
+
+def _head_scores(head: nn.Module, states: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    logits = head(states).float() / temperature
+    all_logprobs = logits.log_softmax(dim=-1)
+    chosen = all_logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    with torch.no_grad():
+        entropies = -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
+    return chosen, entropies

@@ -1,0 +1,66 @@
+"""Models in Hugging Face folders, and their weights as named tensors without tied duplicates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+
+class WeightsError(Exception):
+    """A model or its weights cannot be used; the message names the file at fault."""
+
+
+def load_model(folder: Path) -> PreTrainedModel:
+    """The causal language model in `folder` (config.json, model.safetensors), in float32. Raises WeightsError."""
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
+    return model
+
+
+def empty_model(folder: Path) -> PreTrainedModel:
+    """The architecture of the policy in `folder`, for weights that come from elsewhere. Raises WeightsError."""
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
+    with torch.random.fork_rng(devices=[]):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="sdpa"
+        )
+    return model
+
+
+def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Name -> contiguous tensor on the CPU; of tensors that share storage only the first name is kept."""
+    seen: set[int] = set()
+    weights: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            weights[name] = tensor.detach().cpu().contiguous()
+    return weights
+
+
+def load_weights(model: PreTrainedModel, file: Path) -> None:
+    """Put the weights in `file`, made by `weights_of`, into the model. Raises WeightsError when names or shapes differ."""
+    try:
+        weights = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{file} cannot be read as safetensors: {error}") from error
+    expected = set(weights_of(model))
+    if set(weights) != expected:
+        odd = sorted(set(weights) ^ expected)[0]
+        raise WeightsError(f"{file} is of another model: {odd} is in only one of the two")
+    try:
+        model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:
+        raise WeightsError(f"{file} is of another model: {error}") from error
