@@ -1,0 +1,134 @@
+"""From what a process did (RunResult) to what its test got (an outcome). Pure.
+
+One judge a type of tests: it knows what a process is given, what is expected of it, and how to show both. A new type
+of tests is a new judge and a line in `judge_for`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Protocol
+
+from nouscoder.submission import CallTests, Comparator, StdinTests, Submission
+from nouscoder.verdict import FirstFailure, VerdictKind
+from nouscoder.verifier.comparators import UnreadableResult, parse_result, same_text, same_value
+from nouscoder.verifier.sandbox.base import Exit, RunResult
+
+CLIP_CHARS = 2000
+
+_ENDED_BADLY = {
+    Exit.SIGNALLED: VerdictKind.RUNTIME_ERROR,
+    Exit.TIME_LIMIT: VerdictKind.TIME_LIMIT_EXCEEDED,
+    Exit.MEMORY_LIMIT: VerdictKind.MEMORY_LIMIT_EXCEEDED,
+    Exit.OUTPUT_LIMIT: VerdictKind.OUTPUT_LIMIT_EXCEEDED,
+}
+
+
+class Judge(Protocol):
+    """The tests of one submission."""
+
+    entry_point: str | None
+    num_tests: int
+
+    def stdin(self, index: int) -> bytes:
+        """What the process of test `index` is given. Never anything of what is expected."""
+        ...
+
+    def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
+        """The outcome of a process that ended by itself with exit code 0."""
+        ...
+
+    def shown(self, index: int, result: RunResult) -> tuple[str, str]:
+        """(expected, output) of test `index` as text for people."""
+        ...
+
+
+def judge_for(submission: Submission) -> Judge:
+    """The judge of a submission's tests."""
+    if isinstance(submission.tests, StdinTests):
+        return StdinJudge(submission.tests, submission.comparator)
+    return CallJudge(submission.tests, submission.comparator)
+
+
+def outcome_of(judge: Judge, index: int, result: RunResult) -> VerdictKind:
+    """What test `index` got. A non-zero exit code is a runtime error even after the right answer."""
+    if result.exit is not Exit.EXITED:
+        return _ENDED_BADLY[result.exit]
+    if result.exit_code != 0:
+        return VerdictKind.RUNTIME_ERROR
+    return judge.answer_outcome(index, result)
+
+
+def failure_of(judge: Judge, index: int, outcome: VerdictKind, result: RunResult) -> FirstFailure:
+    """A failure as it may leave the service: texts clipped, the end of stderr kept."""
+    expected, output = judge.shown(index, result)
+    return FirstFailure(
+        index=index,
+        outcome=outcome,
+        input=_clip(_text(judge.stdin(index)[: 4 * CLIP_CHARS])),
+        expected=_clip(expected),
+        output=_clip(output),
+        stderr=_text(result.stderr[-4 * CLIP_CHARS :])[-CLIP_CHARS:],
+    )
+
+
+class StdinJudge:
+    """Whole programs: stdin in, stdout compared."""
+
+    def __init__(self, tests: StdinTests, comparator: Comparator) -> None:
+        self._cases = tests.cases
+        self._comparator = comparator
+        self.entry_point = None
+        self.num_tests = len(tests.cases)
+
+    def stdin(self, index: int) -> bytes:
+        """The case's input."""
+        return self._cases[index].input.encode("utf8", "surrogatepass")
+
+    def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
+        """Accepted when stdout is the expected output."""
+        right = same_text(self._cases[index].output, result.stdout, self._comparator)
+        return VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER
+
+    def shown(self, index: int, result: RunResult) -> tuple[str, str]:
+        """Expected output and stdout."""
+        return self._cases[index].output, _text(result.stdout[: 4 * CLIP_CHARS])
+
+
+class CallJudge:
+    """One function: arguments in, the returned value compared."""
+
+    def __init__(self, tests: CallTests, comparator: Comparator) -> None:
+        self._cases = tests.cases
+        self._tolerance = comparator.float_tolerance
+        self.entry_point: str | None = tests.entry_point
+        self.num_tests = len(tests.cases)
+
+    def stdin(self, index: int) -> bytes:
+        """The arguments as JSON, in the shape that the harness reads (sandbox.base.Program)."""
+        case = self._cases[index]
+        return json.dumps({"args": list(case.args), "kwargs": case.kwargs}).encode()
+
+    def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
+        """Accepted when the returned value is the expected one; a runtime error when nothing was returned."""
+        if result.result is None:
+            return VerdictKind.RUNTIME_ERROR
+        try:
+            value = parse_result(result.result)
+        except UnreadableResult:
+            return VerdictKind.WRONG_ANSWER
+        right = same_value(self._cases[index].expected, value, self._tolerance)
+        return VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER
+
+    def shown(self, index: int, result: RunResult) -> tuple[str, str]:
+        """Expected and returned value as JSON; the program's stdout when it returned nothing."""
+        returned = result.stdout if result.result is None else result.result
+        return json.dumps(self._cases[index].expected), _text(returned[: 4 * CLIP_CHARS])
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf8", "replace")
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= CLIP_CHARS else text[:CLIP_CHARS] + "..."
