@@ -107,7 +107,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Where every rollout of a run is."""
-    from nouscoder.run_status import status_text
+    from nouscoder.cli_status import status_text
 
     typer.echo(asyncio.run(status_text(address, as_json=as_json)))
 
@@ -118,7 +118,7 @@ def why_stalled(
     as_json: JsonOption = False,
 ) -> None:
     """Name what blocks the next step."""
-    from nouscoder.run_status import why_stalled_text
+    from nouscoder.cli_status import why_stalled_text
 
     typer.echo(asyncio.run(why_stalled_text(address, as_json=as_json)))
 

@@ -71,11 +71,13 @@ class Supervised:
                 self.ended.set()
                 return
             self.state = ProcessState.RESTARTING
-            self.num_restarts += 1
             if code == EXIT_UNUSABLE:
                 raise SupervisionError(f"{self.spec.name} cannot run here; {self.last_words()}")
+            self.num_restarts += 1
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            log.warning("process died", extra={"process": self.spec.name, "how": how, "restarts": self.num_restarts})
+            log.warning(
+                "process died", extra={"service_process": self.spec.name, "how": how, "restarts": self.num_restarts}
+            )
             if self.num_restarts > self._max_restarts:
                 raise SupervisionError(
                     f"{self.spec.name} died {self.num_restarts} times, last with {how}; {self.last_words()}"
@@ -110,7 +112,7 @@ class Supervised:
             except ProcessLookupError:
                 pass
             except PermissionError:
-                log.warning("cannot signal the group", extra={"process": self.spec.name})
+                log.warning("cannot signal the group", extra={"service_process": self.spec.name})
 
     def terminate(self) -> None:
         """Ask the process, not its group, to end: each service stops its own children."""

@@ -1,0 +1,45 @@
+"""What `nouscoder status` and `nouscoder why-stalled` print."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
+
+_PATIENCE_S = 3.0
+
+
+async def status_text(address: str, *, as_json: bool) -> str:
+    """The state of the run at `address`. Raises PeerError when the broker does not answer."""
+    async with BrokerClient(address, new_worker_id("status"), patience_s=_PATIENCE_S) as broker:
+        status = await broker.status()
+    if as_json:
+        return json.dumps(asdict(status) | {"balanced": status.ledger.balanced}, indent=1)
+    ledger = status.ledger
+    lines = [
+        f"run {status.run}: step {status.step}, {status.batches_committed} batches, policy {status.policy_version},"
+        f" {'finished' if status.finished else 'running'}",
+        f"ledger: {ledger.admitted} admitted = {ledger.trained} trained + {ledger.filtered} filtered"
+        f" + {ledger.stale} stale + {ledger.abandoned} abandoned + {sum(ledger.in_flight.values())} in flight"
+        f" ({'balanced' if ledger.balanced else 'NOT BALANCED'})",
+        *(f"  in flight, {state}: {count}" for state, count in ledger.in_flight.items() if count),
+        *(
+            f"stream {s.stream}: {s.lag} waiting, {s.pending} leased, {s.redeliveries} redelivered,"
+            f" {s.dead_letters} given up"
+            for s in status.streams
+        ),
+        f"graded: {status.rollouts_graded}, accepted: {status.rollouts_accepted}",
+    ]
+    return "\n".join(lines)
+
+
+async def why_stalled_text(address: str, *, as_json: bool) -> str:
+    """What blocks the next step of the run at `address`, one line each, worst first."""
+    async with BrokerClient(address, new_worker_id("status"), patience_s=_PATIENCE_S) as broker:
+        blockers = await broker.why_stalled()
+    if as_json:
+        return json.dumps([asdict(blocker) for blocker in blockers], indent=1)
+    if not blockers:
+        return "nothing is stalled"
+    return "\n".join(f"{b.reason} ({b.idle_s:.1f} s; {b.item_id or '-'}; {b.worker_id or '-'})" for b in blockers)

@@ -1,0 +1,63 @@
+"""The structure that docs/architecture.md promises: who may import what."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "services" / "nouscoder"
+DOMAIN = {
+    *("advantage", "batch", "errors", "ledger", "lease", "policy", "problem", "reward", "rollout", "run_status"),
+    *("staleness", "submission", "verdict"),
+}
+
+
+def imported_modules(file: Path) -> set[str]:
+    """Absolute names of all that a file imports, wherever in the file."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(DOMAIN))
+def test_domain_imports_the_standard_library_and_the_domain_only(name: str) -> None:
+    allowed = {f"nouscoder.{other}" for other in DOMAIN}
+    foreign = {
+        module
+        for module in imported_modules(SOURCE / f"{name}.py")
+        if module.split(".")[0] not in sys.stdlib_module_names and module not in allowed
+    }
+    assert not foreign
+
+
+def test_stubs_are_imported_by_rpc_and_service_modules_only() -> None:
+    users = {
+        str(file.relative_to(SOURCE))
+        for file in SOURCE.rglob("*.py")
+        if "v1" not in file.relative_to(SOURCE).parts
+        and any(module.startswith("nouscoder.v1") for module in imported_modules(file))
+    }
+    strangers = {user for user in users if not user.startswith("rpc/") and not user.endswith("/service.py")}
+    assert users, "the search itself must find the stubs"
+    assert not strangers
+
+
+@pytest.mark.parametrize(
+    "module", ["nouscoder.verifier", "nouscoder.verifier.service", "nouscoder.broker.service", "nouscoder.cli"]
+)
+def test_light_modules_load_neither_torch_nor_transformers(module: str) -> None:
+    code = f"import {module}, sys; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+def test_no_module_is_called_utils() -> None:
+    assert not list(SOURCE.rglob("*util*.py"))

@@ -1,0 +1,53 @@
+"""The configuration tree: closed, typed, one sentence for every fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from nouscoder.config import Config, ConfigError, dump_config, load_config
+
+
+def test_defaults_survive_a_round_trip_through_toml(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(dump_config(Config()))
+    assert load_config(file) == Config()
+
+
+def test_overrides_are_toml_values_or_bare_strings() -> None:
+    config = load_config(None, ["learner.learning_rate=1e-3", "run.name=mine", "broker.pipeline_k=2"])
+    assert (config.learner.learning_rate, config.run.name, config.broker.pipeline_k) == (1e-3, "mine", 2)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("learner.lr=1", "unknown key learner.lr"),
+        ("nonsense.x=1", "unknown key nonsense"),
+        ("run.seed=-1", "run.seed: "),
+        ("broker.batch_size=30", "must be a multiple of group_size 8"),
+        ("learner.objective=ppo3", "learner.objective: "),
+        ("run.name=../evil", "run.name: "),
+        ("run.name", "not of the form"),
+        ("run.seed.deep=1", "run.seed: "),
+    ],
+)
+def test_a_bad_value_is_named(override: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load_config(None, [override])
+
+
+def test_an_override_below_a_value_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[run]\nseed = 1\n")
+    with pytest.raises(ConfigError, match="seed is a value, not a section"):
+        load_config(file, ["run.seed.deep=1"])
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_config(tmp_path / "missing.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("a = ")
+    with pytest.raises(ConfigError, match=r"broken\.toml cannot be read"):
+        load_config(broken)

@@ -1,0 +1,115 @@
+"""Real processes: kept alive, given up in one sentence, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from nouscoder.supervisor import EXIT_UNUSABLE, ProcessSpec, ProcessState, SupervisionError, Supervisor
+
+
+def spec(folder: Path, code: str, *, name: str = "worker", may_end: bool = False) -> ProcessSpec:
+    return ProcessSpec(name, (sys.executable, "-IS", "-c", code), folder / f"{name}.log", may_end)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+async def test_a_killed_process_runs_again(tmp_path: Path) -> None:
+    supervisor = Supervisor(restart_delay_s=0.01)
+    worker = supervisor.start(spec(tmp_path, "import time; time.sleep(60)"))
+    await supervisor.until(lambda: worker.state is ProcessState.RUNNING, "the start", 10)
+    first = worker.pid
+    os.kill(first, signal.SIGKILL)
+    await supervisor.until(lambda: worker.pid != first and worker.state is ProcessState.RUNNING, "the restart", 10)
+    assert worker.num_restarts == 1
+    await supervisor.close()
+    assert not is_alive(worker.pid)
+
+
+async def test_a_process_that_always_dies_ends_the_run_with_its_last_words(tmp_path: Path) -> None:
+    supervisor = Supervisor(max_restarts=2, restart_delay_s=0.01)
+    worker = supervisor.start(spec(tmp_path, "import sys; sys.exit('no luck today')"))
+    with pytest.raises(SupervisionError, match=r"worker died 3 times, last with exit code 1.*no luck today"):
+        await supervisor.until(lambda: False, "never", 20)
+    assert worker.num_restarts == 3
+    await supervisor.close()
+
+
+async def test_a_process_that_cannot_run_here_is_not_started_again(tmp_path: Path) -> None:
+    supervisor = Supervisor(restart_delay_s=0.01)
+    code = f"import sys; print('the port is taken'); sys.exit({EXIT_UNUSABLE})"
+    worker = supervisor.start(spec(tmp_path, code))
+    with pytest.raises(SupervisionError, match=r"worker cannot run here.*the port is taken"):
+        await supervisor.until(lambda: False, "never", 20)
+    assert worker.num_restarts == 0
+    await supervisor.close()
+
+
+async def test_an_end_that_is_allowed_is_an_end(tmp_path: Path) -> None:
+    supervisor = Supervisor()
+    worker = supervisor.start(spec(tmp_path, "pass", may_end=True))
+    await asyncio.wait_for(worker.ended.wait(), 10)
+    assert worker.state is ProcessState.ENDED
+    await supervisor.close()
+
+
+async def test_close_kills_what_ignores_sigterm_and_its_children(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    code = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = os.fork()\n"
+        f"if child: open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child}}\\n')\n"
+        "time.sleep(60)\n"
+    )
+    supervisor = Supervisor()
+    supervisor.start(spec(tmp_path, code))
+    await supervisor.until(lambda: pids.exists() and "\n" in pids.read_text(), "the fork", 10)
+    await supervisor.close(grace_s=0.1)
+    both = [int(pid) for pid in pids.read_text().split()]
+    await supervisor_gone(both)
+
+
+async def supervisor_gone(pids: list[int]) -> None:
+    async with asyncio.timeout(10):
+        while any(is_alive(pid) for pid in pids):
+            await asyncio.sleep(0.02)
+
+
+async def test_processes_die_with_a_supervisor_that_was_killed(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    program = f"""
+import asyncio, sys
+from pathlib import Path
+from nouscoder.supervisor import ProcessSpec, ProcessState, Supervisor
+
+async def main():
+    supervisor = Supervisor()
+    command = (sys.executable, "-IS", "-c", "import time; time.sleep(60)")
+    worker = supervisor.start(ProcessSpec("worker", command, Path({str(tmp_path / "log")!r})))
+    await supervisor.until(lambda: worker.state is ProcessState.RUNNING, "the start", 10)
+    Path({str(pid_file)!r}).write_text(f"{{worker.pid}}\\n")
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+    parent = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        async with asyncio.timeout(20):
+            while not (pid_file.exists() and "\n" in pid_file.read_text()):
+                await asyncio.sleep(0.02)
+    finally:
+        parent.kill()
+        parent.wait(10)
+    await supervisor_gone([int(pid_file.read_text())])
