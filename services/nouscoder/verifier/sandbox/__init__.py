@@ -1,0 +1,43 @@
+"""Isolation behind one seam: `open_sandbox` is the only place where a backend is chosen."""
+
+from __future__ import annotations
+
+from nouscoder.verifier.sandbox.base import (
+    CompileFailed,
+    Exit,
+    Program,
+    RunResult,
+    Sandbox,
+    SandboxError,
+    SandboxUnavailable,
+    Session,
+)
+from nouscoder.verifier.sandbox.config import SandboxConfig
+
+__all__ = [
+    "CompileFailed",
+    "Exit",
+    "Program",
+    "RunResult",
+    "Sandbox",
+    "SandboxConfig",
+    "SandboxError",
+    "SandboxUnavailable",
+    "Session",
+    "open_sandbox",
+]
+
+
+def open_sandbox(config: SandboxConfig) -> Sandbox:
+    """The configured backend, not yet started. Raises ValueError for a name that is none."""
+    match config.backend:
+        case "local":
+            from nouscoder.verifier.sandbox.local import LocalSandbox
+
+            return LocalSandbox(config)
+        case "fake":
+            from nouscoder.verifier.sandbox.fake import FakeSandbox
+
+            return FakeSandbox(num_slots=config.slots or 2)
+        case other:
+            raise ValueError(f"no sandbox backend is called {other!r}: use local or fake")

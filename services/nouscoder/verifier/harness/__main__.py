@@ -1,0 +1,51 @@
+"""Entry of a slot, run by file path: `python -I -S __main__.py SETTINGS_JSON`.
+
+The module body comes last on purpose: in a candidate's process everything below it has been left, and the program
+runs from here as the interpreter would run a script.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import resource
+import sys
+from typing import Any
+
+_PACKAGE = "nouscoder_harness"
+_STACK_BYTES = 256 * 1024**2
+
+
+def _restart_with_stack() -> None:
+    """Deep recursion needs room that the kernel only reserves at exec: raise the soft limit and start again."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    wanted = _STACK_BYTES if hard == resource.RLIM_INFINITY else min(_STACK_BYTES, hard)
+    if soft == wanted:
+        return
+    resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _load() -> Any:
+    """This folder as a package of its own, whether or not the project is installed."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    spec = importlib.util.spec_from_file_location(
+        _PACKAGE, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_PACKAGE] = module
+    spec.loader.exec_module(module)
+    return importlib.import_module(f"{_PACKAGE}.zygote")
+
+
+if __name__ == "__main__":
+    _restart_with_stack()
+    _job = _load().main(sys.argv[1])
+    _status = 0
+    try:
+        exec(_job.code, _job.namespace)
+        _job.call()
+    except BaseException as _error:  # noqa: BLE001 - whatever the candidate raises
+        _status = _job.failed(_error)
+    _job.leave(_status)

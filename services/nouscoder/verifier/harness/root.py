@@ -1,0 +1,102 @@
+"""The read-only root that every candidate of a slot sees: the system's libraries, the interpreter, and nothing else.
+
+INVARIANT: after `enter_root` no path of the host is reachable but the read-only binds listed in the configuration.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from . import kernel
+
+_SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives")
+_COPIED = ("/etc/ld.so.cache", "/etc/localtime")
+_DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
+_WRITTEN = {
+    "etc/passwd": "root:x:0:0::/:/usr/sbin/nologin\ncandidate:x:1000:1000::/tmp:/bin/sh\n",
+    "etc/group": "root:x:0:\ncandidate:x:1000:\n",
+    "etc/hosts": "127.0.0.1 localhost\n",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+
+
+def enter_root(read_only: tuple[str, ...]) -> None:
+    """Build the root in this process's own mount namespace and make it `/`. Raises OSError naming the failed step.
+
+    `read_only` are the folders bound beside the system's own, the interpreter's prefix among them.
+    """
+    kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
+    # Opened before anything is hidden by the staging mount, and bound through /proc/self/fd.
+    wanted = [p for p in (*_SYSTEM_PATHS, *_outside_system(read_only)) if os.path.isdir(p) and not os.path.islink(p)]
+    links = [p for p in _SYSTEM_PATHS if os.path.islink(p)]
+    copies = {p: Path(p).read_bytes() for p in _COPIED if os.path.isfile(p)}
+    opened = {path: os.open(path, os.O_PATH) for path in wanted}
+    staging = "/tmp"
+    kernel.mount("tmpfs", staging, "tmpfs", kernel.MS_NOSUID, "size=16m,nr_inodes=4096,mode=755")
+    for path, fd in opened.items():
+        target = staging + path
+        os.makedirs(target, mode=0o755, exist_ok=True)
+        kernel.mount(f"/proc/self/fd/{fd}", target, "", kernel.MS_BIND | kernel.MS_REC)
+        kernel.seal_mount(target)
+        os.close(fd)
+    for path in links:
+        os.symlink(os.readlink(path), staging + path)
+    _fill(Path(staging), copies)
+    _make_devices(staging + "/dev")
+    _bind_proc(staging + "/proc")
+    os.chdir(staging)
+    kernel.pivot_root(".", ".")
+    kernel.unmount(".")
+    os.chdir("/")
+    kernel.seal_mount("/dev", devices=True)
+    _seal_root()
+
+
+def _outside_system(paths: tuple[str, ...]) -> list[str]:
+    """Those of `paths` that the system's folders do not already hold."""
+    real = dict.fromkeys(os.path.realpath(p) for p in paths)
+    return [p for p in real if not any(p == s or p.startswith(s + "/") for s in _SYSTEM_PATHS)]
+
+
+def _fill(root: Path, copies: dict[str, bytes]) -> None:
+    for folder in ("etc", "proc", "tmp", "dev"):
+        (root / folder).mkdir(exist_ok=True)
+    for name, text in _WRITTEN.items():
+        (root / name).write_text(text)
+    for name, content in copies.items():
+        (root / name.lstrip("/")).write_bytes(content)
+
+
+def _make_devices(folder: str) -> None:
+    """A small /dev: made as nodes by the host's root, bound from the host by anybody else."""
+    host = {name: os.open(f"/dev/{name}", os.O_PATH) for name in _DEVICES}
+    kernel.mount("tmpfs", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NOEXEC, "size=64k,nr_inodes=64,mode=755")
+    for name, (major, minor) in _DEVICES.items():
+        path = f"{folder}/{name}"
+        try:
+            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+            os.chmod(path, 0o666)
+            os.close(os.open(path, os.O_RDONLY))
+        except OSError:
+            if os.path.exists(path):
+                os.unlink(path)
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+            kernel.mount(f"/proc/self/fd/{host[name]}", path, "", kernel.MS_BIND)
+        os.close(host[name])
+    for name, target in (("stdin", "0"), ("stdout", "1"), ("stderr", "2")):
+        os.symlink(f"/proc/self/fd/{target}", f"{folder}/{name}")
+    os.symlink("/proc/self/fd", f"{folder}/fd")
+    os.symlink("/tmp", f"{folder}/shm")  # POSIX semaphores work, and go away with /tmp
+
+
+def _bind_proc(folder: str) -> None:
+    """The kernel lets a user namespace mount its own proc only where a whole one is in sight; it is mounted over."""
+    kernel.mount("/proc", folder, "", kernel.MS_BIND | kernel.MS_REC)
+
+
+def _seal_root() -> None:
+    """Only the root tmpfs itself: the mounts below were sealed one by one, and /proc must stay whole (see above)."""
+    flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("none", "/", "", flags)

@@ -1,0 +1,33 @@
+"""What a slot is told when it starts: one JSON object on its command line, the same for all its candidates."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSettings:
+    """`uid_init` and `uid_candidate` are host user ids; None (not the host's root) maps one user only."""
+
+    site_packages: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+    tmp_bytes: int = 256 * 1024**2
+    tmp_inodes: int = 65536
+    compile_time_s: float = 10.0
+    stack_bytes: int = 256 * 1024**2
+    uid_init: int | None = None
+    uid_candidate: int | None = None
+    memory_cgroup: str | None = None
+
+    def to_json(self) -> str:
+        """For the command line."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> SlotSettings:
+        """Inverse of `to_json`. Raises TypeError on unknown keys."""
+        values = json.loads(text)
+        values["site_packages"] = tuple(values["site_packages"])
+        values["preload"] = tuple(values["preload"])
+        return SlotSettings(**values)

@@ -1,0 +1,130 @@
+"""A slot's warm interpreter: builds the root once, then gives every submission a fresh set of namespaces.
+
+INVARIANT: the zygote never reads a submission, so nothing of one can reach the processes of the next.
+It makes the next sandbox as soon as the last one ends, so a submission finds its namespaces ready.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import site
+import sys
+from typing import NoReturn
+
+from . import frames, kernel, root, seccomp
+from .candidate import Job
+from .init import EXIT_ENDED, EXIT_STREAM_CLOSED, Init
+from .preload import preload
+from .settings import SlotSettings
+
+_NAMESPACES = (
+    kernel.CLONE_NEWUSER
+    | kernel.CLONE_NEWPID
+    | kernel.CLONE_NEWNS
+    | kernel.CLONE_NEWNET
+    | kernel.CLONE_NEWIPC
+    | kernel.CLONE_NEWUTS
+)
+_CONTROL_FD = 64
+_THREAD_STACK_BYTES = 8 * 1024**2
+
+
+def main(settings_json: str) -> Job:
+    """Serve until the stream closes. Returns only in a candidate's process, with what it must run."""
+    settings = SlotSettings.from_json(settings_json)
+    stream_in, stream_out = _move_stream()
+    try:
+        _warm_up(settings)
+        _isolate(settings)
+        init = Init(settings, stream_in, stream_out, seccomp.build_filter())
+        hello = json.dumps({"python": sys.version.split()[0], "pid": os.getpid()}).encode()
+        frames.write_frame(stream_out, frames.Kind.HELLO, hello)
+        gc.collect()
+        gc.freeze()
+        return _serve(init, settings)
+    except frames.StreamClosed:
+        os._exit(0)
+    except OSError as error:
+        _give_up(stream_out, str(error))
+
+
+def _serve(init: Init, settings: SlotSettings) -> Job:
+    while True:
+        release, hold = os.pipe()
+        pid = kernel.fork_into(_NAMESPACES)
+        if pid == 0:
+            os.close(hold)
+            return init.serve(release)
+        os.close(release)
+        _map_ids(pid, settings)
+        os.write(hold, b"1")
+        os.close(hold)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status == EXIT_STREAM_CLOSED:
+            os._exit(0)
+        if status != EXIT_ENDED:
+            os._exit(1)
+
+
+def _move_stream() -> tuple[int, int]:
+    """Take the control stream off descriptors 0 and 1, to numbers that no file of a run gets."""
+    import fcntl
+
+    stream_in = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, _CONTROL_FD)
+    stream_out = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, _CONTROL_FD)
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    if null > 2:
+        os.close(null)
+    return stream_in, stream_out
+
+
+def _warm_up(settings: SlotSettings) -> None:
+    sys.path.extend(settings.site_packages)
+    preload(settings.preload)
+    site.setquit()
+    site.setcopyright()
+    site.sethelper()
+    kernel.default_thread_stack(_THREAD_STACK_BYTES)
+
+
+def _isolate(settings: SlotSettings) -> None:
+    """Into a mount namespace of the slot's own (and, without the host's root, a user namespace), then the root."""
+    if settings.uid_init is not None:
+        os.setgroups([])
+        kernel.unshare(kernel.CLONE_NEWNS)
+    else:
+        uid, gid = os.getuid(), os.getgid()
+        kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"0 {uid} 1")
+        _write("/proc/self/gid_map", f"0 {gid} 1")
+    root.enter_root((sys.base_prefix, *settings.site_packages))
+
+
+def _map_ids(pid: int, settings: SlotSettings) -> None:
+    if settings.uid_init is None or settings.uid_candidate is None:
+        lines = "0 0 1"
+    else:
+        lines = f"0 {settings.uid_init} 1\n1000 {settings.uid_candidate} 1"
+    _write(f"/proc/{pid}/setgroups", "deny")
+    _write(f"/proc/{pid}/uid_map", lines)
+    _write(f"/proc/{pid}/gid_map", lines)
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _give_up(stream_out: int, reason: str) -> NoReturn:
+    try:
+        frames.write_frame(stream_out, frames.Kind.FAILED, reason.encode())
+    finally:
+        os._exit(1)

@@ -1,0 +1,31 @@
+"""Which isolation to open, and how much of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxConfig:
+    """Choice of backend and its size. Raises ValueError naming the first field that makes no sense."""
+
+    backend: str = "local"
+    slots: int = 0  # submissions at once; 0 takes the number of cores this process may use
+    python: str = ""  # interpreter of candidates; empty takes this one's base interpreter, without its packages
+    site_packages: tuple[Path, ...] = ()  # extra read-only import folders for candidates
+    preload: tuple[str, ...] = field(default=())  # modules of those folders to import once, before any candidate
+    tmp_bytes: int = 256 * 1024**2  # size of a candidate's /tmp
+    start_limit_s: float = 30.0  # until a slot answers
+    grace_s: float = 10.0  # beyond a test's wall limit, until the slot itself counts as lost
+
+    def __post_init__(self) -> None:
+        """See the class."""
+        if self.slots < 0:
+            raise ValueError(f"slots must not be negative, not {self.slots}")
+        for name in ("tmp_bytes", "start_limit_s", "grace_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)!r}")
+        for folder in self.site_packages:
+            if not folder.is_dir():
+                raise ValueError(f"site_packages: {folder} is not a folder")

@@ -1,0 +1,188 @@
+"""One slot of the `local` backend: a zygote process and the byte stream to it.
+
+INVARIANT: a slot whose stream is out of step is killed, never used again; `ensure_ready` starts a new zygote for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from enum import Enum
+from pathlib import Path
+
+from nouscoder.verifier.harness import __file__ as _harness_init
+from nouscoder.verifier.harness import frames
+from nouscoder.verifier.harness.frames import Kind
+from nouscoder.verifier.harness.settings import SlotSettings
+from nouscoder.verifier.sandbox.base import SandboxError, SandboxUnavailable
+from nouscoder.verifier.sandbox.config import SandboxConfig
+
+_ENTRY = Path(_harness_init).with_name("__main__.py")
+_STOP_LIMIT_S = 5.0
+_KEPT_LOG_BYTES = 4096
+_MAX_READ_AHEAD_BYTES = 1 << 20
+# MALLOC_ARENA_MAX keeps threads from reserving 64 MiB of address space each, which RLIMIT_AS would count.
+_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "2"}
+
+
+class SlotState(Enum):
+    """DOWN -> RECYCLING (zygote started) -> READY (fresh namespaces stand) -> IN_USE -> RECYCLING; any -> DOWN."""
+
+    DOWN = "down"
+    RECYCLING = "recycling"
+    READY = "ready"
+    IN_USE = "in_use"
+
+
+class Slot:
+    """Used by one session at a time."""
+
+    def __init__(self, index: int, config: SandboxConfig, settings: SlotSettings) -> None:
+        self.index = index
+        self.state = SlotState.DOWN
+        self._config = config
+        self._settings = settings
+        self._process: asyncio.subprocess.Process | None = None
+        self._log = b""
+        self._log_task: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the zygote; None when there is none."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    async def ensure_ready(self) -> None:
+        """Fresh namespaces stand when this returns. Raises SandboxUnavailable when this host cannot make them."""
+        if self.state is SlotState.RECYCLING and self.pid is not None:
+            try:
+                await self._expect_ready()
+                return
+            except SandboxError:
+                await self.stop()
+        if self.state is not SlotState.READY or self.pid is None:
+            await self.stop()
+            await self._start()
+
+    def begin(self) -> None:
+        """Hand the ready sandbox to a session."""
+        self.state = SlotState.IN_USE
+
+    async def release(self) -> None:
+        """End the session inside; whatever still runs there is killed by the slot itself. Never raises."""
+        if self.state is not SlotState.IN_USE:
+            return
+        try:
+            await self.send(Kind.END)
+            self.state = SlotState.RECYCLING
+        except SandboxError:
+            await self.stop()
+
+    async def send(self, kind: Kind, payload: bytes = b"") -> None:
+        """Raises SandboxError when the slot is gone, ValueError when the payload is too long."""
+        process = self._process
+        if process is None or process.stdin is None or process.returncode is not None:
+            raise SandboxError(f"slot {self.index} is gone")
+        try:
+            process.stdin.write(frames.encode(kind, payload))
+            async with asyncio.timeout(self._config.start_limit_s):
+                await process.stdin.drain()
+        except (OSError, TimeoutError) as error:
+            raise SandboxError(f"slot {self.index} does not take input: {error!r}") from error
+
+    async def receive(self, limit_s: float) -> tuple[Kind, bytes]:
+        """The next frame. Raises SandboxError at end of stream, after `limit_s`, or when it is a FAILED frame."""
+        assert self._process is not None and self._process.stdout is not None
+        stdout = self._process.stdout
+        try:
+            async with asyncio.timeout(limit_s):
+                kind, length = frames.HEADER.unpack(await stdout.readexactly(frames.HEADER.size))
+                payload = await stdout.readexactly(length) if length else b""
+        except TimeoutError as error:
+            raise SandboxError(f"slot {self.index} did not answer within {limit_s:.0f} s") from error
+        except (asyncio.IncompleteReadError, OSError) as error:
+            raise SandboxError(f"slot {self.index} ended. {self._last_words()}") from error
+        if kind == Kind.FAILED:
+            raise SandboxError(f"slot {self.index}: {payload.decode('utf-8', 'replace')}")
+        return Kind(kind), payload
+
+    async def stop(self) -> None:
+        """Kill the zygote, with it every sandbox process below, and wait for it."""
+        self.state = SlotState.DOWN
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        try:
+            async with asyncio.timeout(_STOP_LIMIT_S):
+                await process.wait()
+        finally:
+            if process.stdin is not None:
+                process.stdin.close()
+            if self._log_task is not None:
+                self._log_task.cancel()
+
+    async def _start(self) -> None:
+        python = self._config.python or getattr(sys, "_base_executable", "") or sys.executable
+        command = [python, "-I", "-S", "-X", "utf8", str(_ENTRY), self._settings.to_json()]
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=_ENVIRONMENT,
+                cwd="/",
+                start_new_session=True,
+                limit=_MAX_READ_AHEAD_BYTES,
+            )
+        except OSError as error:
+            raise SandboxUnavailable(f"candidates' interpreter {python} does not start: {error}") from error
+        self._log = b""
+        self._log_task = asyncio.create_task(self._keep_log(self._process), name=f"slot {self.index} log")
+        try:
+            kind, hello = await self.receive(self._config.start_limit_s)
+            if kind is not Kind.HELLO:
+                raise SandboxError(f"slot {self.index} began with {kind.name}")
+            json.loads(hello)
+            await self._expect_ready()
+        except SandboxError as error:
+            await self.stop()
+            raise SandboxUnavailable(_explain(str(error))) from error
+
+    async def _expect_ready(self) -> None:
+        """Skip what an abandoned run may still have answered. Raises SandboxError."""
+        while True:
+            kind, _ = await self.receive(self._config.start_limit_s)
+            if kind is Kind.READY:
+                self.state = SlotState.READY
+                return
+
+    async def _keep_log(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stderr is not None
+        while chunk := await process.stderr.read(_KEPT_LOG_BYTES):
+            self._log = (self._log + chunk)[-_KEPT_LOG_BYTES:]
+
+    def _last_words(self) -> str:
+        return self._log.decode("utf-8", "replace").strip().rpartition("\n")[2]
+
+
+def _explain(reason: str) -> str:
+    """One sentence: what is missing and how to get it."""
+    hint = ""
+    if "clone" in reason or "unshare" in reason:
+        hint = (
+            " (this host does not let us make namespaces: run the verifier as root with CAP_SYS_ADMIN, or allow them"
+            " with sysctl user.max_user_namespaces=10000 and kernel.apparmor_restrict_unprivileged_userns=0)"
+        )
+    elif "/proc" in reason:
+        hint = " (the container hides parts of /proc: start it with an unmasked /proc, or use another backend)"
+    return f"the local sandbox cannot start: {reason}{hint}"
+
+
+def host_is_root() -> bool:
+    """True when two separate users can be mapped into a sandbox."""
+    return os.geteuid() == 0
