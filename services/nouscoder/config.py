@@ -143,6 +143,15 @@ class LearnerSection(Section):
     device: str = "cpu"
 
 
+class DemoSection(Section):
+    """What `nouscoder demo` prepares before the loop; `nouscoder train` leaves it alone."""
+
+    train_problems: int = Field(1200, ge=1, description="problems to train on")
+    held_out_problems: int = Field(180, ge=1, description="problems for pass@1 before and after")
+    warm_start_steps: int = Field(800, ge=0, description="steps of the supervised phase on noisy demonstrations")
+    warm_start_threads: int = Field(2, ge=1, description="CPU threads of the supervised phase")
+
+
 class Config(Section):
     """A whole run, as `nouscoder train` reads it and runs/NAME/config.toml records it."""
 
@@ -153,6 +162,7 @@ class Config(Section):
     generation: GenerationSection = GenerationSection()
     verifier: VerifierSection = VerifierSection()
     learner: LearnerSection = LearnerSection()
+    demo: DemoSection = DemoSection()
 
     @property
     def total_steps(self) -> int:

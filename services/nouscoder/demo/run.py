@@ -1,0 +1,77 @@
+"""`nouscoder demo`: prepare problems and a warm-started policy, then run the same loop as `nouscoder train`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from nouscoder.config import Config, load_config
+from nouscoder.errors import NousCoderError
+from nouscoder.pipeline import interruptible, run_loop
+from nouscoder.recipes import recipe_path
+from nouscoder.run_folder import RunFolder, unused_name
+from nouscoder.view import View, open_view
+
+PREPARE_LIMIT_S = 900.0
+
+
+class PreparationError(NousCoderError):
+    """The demo could not be prepared; the message ends with what the preparation said last."""
+
+
+async def demo_run(*, seed: int, name: str | None, resume: bool, overrides: Sequence[str]) -> int:
+    """Run the demo; answers the exit code. Raises NousCoderError in one sentence."""
+    started_s = time.monotonic()
+    config = _config(seed, name, overrides, resume=resume)
+    folder, config = RunFolder.reopen(config.run.folder) if resume else (RunFolder.create(config), config)
+    try:
+        with open_view(Console()) as view:
+            return await interruptible(_prepare_and_run(folder, config, view, started_s))
+    finally:
+        folder.close()
+
+
+def _config(seed: int, name: str | None, overrides: Sequence[str], *, resume: bool) -> Config:
+    config = load_config(recipe_path("demo"), [*overrides, f"run.seed={seed}"])
+    wanted = name or f"demo-{seed}"
+    if name is None and not resume:
+        wanted = unused_name(config.run.root, wanted)
+    return load_config(recipe_path("demo"), [*overrides, f"run.seed={seed}", f'run.name="{wanted}"'])
+
+
+async def _prepare_and_run(folder: RunFolder, config: Config, view: View, started_s: float) -> None:
+    view.say(f"run folder: {folder.path}")
+    await _prepare(folder, view)
+    await run_loop(folder, config, view, started_s)
+
+
+async def _prepare(folder: RunFolder, view: View) -> None:
+    """Run the preparation as a process of its own and show its progress."""
+    with (folder.logs / "prepare.log").open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "nouscoder.demo.prepare", str(folder.config_file)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+        )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(PREPARE_LIMIT_S):
+            async for line in process.stdout:
+                told = json.loads(line)
+                view.progress(told["phase"], told["done"], told["total"], f"loss {told['loss']:.3f}")
+            code = await process.wait()
+    except TimeoutError:
+        raise PreparationError(f"the warm start took longer than {PREPARE_LIMIT_S:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if code:
+        words = (folder.logs / "prepare.log").read_text(encoding="utf8", errors="replace").strip().splitlines()
+        raise PreparationError(f"the warm start failed: {words[-1] if words else f'exit code {code}'}")
