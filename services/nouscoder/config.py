@@ -139,6 +139,11 @@ class LearnerSection(Section):
     tis_cap: float = Field(2.0, gt=0, description="C of truncated importance sampling, min(C, pi_old / pi_sampler)")
     microbatch_tokens: int = Field(16384, ge=1, description="padded tokens a forward pass holds at most")
     keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints kept")
+    keep_policies: int = Field(4, ge=2, description="newest published policies kept; generation may be reading one")
+    keep_batches: int = Field(16, ge=1, description="newest saved batches kept, for replay")
+    samples_per_batch: int = Field(8, ge=0, description="rollouts of a batch written to samples.jsonl")
+    batch_patience_s: float = Field(3600.0, gt=0, description="seconds without a batch before the learner gives up")
+    peak_flops: float = Field(0.0, ge=0, description="the device's peak for the MFU; 0 measures a matrix product")
     threads: int = Field(1, ge=1)
     device: str = "cpu"
 

@@ -68,7 +68,7 @@ def minibatches(
     Sizes differ by at most one group. Raises ValueError when there are fewer groups than minibatches.
     """
     if len(groups) < num_minibatches:
-        raise ValueError(f"batch {batch_id} has {len(groups)} groups, too few for {num_minibatches} steps of whole groups")
+        raise ValueError(f"batch {batch_id} has {len(groups)} groups, too few for {num_minibatches} steps")
     order = list(groups)
     Random(f"{seed}/minibatches/{batch_id}").shuffle(order)
     return [

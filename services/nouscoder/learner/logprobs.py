@@ -30,13 +30,13 @@ def score_tokens(model: PreTrainedModel, micro_batch: MicroBatch, temperature: f
     """Scores under softmax(logits / temperature), the distribution the tokens were sampled from (at top-p 1)."""
     hidden = model.base_model(input_ids=micro_batch.input_ids, use_cache=False).last_hidden_state
     states = hidden[micro_batch.rows, micro_batch.columns]
-    head = model.get_output_embeddings()
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     chunk_tokens = max(1, _MAX_LOGITS // model.config.vocab_size)
     if len(states) <= chunk_tokens:
         return TokenScores(*_head_scores(head, states, micro_batch.targets, temperature))
     chunks = [
         checkpoint(_head_scores, head, part, targets, temperature, use_reentrant=False)
-        for part, targets in zip(states.split(chunk_tokens), micro_batch.targets.split(chunk_tokens), strict=True)
+        for part, targets in zip(torch.split(states, chunk_tokens), torch.split(micro_batch.targets, chunk_tokens), strict=True)
     ]
     return TokenScores(torch.cat([chunk[0] for chunk in chunks]), torch.cat([chunk[1] for chunk in chunks]))
 

@@ -62,7 +62,7 @@ def pack(rollouts: Sequence[Rollout], max_padded_tokens: int, device: torch.devi
     """Micro-batches of the rollouts. Raises PackingError for a rollout without prompt tokens."""
     for rollout in rollouts:
         if not rollout.prompt_token_ids:
-            raise PackingError(f"rollout {rollout.rollout_id} has no prompt tokens, so nothing predicts its first token")
+            raise PackingError(f"rollout {rollout.rollout_id} has no prompt, so nothing predicts its first token")
     lengths = [len(rollout.prompt_token_ids) + len(rollout.token_ids) - 1 for rollout in rollouts]
     return [_pad([rollouts[i] for i in part], part, device) for part in plan(lengths, max_padded_tokens)]
 

@@ -8,6 +8,7 @@ is not finite, TrainingError is raised before the weights of that step are touch
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 
 from nouscoder.batch import Batch
 from nouscoder.config import Config, LearnerSection
+from nouscoder.errors import NousCoderError
 from nouscoder.learner.batch_statistics import BatchStatistics, ScoredRollout, minibatches, score, statistics_of
 from nouscoder.learner.diagnostics import DiagnosticSums, TokenDiagnostics
 from nouscoder.learner.logprobs import score_tokens
@@ -26,8 +28,12 @@ from nouscoder.learner.objectives.registry import objective_of
 from nouscoder.learner.packing import MicroBatch, pack
 
 
-class TrainingError(RuntimeError):
+class TrainingError(NousCoderError):
     """Training cannot go on; the message names the step and what is not finite."""
+
+
+class TrainingInterrupted(Exception):
+    """The process is to end; the batch is left in the middle and must be trained from its checkpoint again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,11 @@ class Trainer:
         self._settings: LearnerSection = settings
         self._seed = config.run.seed
         self._objective = objective_of(settings)
+        self._interrupted = threading.Event()
+
+    def interrupt(self) -> None:
+        """From any thread: have `train_batch` raise TrainingInterrupted before its next step."""
+        self._interrupted.set()
 
     def train_batch(self, batch: Batch) -> TrainedBatch:
         """Take `steps_per_batch` optimizer steps on the batch. Raises TrainingError, or ValueError for a bad batch."""
@@ -109,6 +120,8 @@ class Trainer:
         return _Minibatch(scored, parts, old)
 
     def _take_step(self, minibatch: _Minibatch) -> StepMetrics:
+        if self._interrupted.is_set():
+            raise TrainingInterrupted
         started = time.monotonic()
         counts = MinibatchCounts(sum(part.num_tokens for part in minibatch.parts), len(minibatch.scored))
         if not counts.num_tokens:

@@ -10,8 +10,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from nouscoder.errors import Unusable
 
-class WeightsError(Exception):
+
+
+
+class WeightsError(Unusable):
     """A model or its weights cannot be used; the message names the file at fault."""
 
 
@@ -33,7 +37,7 @@ def empty_model(folder: Path) -> PreTrainedModel:
     except (OSError, ValueError, KeyError) as error:
         raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
     with torch.random.fork_rng(devices=[]):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.float32, attn_implementation="sdpa"
         )
     return model
@@ -51,7 +55,7 @@ def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def load_weights(model: PreTrainedModel, file: Path) -> None:
-    """Put the weights in `file`, made by `weights_of`, into the model. Raises WeightsError when names or shapes differ."""
+    """Put the weights in `file`, made by `weights_of`, into the model. Raises WeightsError when they do not fit."""
     try:
         weights = load_file(file)
     except (OSError, SafetensorError) as error:

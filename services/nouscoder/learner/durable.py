@@ -1,0 +1,120 @@
+"""Files and folders that appear whole and survive a power cut, or do not appear at all.
+
+INVARIANT: what stands under its final name was written in full and flushed to the disk before it got that name.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nouscoder.errors import NousCoderError
+
+_PART = ".part"
+
+
+class StorageError(NousCoderError):
+    """A file cannot be written; the message names it and says what to do."""
+
+
+@contextmanager
+def naming_storage_faults(path: Path) -> Iterator[None]:
+    """Turns an OSError inside into a StorageError about `path`, in one sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageError(f"the disk is full: {path} was not written; free some space and resume the run") from error
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+    except Exception as error:
+        # torch and safetensors wrap what the operating system says.
+        if "No space left" in str(error):
+            raise StorageError(f"the disk is full: {path} was not written; free some space and resume the run") from error
+        raise
+
+
+@contextmanager
+def whole_folder(final: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `final` at the end, or is removed when the body raises.
+
+    A folder that stood at `final` is replaced. Raises StorageError.
+    """
+    part = final.with_name(final.name + _PART)
+    with naming_storage_faults(final):
+        try:
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            yield part
+            for file in part.iterdir():
+                _flush(file)
+            _flush(part)
+            shutil.rmtree(final, ignore_errors=True)
+            part.rename(final)
+            _flush(final.parent)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+
+
+def write_whole(final: Path, data: bytes) -> None:
+    """Put `data` in the file `final`, replacing it. Raises StorageError."""
+    part = final.with_name(final.name + _PART)
+    with naming_storage_faults(final):
+        try:
+            final.parent.mkdir(parents=True, exist_ok=True)
+            with part.open("wb") as output:
+                output.write(data)
+                output.flush()
+                os.fsync(output.fileno())
+            part.rename(final)
+            _flush(final.parent)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def numbered(folder: Path, suffix: str = "") -> dict[int, Path]:
+    """What stands in `folder` under a number (`00000012` and `suffix`), in ascending order; part-written is left out."""
+    found: dict[int, Path] = {}
+    if folder.is_dir():
+        for path in folder.iterdir():
+            stem = path.name.removesuffix(suffix)
+            if path.name == stem + suffix and stem.isdigit():
+                found[int(stem)] = path
+    return dict(sorted(found.items()))
+
+
+def prune(folder: Path, keep: int, suffix: str = "") -> None:
+    """Remove all but the `keep` highest numbers, and what a crash left part-written."""
+    for path in [*numbered(folder, suffix).values()][:-keep]:
+        remove(path)
+    if folder.is_dir():
+        for path in folder.glob(f"*{_PART}"):
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a whole folder."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sha256_of(file: Path) -> str:
+    """Hexadecimal."""
+    with file.open("rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,45 @@
+"""Batches as they were leased: batches/00000007.pb, saved before they are trained on, so that they can be replayed.
+
+INVARIANT: a batch that a checkpoint holds the effect of was saved first.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nouscoder.batch import Batch
+from nouscoder.errors import NousCoderError
+from nouscoder.learner.durable import prune, write_whole
+from nouscoder.rpc.convert import decode_batch, encode_batch
+
+_SUFFIX = ".pb"
+
+
+class SavedBatchError(NousCoderError):
+    """A saved batch cannot be read; the message names it."""
+
+
+class SavedBatches:
+    """The folder batches/, of which the newest `keep` stay."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder = folder
+        self._keep = keep
+
+    def save(self, batch: Batch) -> None:
+        """Raises StorageError."""
+        write_whole(self._path(batch.batch_id), encode_batch(batch))
+        prune(self._folder, self._keep, _SUFFIX)
+
+    def load(self, batch_id: int) -> Batch:
+        """Raises SavedBatchError when it is not there or not a batch."""
+        path = self._path(batch_id)
+        try:
+            return decode_batch(path.read_bytes())
+        except OSError as error:
+            raise SavedBatchError(f"{path} cannot be read: {error.strerror}") from error
+        except Exception as error:
+            raise SavedBatchError(f"{path} is not a saved batch: {error}") from error
+
+    def _path(self, batch_id: int) -> Path:
+        return self._folder / f"{batch_id:08d}{_SUFFIX}"
