@@ -3,13 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 
-.PHONY: demo test check format bench proto lock clean real-input
+.PHONY: demo test test-heavy check format bench proto lock clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
 
 test: .venv/dev.ready
 	$(BIN)/pytest
+
+# Minutes long: each process killed in turn, the demo for three seeds, every real problem.
+test-heavy: .venv/dev.ready
+	$(BIN)/pytest -m heavy
 
 check: .venv/dev.ready
 	$(BIN)/ruff check .

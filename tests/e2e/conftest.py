@@ -1,0 +1,154 @@
+"""Runs of the real loop, driven from outside like a person would: processes, signals and files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# The smallest loop that is still the whole loop: a policy that knows nothing, so groups without signal are kept.
+TINY = (
+    "demo.train_problems=60",
+    "demo.held_out_problems=6",
+    "demo.warm_start_steps=2",
+    "demo.warm_start_threads=1",
+    "problems.held_out_samples=1",
+    "run.total_batches=4",
+    "broker.group_size=4",
+    "broker.batch_size=16",
+    "broker.drop_zero_variance=false",
+    "broker.lease_s=2.0",
+    "broker.batch_lease_s=3.0",
+    "generation.max_running=32",
+    "generation.sampling.max_new_tokens=24",
+    "learner.steps_per_batch=2",
+)
+
+
+class LoopRun:
+    """One `nouscoder demo` on the tiny loop, in a folder of the test."""
+
+    def __init__(self, root: Path, name: str, overrides: tuple[str, ...]) -> None:
+        self.root = root
+        self.name = name
+        self.folder = root / name
+        self.output = root / f"{name}.out"
+        self._overrides = (*TINY, f'run.root="{root}"', *overrides)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, resume: bool = False) -> None:
+        """Begin, or go on."""
+        command = [sys.executable, "-m", "nouscoder", "demo", "--name", self.name]
+        for override in self._overrides:
+            command += ["--set", override]
+        with self.output.open("ab") as output:
+            arguments = [*command, *(["--resume"] if resume else [])]
+            self.process = subprocess.Popen(arguments, stdout=output, stderr=output)
+
+    def wait(self, limit_s: float = 180) -> int:
+        """The exit code."""
+        assert self.process is not None
+        return self.process.wait(limit_s)
+
+    def until(self, condition: Callable[[], bool], what: str, limit_s: float = 120) -> None:
+        """Wait for a condition, failing with the output when the run ends before or the time is over."""
+        assert self.process is not None
+        end = time.monotonic() + limit_s
+        while not condition():
+            code = self.process.poll()
+            if code is not None:
+                pytest.fail(f"the run ended with {code} before {what}:\n{self.text()[-3000:]}")
+            if time.monotonic() > end:
+                pytest.fail(f"{what} did not happen within {limit_s} s:\n{self.text()[-3000:]}")
+            time.sleep(0.05)
+
+    def text(self) -> str:
+        """All it printed."""
+        return self.output.read_text(encoding="utf8", errors="replace")
+
+    def pids(self, marker: str = "") -> dict[int, str]:
+        """Living processes of this run whose command line holds `marker`."""
+        found: dict[int, str] = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            except OSError:
+                continue
+            if str(self.folder) in command and marker in command and state != "Z":
+                found[int(entry.name)] = command
+        return found
+
+    def pid(self, service: str) -> int:
+        """The pid of a service, waiting for it to be there."""
+        self.until(lambda: bool(self.pids(f"serve {service} ")), f"{service} runs")
+        return min(self.pids(f"serve {service} "))
+
+    def steps(self) -> list[dict[str, Any]]:
+        """metrics.jsonl so far."""
+        file = self.folder / "metrics.jsonl"
+        if not file.exists():
+            return []
+        lines = file.read_text(encoding="utf8").split("\n")[:-1]
+        return [json.loads(line) for line in lines]
+
+    def summary(self) -> dict[str, Any]:
+        """summary.json."""
+        value: dict[str, Any] = json.loads((self.folder / "summary.json").read_text(encoding="utf8"))
+        return value
+
+    def broker(self) -> str:
+        """The broker's address."""
+        import tomllib
+
+        return str(tomllib.loads((self.folder / "config.toml").read_text())["broker"]["grpc"])
+
+    def status(self) -> dict[str, Any]:
+        """`nouscoder status --json`, the command itself."""
+        command = [sys.executable, "-m", "nouscoder", "status", "--json", "--broker", self.broker()]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        value: dict[str, Any] = json.loads(answer.stdout)
+        return value
+
+    def kill_tree(self) -> None:
+        """SIGKILL to every process of the run, the supervisor first so that it restarts nothing."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(10)
+        for pid in self.pids():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    def wait_until_gone(self, limit_s: float = 10) -> None:
+        """Until no process of the run is left."""
+        end = time.monotonic() + limit_s
+        while self.pids():
+            assert time.monotonic() < end, f"left behind: {self.pids()}"
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def loop_run(tmp_path: Path) -> Iterator[Callable[..., LoopRun]]:
+    """Makes runs, and leaves none running."""
+    runs: list[LoopRun] = []
+
+    def make(*overrides: str, name: str = "tiny") -> LoopRun:
+        runs.append(LoopRun(tmp_path, name, overrides))
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        if run.process is not None and run.process.poll() is None:
+            run.kill_tree()

@@ -1,0 +1,160 @@
+"""The whole loop as a person runs it: it ends, it survives, it resumes, it stops, and it says what is wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nouscoder.rpc.convert import decode_batch
+
+MakeRun = Callable[..., Any]
+SERVICES = ("broker", "verifier", "generation", "learner")
+NUM_STEPS = 8  # 4 batches of 2 steps
+
+
+def trained_rollouts(folder: Path) -> list[str]:
+    """Ids of the rollouts in the saved batches."""
+    batches = [decode_batch(file.read_bytes()) for file in sorted((folder / "batches").glob("*.pb"))]
+    return [graded.rollout.rollout_id for batch in batches for graded in batch.rollouts]
+
+
+def assert_complete(run: Any) -> None:
+    """The run ended as planned: every step once, every rollout at most once, the ledger balanced."""
+    assert run.wait() == 0, run.text()[-3000:]
+    summary = run.summary()
+    assert summary["steps"] == NUM_STEPS
+    assert summary["balanced"] is True
+    assert summary["ledger"]["trained"] == 4 * 16
+    assert [line["step"] for line in run.steps()] == list(range(1, NUM_STEPS + 1))
+    rollouts = trained_rollouts(run.folder)
+    assert len(rollouts) == len(set(rollouts))
+    run.wait_until_gone()
+
+
+def test_the_demo_runs_to_its_end_in_separate_processes(loop_run: MakeRun) -> None:
+    run = loop_run("learner.keep_checkpoints=3")
+    run.start()
+    pids = {service: run.pid(service) for service in SERVICES}
+    assert len(set(pids.values())) == len(SERVICES)
+    assert_complete(run)
+    report = (run.folder / "report.html").read_text(encoding="utf8")
+    assert "<svg" in report
+    assert "http://" not in report.replace("http://www.w3.org", "")
+    printed = run.text()
+    assert "balanced yes" in printed
+    assert "balanced NO" not in printed
+    assert {"config.toml", "metrics.jsonl", "samples.jsonl", "summary.json", "checkpoints"} <= {
+        entry.name for entry in run.folder.iterdir()
+    }
+    assert {"seed", "steps", "pass_at_1_before", "pass_at_1_after", "learning_seconds", "ledger", "balanced"} <= set(
+        run.summary()
+    )
+
+
+def test_every_service_may_be_killed_in_one_run(loop_run: MakeRun) -> None:
+    run = loop_run()
+    run.start()
+    for number, service in enumerate(SERVICES):
+        run.until(lambda number=number: len(run.steps()) >= 2 * min(number, 2), f"batch {number}")  # type: ignore[misc]
+        os.kill(run.pid(service), signal.SIGKILL)
+    assert_complete(run)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_killed_in_the_middle_of_a_run_costs_nothing(loop_run: MakeRun, service: str) -> None:
+    run = loop_run()
+    run.start()
+    run.until(lambda: len(run.steps()) >= 2, "the first batch")
+    first = run.pid(service)
+    os.kill(first, signal.SIGKILL)
+    run.until(lambda: run.pids(f"serve {service} ") and first not in run.pids(f"serve {service} "), "the restart", 30)
+    assert_complete(run)
+
+
+def test_without_the_verifier_nothing_is_scored_and_with_it_the_run_goes_on(loop_run: MakeRun) -> None:
+    run = loop_run()
+    run.start()
+    run.until(lambda: len(run.steps()) >= 2, "the first batch")
+    verifier = run.pid("verifier")
+    os.kill(verifier, signal.SIGSTOP)
+    try:
+        settled = settled_status(run)
+        again = run.status()
+        for key in ("rollouts_graded", "rollouts_accepted", "batches_committed"):
+            assert again[key] == settled[key]
+        assert again["balanced"] is True
+    finally:
+        os.kill(verifier, signal.SIGCONT)
+    assert_complete(run)
+
+
+def settled_status(run: Any) -> dict[str, Any]:
+    """The status once all that was graded before the stop is trained on: two looks a second apart agree."""
+    last: dict[str, Any] = run.status()
+    for _ in range(20):
+        time.sleep(0.4)
+        now: dict[str, Any] = run.status()
+        if (now["rollouts_graded"], now["step"]) == (last["rollouts_graded"], last["step"]):
+            return now
+        last = now
+    raise AssertionError(f"rollouts are still being scored while the verifier stands still: {last}")
+
+
+def test_a_run_killed_as_a_whole_resumes_at_the_next_step(loop_run: MakeRun) -> None:
+    run = loop_run()
+    run.start()
+    run.until(lambda: len(run.steps()) >= 4, "step 4")
+    run.kill_tree()
+    run.wait_until_gone()
+    before = run.steps()
+    run.start(resume=True)
+    assert_complete(run)
+    assert run.steps()[: len(before) - len(before) % 2] == before[: len(before) - len(before) % 2]
+
+
+def test_ctrl_c_stops_everything_within_five_seconds(loop_run: MakeRun) -> None:
+    run = loop_run()
+    run.start()
+    run.until(lambda: len(run.steps()) >= 2, "the first batch")
+    pressed = time.monotonic()
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(10) == 130
+    assert time.monotonic() - pressed < 5  # the promise itself, not a speed figure
+    run.wait_until_gone(1)
+
+
+def nouscoder(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nouscoder", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **(env or {})})
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        answer = nouscoder("serve", "verifier", "--grpc", address)
+    assert answer.returncode == 78
+    assert f"cannot listen on {address}" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_bad_value_is_one_sentence() -> None:
+    answer = nouscoder("serve", "broker", "--set", "broker.lease=5")
+    assert answer.returncode == 1
+    assert answer.stderr.strip() == "nouscoder: unknown key broker.lease"
+
+
+def test_resuming_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    answer = nouscoder("demo", "--name", "missing", "--resume", "--set", f'run.root="{tmp_path}"')
+    assert answer.returncode == 1
+    assert "there is no run to resume" in answer.stderr
