@@ -1,28 +1,48 @@
 """A worker's view of the broker: domain objects in and out, the stubs hidden.
 
 Every method but `watch_policy` waits at most `patience_s` seconds for a broker that does not answer, then raises
-PeerUnreachable; it raises PeerRefused (a PeerError) when the broker refuses what was asked, with its sentence.
-A retry is always safe: the broker's transitions are idempotent.
+PeerUnreachable; it raises PeerRefused when the broker refuses what was asked, with the broker's sentence, and
+PeerError for anything else. A retry is always safe: the broker's transitions are idempotent.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import secrets
 import socket
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
-from nouscoder.batch import Batch
+import grpc
+
 from nouscoder.lease import GradingTests, Lease, LeasedBatch, LeasedGradings, LeasedTasks
 from nouscoder.ledger import Ledger
 from nouscoder.policy import PolicyManifest
 from nouscoder.rollout import Rollout
-from nouscoder.rpc.channel import open_channel
+from nouscoder.rpc import broker_convert, convert
+from nouscoder.rpc.channel import PeerError, PeerUnreachable, call_with_patience, open_channel
 from nouscoder.run_status import Blocker, RunStatus
+from nouscoder.v1 import broker_pb2, broker_pb2_grpc
 from nouscoder.verdict import Verdict
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+_CALL_LIMIT_S = 30.0
+_REFUSALS = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
+# A beat three times in a lease's length: two may get lost.
+_BEATS_A_LEASE = 3
+_WATCH_AGAIN_S = 0.3
+
+
+class PeerRefused(PeerError):
+    """The broker refuses what was asked: sending the same again will not help."""
 
 
 def new_worker_id(service: str, slot: int = 0) -> str:
@@ -38,66 +58,135 @@ class BrokerClient:
 
     def __init__(self, address: str, worker_id: str, patience_s: float = 60.0, num_cached_tests: int = 1024) -> None:
         self.worker_id = worker_id
+        self._address = address
+        self._patience_s = patience_s
+        self._num_cached_tests = num_cached_tests
+        self._tests: OrderedDict[str, GradingTests] = OrderedDict()
 
     async def __aenter__(self) -> Self:
-        raise NotImplementedError
+        self._channel = open_channel(self._address)
+        self._stub: broker_pb2_grpc.BrokerServiceAsyncStub = broker_pb2_grpc.BrokerServiceStub(self._channel)
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        raise NotImplementedError
+        await self._channel.close()
 
     async def lease_tasks(self, max_tasks: int, wait_s: float = 10.0) -> LeasedTasks:
         """Up to `max_tasks` rollouts to sample, or none after `wait_s` seconds."""
-        raise NotImplementedError
+        request = broker_pb2.LeaseTasksRequest(worker_id=self.worker_id, max_tasks=max_tasks, wait_s=wait_s)
+        answer = await self._call(lambda: self._stub.LeaseTasks(request, timeout=wait_s + _CALL_LIMIT_S))
+        return broker_convert.leased_tasks_from(answer)
 
     async def submit_rollouts(self, rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
         """Hand in (lease_id, rollout) pairs; answers the rollout ids refused because their lease was lost."""
-        raise NotImplementedError
+        items = [
+            broker_pb2.SubmittedRollout(lease_id=lease_id, rollout=convert.rollout_to(rollout))
+            for lease_id, rollout in rollouts
+        ]
+        request = broker_pb2.SubmitRolloutsRequest(worker_id=self.worker_id, rollouts=items)
+        answer = await self._call(lambda: self._stub.SubmitRollouts(request, timeout=_CALL_LIMIT_S))
+        return frozenset(answer.refused_rollout_ids)
 
     async def lease_grading(self, max_rollouts: int, wait_s: float = 10.0) -> LeasedGradings:
         """Up to `max_rollouts` rollouts to grade, or none after `wait_s` seconds."""
-        raise NotImplementedError
+        request = broker_pb2.LeaseGradingRequest(worker_id=self.worker_id, max_rollouts=max_rollouts, wait_s=wait_s)
+        answer = await self._call(lambda: self._stub.LeaseGrading(request, timeout=wait_s + _CALL_LIMIT_S))
+        return broker_convert.leased_gradings_from(answer)
 
     async def get_tests(self, problem_id: str) -> GradingTests:
         """A problem's tests; the most recently used are kept."""
-        raise NotImplementedError
+        tests = self._tests.get(problem_id)
+        if tests is None:
+            request = broker_pb2.GetTestsRequest(problem_id=problem_id)
+            answer = await self._call(lambda: self._stub.GetTests(request, timeout=_CALL_LIMIT_S))
+            tests = broker_convert.grading_tests_from(answer)
+            self._tests[problem_id] = tests
+            if len(self._tests) > self._num_cached_tests:
+                self._tests.popitem(last=False)
+        self._tests.move_to_end(problem_id)
+        return tests
 
     async def submit_verdicts(self, verdicts: Iterable[tuple[str, str, Verdict]]) -> frozenset[str]:
         """Hand in (lease_id, rollout_id, verdict); answers the rollout ids refused because their lease was lost."""
-        raise NotImplementedError
+        items = [
+            broker_pb2.SubmittedVerdict(lease_id=lease_id, rollout_id=rollout_id, verdict=convert.verdict_to(verdict))
+            for lease_id, rollout_id, verdict in verdicts
+        ]
+        request = broker_pb2.SubmitVerdictsRequest(worker_id=self.worker_id, verdicts=items)
+        answer = await self._call(lambda: self._stub.SubmitVerdicts(request, timeout=_CALL_LIMIT_S))
+        return frozenset(answer.refused_rollout_ids)
 
     async def lease_batch(self, wait_s: float = 10.0) -> LeasedBatch:
         """The next batch, or the same as before when it has not been committed."""
-        raise NotImplementedError
+        request = broker_pb2.LeaseBatchRequest(worker_id=self.worker_id, wait_s=wait_s)
+        answer = await self._call(lambda: self._stub.LeaseBatch(request, timeout=wait_s + _CALL_LIMIT_S))
+        return broker_convert.leased_batch_from(answer)
 
     async def commit_batch(self, batch_id: int, step: int) -> bool:
         """A durable checkpoint holds the batch; `step` counts the run's optimizer steps. True: it was known."""
-        raise NotImplementedError
+        request = broker_pb2.CommitBatchRequest(batch_id=batch_id, step=step)
+        answer = await self._call(lambda: self._stub.CommitBatch(request, timeout=_CALL_LIMIT_S))
+        return answer.already_committed
 
     async def publish_policy(self, manifest: PolicyManifest) -> int:
         """Announce a policy; answers the newest version. PeerRefused unless it is the newest + 1 or the same again."""
-        raise NotImplementedError
+        request = broker_pb2.PublishPolicyRequest(manifest=convert.manifest_to(manifest))
+        answer = await self._call(lambda: self._stub.PublishPolicy(request, timeout=_CALL_LIMIT_S))
+        return answer.policy_version
 
-    def watch_policy(self) -> AsyncIterator[PolicyManifest]:
+    async def watch_policy(self) -> AsyncIterator[PolicyManifest]:
         """The newest policy, then each newer one, for ever: it connects again whenever the broker comes back."""
-        raise NotImplementedError
+        known = -1
+        while True:
+            request = broker_pb2.WatchPolicyRequest(worker_id=self.worker_id)
+            try:
+                async for answer in self._stub.WatchPolicy(request):
+                    manifest = convert.manifest_from(answer.manifest)
+                    if manifest.policy_version > known:
+                        known = manifest.policy_version
+                        yield manifest
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _AWAY:
+                    raise PeerError(f"broker at {self._address}: {error.code().name}: {error.details()}") from error
+            await asyncio.sleep(_WATCH_AGAIN_S)
+
+    async def heartbeat(self, lease_ids: Iterable[str]) -> frozenset[str]:
+        """Extend leases once; answers the lost ones. One attempt: raises PeerUnreachable when the broker is away."""
+        request = broker_pb2.HeartbeatRequest(worker_id=self.worker_id, lease_ids=lease_ids)
+        answer = await self._call(lambda: self._stub.Heartbeat(request, timeout=_CALL_LIMIT_S), patience_s=0.0)
+        return frozenset(answer.lost_lease_ids)
 
     def keep_leases(self) -> LeaseKeeper:
         """A keeper of leases: `async with broker.keep_leases() as keeper: keeper.add(lease) ...`."""
-        raise NotImplementedError
+        return LeaseKeeper(self.heartbeat)
 
     async def finish_run(self, reason: str) -> Ledger:
         """End the run; answers the last state of the ledger."""
-        raise NotImplementedError
+        request = broker_pb2.FinishRunRequest(reason=reason)
+        answer = await self._call(lambda: self._stub.FinishRun(request, timeout=_CALL_LIMIT_S))
+        return convert.ledger_from(answer.ledger)
 
     async def status(self) -> RunStatus:
         """The run at one instant."""
-        raise NotImplementedError
+        answer = await self._call(lambda: self._stub.Status(broker_pb2.StatusRequest(), timeout=_CALL_LIMIT_S))
+        return broker_convert.run_status_from(answer)
 
     async def why_stalled(self) -> tuple[Blocker, ...]:
         """What blocks the next step, worst first; empty when nothing does."""
-        raise NotImplementedError
+        answer = await self._call(lambda: self._stub.WhyStalled(broker_pb2.WhyStalledRequest(), timeout=_CALL_LIMIT_S))
+        return tuple(broker_convert.blocker_from(blocker) for blocker in answer.blockers)
+
+    async def _call(self, call: Callable[[], Awaitable[Answer]], patience_s: float | None = None) -> Answer:
+        name = f"broker at {self._address}"
+        try:
+            return await call_with_patience(name, call, self._patience_s if patience_s is None else patience_s)
+        except PeerError as error:
+            cause = error.__cause__
+            if isinstance(cause, grpc.aio.AioRpcError) and cause.code() in _REFUSALS:
+                raise PeerRefused(f"{name}: {cause.details()}") from cause
+            raise
 
 
 class LeaseKeeper:
@@ -106,22 +195,59 @@ class LeaseKeeper:
     INVARIANT: a lease that was added is beaten for until it is dropped or reported lost, never longer.
     """
 
+    def __init__(self, heartbeat: Callable[[Iterable[str]], Awaitable[frozenset[str]]]) -> None:
+        self._heartbeat = heartbeat
+        self._kept: dict[str, Lease] = {}
+        self._lost: set[str] = set()
+        self._changed = asyncio.Event()
+
     def add(self, lease: Lease) -> None:
         """Keep this lease alive from now on."""
-        raise NotImplementedError
+        self._kept[lease.lease_id] = lease
+        self._changed.set()
 
     def drop(self, lease_id: str) -> None:
         """The work is handed in or given up: stop beating for it. Unknown ids are ignored."""
-        raise NotImplementedError
+        self._kept.pop(lease_id, None)
+        self._lost.discard(lease_id)
 
     def take_lost(self) -> frozenset[str]:
         """Lease ids lost since the last call (and no longer kept): drop the work on them."""
-        raise NotImplementedError
+        lost = frozenset(self._lost)
+        self._lost.clear()
+        return lost
 
     async def __aenter__(self) -> Self:
-        raise NotImplementedError
+        self._task = asyncio.create_task(self._beat_for_ever(), name="lease-keeper")
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        raise NotImplementedError
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _beat_for_ever(self) -> None:
+        while True:
+            while not self._kept:
+                self._changed.clear()
+                await self._changed.wait()
+            await asyncio.sleep(min(lease.expires_in_s for lease in self._kept.values()) / _BEATS_A_LEASE)
+            await self._beat()
+
+    async def _beat(self) -> None:
+        asked = list(self._kept)
+        if not asked:
+            return
+        try:
+            lost = await self._heartbeat(asked)
+        except PeerUnreachable:
+            return  # the next beat is soon, and a broker that comes back grants a whole lease's time
+        except PeerError as error:
+            log.error("heartbeat refused", extra={"reason": str(error)})
+            return
+        # What was dropped while the beat was on its way is not lost but done.
+        still_kept = lost & self._kept.keys()
+        self._lost |= still_kept
+        for lease_id in still_kept:
+            del self._kept[lease_id]

@@ -1,0 +1,247 @@
+"""The broker of one run: every call a worker can make, on domain records.
+
+It owns no state of its own (store.py), so it may be killed at any time and started again. Components: streams.py
+(single rollouts under lease), batches.py, policies.py, ledger.py, curriculum.py, admission.py, stall.py.
+
+INVARIANT: what a call answered is what Redis holds; every call can be sent again after a lost answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+
+from nouscoder.broker import batches, ledger, policies, stall, streams
+from nouscoder.broker.admission import groups_wanted
+from nouscoder.broker.curriculum import Curriculum, task_seed
+from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest, UnknownProblem
+from nouscoder.broker.rules import Rules
+from nouscoder.broker.signals import Waits
+from nouscoder.broker.store import Store
+from nouscoder.broker.streams import Graded, LeasedEntry, Sampled, Stream, parse_lease
+from nouscoder.config import Config
+from nouscoder.lease import GradingTests, Lease, LeasedBatch, LeasedGrading, LeasedGradings, LeasedTask, LeasedTasks
+from nouscoder.ledger import Ledger
+from nouscoder.policy import PolicyManifest
+from nouscoder.problem import Problem
+from nouscoder.reward import RewardRule, reward_of
+from nouscoder.rollout import Rollout, Sampling, Task
+from nouscoder.rpc.convert import decode_rollout, decode_verdict, encode_rollout, encode_verdict
+from nouscoder.run_status import Blocker, RunStatus
+from nouscoder.verdict import Verdict, VerdictKind
+
+log = logging.getLogger(__name__)
+
+MAX_LEASED = 4096
+_CODEC = batches.Codec(decode_rollout, decode_verdict)
+
+
+class Broker:
+    """The run `config.run.name` on the Redis at `url`, over `problems`."""
+
+    def __init__(self, config: Config, url: str, problems: Sequence[Problem]) -> None:
+        self._config = config
+        self._problems = {problem.problem_id: problem for problem in problems}
+        self._curriculum = Curriculum([problem.problem_id for problem in problems], config.run.seed)
+        self._next_group = 0  # a guess that each answer corrects; the truth is in Redis
+        self.rules = Rules.of(config.broker)
+        self.store = Store(url, config.run.name, self.rules)
+        self.waits = Waits()
+
+    async def close(self) -> None:
+        """Let every wait answer and close the connections to Redis."""
+        self.waits.end()
+        await self.store.close()
+
+    async def lease_tasks(self, worker_id: str, max_tasks: int, wait_s: float) -> LeasedTasks:
+        """Lease rollouts to sample, admitting new groups where admission has room."""
+        wanted = _bounded(max_tasks)
+
+        async def look() -> LeasedTasks:
+            while True:
+                cursor = self._next_group
+                problems = self._curriculum.problems_from(cursor, groups_wanted(self.rules, wanted))
+                answer = await streams.lease_entries(self.store, Stream.TASKS, worker_id, wanted, cursor, problems)
+                self._next_group = answer.next_group
+                # The offer must have held the true cursor, or nothing could be admitted.
+                was_offered = cursor <= answer.next_group < cursor + len(problems)
+                if answer.entries or answer.finished or was_offered:
+                    tasks = tuple(self._task(entry) for entry in answer.entries)
+                    return LeasedTasks(tasks, answer.finished)
+
+        return await self.waits.until(self.waits.tasks, look, lambda a: bool(a.tasks) or a.run_finished, wait_s)
+
+    async def submit_rollouts(self, worker_id: str, rollouts: Sequence[tuple[str, Rollout]]) -> list[str]:
+        """Take sampled rollouts; answers the ids refused because their lease was lost. Raises InvalidRequest."""
+        if not rollouts:
+            return []
+        newest = await policies.newest(self.store)
+        for _, rollout in rollouts:
+            if newest is None or rollout.newest_version > newest.policy_version:
+                raise InvalidRequest(f"rollout {rollout.rollout_id} was sampled under a policy never published")
+        items = [
+            Sampled(
+                ref=parse_lease(lease_id),
+                rollout_id=rollout.rollout_id,
+                problem_id=rollout.problem_id,
+                payload=encode_rollout(rollout),
+                text=rollout.text,
+                oldest_version=rollout.oldest_version,
+            )
+            for lease_id, rollout in rollouts
+        ]
+        refused = await streams.submit_sampled(self.store, worker_id, items)
+        self.waits.grading.fire()
+        return refused
+
+    async def lease_grading(self, worker_id: str, max_rollouts: int, wait_s: float) -> LeasedGradings:
+        """Lease rollouts to grade."""
+        wanted = _bounded(max_rollouts)
+
+        async def look() -> LeasedGradings:
+            answer = await streams.lease_entries(self.store, Stream.GRADING, worker_id, wanted)
+            gradings = tuple(
+                LeasedGrading(self._lease(entry), entry.rollout_id, entry.problem_id, entry.detail)
+                for entry in answer.entries
+            )
+            return LeasedGradings(gradings, answer.finished)
+
+        return await self.waits.until(self.waits.grading, look, lambda a: bool(a.gradings) or a.run_finished, wait_s)
+
+    def tests_of(self, problem_id: str) -> GradingTests:
+        """A problem's tests, for graders. Raises UnknownProblem."""
+        problem = self._problems.get(problem_id)
+        if problem is None:
+            raise UnknownProblem(f"there is no problem {problem_id[:100]!r} in this run")
+        run_all_tests = self._config.learner.reward is RewardRule.SOFT
+        return GradingTests(problem.tests, problem.limits, problem.comparator, problem.text_is_code, run_all_tests)
+
+    async def submit_verdicts(self, worker_id: str, verdicts: Sequence[tuple[str, str, Verdict]]) -> list[str]:
+        """Take verdicts; answers the rollouts refused because their lease was lost. Raises InvalidRequest."""
+        if not verdicts:
+            return []
+        items = [
+            Graded(
+                ref=parse_lease(lease_id),
+                rollout_id=rollout_id,
+                payload=encode_verdict(verdict),
+                reward=self._reward(rollout_id, verdict),
+                accepted=verdict.kind is VerdictKind.ACCEPTED,
+            )
+            for lease_id, rollout_id, verdict in verdicts
+        ]
+        refused = await streams.submit_graded(self.store, worker_id, items)
+        self._wake_all()
+        return refused
+
+    async def lease_batch(self, worker_id: str, wait_s: float) -> LeasedBatch:
+        """Lease the uncommitted batch, or the next one."""
+
+        async def look() -> LeasedBatch:
+            answer = await batches.lease_batch(self.store, worker_id, _CODEC)
+            if answer.ref is None:
+                return LeasedBatch(run_finished=answer.finished)
+            lease = Lease(str(answer.ref), self._config.broker.batch_lease_s, answer.ref.delivery)
+            return LeasedBatch(answer.batch, lease)
+
+        def enough(answer: LeasedBatch) -> bool:
+            return answer.batch is not None or answer.run_finished
+
+        leased = await self.waits.until(self.waits.batches, look, enough, wait_s)
+        self.waits.tasks.fire()  # ready groups that became a batch, or went stale, freed slots
+        return leased
+
+    async def commit_batch(self, batch_id: int, step: int) -> bool:
+        """A durable checkpoint holds the batch. True: it was known. Raises Refused."""
+        already = await batches.commit_batch(self.store, batch_id, step)
+        self.waits.batches.fire()
+        return already
+
+    async def publish_policy(self, manifest: PolicyManifest) -> int:
+        """Take a policy; answers the newest version. Raises Refused."""
+        version = await policies.publish(self.store, manifest)
+        self.waits.policy.fire()
+        return version
+
+    async def watch_policy(self) -> AsyncIterator[PolicyManifest]:
+        """The newest policy, then each newer one, until the waits end."""
+        known = -1
+        while not self.waits.ended:
+            seen = self.waits.policy.changes
+            manifest = await policies.newest(self.store)
+            if manifest is not None and manifest.policy_version > known:
+                known = manifest.policy_version
+                yield manifest
+            await self.waits.policy.wait_past(seen, 1.0)
+
+    async def heartbeat(self, worker_id: str, lease_ids: Sequence[str]) -> list[str]:
+        """Extend leases; answers the lost ones. Raises InvalidRequest."""
+        if not lease_ids:
+            return []
+        lost = await streams.beat(self.store, worker_id, [parse_lease(lease_id) for lease_id in lease_ids])
+        return [str(ref) for ref in lost]
+
+    async def finish_run(self, reason: str) -> Ledger:
+        """End the run; answers the last ledger."""
+        await self.store.run("finish", reason or "finished")
+        self._wake_all()
+        return (await self.status()).ledger
+
+    async def status(self) -> RunStatus:
+        """The run at one instant."""
+        return await ledger.read_status(self.store, self.rules, self._config.run.name)
+
+    async def why_stalled(self) -> tuple[Blocker, ...]:
+        """What blocks the next step."""
+        return stall.judge(await stall.read_snapshot(self.store, await self.status()), self.rules)
+
+    async def keep_sweeping(self) -> None:
+        """Take back lost leases, for ever. Holders get a whole lease's time after Redis or this process was away."""
+        loop = asyncio.get_running_loop()
+        lease_s = self._config.broker.lease_s
+        trusted_from = loop.time() + lease_s
+        while True:
+            await asyncio.sleep(min(1.0, lease_s / 5))
+            if loop.time() < trusted_from:
+                continue
+            try:
+                num_lost = await streams.sweep(self.store)
+            except BrokerUnavailable as error:
+                log.warning("sweep put off", extra={"reason": str(error)})
+                trusted_from = loop.time() + lease_s
+                continue
+            if num_lost:
+                log.info("leases taken back", extra={"leases": num_lost})
+                self._wake_all()
+
+    def _wake_all(self) -> None:
+        for signal in (self.waits.tasks, self.waits.grading, self.waits.batches):
+            signal.fire()
+
+    def _lease(self, entry: LeasedEntry) -> Lease:
+        return Lease(str(entry.ref), self._config.broker.lease_s, entry.ref.delivery)
+
+    def _task(self, entry: LeasedEntry) -> LeasedTask:
+        problem = self._problems.get(entry.problem_id)
+        if problem is None:
+            raise UnknownProblem(f"problem {entry.problem_id!r} of {entry.rollout_id} is no longer in the problem file")
+        section = self._config.generation.sampling
+        seed = task_seed(self._config.run.seed, entry.rollout_id)
+        sampling = Sampling(section.temperature, section.top_p, section.max_new_tokens, seed)
+        task = Task(entry.rollout_id, entry.detail, entry.problem_id, problem.prompt, sampling)
+        return LeasedTask(self._lease(entry), task)
+
+    def _reward(self, rollout_id: str, verdict: Verdict) -> float | None:
+        if verdict.is_ours:
+            return None
+        try:
+            return reward_of(verdict, self._config.learner.reward)
+        except ValueError as error:
+            raise InvalidRequest(f"rollout {rollout_id}: {error}") from error
+
+
+def _bounded(wanted: int) -> int:
+    if wanted < 1:
+        raise InvalidRequest(f"ask for at least 1, not {wanted}")
+    return min(wanted, MAX_LEASED)

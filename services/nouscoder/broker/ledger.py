@@ -1,0 +1,46 @@
+"""The ledger and the state of the run, read in one script: every number is of the same instant.
+
+INVARIANT: admitted = trained + filtered + stale + abandoned + in flight after every transition. The left side and the
+final states are counters, the rollouts in flight are counted as members of their sets, so a lost or doubled rollout
+makes `balanced` false.
+"""
+
+from __future__ import annotations
+
+from nouscoder.broker.admission import slots_free
+from nouscoder.broker.rules import Rules
+from nouscoder.broker.store import Store
+from nouscoder.broker.streams import Stream
+from nouscoder.ledger import IN_FLIGHT, Ledger
+from nouscoder.run_status import RunStatus, StreamStatus
+
+
+async def read_status(store: Store, rules: Rules, run: str) -> RunStatus:
+    """The run at one instant."""
+    flat, sizes, streams = await store.run("status")
+    meta = {key.decode(): value for key, value in zip(flat[::2], flat[1::2], strict=True)}
+
+    def number(field: str) -> int:
+        return int(meta.get(field, 0))
+
+    in_flight = {state.value: int(size) for state, size in zip(IN_FLIGHT, sizes, strict=True)}
+    ledger = Ledger(
+        number("admitted"), number("trained"), number("filtered"), number("stale"), number("abandoned"), in_flight
+    )
+    finished = "finish_reason" in meta
+    return RunStatus(
+        run=run,
+        ledger=ledger,
+        streams=tuple(
+            StreamStatus(stream.value, int(lag), int(held), number(f"redelivered:{stream}"), number(f"dead:{stream}"))
+            for stream, (lag, held) in zip(Stream, streams, strict=True)
+        ),
+        policy_version=number("policy_version") if "policy_version" in meta else None,
+        step=number("step"),
+        batches_committed=number("batches_committed"),
+        # Never below 0 outside: a k lowered over a restart leaves more in flight than the new bound.
+        admission_slots_free=0 if finished else max(0, slots_free(rules, in_flight)),
+        finished=finished,
+        rollouts_accepted=number("accepted"),
+        rollouts_graded=number("graded"),
+    )

@@ -1,0 +1,79 @@
+-- Leases entries of `tasks` or `grading`; for tasks it admits whole groups while there is room.
+-- ARGV: rules, stream, worker, name, wanted, now the curriculum: number of the next group, its problem, the next ...
+-- Answers {finished, next group, {{entry, rollout, delivery, problem, group or text} ...}}.
+local stream, worker, name, wanted = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
+local key, now, leased = P .. stream, now_ms(), {}
+local next_group = tonumber(redis.call('HGET', META, 'next_group') or 0)
+if is_finished() then return {1, next_group, {}} end
+redis.call('HSET', META, 'asked:' .. stream, now)
+
+-- A restarted worker: what its former incarnation held is free at once.
+local holders = P .. 'workers:' .. stream
+local former = redis.call('HGET', holders, name)
+if former ~= worker then
+  if former then
+    for _, pending in ipairs(redis.call('XPENDING', key, WORKERS, '-', '+', 100000, former)) do
+      give_back(stream, pending[1], pending[4])
+    end
+    redis.call('XGROUP', 'DELCONSUMER', key, WORKERS, former)
+  end
+  redis.call('HSET', holders, name, worker)
+end
+
+local function take(entry, id, delivery)
+  move(id, WAITING[stream], BUSY[stream])
+  redis.call('HSET', rollout_key(id), 'since', now)
+  local values = redis.call('HMGET', rollout_key(id), 'problem', stream == 'tasks' and 'group' or 'text')
+  leased[#leased + 1] = {entry, id, delivery, values[1], values[2]}
+end
+
+local function take_released()
+  for _, pending in ipairs(redis.call('XPENDING', key, WORKERS, '-', '+', wanted, RELEASED)) do
+    local entry = redis.call('XCLAIM', key, WORKERS, worker, 0, pending[1])[1]
+    count('redelivered:' .. stream)
+    take(entry[1], entry[2][2], pending[4] + 1)
+  end
+end
+
+local function take_new()
+  if #leased >= wanted then return end
+  local answer = redis.call('XREADGROUP', 'GROUP', WORKERS, worker, 'COUNT', wanted - #leased, 'STREAMS', key, '>')
+  if not answer then return end
+  for _, entry in ipairs(answer[1][2]) do take(entry[1], entry[2][2], 1) end
+end
+
+local function admit_group(problem)
+  local group, ids = string.format('g%06d', next_group), {}
+  local admitted = tonumber(redis.call('HGET', META, 'admitted') or 0)
+  for i = 0, R.group_size - 1 do
+    local id = group .. '-' .. i
+    ids[#ids + 1] = id
+    redis.call('HSET', rollout_key(id), 'group', group, 'problem', problem, 'number', admitted + i, 'since', now)
+    redis.call('SADD', live('queued'), id)
+    redis.call('XADD', key, '*', 'rollout', id)
+  end
+  redis.call('HSET', group_key(group), 'members', table.concat(ids, ','), 'open', R.group_size)
+  count('admitted', R.group_size)
+  count('next_group')
+  next_group = next_group + 1
+end
+
+local function admit()
+  local free = R.bound
+  for _, state in ipairs(UNBATCHED) do free = free - redis.call('SCARD', live(state)) end
+  local missing = wanted - #leased
+  for i = 7 + next_group - tonumber(ARGV[6]), #ARGV do
+    if missing <= 0 or free < R.group_size then return end
+    admit_group(ARGV[i])
+    missing, free = missing - R.group_size, free - R.group_size
+  end
+end
+
+take_released()
+take_new()
+-- The curriculum offered may be older than the cursor, never newer.
+if stream == 'tasks' and next_group >= tonumber(ARGV[6]) then
+  admit()
+  take_new()
+end
+return {0, next_group, leased}

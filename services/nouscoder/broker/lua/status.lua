@@ -1,0 +1,16 @@
+-- The run at one instant. Answers {counters as field, value ...}, {size of each live set}, and for tasks, grading and
+-- batches {entries nobody holds, entries under lease}. ARGV: rules.
+local sizes = {}
+for i, state in ipairs(UNBATCHED) do sizes[i] = redis.call('SCARD', live(state)) end
+sizes[#sizes + 1] = redis.call('SCARD', live('training'))
+
+local streams = {}
+for i, stream in ipairs({'tasks', 'grading'}) do
+  local held = 0
+  for _, consumer in ipairs(redis.call('XPENDING', P .. stream, WORKERS)[4] or {}) do
+    if consumer[1] ~= RELEASED then held = held + tonumber(consumer[2]) end
+  end
+  streams[i] = {redis.call('XLEN', P .. stream) - held, held}
+end
+streams[3] = {math.floor(redis.call('LLEN', P .. 'ready') / R.batch_groups), redis.call('EXISTS', P .. 'batch')}
+return {redis.call('HGETALL', META), sizes, streams}

@@ -1,0 +1,38 @@
+-- Takes verdicts. ARGV: rules, worker, then entry, delivery, rollout, payload, reward (empty: internal_error),
+-- accepted (1 or 0) ... Answers for each: ok, lost, or mismatch (the lease is on another rollout).
+local worker, answers = ARGV[2], {}
+
+local function regrade(id)
+  if redis.call('HINCRBY', rollout_key(id), 'regrades', 1) > R.max_regrades then
+    return dead_letter('grading', id, 'grading', 'internal_error')
+  end
+  move(id, 'grading', 'sampled')
+  redis.call('XADD', P .. 'grading', '*', 'rollout', id)
+  count('redelivered:grading')
+end
+
+local function submit(entry, delivery, id, payload, reward, accepted)
+  local key, lease = rollout_key(id), entry .. ':' .. delivery
+  if not holds('grading', entry, delivery, worker) then
+    return redis.call('HGET', key, 'lease:grading') == lease and 'ok' or 'lost'
+  end
+  if rollout_of('grading', entry) ~= id then return 'mismatch' end
+  drop_entry('grading', entry)
+  redis.call('HSET', key, 'lease:grading', lease, 'since', now_ms())
+  if reward == '' then
+    regrade(id)
+    return 'ok'
+  end
+  redis.call('HSET', key, 'verdict', payload, 'reward', reward)
+  redis.call('HDEL', key, 'text')
+  move(id, 'grading', 'graded')
+  count('graded')
+  count('accepted', tonumber(accepted))
+  close_member(redis.call('HGET', key, 'group'))
+  return 'ok'
+end
+
+for i = 3, #ARGV, 6 do
+  answers[#answers + 1] = submit(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5])
+end
+return answers

@@ -1,0 +1,77 @@
+"""The broker's Prometheus metrics, from the last status read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from nouscoder.run_status import RunStatus
+
+
+class BrokerCollector(Collector):
+    """Tells `latest`; nothing while it is None, so that a broker without its Redis shows no old numbers."""
+
+    def __init__(self) -> None:
+        self.latest: RunStatus | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of one instant."""
+        status = self.latest
+        if status is None:
+            return
+        yield _ledger(status)
+        yield GaugeMetricFamily(
+            "nouscoder_broker_ledger_balanced",
+            "1 while admitted = trained + filtered + stale + abandoned + in flight",
+            value=float(status.ledger.balanced),
+        )
+        yield from _streams(status)
+        yield GaugeMetricFamily(
+            "nouscoder_broker_admission_slots_free",
+            "Rollouts that may be admitted now",
+            value=float(status.admission_slots_free),
+        )
+        yield GaugeMetricFamily(
+            "nouscoder_broker_policy_version",
+            "Newest policy version, -1 before the first",
+            value=float(-1 if status.policy_version is None else status.policy_version),
+        )
+
+
+def _ledger(status: RunStatus) -> Metric:
+    ledger = status.ledger
+    family = GaugeMetricFamily(
+        "nouscoder_broker_ledger_rollouts",
+        "Rollouts by state; admitted is the sum of all the others",
+        labels=["state"],
+    )
+    counts = {
+        "admitted": ledger.admitted,
+        **ledger.in_flight,
+        "trained": ledger.trained,
+        "filtered": ledger.filtered,
+        "stale": ledger.stale,
+        "abandoned": ledger.abandoned,
+    }
+    for state, number in counts.items():
+        family.add_metric([state], number)
+    return family
+
+
+def _streams(status: RunStatus) -> Iterator[Metric]:
+    lag = GaugeMetricFamily("nouscoder_broker_stream_lag", "Entries nobody holds", labels=["stream"])
+    pending = GaugeMetricFamily("nouscoder_broker_pending_leases", "Entries under lease", labels=["stream"])
+    dead = CounterMetricFamily(
+        "nouscoder_broker_dead_letters", "Entries given up after too many deliveries", labels=["stream"]
+    )
+    again = CounterMetricFamily(
+        "nouscoder_broker_redeliveries", "Entries given again after a lease or grading failed", labels=["stream"]
+    )
+    for stream in status.streams:
+        lag.add_metric([stream.stream], stream.lag)
+        pending.add_metric([stream.stream], stream.pending)
+        dead.add_metric([stream.stream], stream.dead_letters)
+        again.add_metric([stream.stream], stream.redeliveries)
+    yield from (lag, pending, dead, again)

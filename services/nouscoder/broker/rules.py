@@ -1,0 +1,47 @@
+"""The rules of a run that the scripts enforce: admission, leases, filters."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Self
+
+from nouscoder.config import BrokerSection
+
+# A consumer that asked for nothing for so long, and holds nothing, is forgotten.
+FORGET_CONSUMER_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """`bound` (k * B) is the most rollouts live and not in a batch; `batch_groups` (B / G) the groups of a batch."""
+
+    group_size: int
+    bound: int
+    batch_groups: int
+    max_staleness: int
+    max_deliveries: int
+    max_regrades: int
+    drop_zero_variance: bool
+    lease_ms: int
+    batch_lease_ms: int
+    forget_ms: int = int(1000 * FORGET_CONSUMER_S)
+
+    @classmethod
+    def of(cls, section: BrokerSection) -> Self:
+        """The rules of a configuration."""
+        return cls(
+            group_size=section.group_size,
+            bound=section.pipeline_k * section.batch_size,
+            batch_groups=section.batch_size // section.group_size,
+            max_staleness=section.max_staleness,
+            max_deliveries=section.max_deliveries,
+            max_regrades=section.max_regrades,
+            drop_zero_variance=section.drop_zero_variance,
+            lease_ms=round(1000 * section.lease_s),
+            batch_lease_ms=round(1000 * section.batch_lease_s),
+        )
+
+    def to_json(self) -> str:
+        """As the scripts read them."""
+        return json.dumps(asdict(self))

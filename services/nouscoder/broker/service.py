@@ -1,0 +1,272 @@
+"""The broker as a gRPC service: convert, call, convert; errors are mapped to status codes once."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import TypeVar
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from nouscoder.broker.core import Broker
+from nouscoder.broker.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    InvalidRequest,
+    InvariantBroken,
+    Refused,
+    UnknownProblem,
+)
+from nouscoder.broker.metrics import BrokerCollector
+from nouscoder.broker.redis_server import start_redis
+from nouscoder.config import Config
+from nouscoder.data.problems import load_problems
+from nouscoder.rpc import broker_convert, convert
+from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
+from nouscoder.v1 import broker_pb2, broker_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+_Context = grpc.aio.ServicerContext[Request, Response]
+_Method = Callable[["BrokerServicer", Request, _Context[Request, Response]], Awaitable[Response]]
+
+STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
+    BrokerUnavailable: grpc.StatusCode.UNAVAILABLE,
+    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    convert.InvalidMessage: grpc.StatusCode.INVALID_ARGUMENT,
+    UnknownProblem: grpc.StatusCode.NOT_FOUND,
+    Refused: grpc.StatusCode.FAILED_PRECONDITION,
+    InvariantBroken: grpc.StatusCode.DATA_LOSS,
+    BrokerError: grpc.StatusCode.INTERNAL,
+}
+METRICS_PERIOD_S = 1.0
+
+
+def _mapped(method: _Method[Request, Response]) -> _Method[Request, Response]:
+    """Turn errors of the broker into status codes."""
+
+    @functools.wraps(method)
+    async def call(servicer: BrokerServicer, request: Request, context: _Context[Request, Response]) -> Response:
+        try:
+            return await method(servicer, request, context)
+        except tuple(STATUS_CODES) as error:
+            await context.abort(STATUS_CODES[type(error)], str(error))
+
+    return call
+
+
+class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
+    """The calls of broker.proto on a Broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    @_mapped
+    async def LeaseTasks(  # noqa: N802
+        self,
+        request: broker_pb2.LeaseTasksRequest,
+        context: _Context[broker_pb2.LeaseTasksRequest, broker_pb2.LeaseTasksResponse],
+    ) -> broker_pb2.LeaseTasksResponse:
+        """Leases rollouts to sample."""
+        leased = await self._broker.lease_tasks(_worker(request.worker_id), request.max_tasks, request.wait_s)
+        return broker_convert.leased_tasks_to(leased)
+
+    @_mapped
+    async def SubmitRollouts(  # noqa: N802
+        self,
+        request: broker_pb2.SubmitRolloutsRequest,
+        context: _Context[broker_pb2.SubmitRolloutsRequest, broker_pb2.SubmitRolloutsResponse],
+    ) -> broker_pb2.SubmitRolloutsResponse:
+        """Takes sampled rollouts."""
+        rollouts = [(item.lease_id, convert.rollout_from(item.rollout)) for item in request.rollouts]
+        refused = await self._broker.submit_rollouts(_worker(request.worker_id), rollouts)
+        return broker_pb2.SubmitRolloutsResponse(refused_rollout_ids=refused)
+
+    @_mapped
+    async def LeaseGrading(  # noqa: N802
+        self,
+        request: broker_pb2.LeaseGradingRequest,
+        context: _Context[broker_pb2.LeaseGradingRequest, broker_pb2.LeaseGradingResponse],
+    ) -> broker_pb2.LeaseGradingResponse:
+        """Leases rollouts to grade."""
+        leased = await self._broker.lease_grading(_worker(request.worker_id), request.max_rollouts, request.wait_s)
+        return broker_convert.leased_gradings_to(leased)
+
+    @_mapped
+    async def GetTests(  # noqa: N802
+        self,
+        request: broker_pb2.GetTestsRequest,
+        context: _Context[broker_pb2.GetTestsRequest, broker_pb2.GetTestsResponse],
+    ) -> broker_pb2.GetTestsResponse:
+        """The tests of a problem."""
+        return broker_convert.grading_tests_to(self._broker.tests_of(request.problem_id))
+
+    @_mapped
+    async def SubmitVerdicts(  # noqa: N802
+        self,
+        request: broker_pb2.SubmitVerdictsRequest,
+        context: _Context[broker_pb2.SubmitVerdictsRequest, broker_pb2.SubmitVerdictsResponse],
+    ) -> broker_pb2.SubmitVerdictsResponse:
+        """Takes verdicts."""
+        verdicts = [(item.lease_id, item.rollout_id, convert.verdict_from(item.verdict)) for item in request.verdicts]
+        refused = await self._broker.submit_verdicts(_worker(request.worker_id), verdicts)
+        return broker_pb2.SubmitVerdictsResponse(refused_rollout_ids=refused)
+
+    @_mapped
+    async def LeaseBatch(  # noqa: N802
+        self,
+        request: broker_pb2.LeaseBatchRequest,
+        context: _Context[broker_pb2.LeaseBatchRequest, broker_pb2.LeaseBatchResponse],
+    ) -> broker_pb2.LeaseBatchResponse:
+        """Leases the next batch."""
+        return broker_convert.leased_batch_to(
+            await self._broker.lease_batch(_worker(request.worker_id), request.wait_s)
+        )
+
+    @_mapped
+    async def CommitBatch(  # noqa: N802
+        self,
+        request: broker_pb2.CommitBatchRequest,
+        context: _Context[broker_pb2.CommitBatchRequest, broker_pb2.CommitBatchResponse],
+    ) -> broker_pb2.CommitBatchResponse:
+        """Marks a batch trained."""
+        already = await self._broker.commit_batch(request.batch_id, request.step)
+        return broker_pb2.CommitBatchResponse(already_committed=already)
+
+    @_mapped
+    async def PublishPolicy(  # noqa: N802
+        self,
+        request: broker_pb2.PublishPolicyRequest,
+        context: _Context[broker_pb2.PublishPolicyRequest, broker_pb2.PublishPolicyResponse],
+    ) -> broker_pb2.PublishPolicyResponse:
+        """Takes a policy."""
+        version = await self._broker.publish_policy(convert.manifest_from(request.manifest))
+        return broker_pb2.PublishPolicyResponse(policy_version=version)
+
+    async def WatchPolicy(  # noqa: N802
+        self,
+        request: broker_pb2.WatchPolicyRequest,
+        context: _Context[broker_pb2.WatchPolicyRequest, broker_pb2.WatchPolicyResponse],
+    ) -> AsyncIterator[broker_pb2.WatchPolicyResponse]:
+        """Streams the newest policy and each newer one until the drain."""
+        try:
+            async for manifest in self._broker.watch_policy():
+                yield broker_pb2.WatchPolicyResponse(manifest=convert.manifest_to(manifest))
+        except tuple(STATUS_CODES) as error:
+            await context.abort(STATUS_CODES[type(error)], str(error))
+
+    @_mapped
+    async def Heartbeat(  # noqa: N802
+        self,
+        request: broker_pb2.HeartbeatRequest,
+        context: _Context[broker_pb2.HeartbeatRequest, broker_pb2.HeartbeatResponse],
+    ) -> broker_pb2.HeartbeatResponse:
+        """Extends leases."""
+        lost = await self._broker.heartbeat(_worker(request.worker_id), request.lease_ids)
+        return broker_pb2.HeartbeatResponse(lost_lease_ids=lost)
+
+    @_mapped
+    async def FinishRun(  # noqa: N802
+        self,
+        request: broker_pb2.FinishRunRequest,
+        context: _Context[broker_pb2.FinishRunRequest, broker_pb2.FinishRunResponse],
+    ) -> broker_pb2.FinishRunResponse:
+        """Ends the run."""
+        return broker_pb2.FinishRunResponse(ledger=convert.ledger_to(await self._broker.finish_run(request.reason)))
+
+    @_mapped
+    async def Status(  # noqa: N802
+        self,
+        request: broker_pb2.StatusRequest,
+        context: _Context[broker_pb2.StatusRequest, broker_pb2.StatusResponse],
+    ) -> broker_pb2.StatusResponse:
+        """The run at one instant."""
+        return broker_convert.run_status_to(await self._broker.status())
+
+    @_mapped
+    async def WhyStalled(  # noqa: N802
+        self,
+        request: broker_pb2.WhyStalledRequest,
+        context: _Context[broker_pb2.WhyStalledRequest, broker_pb2.WhyStalledResponse],
+    ) -> broker_pb2.WhyStalledResponse:
+        """What blocks the next step."""
+        blockers = await self._broker.why_stalled()
+        return broker_pb2.WhyStalledResponse(blockers=[broker_convert.blocker_to(blocker) for blocker in blockers])
+
+
+def _worker(worker_id: str) -> str:
+    """Names a consumer in Redis, so it is bounded. Raises InvalidMessage."""
+    if not 0 < len(worker_id) <= 200 or worker_id == "released":
+        raise convert.InvalidMessage("worker_id must have 1 to 200 characters and not be 'released'")
+    return worker_id
+
+
+async def _refresh_metrics(broker: Broker, collector: BrokerCollector) -> None:
+    while True:
+        try:
+            collector.latest = await broker.status()
+        except BrokerError as error:
+            collector.latest = None
+            log.warning("no status for the metrics", extra={"reason": str(error)})
+        else:
+            if not collector.latest.ledger.balanced:
+                log.error("the ledger does not balance", extra={"ledger": str(collector.latest.ledger)})
+        await asyncio.sleep(METRICS_PERIOD_S)
+
+
+async def serve_broker(broker: Broker, config: Config, stop: asyncio.Event, stack: AsyncExitStack) -> str:
+    """Serve `broker` until `stack` is closed; answers the address in use. Raises AddressError."""
+    registry = CollectorRegistry()
+    collector = BrokerCollector()
+    registry.register(collector)
+    served = Served(
+        address=config.broker.grpc,
+        metrics_address=config.broker.metrics,
+        full_names=[broker_pb2.DESCRIPTOR.services_by_name["BrokerService"].full_name],
+        register=lambda server: broker_pb2_grpc.add_BrokerServiceServicer_to_server(BrokerServicer(broker), server),
+        registry=registry,
+    )
+    stack.push_async_callback(broker.store.close)
+    address = await start_grpc(served, stack)
+    workers = asyncio.ensure_future(
+        run_until_stopped(stop, broker.keep_sweeping(), _refresh_metrics(broker, collector))
+    )
+
+    workers.add_done_callback(lambda _: stop.set())
+
+    async def end_waits() -> None:
+        # Runs before the drain, so that callers who wait for work do not use up its time.
+        broker.waits.end()
+        stop.set()
+        await workers
+
+    stack.push_async_callback(end_waits)
+    return address
+
+
+async def serve(config: Config) -> None:
+    """Run the broker of `config.run` until SIGTERM or SIGINT.
+
+    With an empty broker.redis_url it starts a Redis of its own in the run folder, or takes over the one that a killed
+    broker left there; a pipeline gives the URL of one that it supervises. Raises ProblemFileError, RedisServerError
+    and AddressError.
+    """
+    stop = stop_event()
+    path = config.in_run_folder(config.problems.train)
+    problems = await asyncio.to_thread(load_problems, path)
+    url = config.broker.redis_url
+    async with AsyncExitStack() as stack:
+        if not url:
+            server = await asyncio.to_thread(start_redis, config.run.folder / "redis", "")
+            stack.callback(server.close)
+            url = server.url
+        broker = Broker(config, url, problems)
+        address = await serve_broker(broker, config, stop, stack)
+        log.info("broker ready", extra={"address": address, "redis": url, "problems": len(problems)})
+        await stop.wait()

@@ -1,0 +1,156 @@
+"""The two streams of single rollouts, `tasks` and `grading`: leases, hand-ins, heartbeats, the sweep.
+
+A lease is a pending entry of a consumer group. A heartbeat is XCLAIM JUSTID, which resets its idle time; a lease idle
+for its whole length goes to the consumer `released`, whose entries are given out before new ones; what is handed in
+is acknowledged and deleted in the same script, so a stream holds only what is alive.
+
+INVARIANT: a rollout is under at most one lease at a time, only the holder of that lease can hand it in, and handing in
+the same work twice changes nothing the second time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from nouscoder.broker.errors import InvalidRequest
+from nouscoder.broker.store import Store, Value
+from nouscoder.lease import worker_name
+
+
+class Stream(StrEnum):
+    """What a lease can be on."""
+
+    TASKS = "tasks"
+    GRADING = "grading"
+    BATCHES = "batches"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRef:
+    """A lease as the scripts know it: entry of a stream (or number of a batch) and which delivery of it."""
+
+    stream: Stream
+    entry: str
+    delivery: int
+
+    def __str__(self) -> str:
+        return f"{self.stream}:{self.entry}:{self.delivery}"
+
+
+_LEASE_ID = re.compile(r"(tasks|grading|batches):(\d+(?:-\d+)?):(\d+)")
+
+
+def parse_lease(lease_id: str) -> LeaseRef:
+    """The lease behind an opaque id. Raises InvalidRequest."""
+    match = _LEASE_ID.fullmatch(lease_id)
+    if match is None:
+        raise InvalidRequest(f"{lease_id[:100]!r} is not a lease of this broker")
+    return LeaseRef(Stream(match[1]), match[2], int(match[3]))
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedEntry:
+    """One leased rollout. `detail` is its group (tasks) or its text (grading)."""
+
+    ref: LeaseRef
+    rollout_id: str
+    problem_id: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAnswer:
+    """What a lease call found. `next_group` is the curriculum's cursor after it."""
+
+    finished: bool
+    next_group: int
+    entries: tuple[LeasedEntry, ...]
+
+
+async def lease_entries(
+    store: Store, stream: Stream, worker_id: str, wanted: int, cursor: int = 0, problems: Sequence[str] = ()
+) -> LeaseAnswer:
+    """Lease up to `wanted` entries; `problems` are the curriculum's from group number `cursor` on."""
+    finished, next_group, rows = await store.run(
+        "lease", stream.value, worker_id, worker_name(worker_id), wanted, cursor, *problems
+    )
+    return LeaseAnswer(bool(finished), int(next_group), tuple(_entry(stream, row) for row in rows))
+
+
+def _entry(stream: Stream, row: Sequence[Any]) -> LeasedEntry:
+    entry, rollout_id, delivery, problem_id, detail = row
+    ref = LeaseRef(stream, entry.decode(), int(delivery))
+    return LeasedEntry(ref, rollout_id.decode(), problem_id.decode(), detail.decode())
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A sampled rollout under its lease; `payload` is what is kept of it."""
+
+    ref: LeaseRef
+    rollout_id: str
+    problem_id: str
+    payload: bytes
+    text: str
+    oldest_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """A verdict under its lease. `reward` is None for an internal_error."""
+
+    ref: LeaseRef
+    rollout_id: str
+    payload: bytes
+    reward: float | None
+    accepted: bool
+
+
+async def submit_sampled(store: Store, worker_id: str, items: Sequence[Sampled]) -> list[str]:
+    """Take sampled rollouts; answers the ids of those whose lease was lost. Raises InvalidRequest."""
+    values: list[Value] = []
+    for item in items:
+        _expect(item.ref, Stream.TASKS)
+        values += [item.ref.entry, item.ref.delivery, item.rollout_id, item.problem_id]
+        values += [item.payload, item.text, item.oldest_version]
+    answers = await store.run("submit_rollouts", worker_id, *values)
+    return _refused([item.rollout_id for item in items], answers)
+
+
+async def submit_graded(store: Store, worker_id: str, items: Sequence[Graded]) -> list[str]:
+    """Take verdicts; answers the ids of the rollouts whose lease was lost. Raises InvalidRequest."""
+    values: list[Value] = []
+    for item in items:
+        _expect(item.ref, Stream.GRADING)
+        # repr of a float is exact: rewards are equal when their texts are.
+        reward = "" if item.reward is None else repr(item.reward)
+        values += [item.ref.entry, item.ref.delivery, item.rollout_id, item.payload, reward, int(item.accepted)]
+    answers = await store.run("submit_verdicts", worker_id, *values)
+    return _refused([item.rollout_id for item in items], answers)
+
+
+def _expect(ref: LeaseRef, stream: Stream) -> None:
+    if ref.stream is not stream:
+        raise InvalidRequest(f"lease {ref} is on {ref.stream}, not on {stream}")
+
+
+def _refused(rollout_ids: Sequence[str], answers: Sequence[bytes]) -> list[str]:
+    for rollout_id, answer in zip(rollout_ids, answers, strict=True):
+        if answer == b"mismatch":
+            raise InvalidRequest(f"the lease sent with rollout {rollout_id} is on another rollout or problem")
+    return [rollout_id for rollout_id, answer in zip(rollout_ids, answers, strict=True) if answer == b"lost"]
+
+
+async def beat(store: Store, worker_id: str, refs: Sequence[LeaseRef]) -> list[LeaseRef]:
+    """Extend leases; answers the lost ones."""
+    values: list[Value] = [value for ref in refs for value in (ref.stream.value, ref.entry, ref.delivery)]
+    return [refs[int(place)] for place in await store.run("heartbeat", worker_id, *values)]
+
+
+async def sweep(store: Store) -> int:
+    """Take back the leases without a heartbeat; answers how many."""
+    return int(await store.run("sweep"))

@@ -1,0 +1,173 @@
+"""Protocol <-> domain for what only the broker and its clients exchange: leases, tests of a problem, run status."""
+
+from __future__ import annotations
+
+from nouscoder.lease import GradingTests, Lease, LeasedBatch, LeasedGrading, LeasedGradings, LeasedTask, LeasedTasks
+from nouscoder.rpc.convert import (
+    batch_from,
+    batch_to,
+    comparator_from,
+    comparator_to,
+    ledger_from,
+    ledger_to,
+    limits_from,
+    limits_to,
+    task_from,
+    task_to,
+    tests_from,
+    tests_to,
+)
+from nouscoder.run_status import Blocker, RunStatus, StreamStatus
+from nouscoder.v1 import broker_pb2
+
+_STREAMS = {
+    "tasks": broker_pb2.LEASE_STREAM_TASKS,
+    "grading": broker_pb2.LEASE_STREAM_GRADING,
+    "batches": broker_pb2.LEASE_STREAM_BATCHES,
+}
+
+
+def lease_to(lease: Lease, stream: str) -> broker_pb2.Lease:
+    """Domain -> protocol; `stream` is tasks, grading or batches."""
+    return broker_pb2.Lease(
+        lease_id=lease.lease_id,
+        stream=_STREAMS[stream],
+        expires_in_s=lease.expires_in_s,
+        delivery=lease.delivery,
+    )
+
+
+def lease_from(message: broker_pb2.Lease) -> Lease:
+    """Protocol -> domain."""
+    return Lease(message.lease_id, message.expires_in_s, message.delivery)
+
+
+def leased_tasks_to(leased: LeasedTasks) -> broker_pb2.LeaseTasksResponse:
+    """Domain -> protocol."""
+    tasks = [broker_pb2.LeasedTask(lease=lease_to(t.lease, "tasks"), task=task_to(t.task)) for t in leased.tasks]
+    return broker_pb2.LeaseTasksResponse(tasks=tasks, run_finished=leased.run_finished)
+
+
+def leased_tasks_from(message: broker_pb2.LeaseTasksResponse) -> LeasedTasks:
+    """Protocol -> domain."""
+    tasks = tuple(LeasedTask(lease_from(item.lease), task_from(item.task)) for item in message.tasks)
+    return LeasedTasks(tasks, message.run_finished)
+
+
+def leased_gradings_to(leased: LeasedGradings) -> broker_pb2.LeaseGradingResponse:
+    """Domain -> protocol."""
+    gradings = [
+        broker_pb2.LeasedGrading(
+            lease=lease_to(item.lease, "grading"),
+            rollout_id=item.rollout_id,
+            problem_id=item.problem_id,
+            text=item.text,
+        )
+        for item in leased.gradings
+    ]
+    return broker_pb2.LeaseGradingResponse(gradings=gradings, run_finished=leased.run_finished)
+
+
+def leased_gradings_from(message: broker_pb2.LeaseGradingResponse) -> LeasedGradings:
+    """Protocol -> domain."""
+    gradings = tuple(
+        LeasedGrading(lease_from(item.lease), item.rollout_id, item.problem_id, item.text) for item in message.gradings
+    )
+    return LeasedGradings(gradings, message.run_finished)
+
+
+def leased_batch_to(leased: LeasedBatch) -> broker_pb2.LeaseBatchResponse:
+    """Domain -> protocol."""
+    return broker_pb2.LeaseBatchResponse(
+        batch=None if leased.batch is None else batch_to(leased.batch),
+        lease=None if leased.lease is None else lease_to(leased.lease, "batches"),
+        run_finished=leased.run_finished,
+    )
+
+
+def leased_batch_from(message: broker_pb2.LeaseBatchResponse) -> LeasedBatch:
+    """Protocol -> domain."""
+    if not message.HasField("batch"):
+        return LeasedBatch(run_finished=message.run_finished)
+    return LeasedBatch(batch_from(message.batch), lease_from(message.lease), message.run_finished)
+
+
+def grading_tests_to(tests: GradingTests) -> broker_pb2.GetTestsResponse:
+    """Domain -> protocol."""
+    return broker_pb2.GetTestsResponse(
+        tests=tests_to(tests.tests),
+        limits=limits_to(tests.limits),
+        comparator=comparator_to(tests.comparator),
+        text_is_code=tests.text_is_code,
+        run_all_tests=tests.run_all_tests,
+    )
+
+
+def grading_tests_from(message: broker_pb2.GetTestsResponse) -> GradingTests:
+    """Protocol -> domain."""
+    return GradingTests(
+        tests_from(message.tests),
+        limits_from(message.limits),
+        comparator_from(message.comparator),
+        message.text_is_code,
+        message.run_all_tests,
+    )
+
+
+def run_status_to(status: RunStatus) -> broker_pb2.StatusResponse:
+    """Domain -> protocol."""
+    streams = [
+        broker_pb2.StreamStatus(
+            stream=stream.stream,
+            lag=stream.lag,
+            pending=stream.pending,
+            redeliveries=stream.redeliveries,
+            dead_letters=stream.dead_letters,
+        )
+        for stream in status.streams
+    ]
+    return broker_pb2.StatusResponse(
+        run=status.run,
+        ledger=ledger_to(status.ledger),
+        streams=streams,
+        policy_version=status.policy_version or 0,
+        has_policy=status.policy_version is not None,
+        step=status.step,
+        batches_committed=status.batches_committed,
+        admission_slots_free=status.admission_slots_free,
+        finished=status.finished,
+        rollouts_accepted=status.rollouts_accepted,
+        rollouts_graded=status.rollouts_graded,
+    )
+
+
+def run_status_from(message: broker_pb2.StatusResponse) -> RunStatus:
+    """Protocol -> domain."""
+    streams = tuple(
+        StreamStatus(stream.stream, stream.lag, stream.pending, stream.redeliveries, stream.dead_letters)
+        for stream in message.streams
+    )
+    return RunStatus(
+        run=message.run,
+        ledger=ledger_from(message.ledger),
+        streams=streams,
+        policy_version=message.policy_version if message.has_policy else None,
+        step=message.step,
+        batches_committed=message.batches_committed,
+        admission_slots_free=message.admission_slots_free,
+        finished=message.finished,
+        rollouts_accepted=message.rollouts_accepted,
+        rollouts_graded=message.rollouts_graded,
+    )
+
+
+def blocker_to(blocker: Blocker) -> broker_pb2.Blocker:
+    """Domain -> protocol."""
+    return broker_pb2.Blocker(
+        reason=blocker.reason, item_id=blocker.item_id, worker_id=blocker.worker_id, idle_s=blocker.idle_s
+    )
+
+
+def blocker_from(message: broker_pb2.Blocker) -> Blocker:
+    """Protocol -> domain."""
+    return Blocker(message.reason, message.item_id, message.worker_id, message.idle_s)
