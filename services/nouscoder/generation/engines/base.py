@@ -11,6 +11,8 @@ from typing import Protocol
 from nouscoder.errors import NousCoderError
 from nouscoder.rollout import Rollout, Task
 
+WEIGHTS_FILE = "model.safetensors"
+
 
 class EngineError(NousCoderError):
     """The engine cannot do what it was asked; the message names the task or file at fault."""
@@ -25,7 +27,7 @@ class Engine(Protocol):
     name: str
 
     def add(self, task: Task) -> None:
-        """Queue a task. Raises EngineError when its prompt leaves no room for a token."""
+        """Queue a task. Raises EngineError when its prompt is empty or leaves no room, or its id is already here."""
         ...
 
     def cancel(self, rollout_id: str) -> None:
@@ -33,11 +35,22 @@ class Engine(Protocol):
         ...
 
     def step(self) -> list[Rollout]:
-        """Admit waiting tasks while there is room, decode one token for every running one, return those that ended."""
+        """Admit waiting tasks while there is room, decode one token for every running one, return those that ended.
+
+        Raises EngineError before a policy is loaded and when the policy's logits are not numbers.
+        """
         ...
 
     def load_policy(self, folder_or_file: Path, policy_version: int) -> None:
-        """Take over new weights between two steps; running rollouts go on, their next tokens carry the new version."""
+        """Take over new weights between two steps; running rollouts go on, their next tokens carry the new version.
+
+        A folder means its model.safetensors. Raises EngineError, with the old weights untouched, when they do not fit.
+        """
+        ...
+
+    @property
+    def policy_version(self) -> int | None:
+        """Version of the weights in use; None before the first `load_policy`."""
         ...
 
     @property

@@ -1,0 +1,81 @@
+"""The keys and values of every running rollout, one slot each.
+
+INVARIANT: slot s holds, in columns 0 .. length - 1, the keys and values of the tokens of the rollout in slot s and of
+no other; what lies in later columns is finite and is never attended to.
+
+A pass over the model is given one of the two small objects below as `past_key_values`; the attention layers call
+its `update` once a layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class PromptPass:
+    """Fills slots from prompts that are attended to on their own, so nothing is read back from the cache."""
+
+    def __init__(self, store: Tensor, first_slot: int, source_rows: Tensor) -> None:
+        self._store = store
+        self._slots = slice(first_slot, first_slot + len(source_rows))
+        self._source_rows = source_rows
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+        """Keys and values [prompts, kv_heads, width, head_dim]; several slots may share one prompt."""
+        width = keys.shape[2]
+        self._store[layer, 0, self._slots, :, :width] = keys[self._source_rows]
+        self._store[layer, 1, self._slots, :, :width] = values[self._source_rows]
+        return keys, values
+
+
+class DecodePass:
+    """Adds one column to each of the first `len(lengths)` slots and reads back the first `longest` columns."""
+
+    def __init__(self, store: Tensor, lengths: Tensor, longest: int) -> None:
+        self._store = store
+        self._lengths = lengths
+        self._longest = longest
+        self._rows = torch.arange(len(lengths), device=lengths.device)
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+        """Keys and values [rows, kv_heads, 1, head_dim] -> all so far, [rows, kv_heads, longest, head_dim]."""
+        all_keys, all_values = self._store[layer, 0], self._store[layer, 1]
+        all_keys[self._rows, :, self._lengths] = keys[:, :, 0]
+        all_values[self._rows, :, self._lengths] = values[:, :, 0]
+        rows, longest = len(self._rows), self._longest
+        return all_keys[:rows, :, :longest], all_values[:rows, :, :longest]
+
+
+class KeyValueCache:
+    """Static storage [layers, 2, slots, kv_heads, capacity, head_dim]; running rollouts sit in the first slots."""
+
+    def __init__(self, model_config: Any, num_slots: int, capacity: int, device: torch.device) -> None:
+        heads = model_config.num_attention_heads
+        head_dim = getattr(model_config, "head_dim", None) or model_config.hidden_size // heads
+        kv_heads = getattr(model_config, "num_key_value_heads", None) or heads
+        # Zeros, not empty: a value that is never attended to is still multiplied by a weight of 0, and 0 * NaN is NaN.
+        self._store = torch.zeros(
+            (model_config.num_hidden_layers, 2, num_slots, kv_heads, capacity, head_dim), device=device
+        )
+
+    def prompt_pass(self, first_slot: int, source_rows: Tensor) -> PromptPass:
+        """Slot first_slot + i takes the prompt in row source_rows[i], `source_rows` [new rollouts]."""
+        return PromptPass(self._store, first_slot, source_rows)
+
+    def decode_pass(self, lengths: Tensor, longest: int) -> DecodePass:
+        """`lengths` [rows]: columns in use before this token; `longest`: columns to attend over with the new one."""
+        return DecodePass(self._store, lengths, longest)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` columns of one slot over another."""
+        self._store[:, :, target, :, :length] = self._store[:, :, source, :, :length]
+
+
+def decode_mask(lengths: Tensor, longest: int) -> Tensor:
+    """Additive mask [rows, 1, 1, longest] that lets each row attend to its columns 0 .. length, `lengths` [rows]."""
+    columns = torch.arange(longest, device=lengths.device)
+    mask = torch.zeros((len(lengths), longest), device=lengths.device)
+    return mask.masked_fill_(columns > lengths[:, None], float("-inf"))[:, None, None]

@@ -1,0 +1,69 @@
+"""Choosing the next token of every row at once, each row from its own random stream.
+
+The stream of a rollout is a Philox sequence keyed by its seed: its i-th number decides its i-th token, whatever the
+neighbours in the batch are. The token is the inverse of the cumulative distribution at that number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nouscoder.rollout import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The tokens chosen and their log-probabilities, both [rows]."""
+
+    token_ids: Tensor
+    logprobs: Tensor
+
+
+def seed_of(task: Task) -> int:
+    """The task's seed; where it is 0, one that hangs on the rollout id, so that a redelivered task is sampled alike."""
+    if task.sampling.seed:
+        return task.sampling.seed % 2**64
+    return int.from_bytes(blake2b(task.rollout_id.encode(), digest_size=8).digest(), "little")
+
+
+def draws_of(task: Task, num_tokens: int) -> Tensor:
+    """The random numbers in (0, 1] of a rollout's first `num_tokens` tokens, [num_tokens] float64."""
+    stream = np.random.Generator(np.random.Philox(key=seed_of(task)))
+    return torch.from_numpy(1.0 - stream.random(num_tokens))
+
+
+def choose_tokens(logits: Tensor, draws: Tensor, temperature: Tensor, top_p: Tensor | None) -> Choice:
+    """Sample a token a row from `logits` [rows, vocabulary] with `draws`, `temperature` and `top_p` [rows].
+
+    Temperature 0 takes the most likely token. `top_p` None means 1 everywhere. The log-probability is the sampled
+    token's under the full softmax at the sampling temperature (at temperature 0: at temperature 1), before top-p
+    truncates it, so that ratios to a policy's own probabilities are unbiased by truncation.
+    A row whose logits are not numbers gets a NaN log-probability and token 0.
+    """
+    greedy = temperature == 0
+    scaled = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
+    all_logprobs = torch.log_softmax(scaled, dim=-1)
+    probabilities = all_logprobs.double().exp_()
+    if top_p is not None:
+        probabilities = _truncate(probabilities, top_p)
+    cumulative = probabilities.cumsum_(dim=-1)
+    # draws > 0 and draws * total <= total: the first entry that reaches it exists and has a probability above 0.
+    token_ids = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None])
+    token_ids = torch.where(greedy[:, None], scaled.argmax(dim=-1, keepdim=True), token_ids)
+    not_numbers = torch.isnan(all_logprobs).any(dim=-1, keepdim=True)
+    token_ids = token_ids.masked_fill_(not_numbers, 0)
+    logprobs = all_logprobs.gather(1, token_ids).masked_fill_(not_numbers, float("nan"))
+    return Choice(token_ids[:, 0], logprobs[:, 0])
+
+
+def _truncate(probabilities: Tensor, top_p: Tensor) -> Tensor:
+    """Zero all but the smallest set of most likely tokens whose mass reaches top_p (nucleus sampling, 1904.09751)."""
+    ordered, order = probabilities.sort(dim=-1, descending=True)
+    mass_before = ordered.cumsum(dim=-1) - ordered
+    ordered.masked_fill_(mass_before >= top_p[:, None], 0.0)
+    return torch.zeros_like(probabilities).scatter_(1, order, ordered)

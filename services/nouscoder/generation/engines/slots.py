@@ -1,0 +1,121 @@
+"""The running rollouts, slot by slot: what the next decoding step needs as tensors, what the rollout becomes as lists.
+
+INVARIANT: the running rollouts are in slots 0 .. num_running - 1, and entry s of every vector here and of the
+key-value cache belongs to the rollout in slot s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from nouscoder.generation.engines.kv_cache import KeyValueCache
+from nouscoder.generation.engines.sampling import Choice, choose_tokens, draws_of
+from nouscoder.rollout import FinishReason, Rollout, Task, spans_of
+
+
+@dataclass(slots=True)
+class Row:
+    """A rollout being sampled. `max_tokens` is where it is cut."""
+
+    task: Task
+    prompt_token_ids: list[int]
+    max_tokens: int
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens whose keys and values are in the cache: all but the newest."""
+        return len(self.prompt_token_ids) + len(self.token_ids) - 1
+
+    def finished(self, text: str, reason: FinishReason) -> Rollout:
+        """The rollout, ended."""
+        return Rollout(
+            rollout_id=self.task.rollout_id,
+            group_id=self.task.group_id,
+            problem_id=self.task.problem_id,
+            prompt_token_ids=tuple(self.prompt_token_ids),
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            loss_mask=(True,) * len(self.token_ids),
+            versions=spans_of(self.versions),
+            finish_reason=reason,
+            text=text,
+        )
+
+
+class Slots:
+    """Vectors [slots] and random draws [slots, capacity] beside the cache; rows join at the end and leave anywhere."""
+
+    def __init__(self, cache: KeyValueCache, num_slots: int, capacity: int, device: torch.device) -> None:
+        self._cache = cache
+        self.rows: list[Row] = []
+        self._index = torch.arange(num_slots, device=device)
+        self._last_token = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._length = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._num_sampled = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._temperature = torch.ones(num_slots, device=device)
+        self._top_p = torch.ones(num_slots, dtype=torch.float64, device=device)
+        self._draws = torch.ones((num_slots, capacity), dtype=torch.float64, device=device)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def last_tokens(self) -> Tensor:
+        """The newest token of each running rollout, [running]."""
+        return self._last_token[: len(self.rows)]
+
+    @property
+    def lengths(self) -> Tensor:
+        """Columns of the cache in use, [running]."""
+        return self._length[: len(self.rows)]
+
+    def join(self, rows: list[Row]) -> range:
+        """Give new rollouts, whose prompts are in the cache, the next slots."""
+        slots = range(len(self.rows), len(self.rows) + len(rows))
+        for slot, row in zip(slots, rows, strict=True):
+            self._draws[slot, : row.max_tokens] = draws_of(row.task, row.max_tokens)
+        where = slice(slots.start, slots.stop)
+        self._length[where] = torch.tensor([len(row.prompt_token_ids) for row in rows])
+        self._temperature[where] = torch.tensor([row.task.sampling.temperature for row in rows])
+        self._top_p[where] = torch.tensor([row.task.sampling.top_p for row in rows], dtype=torch.float64)
+        self._num_sampled[where] = 0
+        self.rows += rows
+        return slots
+
+    def choose(self, slots: range, logits: Tensor) -> Choice:
+        """The next token of these slots from `logits` [slots, vocabulary]."""
+        where = slice(slots.start, slots.stop)
+        draws = self._draws[self._index[where], self._num_sampled[where]]
+        truncated = any(row.task.sampling.top_p < 1 for row in self.rows[where])
+        top_p = self._top_p[where] if truncated else None
+        return choose_tokens(logits, draws, self._temperature[where], top_p)
+
+    def took(self, slots: range, token_ids: Tensor) -> None:
+        """Note the tokens chosen for these slots, [slots]."""
+        where = slice(slots.start, slots.stop)
+        self._last_token[where] = token_ids
+        self._num_sampled[where] += 1
+
+    def advance(self) -> None:
+        """Every running rollout's newest token is in the cache now."""
+        self._length[: len(self.rows)] += 1
+
+    def leave(self, slots: list[int]) -> None:
+        """Free these slots; the last running rollouts move into them."""
+        for slot in sorted(slots, reverse=True):
+            last = len(self.rows) - 1
+            if slot != last:
+                self._move(last, slot)
+                self.rows[slot] = self.rows[last]
+            self.rows.pop()
+
+    def _move(self, source: int, target: int) -> None:
+        self._cache.move(source, target, self.rows[source].cached_tokens)
+        for vector in (self._last_token, self._length, self._num_sampled, self._temperature, self._top_p, self._draws):
+            vector[target] = vector[source]

@@ -1,0 +1,229 @@
+"""The `torch` engine: continuous batching of a transformers causal language model, on a CPU or a GPU.
+
+INVARIANT: every task added is in exactly one place: waiting, running, or returned once by `step`, or cancelled; and
+each sampled token carries the version of the weights that its logits came from.
+
+A step is one pass over the new prompts, when some are let in, and one pass over the newest tokens of all running
+rollouts. New weights are copied in place between two steps; the keys and values already cached stay, as in
+PipelineRL (in-flight updates, 2509.19128 section 4), so a rollout goes on where it was.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from nouscoder.generation.engines.base import EngineError
+from nouscoder.generation.engines.kv_cache import KeyValueCache, PromptPass, decode_mask
+from nouscoder.generation.engines.slots import Row, Slots
+from nouscoder.generation.engines.weights import copy_weights, read_weights
+from nouscoder.rollout import FinishReason, Rollout, Task
+from nouscoder.tokenizers import TokenizerError, load_tokenizer
+
+# Architectures whose attention is full and whose logits are the output layer of the last hidden state, no more.
+SUPPORTED = ("qwen2", "qwen3")
+_MAX_PROMPT_PASS_TOKENS = 16384
+# A pass over prompts costs about as much as a decoding step, so new rollouts are let in several at a time.
+_JOIN_SHARE = 8
+
+
+class TorchEngine:
+    """See the module. Not thread-safe: one thread drives it. After an EngineError from `step` it is spent."""
+
+    name = "torch"
+
+    def __init__(
+        self, policy_folder: Path, *, max_running: int, max_tokens_total: int, device: str = "cpu", threads: int = 1
+    ) -> None:
+        """Build the architecture in `policy_folder` (config.json, tokenizer) without weights. Raises EngineError."""
+        torch.set_num_threads(threads)
+        try:
+            self._device = torch.device(device)
+            self._model = _build(policy_folder, self._device)
+            self._tokenizer = load_tokenizer(policy_folder)
+        except (TokenizerError, RuntimeError) as error:
+            raise EngineError(str(error)) from error
+        config = self._model.config
+        self._capacity = min(max_tokens_total, config.max_position_embeddings)
+        self._max_running = max_running
+        self._cache = KeyValueCache(config, max_running, self._capacity, self._device)
+        self._slots = Slots(self._cache, max_running, self._capacity, self._device)
+        self._waiting: dict[str, Row] = {}
+        self._version: int | None = None
+        self._num_tokens = 0
+        self._steps_since_join = 0
+
+    @property
+    def policy_version(self) -> int | None:
+        """Version of the weights in use."""
+        return self._version
+
+    @property
+    def num_running(self) -> int:
+        """Rollouts being decoded."""
+        return len(self._slots)
+
+    @property
+    def num_waiting(self) -> int:
+        """Tasks waiting for a slot."""
+        return len(self._waiting)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sampled since the start."""
+        return self._num_tokens
+
+    def add(self, task: Task) -> None:
+        """Queue a task. Raises EngineError naming it."""
+        name = f"task {task.rollout_id}"
+        if task.rollout_id in self._waiting or any(row.task.rollout_id == task.rollout_id for row in self._slots.rows):
+            raise EngineError(f"{name} is already here")
+        try:
+            prompt = self._tokenizer.encode(task.prompt) if task.prompt else []
+        except TokenizerError as error:
+            raise EngineError(f"{name}: {error}") from error
+        if not prompt:
+            raise EngineError(f"{name}: the prompt is empty")
+        room = self._capacity - len(prompt)
+        if room < 1:
+            raise EngineError(f"{name}: a prompt of {len(prompt)} tokens leaves no room under {self._capacity} in all")
+        if task.sampling.max_new_tokens < 1:
+            raise EngineError(f"{name}: max_new_tokens must be at least 1")
+        self._waiting[task.rollout_id] = Row(task, prompt, min(room, task.sampling.max_new_tokens))
+
+    def cancel(self, rollout_id: str) -> None:
+        """Forget a task."""
+        if self._waiting.pop(rollout_id, None) is None:
+            self._slots.leave([slot for slot, row in enumerate(self._slots.rows) if row.task.rollout_id == rollout_id])
+
+    def load_policy(self, folder_or_file: Path, policy_version: int) -> None:
+        """Take over new weights; the cache is kept."""
+        copy_weights(self._model, read_weights(folder_or_file), folder_or_file)
+        self._version = policy_version
+
+    @torch.inference_mode()
+    def step(self) -> list[Rollout]:
+        """One token for every rollout."""
+        if self._version is None:
+            raise EngineError("no policy has been loaded")
+        finished: list[Rollout] = []
+        if self._slots.rows:
+            finished += self._decode()
+        self._steps_since_join += 1
+        joining = self._next_to_join()
+        if joining:
+            finished += self._join(joining)
+        return finished
+
+    def _next_to_join(self) -> list[Row]:
+        room = min(self._max_running - len(self._slots), len(self._waiting))
+        worth_it = max(1, self._max_running // _JOIN_SHARE)
+        if not room or (self._slots.rows and room < worth_it and self._steps_since_join < worth_it):
+            return []
+        rows: list[Row] = []
+        prompts: set[tuple[int, ...]] = set()
+        width = 0
+        for row in self._waiting.values():
+            prompts.add(tuple(row.prompt_token_ids))
+            width = max(width, len(row.prompt_token_ids))
+            if len(rows) == room or (rows and width * len(prompts) > _MAX_PROMPT_PASS_TOKENS):
+                break
+            rows.append(row)
+        return rows
+
+    def _join(self, rows: list[Row]) -> list[Rollout]:
+        """Compute each different prompt once, share it among its rollouts, and sample their first tokens."""
+        prompts = list(dict.fromkeys(tuple(row.prompt_token_ids) for row in rows))
+        position = {prompt: index for index, prompt in enumerate(prompts)}
+        sources = torch.tensor([position[tuple(row.prompt_token_ids)] for row in rows], device=self._device)
+        passing = self._cache.prompt_pass(len(self._slots), sources)
+        logits = self._prompt_logits(prompts, passing)[sources]
+        for row in rows:
+            del self._waiting[row.task.rollout_id]
+        self._steps_since_join = 0
+        return self._sample(self._slots.join(rows), logits)
+
+    def _prompt_logits(self, prompts: Sequence[Sequence[int]], passing: PromptPass) -> Tensor:
+        """Logits after each prompt, [prompts, vocabulary]. Padding is on the right: causal attention never sees it."""
+        width = max(len(prompt) for prompt in prompts)
+        padding = self._tokenizer.pad_id
+        padded = torch.tensor(
+            [[*prompt, *[padding] * (width - len(prompt))] for prompt in prompts], device=self._device
+        )
+        last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self._device)
+        hidden = self._forward(padded, torch.arange(width, device=self._device)[None], None, passing)
+        return self._head(hidden[torch.arange(len(prompts), device=self._device), last])
+
+    def _decode(self) -> list[Rollout]:
+        longest = 1 + max(row.cached_tokens for row in self._slots.rows)
+        lengths = self._slots.lengths
+        passing = self._cache.decode_pass(lengths, longest)
+        tokens = self._slots.last_tokens[:, None]
+        hidden = self._forward(tokens, lengths[:, None], decode_mask(lengths, longest), passing)
+        self._slots.advance()
+        return self._sample(range(len(self._slots)), self._head(hidden[:, 0]))
+
+    def _forward(self, token_ids: Tensor, positions: Tensor, mask: Tensor | None, passing: Any) -> Tensor:
+        """Last hidden states [rows, width, hidden]. The mask goes in ready-made, so that the model builds none."""
+        output = self._model.model(
+            input_ids=token_ids,
+            position_ids=positions,
+            attention_mask={"full_attention": mask},
+            past_key_values=passing,
+            use_cache=False,
+        )
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self._model.lm_head(hidden)
+        return logits
+
+    def _sample(self, slots: range, logits: Tensor) -> list[Rollout]:
+        """Choose a token for these slots, note it, and take out the rollouts that ended."""
+        choice = self._slots.choose(slots, logits)
+        logprobs: list[float] = choice.logprobs.tolist()
+        rows = self._slots.rows[slots.start : slots.stop]
+        for row, logprob in zip(rows, logprobs, strict=True):
+            if logprob != logprob:
+                raise EngineError(f"policy version {self._version} gave task {row.task.rollout_id} logits that are NaN")
+        self._slots.took(slots, choice.token_ids)
+        self._num_tokens += len(rows)
+        version, eos_id = self._version, self._tokenizer.eos_id
+        assert version is not None
+        ended: list[int] = []
+        finished: list[Rollout] = []
+        for slot, row, token_id, logprob in zip(slots, rows, choice.token_ids.tolist(), logprobs, strict=True):
+            row.token_ids.append(token_id)
+            row.logprobs.append(logprob)
+            row.versions.append(version)
+            if token_id == eos_id or len(row.token_ids) == row.max_tokens:
+                ended.append(slot)
+                finished.append(self._finish(row))
+        self._slots.leave(ended)
+        return finished
+
+    def _finish(self, row: Row) -> Rollout:
+        if row.token_ids[-1] == self._tokenizer.eos_id:
+            return row.finished(self._tokenizer.decode(row.token_ids[:-1]), FinishReason.STOP)
+        return row.finished(self._tokenizer.decode(row.token_ids), FinishReason.LENGTH)
+
+
+def _build(folder: Path, device: torch.device) -> Any:
+    """The architecture that config.json of `folder` describes, in float32. Raises EngineError naming the fault."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{folder} holds no config.json of a model: {str(error).splitlines()[0]}") from error
+    if config.model_type not in SUPPORTED or set(config.layer_types) != {"full_attention"}:
+        raise EngineError(f"{folder}: the torch engine runs {', '.join(SUPPORTED)} with full attention only")
+    build: Any = AutoModelForCausalLM.from_config
+    model = build(config, attn_implementation="sdpa", dtype=torch.float32)
+    return model.eval().requires_grad_(False).to(device)

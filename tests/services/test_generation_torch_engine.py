@@ -1,0 +1,283 @@
+"""The torch engine against the model's own plain forward pass, and its sampling against what it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nouscoder.demo.tokenizer import CharTokenizer
+from nouscoder.generation.engines.base import EngineError
+from nouscoder.generation.engines.kv_cache import KeyValueCache, decode_mask
+from nouscoder.generation.engines.sampling import choose_tokens, draws_of
+from nouscoder.generation.engines.torch import TorchEngine
+from nouscoder.rollout import FinishReason, Rollout, Sampling, Task, VersionSpan
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+NUM_SLOTS, CAPACITY = 6, 48
+
+
+def tiny_model(seed: int = 0, **changes: object) -> Any:
+    settings: dict[str, object] = {
+        "vocab_size": CharTokenizer().vocab_size,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+        "attn_implementation": "sdpa",
+    }
+    torch.manual_seed(seed)
+    config: Any = Qwen3Config(**(settings | changes))  # type: ignore[arg-type]
+    return Qwen3ForCausalLM(config)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy folder whose logits are far from flat, so that a wrong cache shows."""
+    path = tmp_path_factory.mktemp("policy")
+    model = tiny_model()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20)
+        for layer in model.model.layers:
+            layer.self_attn.v_proj.weight.mul_(20)
+            layer.self_attn.q_proj.weight.mul_(20)
+    model.save_pretrained(path)
+    CharTokenizer().save(path)
+    return path
+
+
+@pytest.fixture
+def engine(folder: Path) -> TorchEngine:
+    made = TorchEngine(folder, max_running=NUM_SLOTS, max_tokens_total=CAPACITY)
+    made.load_policy(folder, 0)
+    return made
+
+
+def task(number: int, prompt: str = "", **sampling: float) -> Task:
+    chosen = replace(Sampling(max_new_tokens=12, seed=number + 1), **sampling)  # type: ignore[arg-type]
+    return Task(f"r{number}", f"g{number}", "p", prompt or f"prompt {'x' * (3 * number % 17)}{number}", chosen)
+
+
+def run(
+    engine: TorchEngine, tasks: list[Task], at_step: Callable[[int], None] = lambda step: None
+) -> dict[str, Rollout]:
+    for each in tasks:
+        engine.add(each)
+    done: dict[str, Rollout] = {}
+    for step in range(2000):
+        if not engine.num_running and not engine.num_waiting:
+            return done
+        at_step(step)
+        for rollout in engine.step():
+            assert rollout.rollout_id not in done
+            done[rollout.rollout_id] = rollout
+    raise AssertionError("the engine does not come to an end")
+
+
+def plain_logprobs(folder: Path, rollout: Rollout, temperature: float = 1.0) -> torch.Tensor:
+    """Log-probabilities of the rollout's tokens by one uncached forward pass over the whole of it."""
+    model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = torch.tensor([[*rollout.prompt_token_ids, *rollout.token_ids]])
+    with torch.inference_mode():
+        logits = model(input_ids=ids, use_cache=False).logits[0] / temperature
+    start = len(rollout.prompt_token_ids) - 1
+    return torch.log_softmax(logits, -1)[start:-1].gather(1, torch.tensor(rollout.token_ids)[:, None])[:, 0]
+
+
+def test_cache_gives_the_logits_of_a_plain_forward_pass_while_rows_join_and_leave() -> None:
+    model = tiny_model()
+    random = torch.Generator().manual_seed(5)
+    sequences = [torch.randint(3, 90, (length,), generator=random) for length in (30, 22, 35, 18)]
+    starts = [4, 9, 2, 13]
+    with torch.inference_mode():
+        wanted = [model(input_ids=ids[None], use_cache=False).logits[0] for ids in sequences]
+        cache = KeyValueCache(model.config, 4, CAPACITY, torch.device("cpu"))
+
+        def join(slot: int, which: int) -> None:
+            ids = sequences[which][: starts[which]]
+            passing = cache.prompt_pass(slot, torch.tensor([0]))
+            positions = torch.arange(len(ids))[None]
+            model.model(ids[None], {"full_attention": None}, positions, passing, use_cache=False)
+
+        def decode(slots: list[int], lengths: list[int]) -> None:
+            columns, longest = torch.tensor(lengths), max(lengths) + 1
+            tokens = torch.stack([sequences[which][at] for which, at in zip(slots, lengths, strict=True)])[:, None]
+            mask = {"full_attention": decode_mask(columns, longest)}
+            passing = cache.decode_pass(columns, longest)
+            hidden = model.model(tokens, mask, columns[:, None], passing, use_cache=False)
+            logits = model.lm_head(hidden.last_hidden_state[:, 0])
+            for row, (which, at) in enumerate(zip(slots, lengths, strict=True)):
+                torch.testing.assert_close(logits[row], wanted[which][at], atol=1e-4, rtol=0)
+
+        for which in range(3):
+            join(which, which)
+        decode([0, 1, 2], [4, 9, 2])
+        decode([0, 1, 2], [5, 10, 3])
+        # Sequence 0 leaves, the last one moves into its slot, and sequence 3 joins behind.
+        cache.move(2, 0, 4)
+        join(2, 3)
+        for step in range(5):
+            decode([2, 1, 3], [4 + step, 11 + step, 13 + step])
+
+
+def test_logprobs_equal_those_of_a_plain_forward_pass(engine: TorchEngine, folder: Path) -> None:
+    """24 rollouts of unequal prompts and lengths over 6 slots, so rows join, leave and move all the time."""
+    rollouts = run(engine, [task(n, max_new_tokens=5 + 7 * n % 23) for n in range(24)])
+    assert len(rollouts) == 24
+    assert len({len(rollout.token_ids) for rollout in rollouts.values()}) > 5
+    for rollout in rollouts.values():
+        torch.testing.assert_close(torch.tensor(rollout.logprobs), plain_logprobs(folder, rollout), atol=1e-4, rtol=0)
+
+
+def test_tokens_hang_on_weights_prompt_and_seed_not_on_the_neighbours(engine: TorchEngine, folder: Path) -> None:
+    tasks = [task(n) for n in range(10)]
+    together = run(engine, tasks)
+    for each in tasks:
+        assert run(engine, [each])[each.rollout_id].token_ids == together[each.rollout_id].token_ids
+    other = run(engine, [replace(tasks[0], sampling=Sampling(max_new_tokens=12, seed=999))])["r0"]
+    assert other.token_ids != together["r0"].token_ids
+
+
+def test_rollouts_of_one_prompt_share_its_pass_and_differ_by_seed(engine: TorchEngine, folder: Path) -> None:
+    rollouts = run(engine, [task(n, prompt="the same for all") for n in range(6)])
+    assert len({rollout.token_ids for rollout in rollouts.values()}) == 6
+    for rollout in rollouts.values():
+        torch.testing.assert_close(torch.tensor(rollout.logprobs), plain_logprobs(folder, rollout), atol=1e-4, rtol=0)
+
+
+def test_temperature_0_takes_the_most_likely_token(engine: TorchEngine, folder: Path) -> None:
+    rollout = run(engine, [task(0, temperature=0.0, max_new_tokens=8), task(1)])["r0"]
+    model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = torch.tensor([[*rollout.prompt_token_ids, *rollout.token_ids]])
+    with torch.inference_mode():
+        likeliest = model(input_ids=ids, use_cache=False).logits[0].argmax(-1)
+    assert list(rollout.token_ids) == likeliest[len(rollout.prompt_token_ids) - 1 : -1].tolist()
+
+
+def test_logprob_is_at_the_sampling_temperature_and_before_top_p(engine: TorchEngine, folder: Path) -> None:
+    rollouts = run(engine, [task(n, temperature=0.7, top_p=0.5) for n in range(3)])
+    for rollout in rollouts.values():
+        wanted = plain_logprobs(folder, rollout, temperature=0.7)
+        torch.testing.assert_close(torch.tensor(rollout.logprobs), wanted, atol=1e-4, rtol=0)
+
+
+def test_new_weights_reach_running_rollouts_between_two_steps(
+    engine: TorchEngine, folder: Path, tmp_path: Path
+) -> None:
+    """Tokens after the swap have the new weights' probabilities given the cache that the old weights made."""
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["lm_head.weight"].flip(0).contiguous()
+    save_file(weights, tmp_path / "new.safetensors")
+
+    def swap(step: int) -> None:
+        if step == 4:
+            engine.load_policy(tmp_path / "new.safetensors", 1)
+
+    rollout = run(engine, [task(0, max_new_tokens=10, prompt="swap")], swap)["r0"]
+    assert rollout.versions == (VersionSpan(0, 4), VersionSpan(1, 6))
+    # Only the output layer changed, so the new policy's plain pass gives the later tokens' log-probabilities.
+    old = plain_logprobs(folder, rollout)
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    new = plain_logprobs(tmp_path, rollout)
+    torch.testing.assert_close(torch.tensor(rollout.logprobs), torch.cat([old[:4], new[4:]]), atol=1e-4, rtol=0)
+    assert (old[4:] - new[4:]).abs().max() > 0.1
+
+
+def broken(weights: dict[str, torch.Tensor], how: str) -> dict[str, torch.Tensor]:
+    name = "model.layers.1.mlp.up_proj.weight"
+    changed = {
+        "missing": {key: value for key, value in weights.items() if key != name},
+        "unknown": weights | {"extra.weight": torch.zeros(2)},
+        "shape": weights | {name: torch.zeros(3, 3)},
+        "finite": weights | {name: torch.full_like(weights[name], float("nan"))},
+    }
+    return changed[how]
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [("missing", "is missing"), ("unknown", "no parameter"), ("shape", "has the shape"), ("finite", "not finite")],
+)
+def test_weights_that_do_not_fit_are_refused_and_change_nothing(
+    engine: TorchEngine, folder: Path, tmp_path: Path, how: str, says: str
+) -> None:
+    before = run(engine, [task(0)])["r0"]
+    weights = {name: value * 2 for name, value in load_file(folder / "model.safetensors").items()}
+    save_file(broken(weights, how), tmp_path / "bad.safetensors")
+    with pytest.raises(EngineError, match=says):
+        engine.load_policy(tmp_path / "bad.safetensors", 1)
+    assert run(engine, [task(0)])["r0"] == before
+
+
+def test_tied_output_layer_is_saved_once_and_loads(tmp_path: Path) -> None:
+    tiny_model(tie_word_embeddings=True).save_pretrained(tmp_path)
+    CharTokenizer().save(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    tied = TorchEngine(tmp_path, max_running=2, max_tokens_total=CAPACITY)
+    tied.load_policy(tmp_path, 0)
+    rollout = run(tied, [task(0)])["r0"]
+    torch.testing.assert_close(torch.tensor(rollout.logprobs), plain_logprobs(tmp_path, rollout), atol=1e-4, rtol=0)
+
+
+def test_logits_that_are_nan_raise(engine: TorchEngine, folder: Path, tmp_path: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] *= 3e38 / weights["lm_head.weight"].abs().max()
+    save_file(weights, tmp_path / "overflowing.safetensors")
+    engine.load_policy(tmp_path / "overflowing.safetensors", 7)
+    engine.add(task(0))
+    with pytest.raises(EngineError, match=r"policy version 7 gave task r0 logits that are NaN"):
+        engine.step()
+
+
+def test_eos_ends_a_rollout_and_is_a_token_but_not_text(folder: Path, tmp_path: Path) -> None:
+    model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        model.model.norm.weight.zero_()  # all logits 0: every token is as likely as any other
+    model.save_pretrained(tmp_path)
+    CharTokenizer().save(tmp_path)
+    flat = TorchEngine(tmp_path, max_running=NUM_SLOTS, max_tokens_total=CAPACITY)
+    flat.load_policy(tmp_path, 0)
+    rollouts = list(run(flat, [task(n, max_new_tokens=30) for n in range(200)]).values())
+    stopped = [rollout for rollout in rollouts if rollout.finish_reason is FinishReason.STOP]
+    # 1 - (98/99)^n of rollouts of n tokens stop: between 15% and 30% for the n of these prompts.
+    assert 20 <= len(stopped) <= 70
+    for rollout in rollouts:
+        at_end = rollout.token_ids[-1] == 2
+        assert at_end == (rollout.finish_reason is FinishReason.STOP)
+        assert 2 not in rollout.token_ids[:-1]
+        assert rollout.text == CharTokenizer().decode(rollout.token_ids)
+        assert all(rollout.loss_mask)
+
+
+def test_sampled_frequencies_follow_the_softmax() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, -1e9]]).expand(20000, 4)
+    draws = draws_of(task(3), 20000)
+    choice = choose_tokens(logits, draws, torch.ones(20000), None)
+    shares = torch.bincount(choice.token_ids, minlength=4) / 20000
+    torch.testing.assert_close(shares, torch.softmax(logits[0], -1), atol=0.012, rtol=0)
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_the_mass() -> None:
+    probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    logits = probabilities.log().expand(5000, 4)
+    top_p = torch.full((5000,), 0.7, dtype=torch.float64)
+    choice = choose_tokens(logits, draws_of(task(1), 5000), torch.ones(5000), top_p)
+    counts = torch.bincount(choice.token_ids, minlength=4)
+    assert counts[2:].tolist() == [0, 0]
+    assert abs(counts[0].item() / 5000 - 0.5 / 0.8) < 0.03
+    torch.testing.assert_close(choice.logprobs.exp(), probabilities[choice.token_ids])
+
+
+def test_extreme_draws_take_only_tokens_that_can_be() -> None:
+    logits = torch.tensor([[float("-inf"), 0.0, 0.0, float("-inf")]]).expand(2, 4)
+    choice = choose_tokens(logits, torch.tensor([2.0**-53, 1.0], dtype=torch.float64), torch.ones(2), None)
+    assert choice.token_ids.tolist() == [1, 2]
