@@ -71,9 +71,7 @@ def minibatches(
         raise ValueError(f"batch {batch_id} has {len(groups)} groups, too few for {num_minibatches} steps")
     order = list(groups)
     Random(f"{seed}/minibatches/{batch_id}").shuffle(order)
-    return [
-        [scored for group in order[index::num_minibatches] for scored in group] for index in range(num_minibatches)
-    ]
+    return [[scored for group in order[index::num_minibatches] for scored in group] for index in range(num_minibatches)]
 
 
 def statistics_of(scored: Sequence[ScoredRollout]) -> BatchStatistics:

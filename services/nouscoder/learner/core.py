@@ -74,7 +74,7 @@ def prepare_thread(num_threads: int) -> None:
 
 
 class LearnerCore:
-    """Call everything but `interrupt` and `close` from one thread. Each stage leaves a state that `start` can resume."""
+    """Call all but `interrupt` and `close` from one thread. After each stage `start` can resume from the disk."""
 
     def __init__(self, config: Config) -> None:
         settings = config.learner
@@ -100,7 +100,8 @@ class LearnerCore:
     @property
     def model(self) -> PreTrainedModel:
         """The policy being trained."""
-        return self._started.model
+        model: PreTrainedModel = self._started.model
+        return model
 
     def start(self) -> None:
         """Take the run folder, load the newest good checkpoint or the initial policy, bring the logs into line."""
@@ -126,7 +127,7 @@ class LearnerCore:
         self._batches.save(batch)
 
     def train(self, batch: Batch, wait_s: float = 0.0) -> TrainedBatch:
-        """Stage 2: the k steps, in memory. `wait_s` seconds were spent waiting for it. Raises LearnerError out of turn."""
+        """Stage 2: the k steps, in memory; `wait_s` is only logged. Raises LearnerError for a batch out of turn."""
         if batch.batch_id != self._progress.batch_id + 1:
             raise LearnerError(
                 f"batch {batch.batch_id} was given where batch {self._progress.batch_id + 1} is next:"
@@ -202,14 +203,13 @@ class LearnerCore:
 def replay(config: Config, step: int, batch_id: int) -> TrainedBatch:
     """Train a saved batch from the checkpoint of `step` in memory, writing nothing: what a run did, bit for bit.
 
-    `step` 0 without a checkpoint is the initial policy. Raises CheckpointError, SavedBatchError or WeightsError.
+    Step 0 is the initial policy. Raises CheckpointError, SavedBatchError or WeightsError.
     """
     files = RunFiles.of(config)
     prepare_thread(config.learner.threads)
-    store = CheckpointStore(files.checkpoints, config.learner.keep_checkpoints)
-    if step == 0 and store.newest() is None:
+    if step == 0:
         trainer = Trainer(load_model(files.policy), config)
     else:
         trainer = Trainer(empty_model(files.policy), config)
-        restore(trainer, store.at_step(step))
+        restore(trainer, CheckpointStore(files.checkpoints, config.learner.keep_checkpoints).at_step(step))
     return trainer.train_batch(SavedBatches(files.batches, config.learner.keep_batches).load(batch_id))

@@ -29,12 +29,16 @@ def naming_storage_faults(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageError(f"the disk is full: {path} was not written; free some space and resume the run") from error
+            raise StorageError(
+                f"the disk is full: {path} was not written; free some space and resume the run"
+            ) from error
         raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
     except Exception as error:
         # torch and safetensors wrap what the operating system says.
         if "No space left" in str(error):
-            raise StorageError(f"the disk is full: {path} was not written; free some space and resume the run") from error
+            raise StorageError(
+                f"the disk is full: {path} was not written; free some space and resume the run"
+            ) from error
         raise
 
 
@@ -79,7 +83,7 @@ def write_whole(final: Path, data: bytes) -> None:
 
 
 def numbered(folder: Path, suffix: str = "") -> dict[int, Path]:
-    """What stands in `folder` under a number (`00000012` and `suffix`), in ascending order; part-written is left out."""
+    """What stands in `folder` under a number (`00000012` and `suffix`), ascending; part-written is left out."""
     found: dict[int, Path] = {}
     if folder.is_dir():
         for path in folder.iterdir():

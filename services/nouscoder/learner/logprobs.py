@@ -36,7 +36,9 @@ def score_tokens(model: PreTrainedModel, micro_batch: MicroBatch, temperature: f
         return TokenScores(*_head_scores(head, states, micro_batch.targets, temperature))
     chunks = [
         checkpoint(_head_scores, head, part, targets, temperature, use_reentrant=False)
-        for part, targets in zip(torch.split(states, chunk_tokens), torch.split(micro_batch.targets, chunk_tokens), strict=True)
+        for part, targets in zip(
+            torch.split(states, chunk_tokens), torch.split(micro_batch.targets, chunk_tokens), strict=True
+        )
     ]
     return TokenScores(torch.cat([chunk[0] for chunk in chunks]), torch.cat([chunk[1] for chunk in chunks]))
 

@@ -60,6 +60,11 @@ class TrainedBatch:
     statistics: BatchStatistics
     duration_s: float
 
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens fed, without padding, a second of the whole."""
+        return sum(step.model_tokens for step in self.steps) / self.duration_s
+
 
 @dataclass(frozen=True, slots=True)
 class _Minibatch:

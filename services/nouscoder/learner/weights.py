@@ -13,8 +13,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from nouscoder.errors import Unusable
 
 
-
-
 class WeightsError(Unusable):
     """A model or its weights cannot be used; the message names the file at fault."""
 

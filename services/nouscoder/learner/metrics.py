@@ -1,0 +1,65 @@
+"""The learner's Prometheus metrics (design.md section 8)."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from nouscoder.learner.trainer import TrainedBatch
+
+_STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
+
+
+class LearnerMetrics:
+    """Gauges hold the last step, or the last batch where the figure is a batch's."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
+            return Gauge(f"nouscoder_learner_{name}", text, labels, registry=registry)
+
+        self._steps = Counter("nouscoder_learner_steps", "Optimizer steps done by this process.", registry=registry)
+        self._staleness = Histogram(
+            "nouscoder_learner_rollout_staleness_versions",
+            "Policy version at consumption minus a rollout's oldest version.",
+            buckets=_STALENESS_BUCKETS,
+            registry=registry,
+        )
+        self._reward_mean = gauge("reward_mean", "Mean reward of the last batch.")
+        self._pass_rate = gauge("pass_rate", "Share of accepted rollouts in the last batch.")
+        self._entropy = gauge("entropy", "Mean entropy of the loss tokens, in nats.")
+        self._ratio = gauge("importance_ratio", "pi_theta / pi_old (mismatch: pi_old / pi_sampler).", ("stat",))
+        self._effective_sample_size = gauge("effective_sample_size", "Share of the loss tokens, in (0, 1].")
+        self._clip_fraction = gauge("clip_fraction", "Share of loss tokens whose gradient the clip took.", ("side",))
+        self._gradient_norm = gauge("gradient_norm", "Norm of the gradient before it is capped.")
+        self._tokens_per_second = gauge("tokens_per_second", "Tokens fed a second of training, in the last batch.")
+        self._mfu = gauge("mfu", "Model FLOPs used in training, of the device's peak.")
+        self._wait = Counter("nouscoder_learner_wait_seconds", "Time not training.", ("for",), registry=registry)
+        self._length = gauge("response_length_tokens", "Mean tokens a rollout of the last batch.", ("correct",))
+
+    def waited(self, reason: str, duration_s: float) -> None:
+        """`reason`: batch, checkpoint, publish or paused."""
+        self._wait.labels(reason).inc(duration_s)
+
+    def trained(self, batch: TrainedBatch, num_parameters: int, peak_flops: float) -> None:
+        """Show a batch. A forward and a backward pass are 6 FLOPs a parameter and token (the attention left out)."""
+        self._steps.inc(len(batch.steps))
+        for scored in batch.scored:
+            self._staleness.observe(scored.staleness)
+        figures = batch.statistics
+        self._reward_mean.set(figures.reward_mean)
+        self._pass_rate.set(figures.pass_rate)
+        lengths = (("true", figures.response_length_correct), ("false", figures.response_length_incorrect))
+        for correct, length in lengths:
+            if length is not None:
+                self._length.labels(correct).set(length)
+        self._tokens_per_second.set(batch.tokens_per_second)
+        self._mfu.set(6 * num_parameters * batch.tokens_per_second / peak_flops)
+        self._gradient_norm.set(batch.steps[-1].gradient_norm)
+        last = batch.steps[-1].diagnostics
+        self._entropy.set(last.entropy)
+        self._effective_sample_size.set(last.effective_sample_size)
+        self._clip_fraction.labels("low").set(last.clip_fraction_low)
+        self._clip_fraction.labels("high").set(last.clip_fraction_high)
+        for stat in ("mean", "min", "max"):
+            self._ratio.labels(stat).set(getattr(last, f"ratio_{stat}"))
+        for stat in ("mean", "max"):
+            self._ratio.labels(f"mismatch_{stat}").set(getattr(last, f"mismatch_{stat}"))
