@@ -81,14 +81,18 @@ class Store:
 
     async def _evaluate(self, script: str, values: tuple[Value, ...]) -> Any:
         try:
-            return await self._send("EVALSHA", self._digests[script], values)
-        except exceptions.NoScriptError:
-            return await self._send("EVAL", self._scripts[script], values)
+            return await self._by_digest(script, values)
         except exceptions.ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
-            # A Redis that is new, or came back empty: the streams come first, then the same again.
-            await self._send("EVAL", self._scripts["open"], ())
+        # A Redis that is new, or came back empty: the streams come first, then the same again.
+        await self._by_digest("open", ())
+        return await self._by_digest(script, values)
+
+    async def _by_digest(self, script: str, values: tuple[Value, ...]) -> Any:
+        try:
+            return await self._send("EVALSHA", self._digests[script], values)
+        except exceptions.NoScriptError:
             return await self._send("EVAL", self._scripts[script], values)
 
     async def _send(self, command: str, body: str, values: tuple[Value, ...]) -> Any:
