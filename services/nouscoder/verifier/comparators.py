@@ -89,8 +89,15 @@ def _close(wanted: float, actual: float, absolute: float, relative: float) -> bo
     return abs(wanted - actual) <= max(absolute, relative * abs(wanted))
 
 
-def parse_result(encoded: bytes) -> JsonValue | HugeInt:
-    """A call's result as a value. Raises UnreadableResult for anything but one JSON value of sane depth."""
+def result_bound(expected: JsonValue) -> int:
+    """Bytes that no encoding of a value equal to `expected` reaches (escapes and digits make one byte at most 32)."""
+    return 4096 + 32 * len(json.dumps(expected))
+
+
+def parse_result(encoded: bytes, max_bytes: int) -> JsonValue | HugeInt:
+    """A call's result as a value. Raises UnreadableResult for anything but one JSON value of sane size and depth."""
+    if len(encoded) > max_bytes:
+        raise UnreadableResult(f"the result has {len(encoded)} bytes, far more than what is expected")
     try:
         value: JsonValue = json.loads(encoded, parse_int=_parse_int)
     except (ValueError, RecursionError) as error:
@@ -99,7 +106,7 @@ def parse_result(encoded: bytes) -> JsonValue | HugeInt:
 
 
 def _parse_int(text: str) -> int | HugeInt:
-    return int(text) if len(text) <= MAX_INT_DIGITS else HugeInt(text)
+    return int(text) if len(text.lstrip("-")) <= MAX_INT_DIGITS else HugeInt(text)
 
 
 def same_value(expected: object, actual: object, float_tolerance: float = 0.0) -> bool:

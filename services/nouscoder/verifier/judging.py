@@ -11,7 +11,7 @@ from typing import Protocol
 
 from nouscoder.submission import CallTests, Comparator, StdinTests, Submission
 from nouscoder.verdict import FirstFailure, VerdictKind
-from nouscoder.verifier.comparators import UnreadableResult, parse_result, same_text, same_value
+from nouscoder.verifier.comparators import UnreadableResult, parse_result, result_bound, same_text, same_value
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 
 CLIP_CHARS = 2000
@@ -29,6 +29,10 @@ class Judge(Protocol):
 
     entry_point: str | None
     num_tests: int
+
+    def input_size(self, index: int) -> int:
+        """How long the input of test `index` is: the guess of how hard it is."""
+        ...
 
     def stdin(self, index: int) -> bytes:
         """What the process of test `index` is given. Never anything of what is expected."""
@@ -78,8 +82,12 @@ class StdinJudge:
     def __init__(self, tests: StdinTests, comparator: Comparator) -> None:
         self._cases = tests.cases
         self._comparator = comparator
-        self.entry_point = None
+        self.entry_point: str | None = None
         self.num_tests = len(tests.cases)
+
+    def input_size(self, index: int) -> int:
+        """Characters of the input."""
+        return len(self._cases[index].input)
 
     def stdin(self, index: int) -> bytes:
         """The case's input."""
@@ -103,21 +111,26 @@ class CallJudge:
         self._tolerance = comparator.float_tolerance
         self.entry_point: str | None = tests.entry_point
         self.num_tests = len(tests.cases)
+        self._stdin = [json.dumps({"args": list(c.args), "kwargs": c.kwargs}).encode() for c in tests.cases]
+
+    def input_size(self, index: int) -> int:
+        """Bytes of the arguments as JSON."""
+        return len(self._stdin[index])
 
     def stdin(self, index: int) -> bytes:
         """The arguments as JSON, in the shape that the harness reads (sandbox.base.Program)."""
-        case = self._cases[index]
-        return json.dumps({"args": list(case.args), "kwargs": case.kwargs}).encode()
+        return self._stdin[index]
 
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
         """Accepted when the returned value is the expected one; a runtime error when nothing was returned."""
         if result.result is None:
             return VerdictKind.RUNTIME_ERROR
+        expected = self._cases[index].expected
         try:
-            value = parse_result(result.result)
+            value = parse_result(result.result, max_bytes=result_bound(expected))
         except UnreadableResult:
             return VerdictKind.WRONG_ANSWER
-        right = same_value(self._cases[index].expected, value, self._tolerance)
+        right = same_value(expected, value, self._tolerance)
         return VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER
 
     def shown(self, index: int, result: RunResult) -> tuple[str, str]:

@@ -1,0 +1,30 @@
+"""CodeContests as packed by rllm: stdin problems with expected outputs, no reference solutions."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+from nouscoder.data.problems import ProblemFileError
+from nouscoder.problem import Problem
+from nouscoder.submission import StdinCase, StdinTests
+
+
+def read_code_contests(path: Path) -> list[Problem]:
+    """Read the gzipped JSON array. Raises ProblemFileError naming the entry at fault."""
+    try:
+        with gzip.open(path, "rt", encoding="utf8") as file:
+            records = json.load(file)
+    except (OSError, EOFError, ValueError) as error:
+        raise ProblemFileError(f"{path} cannot be read: {error}") from error
+    problems = []
+    for number, record in enumerate(records):
+        try:
+            tests = record["tests"]
+            pairs = zip(tests["inputs"], tests["outputs"], strict=True)
+            cases = tuple(StdinCase(given, wanted) for given, wanted in pairs)
+            problems.append(Problem(f"code-contests-{number}", record["problem"], StdinTests(cases)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProblemFileError(f"{path}, entry {number}: {type(error).__name__}: {error}") from error
+    return problems

@@ -1,0 +1,67 @@
+"""Reading a request's body under a limit of size and of time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from fastapi import Request
+
+READ_PATIENCE_S = 60.0
+
+
+class BodyFault(Exception):
+    """A body that is not taken; `status` is the answer's."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body. Raises BodyFault: 413 when it is too large (said before it is read), 408 when it is too slow."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    parts: list[bytes] = []
+    try:
+        async with asyncio.timeout(READ_PATIENCE_S):
+            size = 0
+            async for part in request.stream():
+                size += len(part)
+                if size > max_bytes:
+                    raise _too_large(max_bytes)
+                parts.append(part)
+    except TimeoutError:
+        raise BodyFault(408, f"the body did not arrive within {READ_PATIENCE_S:.0f} s") from None
+    return b"".join(parts)
+
+
+async def read_lines(request: Request, max_line_bytes: int) -> AsyncIterator[bytes]:
+    """The body's lines as they arrive, empty ones left out. Raises BodyFault as `read_body`, a line at a time."""
+    rest = bytearray()
+    parts = request.stream().__aiter__()
+    while True:
+        try:
+            async with asyncio.timeout(READ_PATIENCE_S):
+                part = await anext(parts, None)
+        except TimeoutError:
+            raise BodyFault(408, f"no line arrived for {READ_PATIENCE_S:.0f} s") from None
+        if part is None:
+            break
+        rest += part
+        *lines, tail = rest.split(b"\n")
+        rest = bytearray(tail)
+        for line in lines:
+            if len(line) > max_line_bytes:
+                raise _too_large(max_line_bytes)
+            if line.strip():
+                yield bytes(line)
+        if len(rest) > max_line_bytes:
+            raise _too_large(max_line_bytes)
+    if rest.strip():
+        yield bytes(rest)
+
+
+def _too_large(max_bytes: int) -> BodyFault:
+    return BodyFault(413, f"may have at most {max_bytes} bytes")

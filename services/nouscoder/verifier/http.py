@@ -1,0 +1,167 @@
+"""The REST API. Handlers convert, call the grader, convert; 200 for every candidate, whatever it does.
+
+INVARIANT: once `Door.draining` is set no submission is taken in (503), and those inside get their verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from nouscoder import __version__
+from nouscoder.verdict import Verdict
+from nouscoder.verifier.body import BodyFault, read_body, read_lines
+from nouscoder.verifier.grader import Grader, QueueFull
+from nouscoder.verifier.schema import Fault, GradeAnswer, GradeRequest, answer_json, parse_submission
+from nouscoder.verifier.streams import batch_lines, server_events
+from nouscoder.verifier.validation import InvalidSubmission
+
+_JSON = "application/json"
+_FAULTS: dict[int | str, dict[str, Any]] = {
+    408: {"model": Fault, "description": "The body came too slowly."},
+    413: {"model": Fault, "description": "The body is too large."},
+    422: {"model": Fault, "description": "The request cannot be graded; `field` names the part at fault."},
+    429: {"model": Fault, "description": "The queue is full; Retry-After says in how many seconds to try again."},
+    503: {"model": Fault, "description": "The service is draining."},
+}
+_REF = "#/components/schemas/{model}"
+_REQUEST = {
+    "requestBody": {"required": True, "content": {_JSON: {"schema": {"$ref": _REF.format(model="GradeRequest")}}}}
+}
+_LINES = {"requestBody": {"required": True, "content": {"application/x-ndjson": {"schema": {"type": "string"}}}}}
+
+
+@dataclass(slots=True)
+class Door:
+    """Whether submissions are taken in."""
+
+    draining: bool = False
+
+    def close(self) -> None:
+        """Take in nothing from now on."""
+        self.draining = True
+
+
+class Draining(Exception):
+    """The service takes in nothing any more."""
+
+
+def make_app(grader: Grader, registry: CollectorRegistry, door: Door, max_body_bytes: int) -> FastAPI:
+    """The API over `grader`."""
+    app = FastAPI(title="NousCoder verifier", version=__version__, docs_url=None, redoc_url=None)
+    _add_faults(app)
+    _add_pages(app, registry, door)
+
+    @app.post("/v1/grade", response_model=GradeAnswer, responses=_FAULTS, openapi_extra=_REQUEST)
+    async def grade(request: Request) -> Response:
+        """Grade one submission."""
+        _enter(door)
+        submission = parse_submission(await read_body(request, max_body_bytes))
+        verdict = await _while_connected(request, grader.grade(submission))
+        return Response(answer_json(verdict), media_type=_JSON)
+
+    @app.post("/v1/grade/stream", responses=_FAULTS, openapi_extra=_REQUEST)
+    async def grade_stream(request: Request) -> Response:
+        """Grade one submission: an event `outcome` for each test as it ends, then one event `verdict`."""
+        _enter(door)
+        submission = parse_submission(await read_body(request, max_body_bytes))
+        events = server_events(grader, submission)
+        first = await anext(events)  # so that a refusal still has its status
+        return StreamingResponse(_chain(first, events), media_type="text/event-stream")
+
+    @app.post("/v1/grade/batch", responses=_FAULTS, openapi_extra=_LINES)
+    async def grade_batch(request: Request) -> Response:
+        """Grade many, one request a line with an optional `id`: a line each as it ends, in order of completion."""
+        _enter(door)
+        lines = read_lines(request, max_body_bytes)
+        return StreamingResponse(batch_lines(grader, lines), media_type="application/x-ndjson")
+
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _enter(door: Door) -> None:
+    if door.draining:
+        raise Draining
+
+
+async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for part in rest:
+        yield part
+
+
+async def _while_connected(request: Request, work: Awaitable[Verdict]) -> Verdict:
+    """Await `work`; a client that goes away cancels it, so that its slot is free at once."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise BodyFault(499, "the client went away")
+        return task.result()
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _add_pages(app: FastAPI, registry: CollectorRegistry, door: Door) -> None:
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """Alive."""
+        return {"status": "ok"}
+
+    @app.get("/readyz", responses={503: {"model": Fault}})
+    async def readyz() -> dict[str, str]:
+        """Taking in submissions."""
+        _enter(door)
+        return {"status": "ready"}
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """The Prometheus page."""
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _fault(status: int, detail: str, field: str | None = None, **headers: str) -> Response:
+    return JSONResponse({"detail": detail, "field": field}, status, headers=headers)
+
+
+def _add_faults(app: FastAPI) -> None:
+    """Every exception of ours as its status, in one place."""
+
+    def add(kind: type[Exception], answer: Callable[[Any], Response]) -> None:
+        async def handle(_: Request, error: Exception) -> Response:
+            return answer(error)
+
+        app.add_exception_handler(kind, handle)
+
+    add(InvalidSubmission, lambda error: _fault(422, str(error), error.field))
+    add(BodyFault, lambda error: _fault(error.status, f"body: {error}", "body"))
+    add(QueueFull, lambda error: _fault(429, str(error), **{"Retry-After": str(error.retry_after_s)}))
+    add(Draining, lambda _: _fault(503, "the service is draining", **{"Retry-After": "1"}))
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        request = GradeRequest.model_json_schema(ref_template=_REF)
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        schemas.update(request.pop("$defs", {}))
+        schemas["GradeRequest"] = request
+        app.openapi_schema = json.loads(json.dumps(document))
+    return app.openapi_schema

@@ -1,0 +1,173 @@
+"""The grading service: gRPC and REST over one grader. Runs alone; with a broker it grades rollouts too.
+
+Drain on SIGTERM: the REST API answers 503 and gRPC takes no new call, then what is inside has `drain_s` seconds to get
+its verdict, then the sandboxes are closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import AsyncExitStack, aclosing
+from typing import TypeVar
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from nouscoder.config import Config, VerifierSection
+from nouscoder.rpc.convert import (
+    InvalidMessage,
+    limits_to,
+    outcome_to,
+    submission_from,
+    verdict_to,
+)
+from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
+from nouscoder.submission import Limits, Submission
+from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
+from nouscoder.verdict import Verdict
+from nouscoder.verifier.grader import Grader, GradingPolicy, QueueFull
+from nouscoder.verifier.http import Door, make_app
+from nouscoder.verifier.listener import start_http
+from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox import Sandbox, SandboxConfig, open_sandbox
+from nouscoder.verifier.streams import grade_events, grade_patiently, spread
+from nouscoder.verifier.validation import LANGUAGES, InvalidSubmission
+
+log = logging.getLogger(__name__)
+
+FULL_NAME = "nouscoder.v1.VerifierService"
+Answer = TypeVar("Answer")
+_Context = grpc.aio.ServicerContext[object, object]
+
+
+class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
+    """gRPC: convert, grade, convert. A cancelled call cancels its grading, which frees the sandbox."""
+
+    def __init__(self, grader: Grader, isolation: tuple[str, ...]) -> None:
+        self._grader = grader
+        self._isolation = isolation
+
+    async def Grade(  # noqa: N802
+        self, request: verifier_pb2.GradeRequest, context: _Context
+    ) -> verifier_pb2.GradeResponse:
+        """One submission."""
+        submission = await _submission(request.submission, context)
+        verdict = await _answered(self._grader.grade(submission), context)
+        return verifier_pb2.GradeResponse(verdict=verdict_to(verdict))
+
+    async def GradeStream(  # noqa: N802
+        self, request: verifier_pb2.GradeStreamRequest, context: _Context
+    ) -> AsyncIterator[verifier_pb2.GradeStreamResponse]:
+        """One submission, test by test."""
+        submission = await _submission(request.submission, context)
+        async with aclosing(grade_events(self._grader, submission)) as events:  # type: ignore[type-var]
+            while (event := await _answered(anext(events, None), context)) is not None:
+                if isinstance(event, Verdict):
+                    yield verifier_pb2.GradeStreamResponse(verdict=verdict_to(event))
+                else:
+                    yield verifier_pb2.GradeStreamResponse(outcome=outcome_to(event))
+
+    async def GradeBatch(  # noqa: N802
+        self, request_iterator: AsyncIterator[verifier_pb2.GradeBatchRequest], context: _Context
+    ) -> AsyncIterator[verifier_pb2.GradeBatchResponse]:
+        """Many submissions; no more are read than are in hand."""
+
+        async def grade(request: verifier_pb2.GradeBatchRequest) -> verifier_pb2.GradeBatchResponse:
+            submission = await _submission(request.submission, context, f"{request.request_id}: ")
+            verdict = await _answered(grade_patiently(self._grader, submission), context)
+            return verifier_pb2.GradeBatchResponse(request_id=request.request_id, verdict=verdict_to(verdict))
+
+        answers = spread(request_iterator, grade, 2 * self._grader.num_slots)
+        async with aclosing(answers) as closing:  # type: ignore[type-var]
+            async for answer in closing:
+                yield answer
+
+    async def Capabilities(  # noqa: N802
+        self, request: verifier_pb2.CapabilitiesRequest, context: _Context
+    ) -> verifier_pb2.CapabilitiesResponse:
+        """What this service can run."""
+        return verifier_pb2.CapabilitiesResponse(
+            languages=LANGUAGES,
+            backend=self._grader.backend,
+            num_slots=self._grader.num_slots,
+            isolation=self._isolation,
+            default_limits=limits_to(Limits()),
+        )
+
+
+async def _submission(message: object, context: _Context, prefix: str = "") -> Submission:
+    try:
+        return submission_from(message)  # type: ignore[arg-type]
+    except InvalidMessage as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{prefix}{error}")
+
+
+async def _answered(work: Awaitable[Answer], context: _Context) -> Answer:
+    """Await `work`; a refusal ends the call with its status."""
+    try:
+        return await work
+    except InvalidSubmission as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    except QueueFull as error:
+        await context.abort(
+            grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), (("retry-after", str(error.retry_after_s)),)
+        )
+
+
+def policy_of(section: VerifierSection) -> GradingPolicy:
+    """The grading policy that the configuration asks for."""
+    return GradingPolicy(max_queue=section.max_queue, max_submission_s=section.max_submission_s)
+
+
+async def serve(config: Config, with_broker: bool = False) -> None:
+    """Serve until SIGTERM; `with_broker` adds the grading worker. Raises Unusable when it can never work here."""
+    stop = stop_event()
+    section = config.verifier
+    registry = CollectorRegistry()
+    async with AsyncExitStack() as stack:
+        sandbox = open_sandbox(SandboxConfig(**section.sandbox.model_dump()))
+        stack.push_async_callback(sandbox.close)
+        await sandbox.start()
+        grader = Grader(sandbox, VerifierMetrics(registry), policy_of(section))
+        door = Door()
+        if section.http:
+            app = make_app(grader, registry, door, section.max_body_bytes)
+            log.info("listening", extra={"http": await start_http(app, section.http, stack)})
+        stack.push_async_callback(_let_finish, grader, section.drain_s)
+        await start_grpc(_served(section, Servicer(grader, _isolation(sandbox)), registry), stack)
+        stack.callback(door.close)
+        await run_until_stopped(stop, *_workers(config, grader, with_broker))
+
+
+def _served(section: VerifierSection, servicer: Servicer, registry: CollectorRegistry) -> Served:
+    return Served(
+        address=section.grpc,
+        metrics_address=section.metrics,
+        full_names=[FULL_NAME],
+        register=lambda server: verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server),
+        registry=registry,
+        drain_s=section.drain_s,
+    )
+
+
+def _isolation(sandbox: Sandbox) -> tuple[str, ...]:
+    """The layers in force, where the backend names them."""
+    return tuple(getattr(sandbox, "isolation", ()))
+
+
+def _workers(config: Config, grader: Grader, with_broker: bool) -> list[Awaitable[None]]:
+    if not with_broker:
+        return []
+    from nouscoder.verifier.worker import grade_rollouts
+
+    return [grade_rollouts(config.broker.grpc, grader)]
+
+
+async def _let_finish(grader: Grader, drain_s: float) -> None:
+    """Let what came in over HTTP get its verdict."""
+    log.info("draining", extra={"unfinished": grader.unfinished})
+    end = asyncio.get_running_loop().time() + drain_s
+    while grader.unfinished and asyncio.get_running_loop().time() < end:
+        await asyncio.sleep(0.05)
