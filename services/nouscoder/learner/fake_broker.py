@@ -1,0 +1,105 @@
+"""A broker in memory for one learner, with the real one's rules, so that the learner can be run and tested alone.
+
+INVARIANT: batches are numbered from 0 and committed in order; the batch in training is given again until it is
+committed; a policy is taken only as the newest version + 1, or again with the same checksum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from nouscoder.batch import Batch
+from nouscoder.lease import Lease, LeasedBatch
+from nouscoder.ledger import Ledger
+from nouscoder.policy import PolicyManifest
+from nouscoder.rpc.channel import PeerError
+from nouscoder.run_status import RunStatus
+
+_LEASE_S = 60.0
+
+
+class FakeKeeper:
+    """Knows which leases are held."""
+
+    def __init__(self) -> None:
+        self.held: set[str] = set()
+
+    def add(self, lease: Lease) -> None:
+        """Held from now on."""
+        self.held.add(lease.lease_id)
+
+    def drop(self, lease_id: str) -> None:
+        """No longer held."""
+        self.held.discard(lease_id)
+
+
+class FakeBroker:
+    """`make_batch(batch_id, policy_version)` makes what is trained on; a batch is made once."""
+
+    def __init__(self, make_batch: Callable[[int, int], Batch]) -> None:
+        self._make_batch = make_batch
+        self._in_training: Batch | None = None
+        self._deliveries = 0
+        self.commits: list[tuple[int, int]] = []
+        self.policies: list[PolicyManifest] = []
+        self.finished = False
+
+    async def status(self) -> RunStatus:
+        """The run at one instant."""
+        return RunStatus(
+            run="fake",
+            ledger=self._ledger(),
+            streams=(),
+            policy_version=self.policies[-1].policy_version if self.policies else None,
+            step=self.commits[-1][1] if self.commits else 0,
+            batches_committed=len(self.commits),
+            admission_slots_free=0,
+            finished=self.finished,
+            rollouts_accepted=0,
+            rollouts_graded=0,
+        )
+
+    async def lease_batch(self, wait_s: float = 10.0) -> LeasedBatch:
+        """The batch in training again, or a new one."""
+        if self.finished:
+            return LeasedBatch(run_finished=True)
+        if self._in_training is None:
+            self._in_training = self._make_batch(len(self.commits), self.policies[-1].policy_version)
+            self._deliveries = 0
+        self._deliveries += 1
+        lease = Lease(f"batch-{len(self.commits)}-{self._deliveries}", _LEASE_S, self._deliveries)
+        return LeasedBatch(self._in_training, lease)
+
+    async def publish_policy(self, manifest: PolicyManifest) -> int:
+        """Take the newest version + 1, or the same again."""
+        newest = self.policies[-1] if self.policies else None
+        if newest is not None and (newest.policy_version, newest.sha256) == (manifest.policy_version, manifest.sha256):
+            return newest.policy_version
+        if manifest.policy_version != len(self.policies):
+            raise PeerError(f"broker: policy version {manifest.policy_version} is not {len(self.policies)}")
+        self.policies.append(manifest)
+        return manifest.policy_version
+
+    async def commit_batch(self, batch_id: int, step: int) -> bool:
+        """Once the batch in training; again is welcome."""
+        if (batch_id, step) in self.commits:
+            return True
+        if self._in_training is None or batch_id != self._in_training.batch_id:
+            raise PeerError(f"broker: batch {batch_id} is not in training")
+        self.commits.append((batch_id, step))
+        self._in_training = None
+        return False
+
+    async def finish_run(self, reason: str) -> Ledger:
+        """No more batches."""
+        self.finished = True
+        return self._ledger()
+
+    @asynccontextmanager
+    async def keep_leases(self) -> AsyncIterator[FakeKeeper]:
+        """A keeper; leaving it lets go of all."""
+        yield FakeKeeper()
+
+    def _ledger(self) -> Ledger:
+        return Ledger(len(self.commits), len(self.commits), 0, 0, 0, {})

@@ -1,0 +1,65 @@
+"""Group advantages: normalised, blind to shift and scale, zero for overlong rollouts and for groups without signal."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from nouscoder.advantage import group_advantages, has_signal
+
+rewards_of_a_group = st.lists(st.integers(-8, 8).map(lambda eighths: eighths / 8), min_size=2, max_size=16)
+
+
+@given(rewards_of_a_group)
+def test_advantages_have_mean_zero_and_variance_one(rewards: list[float]) -> None:
+    assume(has_signal(rewards))
+    advantages = group_advantages(rewards, [False] * len(rewards))
+    assert sum(advantages) == pytest.approx(0.0, abs=1e-9)
+    assert sqrt(sum(a * a for a in advantages) / len(advantages)) == pytest.approx(1.0)
+
+
+@given(rewards_of_a_group, st.integers(1, 10), st.integers(-5, 5))
+def test_advantages_do_not_change_with_shift_and_scale(rewards: list[float], scale: int, shift: int) -> None:
+    changed = [scale * reward + shift for reward in rewards]
+    no_cut = [False] * len(rewards)
+    assert group_advantages(changed, no_cut) == pytest.approx(group_advantages(rewards, no_cut), abs=1e-9)
+
+
+@given(rewards_of_a_group, st.data())
+def test_a_better_reward_never_has_a_worse_advantage(rewards: list[float], data: st.DataObject) -> None:
+    advantages = group_advantages(rewards, [False] * len(rewards))
+    i, j = data.draw(st.tuples(*[st.integers(0, len(rewards) - 1)] * 2))
+    if rewards[i] > rewards[j]:
+        assert advantages[i] > advantages[j]
+
+
+@given(rewards_of_a_group, st.data())
+def test_overlong_rollouts_get_zero_but_count_in_the_statistics(rewards: list[float], data: st.DataObject) -> None:
+    overlong = data.draw(st.lists(st.booleans(), min_size=len(rewards), max_size=len(rewards)))
+    whole = group_advantages(rewards, [False] * len(rewards))
+    cut = group_advantages(rewards, overlong)
+    assert cut == [0.0 if is_cut else value for value, is_cut in zip(whole, overlong, strict=True)]
+
+
+@given(st.floats(-1, 1), st.integers(1, 8))
+def test_a_group_with_equal_rewards_has_no_signal(reward: float, size: int) -> None:
+    assert not has_signal([reward] * size)
+    assert group_advantages([reward] * size, [False] * size) == [0.0] * size
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_reward_that_is_not_finite_raises(bad: float) -> None:
+    with pytest.raises(ValueError, match="not finite"):
+        group_advantages([1.0, bad], [False, False])
+
+
+def test_unequal_lengths_raise() -> None:
+    with pytest.raises(ValueError, match="differ in length"):
+        group_advantages([1.0, -1.0], [False])
+
+
+def test_nouscoder_rewards_by_hand() -> None:
+    assert group_advantages([1.0, -1.0, -1.0, -1.0], [False] * 4) == pytest.approx([sqrt(3), *[-1 / sqrt(3)] * 3])
