@@ -1,0 +1,111 @@
+"""What tests of the broker share: one real Redis for the session, and a fresh run on it for each test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from nouscoder.broker.core import Broker
+from nouscoder.broker.redis_server import start_redis
+from nouscoder.broker.rules import Rules
+from nouscoder.broker.store import Store
+from nouscoder.config import Config, load_config
+from nouscoder.lease import LeasedGrading, LeasedTask
+from nouscoder.policy import PolicyManifest
+from nouscoder.problem import Problem
+from nouscoder.rollout import FinishReason, Rollout, Task, VersionSpan
+from nouscoder.submission import StdinCase, StdinTests
+from nouscoder.verdict import Verdict, VerdictKind
+
+_runs = itertools.count()
+
+
+class BrokerRig:
+    """Makes brokers of fresh runs on one Redis, and the records that workers would send."""
+
+    problems = tuple(
+        Problem(f"p{i}", f"problem {i}", StdinTests((StdinCase("1\n", f"{i}\n"),)), text_is_code=True) for i in range(6)
+    )
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def config(self, *overrides: str) -> Config:
+        """G = 4, B = 8, k = 2 in a run of its own, then the overrides."""
+        small = ["broker.group_size=4", "broker.batch_size=8", "broker.pipeline_k=2"]
+        return load_config(None, [f"run.name=test-{next(_runs)}", *small, *overrides])
+
+    def broker(self, config: Config) -> Broker:
+        """A broker; another one of the same config is a restarted one."""
+        return Broker(config, self.url, self.problems)
+
+    def impatient_store(self, broker: Broker) -> Store:
+        """The same run under rules by which every lease has expired already."""
+        section = broker._config.broker.model_copy(update={"lease_s": 1e-9, "batch_lease_s": 1e-9})
+        return Store(self.url, broker._config.run.name, Rules.of(section))
+
+    @staticmethod
+    def manifest(version: int, sha256: str = "a" * 64) -> PolicyManifest:
+        return PolicyManifest(version, f"/policies/{version:08d}", sha256, 10, version)
+
+    @staticmethod
+    def rollout(task: Task, version: int = 0) -> Rollout:
+        return Rollout(
+            rollout_id=task.rollout_id,
+            group_id=task.group_id,
+            problem_id=task.problem_id,
+            prompt_token_ids=(1, 2),
+            token_ids=(3, 4, 5),
+            logprobs=(-0.5, -0.25, -0.125),
+            loss_mask=(True, True, True),
+            versions=(VersionSpan(version, 3),),
+            finish_reason=FinishReason.STOP,
+            text=f"print('{task.rollout_id}')",
+        )
+
+    @staticmethod
+    def verdict(kind: VerdictKind = VerdictKind.ACCEPTED) -> Verdict:
+        passed = int(kind is VerdictKind.ACCEPTED)
+        return Verdict(kind=kind, passed=passed, total=1, graded=1, duration_s=0.01, backend="test")
+
+    async def sample(self, broker: Broker, max_tasks: int = 100, version: int = 0) -> tuple[LeasedTask, ...]:
+        """Lease and hand in rollouts as one generation worker."""
+        leased = (await broker.lease_tasks("generation-h-0-1", max_tasks, 0)).tasks
+        pairs = [(item.lease.lease_id, self.rollout(item.task, version)) for item in leased]
+        assert await broker.submit_rollouts("generation-h-0-1", pairs) == []
+        return leased
+
+    async def grade(self, broker: Broker, kind_of: Callable[[str], VerdictKind]) -> tuple[LeasedGrading, ...]:
+        """Lease and grade everything there is as one grading worker; `kind_of` takes a rollout id."""
+        leased = (await broker.lease_grading("verifier-h-0-1", 1000, 0)).gradings
+        items = [(item.lease.lease_id, item.rollout_id, self.verdict(kind_of(item.rollout_id))) for item in leased]
+        assert await broker.submit_verdicts("verifier-h-0-1", items) == []
+        return leased
+
+    @staticmethod
+    def mixed(rollout_id: str) -> VerdictKind:
+        """Half of every group is accepted."""
+        return VerdictKind.ACCEPTED if int(rollout_id[-1]) % 2 else VerdictKind.WRONG_ANSWER
+
+
+@pytest.fixture(scope="session")
+def broker_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerRig]:
+    server = start_redis(Path(tmp_path_factory.mktemp("redis")))
+    yield BrokerRig(server.url)
+    server.close()
+
+
+@pytest.fixture
+async def new_broker(broker_rig: BrokerRig) -> AsyncIterator[Callable[..., Broker]]:
+    """Makes brokers that are closed after the test: of a fresh run with overrides, or of a given config."""
+    made: list[Broker] = []
+
+    def make(*overrides: str, config: Config | None = None) -> Broker:
+        made.append(broker_rig.broker(config or broker_rig.config(*overrides)))
+        return made[-1]
+
+    yield make
+    for broker in made:
+        await broker.close()

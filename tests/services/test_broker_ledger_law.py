@@ -1,0 +1,302 @@
+"""Random histories of a run against a real Redis: the broker's laws hold after every step of every history.
+
+Laws: admitted = trained + filtered + stale + abandoned + in flight; rollouts live and not in a batch <= k * B; no
+rollout is trained on twice; the streams hold exactly the rollouts whose state says so; nothing is kept of what ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+from nouscoder.batch import Batch
+from nouscoder.broker import streams
+from nouscoder.broker.admission import UNBATCHED
+from nouscoder.broker.core import Broker
+from nouscoder.broker.errors import Refused
+from nouscoder.lease import LeasedGrading, LeasedTask
+from nouscoder.verdict import VerdictKind
+
+Answer = TypeVar("Answer")
+_G, _B, _K = 4, 8, 2
+_KINDS = (VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.INTERNAL_ERROR)
+_STALENESS = 1
+_STEPS = (
+    *("sample", "grade", "train") * 6,
+    *("old", "gen", "ver", "lea", "broker", "expire", "publish", "publish"),
+    "finish",
+)
+_FATES = ("once", "once", "twice", "keep")
+_WANTED = (100, 5, 1)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that happens: to which worker, how much it asks for, what it does with it, with which verdicts."""
+
+    what: str
+    slot: int
+    wanted: int
+    fate: str
+    kinds: tuple[VerdictKind, ...]
+    place: int
+
+
+_steps = st.builds(
+    Step,
+    what=st.sampled_from(_STEPS),
+    slot=st.integers(0, 1),
+    wanted=st.sampled_from(_WANTED),
+    fate=st.sampled_from(_FATES),
+    kinds=st.lists(st.sampled_from(_KINDS), max_size=4).map(tuple),
+    place=st.integers(0, 10_000),
+)
+
+
+def random_step(source: random.Random) -> Step:
+    return Step(
+        what=source.choice(_STEPS[:-1]),
+        slot=source.randrange(2),
+        wanted=source.choice(_WANTED),
+        fate=source.choice(_FATES),
+        kinds=tuple(source.choice(_KINDS) for _ in range(source.randrange(5))),
+        place=source.randrange(10_000),
+    )
+
+
+class RunHistory(RuleBasedStateMachine):
+    """Two generation workers, two graders, two learners and a broker, each of which may die at any time."""
+
+    rig: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.pids = itertools.count(1)
+        self.config = self.rig.config(
+            f"broker.max_staleness={_STALENESS}", "broker.max_deliveries=3", "broker.max_regrades=1"
+        )
+        self.broker: Broker = self.rig.broker(self.config)
+        self.impatient = self.rig.impatient_store(self.broker)
+        self.tasks: list[tuple[str, LeasedTask]] = []  # leases ever given, also lost ones: zombies send too
+        self.gradings: list[tuple[str, LeasedGrading]] = []
+        self.batch: Batch | None = None
+        self.trained: list[str] = []
+        self.version = -1
+        self.workers = {name: self.incarnation(name) for name in ("gen-0", "gen-1", "ver-0", "ver-1", "lea-0", "lea-1")}
+        self.num_committed = 0
+        self.finished = False
+
+    def incarnation(self, name: str) -> str:
+        return f"{name}-{next(self.pids)}"
+
+    def go(self, call: Coroutine[Any, Any, Answer]) -> Answer:
+        return self.runner.run(call)
+
+    @initialize()
+    def first_policy(self) -> None:
+        self.publish()
+
+    @rule(step=_steps)
+    def step(self, step: Step) -> None:
+        """One rule for everything: with many, Hypothesis turns some off and few histories get as far as a batch."""
+        self.do(step)
+
+    def do(self, step: Step) -> None:
+        if step.what == "sample":
+            self.sample(step.slot, step.wanted, step.fate)
+        elif step.what == "grade":
+            self.grade(step.slot, step.wanted, step.fate, list(step.kinds))
+        elif step.what == "train":
+            self.train(step.slot, step.fate)
+        elif step.what == "old":
+            self.old_leases_are_handed_in(step)
+        elif step.what == "finish":
+            self.finish()
+        else:
+            self.disturb(step.slot, step.what)
+
+    def sample(self, slot: int, wanted: int, fate: str) -> None:
+        worker = self.workers[f"gen-{slot}"]
+        leased = self.go(self.broker.lease_tasks(worker, wanted, 0))
+        assert len(leased.tasks) <= wanted
+        assert leased.run_finished == self.finished
+        self.tasks += [(worker, item) for item in leased.tasks]
+        if fate != "keep":
+            assert self.hand_in_rollouts(worker, leased.tasks, again=fate == "twice") == []
+
+    def grade(self, slot: int, wanted: int, fate: str, kinds: list[VerdictKind]) -> None:
+        worker = self.workers[f"ver-{slot}"]
+        leased = self.go(self.broker.lease_grading(worker, wanted, 0))
+        assert len(leased.gradings) <= wanted
+        self.gradings += [(worker, item) for item in leased.gradings]
+        if fate != "keep":
+            assert self.hand_in_verdicts(worker, leased.gradings, kinds, again=fate == "twice") == []
+
+    def train(self, slot: int, fate: str) -> None:
+        leased = self.go(self.broker.lease_batch(self.workers[f"lea-{slot}"], 0))
+        assert leased.run_finished == self.finished
+        if leased.batch is not None:
+            self.check_batch(leased.batch)
+            self.batch = leased.batch
+        if fate != "keep" and self.batch is not None:
+            self.commit(self.batch, again=fate == "twice")
+            self.batch = None
+
+    def old_leases_are_handed_in(self, step: Step) -> None:
+        """Work under a lease kept, lost or done long ago, by whoever had it."""
+        if self.tasks:
+            worker, task = self.tasks[step.place % len(self.tasks)]
+            self.hand_in_rollouts(worker, [task], again=True)
+        if self.gradings:
+            worker, grading = self.gradings[step.place % len(self.gradings)]
+            self.hand_in_verdicts(worker, [grading], list(step.kinds), again=True)
+
+    def disturb(self, slot: int, what: str) -> None:
+        if what == "broker":
+            self.go(self.broker.store.close())
+            self.broker = self.rig.broker(self.config)
+        elif what == "expire":
+            self.go(streams.sweep(self.impatient))
+        elif what == "publish":
+            self.publish()
+        else:
+            self.workers[f"{what}-{slot}"] = self.incarnation(f"{what}-{slot}")
+
+    def publish(self) -> None:
+        self.version += 1
+        self.go(self.broker.publish_policy(self.rig.manifest(self.version)))
+
+    def hand_in_rollouts(self, worker: str, tasks: Sequence[LeasedTask], again: bool) -> list[str]:
+        pairs = [(item.lease.lease_id, self.rig.rollout(item.task, self.version)) for item in tasks]
+        refused = self.go(self.broker.submit_rollouts(worker, pairs))
+        if again:
+            before = self.go(self.broker.status())
+            assert self.go(self.broker.submit_rollouts(worker, pairs)) == refused
+            assert self.go(self.broker.status()) == before
+        return refused
+
+    def hand_in_verdicts(
+        self, worker: str, gradings: Sequence[LeasedGrading], kinds: list[VerdictKind], again: bool
+    ) -> list[str]:
+        """Half accepted where `kinds` says nothing."""
+        verdicts = [self.rig.verdict(self.rig.mixed(grading.rollout_id)) for grading in gradings]
+        verdicts[: len(kinds)] = [self.rig.verdict(kind) for kind in kinds[: len(verdicts)]]
+        items = [
+            (item.lease.lease_id, item.rollout_id, verdict) for item, verdict in zip(gradings, verdicts, strict=True)
+        ]
+        refused = self.go(self.broker.submit_verdicts(worker, items))
+        if again:
+            before = self.go(self.broker.status())
+            self.go(self.broker.submit_verdicts(worker, items))
+            assert self.go(self.broker.status()) == before
+        return refused
+
+    def check_batch(self, batch: Batch) -> None:
+        assert self.batch is None or batch == self.batch, "an uncommitted batch changed"
+        assert batch.batch_id == self.num_committed
+        assert len(batch.rollouts) <= _B
+        assert len(batch.groups()) == _B // _G
+        assert all(batch.policy_version - graded.rollout.oldest_version <= _STALENESS for graded in batch.rollouts)
+
+    def commit(self, batch: Batch, again: bool) -> None:
+        if self.finished:
+            with pytest.raises(Refused):
+                self.go(self.broker.commit_batch(batch.batch_id, batch.batch_id + 1))
+            return
+        assert self.go(self.broker.commit_batch(batch.batch_id, batch.batch_id + 1)) is False
+        self.num_committed += 1
+        self.trained += [graded.rollout.rollout_id for graded in batch.rollouts]
+        if again:
+            assert self.go(self.broker.commit_batch(batch.batch_id, batch.batch_id + 1)) is True
+
+    def finish(self) -> None:
+        if self.num_committed < 3:
+            return
+        first = self.go(self.broker.finish_run("enough"))
+        assert sum(first.in_flight.values()) == 0
+        assert self.go(self.broker.finish_run("again")) == first
+        self.finished = True
+
+    @invariant()
+    def the_laws_hold(self) -> None:
+        status = self.go(self.broker.status())
+        ledger = status.ledger
+        assert ledger.balanced, ledger
+        assert sum(ledger.in_flight[state] for state in UNBATCHED) <= _K * _B
+        assert ledger.trained == len(self.trained)
+        assert len(set(self.trained)) == len(self.trained), "trained twice"
+        by_name = {stream.stream: stream for stream in status.streams}
+        assert (by_name["tasks"].lag, by_name["tasks"].pending) == (
+            ledger.in_flight["queued"],
+            ledger.in_flight["sampling"],
+        )
+        assert (by_name["grading"].lag, by_name["grading"].pending) == (
+            ledger.in_flight["sampled"],
+            ledger.in_flight["grading"],
+        )
+        assert self.go(self._records()) == sum(ledger.in_flight.values()), "a record outlives its rollout"
+
+    async def _records(self) -> int:
+        store = self.broker.store
+        pattern = (store.prefix + "rollout:*").replace("[", "\\[")
+        return len(await store.redis.keys(pattern))
+
+    def teardown(self) -> None:
+        async def drop() -> None:
+            keys = await self.broker.store.redis.keys(self.broker.store.prefix + "*")
+            await self.broker.store.redis.delete(*keys)
+            await self.broker.store.close()
+            await self.impatient.close()
+
+        self.go(drop())
+        self.runner.close()
+
+
+@pytest.mark.timeout(120)
+def test_the_laws_hold_after_every_step_of_random_histories(broker_rig: Any) -> None:
+    machine = type("RunHistoryOnRig", (RunHistory,), {"rig": broker_rig})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=30,
+            stateful_step_count=50,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+            database=None,
+        ),
+    )
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_laws_hold_in_long_histories_that_meet_every_end(broker_rig: Any, seed: int) -> None:
+    history = type("RunHistoryOnRig", (RunHistory,), {"rig": broker_rig})()
+    source = random.Random(seed)
+    try:
+        history.publish()
+        for _ in range(1000):
+            history.do(random_step(source))
+            history.the_laws_hold()
+        status = history.go(history.broker.status())
+        ledger = status.ledger
+        assert min(ledger.trained, ledger.filtered, ledger.stale, ledger.abandoned) > 0, ledger
+        assert all(stream.redeliveries > 0 for stream in status.streams), status.streams
+        assert sum(stream.dead_letters for stream in status.streams) > 0
+    finally:
+        history.teardown()
