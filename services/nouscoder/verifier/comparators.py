@@ -86,7 +86,7 @@ def _close_tokens(wanted: bytes, actual: bytes, tolerance: float) -> bool:
 def _close(wanted: float, actual: float, absolute: float, relative: float) -> bool:
     if not (math.isfinite(wanted) and math.isfinite(actual)):
         return wanted == actual or (math.isnan(wanted) and math.isnan(actual))
-    return abs(wanted - actual) <= max(absolute, relative * abs(wanted))
+    return abs(wanted - actual) <= max(absolute, relative * max(abs(wanted), abs(actual)))
 
 
 def result_bound(expected: JsonValue) -> int:

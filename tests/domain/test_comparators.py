@@ -1,0 +1,176 @@
+"""Comparing outputs and values: truth tables, and bounds on what hostile output can cost."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nouscoder.submission import Comparator, ComparatorKind
+from nouscoder.verifier.comparators import (
+    HugeInt,
+    UnreadableResult,
+    parse_result,
+    result_bound,
+    same_text,
+    same_value,
+)
+
+TOKENS = Comparator()
+LINES = Comparator(ComparatorKind.LINES)
+EXACT = Comparator(ComparatorKind.EXACT)
+CLOSE = Comparator(ComparatorKind.TOKENS, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("comparator", "expected", "actual", "same"),
+    [
+        (EXACT, "1\n", b"1\n", True),
+        (EXACT, "1\n", b"1", False),
+        (EXACT, "é", "é".encode(), True),
+        (LINES, "a b\nc\n", b"a b  \nc", True),
+        (LINES, "a b\nc\n", b"a b\r\nc\r\n\n\n", True),
+        (LINES, "a b\n", b"a  b\n", False),
+        (LINES, "a\n", b" a\n", False),
+        (LINES, "a\n\nb", b"a\nb", False),
+        (LINES, "", b"\n\n", True),
+        (LINES, "a", b"a\nb", False),
+        (TOKENS, "1 2\n3\n", b"1  2 3", True),
+        (TOKENS, "1 2 3", b"1\n2\n3\n" + b" " * 10_000_000, True),
+        (TOKENS, "1 2 3", b"1 2", False),
+        (TOKENS, "1 2", b"1 2 3", False),
+        (TOKENS, "", b"", True),
+        (TOKENS, "", b"0", False),
+        (TOKENS, "0", b"", False),
+        (TOKENS, "YES", b"Yes", False),
+        (TOKENS, "1", b"1.0", False),
+        (TOKENS, "1", b"1\0", False),
+        (TOKENS, "1 2", "1\u00a02".encode(), False),
+        (TOKENS, "x", b"\xff\xfe", False),
+        (CLOSE, "1", b"1.0", True),
+        (CLOSE, "0.3", b"0.30000000000000004", True),
+        (CLOSE, "0.3", b"0.31", False),
+        (CLOSE, "1000000.0", b"1000000.9", True),
+        (CLOSE, "1000000", b"1000001", False),
+        (CLOSE, "007", b"7", True),
+        (CLOSE, "1e-7", b"0", True),
+        (CLOSE, "ok 0.5", b"ok .5", True),
+        (CLOSE, "ok 0.5", b"no .5", False),
+        (CLOSE, "1.5", b"nan", False),
+        (CLOSE, "1.5", b"inf", False),
+        (CLOSE, "nan", b"nan", True),
+        (CLOSE, "10.0", b"1_0.0", False),
+        (CLOSE, "1e999", b"1e999", True),
+        (CLOSE, "1.0", b"1e999", False),
+        (CLOSE, "1.0", b"1." + b"0" * 5000, False),
+    ],
+)
+def test_text_is_compared_as_the_comparator_says(
+    comparator: Comparator, expected: str, actual: bytes, same: bool
+) -> None:
+    assert same_text(expected, actual, comparator) is same
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "same"),
+    [
+        (1, 1, True),
+        (1, 1.0, True),
+        (1, 2, False),
+        (1, True, False),
+        (True, 1, False),
+        (0, False, False),
+        (True, True, True),
+        (False, None, False),
+        (None, None, True),
+        (0.3, 0.1 + 0.2, True),
+        (0.0, 1e-17, True),
+        (0.3, 0.3001, False),
+        (2**53, 2**53 + 1, False),
+        (10**400, 1.0, False),
+        ("1", 1, False),
+        ("a", "a", True),
+        ([1, 2], [1, 2], True),
+        ([1, 2], [2, 1], False),
+        ([1, [2, [3]]], (1, (2, (3,))), True),
+        ([1], [1, 1], False),
+        ([], {}, False),
+        ([], None, False),
+        ({"a": [1]}, {"a": [1]}, True),
+        ({"a": 1}, {"a": 1, "b": 2}, False),
+        ({"a": 1}, {"b": 1}, False),
+        (math.nan, math.nan, True),
+        (math.nan, 0.0, False),
+        (math.inf, math.inf, True),
+        (math.inf, -math.inf, False),
+        (math.inf, 1e308, False),
+    ],
+)
+def test_values_are_compared_as_python_would_but_for_bools_and_rounding(
+    expected: object, actual: object, same: bool
+) -> None:
+    assert same_value(expected, actual) is same
+
+
+def test_a_float_tolerance_widens_the_comparison_of_values_but_not_of_integers() -> None:
+    assert same_value([1.0], [1.0009], 1e-3)
+    assert not same_value([1.0], [1.0009])
+    assert not same_value([1000], [1001], 1e-2)
+
+
+def test_nesting_as_deep_as_memory_allows_is_compared_without_recursion() -> None:
+    left: list[object] = []
+    right: list[object] = []
+    for _ in range(100_000):
+        left, right = [left], [right]
+    assert same_value(left, right)
+    assert not same_value(left, [right])
+
+
+@pytest.mark.parametrize(
+    "encoded", [b"", b"{", b"1 2", b"\xff", b"[" * 1_000_000, b'{"a":' * 1_000_000, b"nul", b"\0", b"1" * 99 + b"x"]
+)
+def test_a_result_that_is_not_one_json_value_is_unreadable(encoded: bytes) -> None:
+    with pytest.raises(UnreadableResult):
+        parse_result(encoded, 10**8)
+
+
+def test_a_result_far_longer_than_what_is_expected_is_not_even_parsed() -> None:
+    with pytest.raises(UnreadableResult, match="far more"):
+        parse_result(b"[" + b"[]," * 10_000 + b"[]]", result_bound([1, 2]))
+
+
+def test_integers_too_long_to_convert_are_compared_by_their_digits() -> None:
+    digits = "9" * 5000
+    assert parse_result(digits.encode(), 10**6) == HugeInt(digits)
+    assert same_value(HugeInt(digits), parse_result(digits.encode(), 10**6))
+    assert not same_value(10**30, parse_result(digits.encode(), 10**6))
+    assert parse_result(b"-" + b"9" * 4300, 10**6) == -int("9" * 4300)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(), inner, max_size=5),
+    max_leaves=20,
+)
+
+
+@given(json_values)
+def test_every_value_equals_itself_after_the_way_through_json_and_fits_its_bound(value: object) -> None:
+    for encoded in (json.dumps(value), json.dumps(value, indent=2), json.dumps(value, ensure_ascii=False)):
+        data = encoded.encode("utf8", "surrogatepass")
+        if b"\xed" not in data:  # a lone surrogate has no UTF-8
+            assert same_value(value, parse_result(data, result_bound(value)))  # type: ignore[arg-type]
+
+
+@given(json_values, json_values)
+def test_values_that_are_the_same_are_so_both_ways(one: object, other: object) -> None:
+    assert same_value(one, other) is same_value(other, one)
+
+
+@given(st.text(), st.binary(), st.sampled_from(list(ComparatorKind)), st.sampled_from([0.0, 1e-6]))
+def test_no_output_breaks_a_comparator(expected: str, actual: bytes, kind: ComparatorKind, tolerance: float) -> None:
+    assert same_text(expected, actual, Comparator(kind, tolerance)) in (True, False)
+    assert same_text(expected, expected.encode("utf8", "surrogatepass"), Comparator(kind, tolerance))

@@ -1,0 +1,309 @@
+"""The grader over a scripted sandbox: verdicts, order, early stop, our failures, the queue, and cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from nouscoder.submission import CallCase, CallTests, Limits, StdinCase, StdinTests, Submission
+from nouscoder.verdict import TestOutcome, VerdictKind
+from nouscoder.verifier.grader import Grader, GradingPolicy, QueueFull
+from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox.base import CompileFailed, Exit, Program, RunResult, SandboxError, Session
+from nouscoder.verifier.validation import InvalidSubmission
+from prometheus_client import CollectorRegistry
+
+Behaviour = Callable[[bytes], Awaitable[RunResult]]
+GOOD = RunResult(Exit.EXITED, 0, 0, 0.01, 0.01, 1000, b"", b"")
+
+
+async def echo(stdin: bytes) -> RunResult:
+    """A program that prints what it reads."""
+    return replace(GOOD, stdout=stdin)
+
+
+class ScriptedSandbox:
+    """Runs a coroutine in place of a program, and notes who asked for what."""
+
+    name = "scripted"
+
+    def __init__(self, behaviour: Behaviour = echo, num_slots: int = 1) -> None:
+        self.behaviour = behaviour
+        self.num_slots = num_slots
+        self.programs: list[Program] = []
+        self.inputs: list[bytes] = []
+        self.open = 0
+        self.most_open = 0
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    @asynccontextmanager
+    async def session(self, program: Program) -> AsyncIterator[Session]:
+        """One submission."""
+        if program.code == "does not compile":
+            raise CompileFailed("line 1")
+        self.programs.append(program)
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        try:
+            yield self
+        finally:
+            self.open -= 1
+
+    async def run(self, stdin: bytes) -> RunResult:
+        """One run."""
+        self.inputs.append(stdin)
+        return await self.behaviour(stdin)
+
+
+def grader_of(sandbox: ScriptedSandbox, **policy: float) -> Grader:
+    """A grader with its own metrics."""
+    registry = CollectorRegistry()
+    grader = Grader(sandbox, VerifierMetrics(registry), GradingPolicy(**policy))  # type: ignore[arg-type]
+    grader_registry[id(grader)] = registry
+    return grader
+
+
+grader_registry: dict[int, CollectorRegistry] = {}
+
+
+def sample(grader: Grader, name: str, **labels: str) -> float | None:
+    """A metric's value."""
+    return grader_registry[id(grader)].get_sample_value(f"nouscoder_verifier_{name}", labels)
+
+
+def stdin_submission(*pairs: tuple[str, str], code: str | None = "x", **fields: object) -> Submission:
+    """A submission with (input, output) tests."""
+    tests = StdinTests(tuple(StdinCase(given, wanted) for given, wanted in pairs))
+    return Submission(tests=tests, code=code, **fields)  # type: ignore[arg-type]
+
+
+async def test_hardest_first_and_indices_are_those_of_the_request() -> None:
+    sandbox = ScriptedSandbox()
+    seen: list[TestOutcome] = []
+    submission = stdin_submission(("a", "a"), ("ccc", "ccc"), ("bb", "bb"))
+    verdict = await grader_of(sandbox).grade(submission, seen.append)
+    assert sandbox.inputs == [b"ccc", b"bb", b"a"]
+    assert [one.index for one in seen] == [1, 2, 0]
+    assert [one.index for one in verdict.tests] == [0, 1, 2]
+    assert (verdict.kind, verdict.passed, verdict.total, verdict.graded) == (VerdictKind.ACCEPTED, 3, 3, 3)
+    assert verdict.first_failure is None
+
+
+async def test_grading_stops_at_the_first_failure_unless_told_otherwise() -> None:
+    submission = stdin_submission(("a", "no"), ("bbb", "bbb"), ("cc", "no"))
+    verdict = await grader_of(ScriptedSandbox()).grade(submission)
+    assert (verdict.kind, verdict.passed, verdict.graded) == (VerdictKind.WRONG_ANSWER, 1, 2)
+    assert verdict.first_failure is not None
+    assert (verdict.first_failure.index, verdict.first_failure.expected) == (2, "no")
+    whole = await grader_of(ScriptedSandbox()).grade(replace(submission, stop_on_first_failure=False))
+    assert (whole.passed, whole.graded) == (1, 3)
+    assert whole.first_failure is not None
+    assert whole.first_failure.index == 0
+
+
+async def test_what_is_expected_never_reaches_the_sandbox() -> None:
+    sandbox = ScriptedSandbox()
+    call = CallTests("f", (CallCase((1,), {"k": [2]}, "SECRET"),))
+    await grader_of(sandbox).grade(Submission(tests=call, code="def f(): pass"))
+    await grader_of(sandbox).grade(stdin_submission(("a", "SECRET")))
+    assert "SECRET" not in repr((sandbox.programs, sandbox.inputs))
+    assert sandbox.inputs[0] == b'{"args": [1], "kwargs": {"k": [2]}}'
+
+
+@pytest.mark.parametrize(
+    ("result", "kind"),
+    [
+        (replace(GOOD, stdout=b"yes"), VerdictKind.ACCEPTED),
+        (replace(GOOD, stdout=b"no"), VerdictKind.WRONG_ANSWER),
+        (replace(GOOD, stdout=b"yes", exit_code=1), VerdictKind.RUNTIME_ERROR),
+        (replace(GOOD, stdout=b"yes", exit=Exit.SIGNALLED, signal=11), VerdictKind.RUNTIME_ERROR),
+        (replace(GOOD, stdout=b"yes", exit=Exit.TIME_LIMIT), VerdictKind.TIME_LIMIT_EXCEEDED),
+        (replace(GOOD, stdout=b"yes", exit=Exit.MEMORY_LIMIT), VerdictKind.MEMORY_LIMIT_EXCEEDED),
+        (replace(GOOD, stdout=b"yes", exit=Exit.OUTPUT_LIMIT), VerdictKind.OUTPUT_LIMIT_EXCEEDED),
+    ],
+)
+async def test_an_outcome_follows_from_how_the_process_ended(result: RunResult, kind: VerdictKind) -> None:
+    async def behaviour(_: bytes) -> RunResult:
+        return result
+
+    verdict = await grader_of(ScriptedSandbox(behaviour)).grade(stdin_submission(("", "yes")))
+    assert verdict.kind is kind
+
+
+@pytest.mark.parametrize(
+    ("result", "kind"),
+    [
+        (b"[1, 2]", VerdictKind.ACCEPTED),
+        (b"[1, true]", VerdictKind.WRONG_ANSWER),
+        (b"[1, 2", VerdictKind.WRONG_ANSWER),
+        (b"[" * 3000, VerdictKind.WRONG_ANSWER),
+        (None, VerdictKind.RUNTIME_ERROR),
+    ],
+)
+async def test_a_call_is_judged_by_its_result_alone(result: bytes | None, kind: VerdictKind) -> None:
+    async def behaviour(_: bytes) -> RunResult:
+        return replace(GOOD, stdout=b"[1, 2]", result=result)
+
+    tests = CallTests("f", (CallCase((), {}, [1, 2]),))
+    verdict = await grader_of(ScriptedSandbox(behaviour)).grade(Submission(tests=tests, code="x"))
+    assert verdict.kind is kind
+
+
+async def test_every_exit_has_an_outcome() -> None:
+    for exit_kind in Exit:
+
+        async def behaviour(_: bytes, exit_kind: Exit = exit_kind) -> RunResult:
+            return replace(GOOD, exit=exit_kind)
+
+        assert not (await grader_of(ScriptedSandbox(behaviour)).grade(stdin_submission(("", "")))).is_ours
+
+
+async def test_a_completion_without_code_takes_no_sandbox() -> None:
+    sandbox = ScriptedSandbox()
+    verdict = await grader_of(sandbox).grade(stdin_submission(("a", "a"), code=None, completion="I cannot."))
+    assert (verdict.kind, verdict.graded, verdict.total) == (VerdictKind.NO_CODE, 0, 1)
+    assert not sandbox.programs
+    verdict = await grader_of(sandbox).grade(stdin_submission(("a", "a"), code=None, completion="```\ncat\n```"))
+    assert verdict.kind is VerdictKind.ACCEPTED
+    assert sandbox.programs[0].code == "cat"
+
+
+async def test_code_that_does_not_compile_is_a_verdict() -> None:
+    verdict = await grader_of(ScriptedSandbox()).grade(stdin_submission(("a", "a"), code="does not compile"))
+    assert (verdict.kind, verdict.detail, verdict.graded) == (VerdictKind.COMPILE_ERROR, "line 1", 0)
+
+
+async def test_our_failure_is_tried_again_in_a_fresh_sandbox_and_judged_tests_are_kept() -> None:
+    async def behaviour(stdin: bytes) -> RunResult:
+        if stdin == b"a" and len(sandbox.programs) == 1:
+            raise SandboxError("slot died")
+        return replace(GOOD, stdout=stdin)
+
+    sandbox = ScriptedSandbox(behaviour)
+    grader = grader_of(sandbox)
+    verdict = await grader.grade(stdin_submission(("a", "a"), ("bb", "bb")))
+    assert (verdict.kind, verdict.graded) == (VerdictKind.ACCEPTED, 2)
+    assert sandbox.inputs == [b"bb", b"a", b"a"]
+    assert sample(grader, "internal_errors_total", cause="sandbox") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [(SandboxError("gone"), "sandbox"), (ZeroDivisionError(), "grader"), (TimeoutError(), "sandbox_silent")],
+)
+async def test_our_failure_twice_is_an_internal_error_and_no_other_verdict(error: Exception, cause: str) -> None:
+    async def behaviour(_: bytes) -> RunResult:
+        raise error
+
+    grader = grader_of(ScriptedSandbox(behaviour))
+    verdict = await grader.grade(stdin_submission(("a", "a")))
+    assert verdict.is_ours
+    assert sample(grader, "internal_errors_total", cause=cause) == 2
+    assert sample(grader, "submissions_total", verdict="internal_error") == 1
+    assert grader.unfinished == 0
+
+
+async def test_a_sandbox_that_never_answers_is_given_up() -> None:
+    async def behaviour(_: bytes) -> RunResult:
+        await asyncio.sleep(60)
+        return GOOD
+
+    limits = Limits(wall_time_s=0.01)
+    grader = grader_of(ScriptedSandbox(behaviour), run_grace_s=0.01)
+    assert (await grader.grade(stdin_submission(("a", "a"), limits=limits))).is_ours
+
+
+async def test_tests_that_together_take_too_long_are_a_time_limit() -> None:
+    async def behaviour(stdin: bytes) -> RunResult:
+        return replace(GOOD, stdout=stdin, wall_time_s=4.0)
+
+    grader = grader_of(ScriptedSandbox(behaviour), max_submission_s=10)
+    verdict = await grader.grade(stdin_submission(*[("a", "a")] * 5))
+    assert (verdict.kind, verdict.graded) == (VerdictKind.TIME_LIMIT_EXCEEDED, 3)
+
+
+async def test_texts_of_a_failure_are_clipped_and_can_be_withheld() -> None:
+    async def behaviour(_: bytes) -> RunResult:
+        return replace(GOOD, stdout=b"\xff" * 100_000, stderr=b"x" * 100_000 + b"end")
+
+    submission = stdin_submission(("i" * 100_000, "e" * 100_000))
+    failure = (await grader_of(ScriptedSandbox(behaviour)).grade(submission)).first_failure
+    assert failure is not None
+    assert all(len(text) < 2100 for text in (failure.input, failure.expected, failure.output, failure.stderr))
+    assert failure.stderr.endswith("end")
+    withheld = await grader_of(ScriptedSandbox(behaviour)).grade(replace(submission, reveal=False))
+    assert withheld.first_failure is None
+    assert withheld.kind is VerdictKind.WRONG_ANSWER
+
+
+class Gate:
+    """A behaviour that waits until it is opened."""
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+
+    async def __call__(self, stdin: bytes) -> RunResult:
+        await self.opened.wait()
+        return replace(GOOD, stdout=stdin)
+
+
+async def settled(condition: Callable[[], bool]) -> None:
+    """Wait, at most 5 s, until `condition` holds."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_no_more_run_than_there_are_slots_and_a_full_queue_refuses() -> None:
+    gate = Gate()
+    sandbox = ScriptedSandbox(gate, num_slots=2)
+    grader = grader_of(sandbox, max_queue=3)
+    tasks = [asyncio.ensure_future(grader.grade(stdin_submission(("a", "a")))) for _ in range(5)]
+    await settled(lambda: grader.unfinished == 5)
+    with pytest.raises(QueueFull) as refusal:
+        await grader.grade(stdin_submission(("a", "a")))
+    assert refusal.value.retry_after_s >= 1
+    assert sample(grader, "queue_depth") == 3
+    assert sample(grader, "sandboxes", state="busy") == 2
+    gate.opened.set()
+    assert [one.kind for one in await asyncio.gather(*tasks)] == [VerdictKind.ACCEPTED] * 5
+    assert sandbox.most_open == 2
+    assert sample(grader, "sandboxes", state="free") == 2
+
+
+async def test_a_cancelled_caller_frees_its_slot_or_its_place_in_the_queue() -> None:
+    gate = Gate()
+    sandbox = ScriptedSandbox(gate)
+    grader = grader_of(sandbox)
+    tasks = [asyncio.ensure_future(grader.grade(stdin_submission(("a", "a")))) for _ in range(3)]
+    await settled(lambda: sandbox.open == 1)
+    tasks[0].cancel()
+    tasks[1].cancel()
+    gate.opened.set()
+    assert (await tasks[2]).kind is VerdictKind.ACCEPTED
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (sandbox.open, grader.unfinished) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("submission", "field"),
+    [
+        (stdin_submission(), "tests.cases"),
+        (stdin_submission(("a", "a"), language="cobol"), "language"),
+        (stdin_submission(("a", "a"), limits=Limits(wall_time_s=1e9)), "limits.wall_time_s"),
+        (stdin_submission(("a", "a"), limits=Limits(memory_bytes=2**60)), "limits.memory_bytes"),
+        (Submission(tests=CallTests("f()", (CallCase(),)), code="x"), "tests.entry_point"),
+    ],
+)
+async def test_a_submission_that_cannot_be_graded_is_refused_by_field(submission: Submission, field: str) -> None:
+    with pytest.raises(InvalidSubmission) as refusal:
+        await grader_of(ScriptedSandbox()).grade(submission)
+    assert refusal.value.field == field
