@@ -6,6 +6,7 @@ import socket
 import sys
 from contextlib import ExitStack
 
+from nouscoder.broker.redis_server import redis_command, redis_url
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.run_folder import RunFolder
 from nouscoder.supervisor import ProcessSpec
@@ -39,7 +40,21 @@ def service_spec(folder: RunFolder, name: str) -> ProcessSpec:
     return ProcessSpec(name, tuple(command), folder.logs / f"{name}.log", may_end=name == "learner")
 
 
+def redis_spec(folder: RunFolder) -> ProcessSpec:
+    """How to start the run's own Redis. Raises RedisServerError when this machine has none."""
+    return ProcessSpec("redis", tuple(redis_command(folder.path / "redis")), folder.logs / "redis.log")
+
+
 def rewrite_addresses(folder: RunFolder, config: Config) -> Config:
     """Give the run fresh addresses and record them; the rest of its configuration stays as it was."""
-    folder.write_text(folder.config_file, dump_config(with_addresses(config)))
+    changed = with_addresses(config)
+    if not config.broker.redis_url:
+        own = {"redis_url": redis_url(folder.path / "redis")}
+        changed = changed.model_copy(update={"broker": changed.broker.model_copy(update=own)})
+    folder.write_text(folder.config_file, dump_config(changed))
     return load_config(folder.config_file)
+
+
+def needs_own_redis(folder: RunFolder, config: Config) -> bool:
+    """Whether the run's Redis is one of its own, here, and not one that was given."""
+    return config.broker.redis_url == redis_url(folder.path / "redis")

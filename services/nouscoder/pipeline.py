@@ -32,13 +32,12 @@ from typing import Any
 
 from rich.console import Console
 
-from nouscoder.broker.redis_server import redis_spec
 from nouscoder.config import Config
 from nouscoder.data.problems import load_problems
 from nouscoder.errors import NousCoderError
 from nouscoder.evaluation.pass_at_1 import Evaluation, evaluate
 from nouscoder.ledger import Ledger
-from nouscoder.local_run import rewrite_addresses, service_spec
+from nouscoder.local_run import needs_own_redis, redis_spec, rewrite_addresses, service_spec
 from nouscoder.policy import PolicyManifest
 from nouscoder.report import write_report
 from nouscoder.rollout import Sampling
@@ -133,9 +132,8 @@ async def local_processes(folder: RunFolder, config: Config) -> AsyncIterator[Su
     """A supervisor with Redis running; on leaving nothing is left running."""
     supervisor = Supervisor()
     try:
-        spec = redis_spec(folder.path / "redis", config.broker.redis_url, folder.logs / "redis.log")
-        if spec is not None:
-            supervisor.start(spec)
+        if needs_own_redis(folder, config):
+            supervisor.start(redis_spec(folder))
         yield supervisor
     finally:
         await supervisor.close()

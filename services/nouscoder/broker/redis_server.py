@@ -21,6 +21,8 @@ from pathlib import Path
 
 import redis
 
+from nouscoder.errors import Unusable
+
 log = logging.getLogger(__name__)
 
 # Linux allows 107 bytes for the path of a unix socket.
@@ -29,7 +31,7 @@ _START_LIMIT_S = 60.0
 _STOP_LIMIT_S = 5.0
 
 
-class RedisServerError(Exception):
+class RedisServerError(Unusable):
     """No Redis can be had; the message is one sentence with the way out."""
 
 
@@ -73,13 +75,13 @@ def start_redis(folder: Path, url: str = "") -> RedisServer:
             raise RedisServerError(f"no Redis answers at {url}: start it or clear broker.redis_url")
         return RedisServer(url)
     folder.mkdir(parents=True, exist_ok=True)
-    own_url = f"unix://{_socket_path(folder)}"
+    own_url = redis_url(folder)
     if _is_there(own_url):
         with _client(own_url) as client:
             pid = int(client.info("server")["process_id"])
         log.info("taking over a running Redis", extra={"redis_pid": pid, "url": own_url})
         return RedisServer(own_url, pid)
-    process = _spawn(find_redis_binary(), folder)
+    process = _spawn(redis_command(folder))
     _wait_until_ready(process, own_url, folder)
     return RedisServer(own_url, process.pid, process)
 
@@ -107,7 +109,14 @@ def _socket_path(folder: Path) -> Path:
     return Path(tempfile.gettempdir()) / f"nouscoder-redis-{os.getuid()}-{digest}.sock"
 
 
-def _spawn(binary: str, folder: Path) -> subprocess.Popen[bytes]:
+def redis_url(folder: Path) -> str:
+    """Where a Redis of our own on this folder answers."""
+    return f"unix://{_socket_path(folder)}"
+
+
+def redis_command(folder: Path) -> list[str]:
+    """The command of a Redis of our own with its files in `folder`. Raises RedisServerError when there is no Redis."""
+    folder.mkdir(parents=True, exist_ok=True)
     settings = {
         "port": "0",
         "unixsocket": str(_socket_path(folder)),
@@ -120,12 +129,15 @@ def _spawn(binary: str, folder: Path) -> subprocess.Popen[bytes]:
         "daemonize": "no",
         "logfile": str(folder.resolve() / "redis.log"),
     }
-    arguments = [word for key, value in settings.items() for word in (f"--{key}", value)]
+    return [find_redis_binary(), *(word for key, value in settings.items() for word in (f"--{key}", value))]
+
+
+def _spawn(command: list[str]) -> subprocess.Popen[bytes]:
     try:
         # A session of its own: Ctrl-C in the terminal must not end Redis before those who drain into it.
-        return subprocess.Popen([binary, *arguments], stdin=subprocess.DEVNULL, start_new_session=True)
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     except OSError as error:
-        raise RedisServerError(f"{binary} cannot be started: {error.strerror}") from error
+        raise RedisServerError(f"{command[0]} cannot be started: {error.strerror}") from error
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str, folder: Path) -> None:
