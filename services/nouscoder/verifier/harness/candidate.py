@@ -1,11 +1,12 @@
 """A candidate's own process, from the fork to the end: confined first, then made to look like `python main.py`.
 
-INVARIANT: no candidate code runs before `confine` has returned, and `confine` leaves open only descriptors 0, 1, 2
-and, for call tests, 3 (where the returned value is written; the candidate can write there too, so it is hostile).
+INVARIANT: no candidate code runs before `confine` has returned, with only descriptors 0, 1, 2 open and, for call
+tests, 3 (where the returned value is written; the candidate can write there too, so it is hostile).
 """
 
 from __future__ import annotations
 
+import _signal
 import atexit
 import gc
 import io
@@ -17,23 +18,23 @@ import resource
 import signal
 import sys
 import threading
-import traceback
 import types
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import kernel
 
 RESULT_FD = 3
+CANDIDATE_ID = 1000  # user and group, as seen inside
 _SCRIPT = "/tmp/main.py"
-_PACKAGE = __name__.partition(".")[0]
 _FOLDER = os.path.dirname(__file__)
 _NUM_FILES = 512
+# Bound here: every attribute looked up in a fresh fork copies a page.
+_set_limit, _chdir, _unblock = resource.setrlimit, os.chdir, _signal.pthread_sigmask
+_set_groups, _set_users, _INTERRUPT = os.setresgid, os.setresuid, (_signal.SIGINT,)
 UNENCODABLE = b"!"  # a result that starts so is not JSON: the value has no JSON form
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(NamedTuple):
     """A PROGRAM frame: the code, how to call it, and its limits."""
 
     code: str
@@ -49,46 +50,70 @@ class Program:
         return self.code.encode("utf-8", "surrogatepass")
 
 
-@dataclass(frozen=True, slots=True)
-class Confinement:
+class Confinement(NamedTuple):
     """What every candidate of a slot is put under. `base_vm_bytes` is what the interpreter maps before it starts."""
 
     two_users: bool
     filter: Any
     base_vm_bytes: int
+    namespace: dict[str, Any]
 
 
-def confine(program: Program, confinement: Confinement) -> None:
-    """Give up every right that the program does not need. Raises OSError when one step fails."""
-    os.setsid()
-    limit_resources(program, confinement.base_vm_bytes)
-    if confinement.two_users:
-        os.setresgid(1000, 1000, 1000)
-        os.setresuid(1000, 1000, 1000)
-    else:
-        kernel.drop_capabilities()
-    kernel.forbid_new_privileges()
-    kernel.allow_inspection()
-    kernel.install_filter(confinement.filter)
+def confine_session(confinement: Confinement, stream_fds: tuple[int, ...]) -> None:
+    """What every process of a submission inherits, init among them: done once, because each costs 0.1 ms a test.
 
-
-def limit_resources(program: Program, base_vm_bytes: int) -> None:
-    """All limits but CPU time, which starts to count when the program does."""
-    space = program.memory_bytes + base_vm_bytes
+    init keeps its capabilities over its own namespaces; the filter allows it (and so everybody) mount and umount2,
+    which the kernel refuses to a process without capabilities.
+    """
+    os.setpgid(0, 0)
+    for fd in stream_fds:
+        os.set_inheritable(fd, False)
     for kind, value in (
-        (resource.RLIMIT_AS, space),
-        (resource.RLIMIT_FSIZE, program.output_bytes + 1),
-        (resource.RLIMIT_NPROC, program.processes),
         (resource.RLIMIT_NOFILE, _NUM_FILES),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
     ):
         resource.setrlimit(kind, (value, value))
+    kernel.empty_bounding_set()
+    kernel.forbid_new_privileges()
+    kernel.install_filter(confinement.filter)
 
 
-def limit_cpu(used_s: float, cpu_time_s: float) -> None:
-    """SIGXCPU at the limit (whole seconds are all the kernel has), SIGKILL a second later."""
+class TestLimits:
+    """The rest, which init cannot take on itself; made once a submission, applied in each test's process."""
+
+    __slots__ = ("_address_space", "_cpu", "_file_size", "_processes", "_two_users")
+
+    def __init__(self, program: Program, confinement: Confinement) -> None:
+        space = program.memory_bytes + confinement.base_vm_bytes
+        seconds = math.ceil(program.cpu_time_s)
+        self._address_space = (space, space)
+        self._file_size = (program.output_bytes + 1, program.output_bytes + 1)
+        self._processes = (program.processes, program.processes)
+        # SIGXCPU at the limit (whole seconds are all the kernel has), SIGKILL a second later.
+        self._cpu = (seconds, seconds + 1)
+        self._two_users = confinement.two_users
+
+    def confine(self, *, count_cpu: bool = True) -> None:
+        """Give up the last rights. Raises OSError. The change of user comes last: init takes it for the proof."""
+        limit, r = _set_limit, resource
+        limit(r.RLIMIT_AS, self._address_space)
+        limit(r.RLIMIT_FSIZE, self._file_size)
+        limit(r.RLIMIT_NPROC, self._processes)
+        if count_cpu:
+            limit(r.RLIMIT_CPU, self._cpu)
+        _chdir("/tmp")
+        _unblock(_signal.SIG_UNBLOCK, _INTERRUPT)
+        if self._two_users:
+            _set_groups(CANDIDATE_ID, CANDIDATE_ID, CANDIDATE_ID)
+            _set_users(CANDIDATE_ID, CANDIDATE_ID, CANDIDATE_ID)
+        else:
+            kernel.drop_capabilities()
+
+
+def count_cpu_from(used_s: float, cpu_time_s: float) -> None:
+    """Count the program's CPU time from now: the first process has already used some to compile."""
     soft = math.ceil(used_s + cpu_time_s)
     resource.setrlimit(resource.RLIMIT_CPU, (soft, soft + 1))
 
@@ -99,19 +124,27 @@ def compile_source(program: Program) -> types.CodeType:
     return code
 
 
-def look_like_a_script() -> dict[str, Any]:
-    """Streams, arguments, path and a fresh `__main__`; returns its namespace."""
-    for name in [n for n in sys.modules if n.partition(".")[0] == _PACKAGE]:
-        del sys.modules[name]
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.chdir("/tmp")
-    sys.argv = sys.orig_argv = ["main.py"]
-    sys.path.insert(0, "/tmp")
+def make_script_surroundings() -> dict[str, Any]:
+    """Streams, arguments, path and a fresh `__main__` as a script finds them; returns its namespace.
+
+    Called once, in the zygote: a fork is the cheapest way to make them fresh again. The streams are built over
+    seekable files, as they will be in the candidate, where descriptors 0, 1 and 2 are its own files.
+    """
+    saved = [os.dup(fd) for fd in range(3)]
+    with_seek = os.memfd_create("stream")
+    for fd in range(3):
+        os.dup2(with_seek, fd)
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(_buffered(0), "utf-8", "strict")  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = io.TextIOWrapper(_buffered(1), "utf-8", "strict", "\n")  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = io.TextIOWrapper(  # type: ignore[misc]
         _buffered(2), "utf-8", "backslashreplace", "\n", line_buffering=True
     )
+    for fd, kept in enumerate(saved):
+        os.dup2(kept, fd)
+        os.close(kept)
+    os.close(with_seek)
+    sys.argv = sys.orig_argv = ["main.py"]
+    sys.path.insert(0, "/tmp")
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=_SCRIPT, __cached__=None, __annotations__={}, __builtins__=sys.modules["builtins"])
     sys.modules["__main__"] = main
@@ -160,7 +193,7 @@ class Job:
         except SystemExit as another:
             return _exit_status(another)
         except BaseException:  # noqa: BLE001 - a broken hook must not hide the failure
-            traceback.print_exc()
+            sys.__excepthook__(type(error), error, trace)
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
     def leave(self, status: int) -> None:

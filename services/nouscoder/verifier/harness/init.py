@@ -5,20 +5,23 @@ INVARIANT: a run starts only when no process but this one lives in the pid names
 
 from __future__ import annotations
 
+import _signal
+import fcntl
 import json
 import os
 import resource
-import signal
+from types import CodeType
 from typing import NoReturn
 
-from . import frames, kernel
-from .candidate import Confinement, Job, Program
-from .run import Run, RunAbandoned, RunFailed, end_all
+from . import candidate, frames, kernel
+from .candidate import Confinement, Job, Program, make_script_surroundings
+from .run import Plan, Run, RunAbandoned, RunFailed, end_all
 from .settings import SlotSettings
 
 EXIT_ENDED = 0
 EXIT_STREAM_CLOSED = 3
 _EXIT_FAILED = 4
+_FIRST_OWN_FD = 64
 _SCRIPT = "/tmp/main.py"
 
 
@@ -27,6 +30,7 @@ class Init:
 
     def __init__(self, settings: SlotSettings, stream_in: int, stream_out: int, filter_code: bytes) -> None:
         self._settings = settings
+        self._files_dir = -1
         self._in = stream_in
         self._out = stream_out
         self._two_users = settings.uid_init is not None
@@ -34,6 +38,7 @@ class Init:
         self._confinement = Confinement(
             two_users=self._two_users,
             filter=kernel.make_filter(filter_code),
+            namespace=make_script_surroundings(),
             base_vm_bytes=vm_pages * resource.getpagesize(),
         )
 
@@ -55,12 +60,17 @@ class Init:
     def _settle(self) -> None:
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGINT,))
         kernel.die_with_parent()
         kernel.forbid_inspection()
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-        kernel.mount("proc", "/proc", "proc", flags, "hidepid=invisible")
+        kernel.mount("proc", "/proc", "proc", flags, "hidepid=invisible,subset=pid")
+        # Files of the runs live in a tmpfs that the candidate's /tmp then hides; only this descriptor leads there.
+        kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=700")
+        self._files_dir = os.open("/tmp", os.O_RDONLY | os.O_DIRECTORY)
+        self._files_dir = _move_up(self._files_dir)
         self._mount_tmp()
+        candidate.confine_session(self._confinement, (self._in, self._out))
 
     def _mount_tmp(self) -> None:
         options = f"size={self._settings.tmp_bytes},nr_inodes={self._settings.tmp_inodes},mode=1777"
@@ -74,7 +84,8 @@ class Init:
             self._fail(f"expected PROGRAM, not {kind.name}")
         program = Program(**json.loads(payload))
         self._write_script(program)
-        run = Run(program, self._confinement, self._in)
+        plan = Plan(program, self._confinement, self._files_dir)
+        run = Run(plan, self._in)
         job = run.start_compiling(self._settings.compile_time_s)
         if job is not None:
             return job
@@ -84,10 +95,11 @@ class Init:
             frames.write_frame(self._out, frames.Kind.COMPILE_FAILED, problem)
             return self._await_end()
         frames.write_frame(self._out, frames.Kind.COMPILED)
-        return self._runs(program, run, code)
+        return self._runs(plan, run, code)
 
-    def _runs(self, program: Program, first: Run, code: bytes) -> Job:
+    def _runs(self, plan: Plan, first: Run, marshalled: bytes) -> Job:
         run: Run | None = first
+        code: CodeType | None = None
         while True:
             kind, stdin = frames.read_frame(self._in)
             if kind is frames.Kind.END:
@@ -96,7 +108,8 @@ class Init:
             if kind is not frames.Kind.RUN:
                 self._fail(f"expected RUN, not {kind.name}")
             if run is None:
-                run = Run(program, self._confinement, self._in)
+                code = code or candidate.load_code(marshalled)
+                run = Run(plan, self._in)
                 job = run.start(stdin, code)
                 if job is not None:
                     return job
@@ -104,7 +117,7 @@ class Init:
                 run.release(stdin)
             result = run.finish()
             run = None
-            self._clean(program)
+            self._clean(plan.program)
             frames.write_frame(self._out, frames.Kind.RESULT, frames.pack_result(result))
 
     def _clean(self, program: Program) -> None:
@@ -132,3 +145,10 @@ class Init:
             frames.write_frame(self._out, frames.Kind.FAILED, reason.encode())
         finally:
             os._exit(_EXIT_FAILED)
+
+
+def _move_up(fd: int) -> int:
+    """Out of the low numbers, which belong to the files of a run."""
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_OWN_FD)
+    os.close(fd)
+    return moved

@@ -9,7 +9,7 @@ import importlib
 
 MODULES = (
     "math collections heapq bisect itertools functools string re random operator copy io os time "
-    "typing datetime decimal fractions json threading queue array struct statistics traceback linecache "
+    "typing datetime decimal fractions json threading queue array struct statistics "
     "marshal atexit select signal resource"
 ).split()
 

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import marshal
-import mmap
+import math
 import os
 import resource
 import select
 import signal
 import struct
 import time
-import traceback
-from dataclasses import dataclass
+from types import CodeType
+from typing import NamedTuple
 
 from . import candidate, frames
-from .candidate import Confinement, Job, Program
+from .candidate import CANDIDATE_ID, Confinement, Job, Program, TestLimits
 
-# What the child tells before any candidate code runs: 1 when confined, monotonic start time s, CPU time used so far s.
-_STAMP = struct.Struct("=Bdd")
+_CPU_USED = struct.Struct("=d")  # CPU time that compiling took [s]
+_ALL_FDS = 1 << 20
 _STDERR_BYTES = 64 * 1024
 _FLOOD_BYTES = 64 * 1024
 _MAX_DETAIL_BYTES = 8 * 1024
@@ -36,8 +36,7 @@ class RunAbandoned(Exception):
     """The gateway ended the session in the middle of a run; everything is dead."""
 
 
-@dataclass(slots=True)
-class _Files:
+class _Files(NamedTuple):
     """Fresh for each run, so nothing of a run's descriptors (offsets, flags, locks) reaches the next."""
 
     stdin: int
@@ -46,29 +45,49 @@ class _Files:
     result: int | None
 
     @staticmethod
-    def make(has_result: bool) -> _Files:
-        names = ("stdin", "stdout", "stderr")
-        fds = [os.memfd_create(name, 0) for name in names]
-        return _Files(*fds, os.memfd_create("result", 0) if has_result else None)
+    def make(files_dir: int, has_result: bool) -> _Files:
+        """Unlinked files in the tmpfs that only init has open."""
+        flags = os.O_TMPFILE | os.O_RDWR
+        fds = [os.open(".", flags, 0o666, dir_fd=files_dir) for _ in range(3 + has_result)]
+        return _Files(fds[0], fds[1], fds[2], fds[3] if has_result else None)
 
     def close(self) -> None:
-        for fd in (self.stdin, self.stdout, self.stderr, self.result):
+        """Free them."""
+        for fd in self:
             if fd is not None:
                 os.close(fd)
+
+
+class Plan:
+    """What the runs of one submission share."""
+
+    def __init__(self, program: Program, confinement: Confinement, files_dir: int) -> None:
+        self.program = program
+        self.files_dir = files_dir
+        self.namespace = confinement.namespace
+        self.limits = TestLimits(program, confinement)
+        self._two_users = confinement.two_users
+
+    def was_confined(self, pid: int) -> bool:
+        """Whether the dead process `pid` had come to change its user, the last step before candidate code."""
+        if not self._two_users:
+            return True
+        info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return info is not None and info.si_uid == CANDIDATE_ID
 
 
 class Run:
     """Used once: `start_compiling`, `compiled`, `release`, `finish`, or `start`, `finish`."""
 
-    def __init__(self, program: Program, confinement: Confinement, stream_in: int) -> None:
-        self._program = program
-        self._confinement = confinement
+    def __init__(self, plan: Plan, stream_in: int) -> None:
+        self._plan = plan
+        self._program = plan.program
         self._stream_in = stream_in
-        self._page = mmap.mmap(-1, mmap.PAGESIZE)
-        self._files = _Files.make(program.entry_point is not None)
+        self._files = _Files.make(plan.files_dir, plan.program.entry_point is not None)
         self._pid = 0
         self._go = self._report = -1
         self._started_s = 0.0
+        self._cpu_before_s = 0.0
         self._usage = resource.getrusage(resource.RUSAGE_CHILDREN)
 
     def start_compiling(self, limit_s: float) -> Job | None:
@@ -84,16 +103,16 @@ class Run:
         return None
 
     def compiled(self, limit_s: float) -> tuple[bytes | None, bytes]:
-        """(why it does not compile or None, the marshalled code). Raises RunAbandoned, RunFailed."""
+        """(why it does not compile or None, the marshalled code). Raises RunFailed."""
         message = self._read_report(time.monotonic() + limit_s)
         os.close(self._report)
         if message[:1] == b"C":
-            return None, message[1:]
+            (self._cpu_before_s,) = _CPU_USED.unpack_from(message, 1)
+            return None, message[1 + _CPU_USED.size :]
         if message[:1] == b"F":
             raise RunFailed(message[1:].decode("utf-8", "replace"))
         os.close(self._go)
         self._files.close()
-        self._page.close()
         return message[1:] or b"the compiler ran out of time or memory", b""
 
     def release(self, stdin: bytes) -> None:
@@ -106,37 +125,35 @@ class Run:
             raise RunFailed("the process ended before it was started") from error
         os.close(self._go)
 
-    def start(self, stdin: bytes, marshalled: bytes) -> Job | None:
+    def start(self, stdin: bytes, code: CodeType) -> Job | None:
         """Fork a process for compiled code. Returns a job in that process only."""
         self._fill_stdin(stdin)
         self._started_s = time.monotonic()
         self._pid = os.fork()
         if self._pid == 0:
             try:
-                self._wire(())
-                candidate.confine(self._program, self._confinement)
-                return self._enter(candidate.load_code(marshalled))
-            except BaseException:  # noqa: BLE001 - the missing stamp tells the parent
+                self._wire()
+                self._plan.limits.confine()
+                return Job(code, self._plan.namespace, self._program.entry_point)
+            except BaseException:  # noqa: BLE001 - our user id on the dead process tells the parent
                 os._exit(1)
         return None
 
     def finish(self) -> frames.Result:
         """Wait for the end, kill what is left, and say what happened. Raises RunAbandoned, RunFailed."""
         in_time = self._await_end(self._started_s + self._program.wall_time_s)
-        ended_s = time.monotonic()
+        wall_s = time.monotonic() - self._started_s
         if not in_time:
             _kill_all()
+        confined = self._plan.was_confined(self._pid)
         _, status, usage = os.wait4(self._pid, 0)
         memory_bytes = max(usage.ru_maxrss, end_all()) * 1024
-        confined, started_s, cpu_before_s = _STAMP.unpack_from(self._page)
-        self._page.close()
         if not confined and in_time:
             raise RunFailed("a test's process could not be confined")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu_s = after.ru_utime + after.ru_stime - self._usage.ru_utime - self._usage.ru_stime - cpu_before_s
-        return self._judge(
-            status, in_time, max(0.0, ended_s - (started_s or self._started_s)), max(0.0, cpu_s), memory_bytes
-        )
+        before = self._usage
+        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime - self._cpu_before_s
+        return self._judge(status, in_time, wall_s, max(0.0, cpu_s), memory_bytes)
 
     def _judge(self, status: int, in_time: bool, wall_s: float, cpu_s: float, memory_bytes: int) -> frames.Result:
         files, limit = self._files, self._program.output_bytes
@@ -166,47 +183,47 @@ class Run:
     def _compile_in_child(self, report_in: int, go_out: int, limit_s: float) -> Job:
         report, go = 4, 5
         try:
-            self._wire((report_in, go_out))
-            candidate.confine(self._program, self._confinement)
-            seconds = int(limit_s) + 1
+            self._wire(report_in, go_out)
+            seconds = math.ceil(limit_s)
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+            self._plan.limits.confine(count_cpu=False)
         except BaseException as error:  # noqa: BLE001 - told to the parent
-            os.write(report, b"F" + str(error).encode())
+            _write_all(report_in, b"F" + repr(error).encode())
             os._exit(1)
         try:
             code = candidate.compile_source(self._program)
         except BaseException as error:  # noqa: BLE001 - the compiler raises many kinds
+            import traceback  # only here: most submissions compile
+
             text = "".join(traceback.format_exception_only(error)).encode("utf-8", "replace")
-            os.write(report, b"E" + text[-_MAX_DETAIL_BYTES:])
+            _write_all(report, b"E" + text[-_MAX_DETAIL_BYTES:])
             os._exit(1)
-        _write_all(report, b"C" + marshal.dumps(code))
+        marshalled = marshal.dumps(code)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        used_s = used.ru_utime + used.ru_stime
+        candidate.count_cpu_from(used_s, self._program.cpu_time_s)
+        _write_all(report, b"C" + _CPU_USED.pack(used_s) + marshalled)
         os.close(report)
         os.read(go, 1)
         os.close(go)
-        return self._enter(code)
+        return Job(code, self._plan.namespace, self._program.entry_point)
 
-    def _wire(self, extra: tuple[int, ...]) -> None:
-        """Descriptors 0, 1, 2, 3 (result), then `extra` from 4; everything else closed."""
+    def _wire(self, *extra: int) -> None:
+        """Descriptors 0, 1, 2, then 3 (result), then `extra` from 4; everything else closed."""
         files = self._files
-        targets = [files.stdin, files.stdout, files.stderr, files.result if files.result is not None else files.stdin]
-        targets += extra
-        for number, fd in enumerate(targets):
+        os.dup2(files.stdin, 0)
+        os.dup2(files.stdout, 1)
+        os.dup2(files.stderr, 2)
+        first_free = 3
+        if files.result is not None:
+            os.dup2(files.result, 3)
+            first_free = 4
+        for number, fd in enumerate(extra, 4):
             os.dup2(fd, number)
-        first = len(targets) if extra else (3 if files.result is None else 4)
-        os.closerange(first, 1 << 20)
-        if files.result is None and extra:
-            os.close(3)
-
-    def _enter(self, code: object) -> Job:
-        """The last step before the candidate's code: stamp the page and let go of it."""
-        namespace = candidate.look_like_a_script()
-        job = Job(code, namespace, self._program.entry_point)  # type: ignore[arg-type]
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        cpu_s = used.ru_utime + used.ru_stime
-        candidate.limit_cpu(cpu_s, self._program.cpu_time_s)
-        _STAMP.pack_into(self._page, 0, 1, time.monotonic(), cpu_s)
-        self._page.close()
-        return job
+        if extra:
+            os.closerange(first_free, 4)
+            first_free = 4 + len(extra)
+        os.closerange(first_free, _ALL_FDS)
 
     # In init ----------------------------------------------------------------------------------------------------
 

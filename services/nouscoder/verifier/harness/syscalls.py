@@ -1,6 +1,7 @@
 """Linux system calls that a candidate may use, by architecture: everything else is refused.
 
-Left out on purpose: mounts and namespaces (mount, umount2, pivot_root, unshare, setns, fsopen, ...), looking into other
+mount and umount2 are here for init, which cleans up under the same filter; without capabilities they only give EPERM.
+Left out on purpose: mounts and namespaces otherwise (pivot_root, unshare, setns, fsopen, ...), looking into other
 processes (ptrace, process_vm_*, pidfd_getfd, kcmp), kernel surface that programs do not need (bpf, perf_event_open,
 io_uring_*, userfaultfd, keyctl, fanotify, modules, kexec), System V and POSIX message objects that outlive a process
 (shmget, msgget, semget, mq_open), memfd_create (files that no limit counts), personality, and clone3, whose flags a
@@ -22,7 +23,7 @@ X86_64 = dict(
     umask=95, gettimeofday=96, getrlimit=97, getrusage=98, sysinfo=99, times=100, getuid=102, getgid=104,
     setuid=105, setgid=106, geteuid=107, getegid=108, setpgid=109, getppid=110, getpgrp=111, setsid=112,
     setreuid=113, setregid=114, getgroups=115, setresuid=117, getresuid=118, setresgid=119, getresgid=120,
-    getpgid=121, setfsuid=122, setfsgid=123, getsid=124, capget=125, rt_sigpending=127, rt_sigtimedwait=128,
+    getpgid=121, setfsuid=122, setfsgid=123, getsid=124, capget=125, capset=126, mount=165, umount2=166, rt_sigpending=127, rt_sigtimedwait=128,
     rt_sigqueueinfo=129, rt_sigsuspend=130, sigaltstack=131, utime=132, mknod=133, statfs=137, fstatfs=138,
     getpriority=140, setpriority=141, sched_getparam=143, sched_getscheduler=145, sched_get_priority_max=146,
     sched_get_priority_min=147, sched_rr_get_interval=148, mlock=149, munlock=150, prctl=157, arch_prctl=158,
@@ -55,7 +56,7 @@ AARCH64 = dict(
     chdir=49, fchdir=50, fchmod=52, fchown=55, umask=166, gettimeofday=169, getrlimit=163, getrusage=165,
     sysinfo=179, times=153, getuid=174, getgid=176, setuid=146, setgid=144, geteuid=175, getegid=177,
     setpgid=154, getppid=173, setsid=157, setreuid=145, setregid=143, getgroups=158, setresuid=147,
-    getresuid=148, setresgid=149, getresgid=150, getpgid=155, setfsuid=151, setfsgid=152, getsid=156, capget=90,
+    getresuid=148, setresgid=149, getresgid=150, getpgid=155, setfsuid=151, setfsgid=152, getsid=156, capget=90, capset=91, mount=40, umount2=39,
     rt_sigpending=136, rt_sigtimedwait=137, rt_sigqueueinfo=138, rt_sigsuspend=133, sigaltstack=132, statfs=43,
     fstatfs=44, getpriority=141, setpriority=140, sched_getparam=121, sched_getscheduler=120,
     sched_get_priority_max=125, sched_get_priority_min=126, sched_rr_get_interval=127, mlock=228, munlock=229,
