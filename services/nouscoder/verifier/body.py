@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 from fastapi import Request
 
@@ -35,32 +34,6 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     except TimeoutError:
         raise BodyFault(408, f"the body did not arrive within {READ_PATIENCE_S:.0f} s") from None
     return b"".join(parts)
-
-
-async def read_lines(request: Request, max_line_bytes: int) -> AsyncIterator[bytes]:
-    """The body's lines as they arrive, empty ones left out. Raises BodyFault as `read_body`, a line at a time."""
-    rest = bytearray()
-    parts = request.stream().__aiter__()
-    while True:
-        try:
-            async with asyncio.timeout(READ_PATIENCE_S):
-                part = await anext(parts, None)
-        except TimeoutError:
-            raise BodyFault(408, f"no line arrived for {READ_PATIENCE_S:.0f} s") from None
-        if part is None:
-            break
-        rest += part
-        *lines, tail = rest.split(b"\n")
-        rest = bytearray(tail)
-        for line in lines:
-            if len(line) > max_line_bytes:
-                raise _too_large(max_line_bytes)
-            if line.strip():
-                yield bytes(line)
-        if len(rest) > max_line_bytes:
-            raise _too_large(max_line_bytes)
-    if rest.strip():
-        yield bytes(rest)
 
 
 def _too_large(max_bytes: int) -> BodyFault:

@@ -18,7 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from nouscoder import __version__
 from nouscoder.verdict import Verdict
-from nouscoder.verifier.body import BodyFault, read_body, read_lines
+from nouscoder.verifier.body import BodyFault, read_body
 from nouscoder.verifier.grader import Grader, QueueFull
 from nouscoder.verifier.schema import Fault, GradeAnswer, GradeRequest, answer_json, parse_submission
 from nouscoder.verifier.streams import batch_lines, server_events
@@ -81,7 +81,8 @@ def make_app(grader: Grader, registry: CollectorRegistry, door: Door, max_body_b
     async def grade_batch(request: Request) -> Response:
         """Grade many, one request a line with an optional `id`: a line each as it ends, in order of completion."""
         _enter(door)
-        lines = read_lines(request, max_body_bytes)
+        # Read whole before the first answer: a client that writes all before it reads must not block.
+        lines = (await read_body(request, max_body_bytes)).split(b"\n")
         return StreamingResponse(batch_lines(grader, lines), media_type="application/x-ndjson")
 
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]

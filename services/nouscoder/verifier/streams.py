@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from nouscoder.submission import Submission
 from nouscoder.verdict import TestOutcome, Verdict
-from nouscoder.verifier.body import BodyFault
 from nouscoder.verifier.grader import Grader, QueueFull
 from nouscoder.verifier.schema import answer_json, answer_record, outcome_record, parse_submission
 from nouscoder.verifier.validation import InvalidSubmission
@@ -102,24 +101,19 @@ async def _next(source: AsyncIterator[Item]) -> Item:
     return await anext(source)
 
 
-async def batch_lines(grader: Grader, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def batch_lines(grader: Grader, lines: Sequence[bytes]) -> AsyncIterator[bytes]:
     """Answers to NDJSON requests as NDJSON: a verdict, or {"error", "field"} for a line that cannot be graded."""
 
     async def answer(numbered: tuple[int, bytes]) -> bytes:
         return json.dumps(await _answer_line(grader, *numbered)).encode() + b"\n"
 
     async def numbered() -> AsyncIterator[tuple[int, bytes]]:
-        number = 0
-        async for line in lines:
+        for number, line in enumerate(line for line in lines if line.strip()):
             yield number, line
-            number += 1
 
-    try:
-        async with aclosing(spread(numbered(), answer, 2 * grader.num_slots)) as answers:  # type: ignore[type-var]
-            async for line in answers:
-                yield line
-    except BodyFault as error:
-        yield json.dumps({"error": f"body: {error}", "field": "body"}).encode() + b"\n"
+    async with aclosing(spread(numbered(), answer, 2 * grader.num_slots)) as answers:  # type: ignore[type-var]
+        async for line in answers:
+            yield line
 
 
 async def _answer_line(grader: Grader, number: int, line: bytes) -> dict[str, Any]:

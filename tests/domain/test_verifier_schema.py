@@ -1,0 +1,82 @@
+"""The REST API's requests: what is no submission is refused by the name of the field."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from nouscoder.submission import CallCase, CallTests, Comparator, ComparatorKind, Limits, StdinCase, StdinTests
+from nouscoder.verifier.schema import parse_submission
+from nouscoder.verifier.validation import InvalidSubmission
+
+
+def request(**fields: object) -> dict[str, object]:
+    """A request with one stdin test."""
+    return {"code": "cat", "tests": {"type": "stdin", "cases": [{"input": "a", "output": "a"}]}, **fields}
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b"", "body"),
+        (b"{", "body"),
+        (b"[]", "body"),
+        (b"\xff\xfe\x00", "body"),
+        (b"[" * 100_000, "body"),
+        (json.dumps(request(code="ca\0t")).replace("\\u0000", "\0").encode(), "body"),
+        (json.dumps(request()).replace("cat", "\\ud800").encode(), "body"),
+        (json.dumps(request(colour="red")).encode(), "colour"),
+        (json.dumps(request(code=1)).encode(), "code"),
+        (json.dumps(request(completion="both")).encode(), "body"),
+        (json.dumps(request(profile="lcb")).encode(), "profile"),
+        (json.dumps(request(tests={"type": "checker", "cases": []})).encode(), "tests.type"),
+        (json.dumps(request(tests={"cases": []})).encode(), "tests.type"),
+        (json.dumps(request(tests={"type": "stdin", "cases": []})).encode(), "tests.cases"),
+        (
+            json.dumps(request(tests={"type": "stdin", "cases": [{"input": "", "output": 3}]})).encode(),
+            "tests.cases[0].output",
+        ),
+        (
+            json.dumps(request(tests={"type": "call", "entry_point": "f", "cases": [{"args": 3}]})).encode(),
+            "tests.cases[0].args",
+        ),
+        (json.dumps(request(limits={"wall_time_s": 0})).encode(), "limits.wall_time_s"),
+        (json.dumps(request(limits={"wall_time_s": "1"})).encode(), "limits.wall_time_s"),
+        (json.dumps(request(limits={"memory_bytes": 1.5})).encode(), "limits.memory_bytes"),
+        (json.dumps(request(comparator={"type": "fuzzy"})).encode(), "comparator.type"),
+        (json.dumps(request(comparator={"float_tolerance": -1})).encode(), "comparator.float_tolerance"),
+        (json.dumps(request(reveal="all")).encode(), "reveal"),
+    ],
+)
+def test_what_is_no_submission_is_refused_by_field(body: bytes, field: str) -> None:
+    with pytest.raises(InvalidSubmission) as refusal:
+        parse_submission(body)
+    assert refusal.value.field == field
+    assert str(refusal.value).startswith(field)
+
+
+@pytest.mark.parametrize("kind", ["assert", "checker", "interactive", "math"])
+def test_types_of_tests_that_come_later_are_said_to(kind: str) -> None:
+    with pytest.raises(InvalidSubmission, match=f"tests.type: '{kind}' is not supported yet"):
+        parse_submission(json.dumps(request(tests={"type": kind, "cases": []})))
+
+
+def test_defaults_and_every_field_reach_the_submission() -> None:
+    plain = parse_submission(json.dumps(request()))
+    assert (plain.tests, plain.limits, plain.comparator) == (StdinTests((StdinCase("a", "a"),)), Limits(), Comparator())
+    assert (plain.code, plain.stop_on_first_failure, plain.reveal) == ("cat", True, True)
+    record = {
+        "completion": "```x```",
+        "tests": {"type": "call", "entry_point": "f", "cases": [{"args": [1], "kwargs": {"k": 2.5}, "expected": None}]},
+        "limits": {"wall_time_s": 1, "processes": 2},
+        "comparator": {"type": "lines", "float_tolerance": 0.5},
+        "stop_on_first_failure": False,
+        "reveal": "none",
+        "language": "python",
+        "profile": "process",
+    }
+    whole = parse_submission(json.dumps(record))
+    assert whole.tests == CallTests("f", (CallCase((1,), {"k": 2.5}, None),))
+    assert whole.limits == Limits(wall_time_s=1.0, processes=2)
+    assert whole.comparator == Comparator(ComparatorKind.LINES, 0.5)
+    assert (whole.completion, whole.stop_on_first_failure, whole.reveal) == ("```x```", False, False)

@@ -1,0 +1,324 @@
+"""The service over sockets: REST and gRPC give the same verdicts, a full queue and a drain say so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+
+import grpc
+import httpx
+import pytest
+from nouscoder.rpc.channel import open_channel
+from nouscoder.rpc.convert import submission_to, verdict_from
+from nouscoder.rpc.server import AddressError
+from nouscoder.submission import StdinCase, StdinTests, Submission
+from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
+from nouscoder.verdict import VerdictKind
+from nouscoder.verifier import AsyncClient, GradingFailed
+from nouscoder.verifier.client import Patience
+from nouscoder.verifier.grader import Grader, GradingPolicy
+from nouscoder.verifier.http import Door, make_app
+from nouscoder.verifier.listener import start_http
+from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox.base import Exit, Program, RunResult, SandboxError, Session
+from nouscoder.verifier.service import Servicer
+from prometheus_client import CollectorRegistry
+
+GOOD = RunResult(Exit.EXITED, 0, 0, 0.01, 0.01, 1000, b"", b"")
+MAX_BODY = 200_000
+
+
+class WordSandbox:
+    """Programs of one word: `cat` prints its input, `hang` waits to be let go, `break` breaks the sandbox."""
+
+    name = "words"
+    num_slots = 2
+
+    def __init__(self) -> None:
+        self.let_go = asyncio.Event()
+        self.open = 0
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    @asynccontextmanager
+    async def session(self, program: Program) -> AsyncIterator[Session]:
+        """One submission."""
+        self.open += 1
+        try:
+            yield _WordSession(self, program.code)
+        finally:
+            self.open -= 1
+
+
+@dataclass
+class _WordSession:
+    sandbox: WordSandbox
+    code: str
+
+    async def run(self, stdin: bytes) -> RunResult:
+        if self.code == "break":
+            raise SandboxError("broken")
+        if self.code == "hang":
+            await self.sandbox.let_go.wait()
+        return replace(GOOD, stdout=stdin)
+
+
+@dataclass
+class Running:
+    """A service in this loop."""
+
+    sandbox: WordSandbox
+    grader: Grader
+    door: Door
+    http: httpx.AsyncClient
+    url: str
+    stub: verifier_pb2_grpc.VerifierServiceAsyncStub
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Running]:
+    """REST and gRPC on free ports over one grader with two slots and a queue of two."""
+    registry = CollectorRegistry()
+    sandbox = WordSandbox()
+    grader = Grader(sandbox, VerifierMetrics(registry), GradingPolicy(max_queue=2))
+    door = Door()
+    async with AsyncExitStack() as stack:
+        url = "http://" + await start_http(make_app(grader, registry, door, MAX_BODY), "127.0.0.1:0", stack)
+        server = grpc.aio.server()
+        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(Servicer(grader, ("layer",)), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        stack.push_async_callback(server.stop, None)
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=10))
+        channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{port}"))
+        stub = verifier_pb2_grpc.VerifierServiceStub(channel)
+        yield Running(sandbox, grader, door, http, url, stub)
+        sandbox.let_go.set()
+
+
+def request(code: str = "cat", *pairs: tuple[str, str], **fields: object) -> dict[str, object]:
+    """A REST request with stdin tests."""
+    cases = [{"input": given, "output": wanted} for given, wanted in pairs or (("a", "a"),)]
+    return {"code": code, "tests": {"type": "stdin", "cases": cases}, **fields}
+
+
+def submission(code: str = "cat", *pairs: tuple[str, str]) -> Submission:
+    """The same for gRPC."""
+    return Submission(StdinTests(tuple(StdinCase(*pair) for pair in pairs or (("a", "a"),))), code)
+
+
+async def settled(condition: Callable[[], bool]) -> None:
+    """Wait, at most 5 s, until `condition` holds."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def test_a_verdict_has_the_documented_shape(service: Running) -> None:
+    answer = await service.http.post("/v1/grade", json=request("cat", ("1", "1"), ("22", "3")))
+    assert answer.status_code == 200
+    record = answer.json()
+    assert record.pop("duration_s") > 0
+    assert record == {
+        "verdict": "wrong_answer",
+        "passed": 0,
+        "total": 2,
+        "reward": -1.0,
+        "first_failure": {
+            "index": 1,
+            "outcome": "wrong_answer",
+            "input": "22",
+            "expected": "3",
+            "output": "22",
+            "stderr": "",
+        },
+        "tests": [
+            {"index": 1, "outcome": "wrong_answer", "wall_time_s": 0.01, "cpu_time_s": 0.01, "memory_bytes": 1000}
+        ],
+        "graded": 1,
+        "backend": "words",
+        "cached": False,
+        "detail": "",
+    }
+    withheld = await service.http.post("/v1/grade", json=request("cat", ("1", "2"), reveal="none"))
+    assert withheld.json()["first_failure"] is None
+
+
+async def test_reward_follows_the_verdict_and_is_null_when_the_failure_is_ours(service: Running) -> None:
+    rewards = []
+    for code in ("cat", "break"):
+        record = (await service.http.post("/v1/grade", json=request(code))).json()
+        rewards.append((record["verdict"], record["reward"]))
+    assert rewards == [("accepted", 1.0), ("internal_error", None)]
+
+
+async def test_a_bad_request_is_422_and_names_the_field(service: Running) -> None:
+    for body, field in [
+        (b"\xff", "body"),
+        (json.dumps(request(colour="red")).encode(), "colour"),
+        (json.dumps(request(language="cobol")).encode(), "language"),
+        (json.dumps(request(limits={"wall_time_s": 1e9})).encode(), "limits.wall_time_s"),
+    ]:
+        answer = await service.http.post("/v1/grade", content=body)
+        assert (answer.status_code, answer.json()["field"]) == (422, field)
+        assert answer.json()["detail"].startswith(field)
+
+
+async def test_a_body_that_is_too_large_is_413_whether_announced_or_not(service: Running) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b"x" * 10_000
+
+    assert (await service.http.post("/v1/grade", content=b"x" * (MAX_BODY + 1))).status_code == 413
+    assert (await service.http.post("/v1/grade", content=parts())).status_code == 413
+
+
+async def test_a_full_queue_is_429_with_retry_after_and_a_client_waits_it_out(service: Running) -> None:
+    asked = [asyncio.ensure_future(service.http.post("/v1/grade", json=request("hang"))) for _ in range(4)]
+    await settled(lambda: service.grader.unfinished == 4)
+    refused = await service.http.post("/v1/grade", json=request())
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) >= 1
+    with pytest.raises(grpc.aio.AioRpcError) as full:
+        await service.stub.Grade(verifier_pb2.GradeRequest(submission=submission_to(submission())))
+    assert full.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    async with AsyncClient(service.url) as client:
+        waiting = asyncio.ensure_future(client.grade(**request()))
+        await asyncio.sleep(0.05)
+        service.sandbox.let_go.set()
+        assert (await waiting)["verdict"] == "accepted"
+    assert {(await one).status_code for one in asked} == {200}
+
+
+async def test_draining_is_503_and_what_is_inside_gets_its_verdict(service: Running) -> None:
+    inside = asyncio.ensure_future(service.http.post("/v1/grade", json=request("hang")))
+    await settled(lambda: service.grader.unfinished == 1)
+    assert (await service.http.get("/readyz")).status_code == 200
+    service.door.close()
+    for path in ("/v1/grade", "/v1/grade/stream", "/v1/grade/batch"):
+        assert (await service.http.post(path, json=request())).status_code == 503
+    assert (await service.http.get("/readyz")).status_code == 503
+    assert (await service.http.get("/healthz")).status_code == 200
+    service.sandbox.let_go.set()
+    assert (await inside).json()["verdict"] == "accepted"
+
+
+async def test_a_client_that_goes_away_frees_its_sandbox(service: Running) -> None:
+    asked = asyncio.ensure_future(service.http.post("/v1/grade", json=request("hang")))
+    await settled(lambda: service.sandbox.open == 1)
+    asked.cancel()
+    await settled(lambda: service.sandbox.open == 0 and service.grader.unfinished == 0)
+    call = service.stub.Grade(verifier_pb2.GradeRequest(submission=submission_to(submission("hang"))))
+    await settled(lambda: service.sandbox.open == 1)
+    call.cancel()
+    await settled(lambda: service.sandbox.open == 0 and service.grader.unfinished == 0)
+
+
+async def test_a_deadline_frees_the_sandbox(service: Running) -> None:
+    message = verifier_pb2.GradeRequest(submission=submission_to(submission("hang")))
+    with pytest.raises(grpc.aio.AioRpcError) as late:
+        await service.stub.Grade(message, timeout=0.2)
+    assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await settled(lambda: service.sandbox.open == 0 and service.grader.unfinished == 0)
+
+
+async def test_a_stream_tells_each_outcome_then_the_verdict(service: Running) -> None:
+    answer = await service.http.post("/v1/grade/stream", json=request("cat", ("a", "a"), ("bb", "bb")))
+    events = [block.split("\n") for block in answer.text.strip().split("\n\n")]
+    assert [lines[0] for lines in events] == ["event: outcome", "event: outcome", "event: verdict"]
+    assert [json.loads(lines[1][6:]).get("index") for lines in events] == [1, 0, None]
+    assert json.loads(events[2][1][6:])["verdict"] == "accepted"
+    bad = await service.http.post("/v1/grade/stream", json=request(language="cobol"))
+    assert (bad.status_code, bad.json()["field"]) == (422, "language")
+
+
+async def test_a_batch_answers_every_line_once_by_id(service: Running) -> None:
+    lines = [{"id": f"n{number}", **request("cat", ("a", "a" if number % 2 else "b"))} for number in range(20)]
+    body = "\n".join(json.dumps(line) for line in lines) + "\nnot json\n\n" + json.dumps(request(colour="red"))
+    answers = [
+        json.loads(line) for line in (await service.http.post("/v1/grade/batch", content=body)).text.splitlines()
+    ]
+    by_id = {answer["id"]: answer for answer in answers}
+    assert len(answers) == len(by_id) == 22
+    assert all(by_id[f"n{n}"]["verdict"] == ("accepted" if n % 2 else "wrong_answer") for n in range(20))
+    assert by_id[20]["field"] == "body"
+    assert by_id[21]["field"] == "colour"
+
+
+async def test_pages(service: Running) -> None:
+    await service.http.post("/v1/grade", json=request())
+    page = (await service.http.get("/metrics")).text
+    for name in (
+        'nouscoder_verifier_submissions_total{verdict="accepted"} 1.0',
+        'nouscoder_verifier_tests_total{outcome="accepted"} 1.0',
+        "nouscoder_verifier_submission_duration_seconds_count 1.0",
+        "nouscoder_verifier_test_duration_seconds_count 1.0",
+        "nouscoder_verifier_queue_depth 0.0",
+        'nouscoder_verifier_sandboxes{state="free"} 2.0',
+        "nouscoder_verifier_cache_hits_total 0.0",
+        "# TYPE nouscoder_verifier_internal_errors_total counter",
+    ):
+        assert name in page
+    document = (await service.http.get("/openapi.json")).json()
+    assert {"/v1/grade", "/v1/grade/stream", "/v1/grade/batch", "/healthz", "/readyz"} <= set(document["paths"])
+    assert "tests" in document["components"]["schemas"]["GradeRequest"]["required"]
+    assert "StdinTestsBody" in document["components"]["schemas"]
+
+
+async def test_grpc_grades_streams_and_batches(service: Running) -> None:
+    message = submission_to(submission("cat", ("a", "a"), ("bb", "b")))
+    verdict = verdict_from((await service.stub.Grade(verifier_pb2.GradeRequest(submission=message))).verdict)
+    assert (verdict.kind, verdict.graded) == (VerdictKind.WRONG_ANSWER, 1)
+
+    stream = service.stub.GradeStream(verifier_pb2.GradeStreamRequest(submission=submission_to(submission())))
+    assert [event.WhichOneof("event") async for event in stream] == ["outcome", "verdict"]
+
+    async def requests() -> AsyncIterator[verifier_pb2.GradeBatchRequest]:
+        for number in range(30):
+            wanted = submission_to(submission("cat", ("a", "a" if number % 2 else "b")))
+            yield verifier_pb2.GradeBatchRequest(request_id=str(number), submission=wanted)
+
+    answers = {one.request_id: verdict_from(one.verdict).kind async for one in service.stub.GradeBatch(requests())}
+    assert answers == {str(n): VerdictKind.ACCEPTED if n % 2 else VerdictKind.WRONG_ANSWER for n in range(30)}
+
+    answer = await service.stub.Capabilities(verifier_pb2.CapabilitiesRequest())
+    assert (answer.backend, answer.num_slots, list(answer.languages)) == ("words", 2, ["python"])
+    assert answer.default_limits.wall_time_s == 15
+
+
+async def test_grpc_refuses_what_cannot_be_graded_by_field(service: Running) -> None:
+    cobol = submission_to(replace(submission(), language="cobol"))
+    with pytest.raises(grpc.aio.AioRpcError, match="language") as refused:
+        await service.stub.Grade(verifier_pb2.GradeRequest(submission=cobol))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    with pytest.raises(grpc.aio.AioRpcError, match="neither code nor completion"):
+        await service.stub.Grade(verifier_pb2.GradeRequest())
+
+    async def requests() -> AsyncIterator[verifier_pb2.GradeBatchRequest]:
+        yield verifier_pb2.GradeBatchRequest(request_id="odd", submission=cobol)
+
+    with pytest.raises(grpc.aio.AioRpcError, match="cobol"):
+        [one async for one in service.stub.GradeBatch(requests())]
+
+
+async def test_an_address_in_use_is_one_sentence(service: Running) -> None:
+    async with AsyncExitStack() as stack:
+        with pytest.raises(AddressError, match="cannot listen on"):
+            await start_http(make_app(service.grader, CollectorRegistry(), Door(), 1), service.url[7:], stack)
+
+
+async def test_the_client_gives_up_in_one_sentence(service: Running) -> None:
+    async with AsyncClient(service.url) as client:
+        with pytest.raises(GradingFailed, match="422: colour: unknown field"):
+            await client.grade(**request(colour="red"))
+        assert (await client.grade(**request("break")))["verdict"] == "internal_error"
+    async with AsyncClient("http://127.0.0.1:1", Patience(unreachable_s=0.01)) as client:
+        with pytest.raises(GradingFailed, match="does not answer"):
+            await client.grade(**request())
