@@ -37,6 +37,7 @@ async def start_http(app: FastAPI, address: str, stack: AsyncExitStack) -> str:
     config = uvicorn.Config(
         app,
         log_config=None,
+        log_level="warning",
         access_log=False,
         lifespan="off",
         ws="none",
