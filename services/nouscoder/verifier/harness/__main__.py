@@ -27,12 +27,13 @@ def _restart_with_stack() -> None:
 
 
 def _load() -> Any:
-    """This folder as a package of its own, whether or not the project is installed."""
+    """Import the folder as a package of its own, whether or not the project is installed."""
     folder = os.path.dirname(os.path.abspath(__file__))
     spec = importlib.util.spec_from_file_location(
         _PACKAGE, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
     )
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[_PACKAGE] = module
     spec.loader.exec_module(module)
@@ -44,8 +45,8 @@ if __name__ == "__main__":
     _job = _load().main(sys.argv[1])
     _status = 0
     try:
-        exec(_job.code, _job.namespace)
+        exec(_job.code, _job.namespace)  # noqa: S102 - running candidates is what this file is for
         _job.call()
-    except BaseException as _error:  # noqa: BLE001 - whatever the candidate raises
+    except BaseException as _error:
         _status = _job.failed(_error)
     _job.leave(_status)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _signal
 import atexit
+import contextlib
 import gc
 import io
 import json
@@ -184,15 +185,13 @@ class Job:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_FOLDER):
             trace = trace.tb_next
-        try:
+        with contextlib.suppress(Exception):  # reported when the streams are flushed at the end
             sys.stdout.flush()
-        except Exception:  # noqa: BLE001, S110 - reported again when the streams are flushed at the end
-            pass
         try:
             sys.excepthook(type(error), error.with_traceback(trace), trace)
         except SystemExit as another:
             return _exit_status(another)
-        except BaseException:  # noqa: BLE001 - a broken hook must not hide the failure
+        except BaseException:  # a broken hook must not hide the failure
             sys.__excepthook__(type(error), error, trace)
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
@@ -225,7 +224,7 @@ def _flush(status: int) -> int:
         try:
             if stream is not None and not stream.closed:
                 stream.flush()
-        except BaseException:  # noqa: BLE001 - a candidate's stream may raise anything
+        except BaseException:  # a candidate's stream may raise anything
             status = status or 120
     return status
 
@@ -235,7 +234,7 @@ def _exit_status(error: SystemExit) -> int:
         return 0
     if isinstance(error.code, int):
         return error.code & 0xFF
-    print(error.code, file=sys.stderr)
+    print(error.code, file=sys.stderr)  # noqa: T201 - as the interpreter does
     return 1
 
 
@@ -251,7 +250,7 @@ def _read_arguments() -> dict[str, Any]:
 
 
 def find_entry_point(namespace: dict[str, Any], entry_point: str) -> Any:
-    """"f", "Solution.f" and "Solution().f"; a bare name is also looked for in `class Solution`.
+    """Find "f", "Solution.f" and "Solution().f"; a bare name is also looked for in `class Solution`.
 
     Raises NameError or AttributeError, as the program itself would, when there is no such thing.
     """
@@ -272,7 +271,7 @@ def encode_value(value: Any) -> bytes:
     """JSON; tuples become lists, arrays (anything with `tolist`) their lists. Else UNENCODABLE and the type's name."""
     try:
         return json.dumps(value, default=_plain).encode()
-    except Exception:  # noqa: BLE001 - a hostile value may raise anything; no value is a wrong answer, not a crash
+    except Exception:  # a hostile value may raise anything; no value is a wrong answer, not a crash
         return UNENCODABLE + type(value).__name__.encode("utf-8", "replace")
 
 

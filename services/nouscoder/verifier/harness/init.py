@@ -34,7 +34,8 @@ class Init:
         self._in = stream_in
         self._out = stream_out
         self._two_users = settings.uid_init is not None
-        vm_pages = int(open("/proc/self/statm").read().split()[0])
+        with open("/proc/self/statm") as statm:
+            vm_pages = int(statm.read().split()[0])
         self._confinement = Confinement(
             two_users=self._two_users,
             filter=kernel.make_filter(filter_code),

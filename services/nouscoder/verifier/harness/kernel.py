@@ -48,7 +48,8 @@ def fork_into(namespaces: int) -> int:
     """
     api = ctypes.pythonapi
     api.PyOS_BeforeFork()
-    pid = int(_syscall(ctypes.c_long(_SYS_CLONE), ctypes.c_long(namespaces | signal.SIGCHLD), *([ctypes.c_long(0)] * 4)))
+    no_stack_or_ids = [ctypes.c_long(0)] * 4
+    pid = int(_syscall(ctypes.c_long(_SYS_CLONE), ctypes.c_long(namespaces | signal.SIGCHLD), *no_stack_or_ids))
     number = ctypes.get_errno()
     if pid == 0:
         api.PyOS_AfterFork_Child()
@@ -65,7 +66,7 @@ def unshare(namespaces: int) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
-    """mount(2)."""
+    """Mount `source` at `target`; raises OSError naming both."""
     returned = _libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
     _check(returned, f"mount {kind or source} on {target}")
 
@@ -76,7 +77,7 @@ def unmount(target: str) -> None:
 
 
 def pivot_root(new: str, old: str) -> None:
-    """pivot_root(2)."""
+    """Swap the root of the mount namespace."""
     _check(_syscall(ctypes.c_long(_SYS_PIVOT_ROOT), new.encode(), old.encode()), "pivot_root")
 
 

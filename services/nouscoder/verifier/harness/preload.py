@@ -11,10 +11,10 @@ MODULES = (
     "math collections heapq bisect itertools functools string re random operator copy io os time "
     "typing datetime decimal fractions json threading queue array struct statistics "
     "marshal atexit select signal resource"
-).split()
+)
 
 
 def preload(extra: tuple[str, ...] = ()) -> None:
     """Import them. `extra` are modules of the configured site folders; one that is missing raises ImportError."""
-    for name in (*MODULES, *extra):
+    for name in (*MODULES.split(), *extra):
         importlib.import_module(name)

@@ -135,7 +135,7 @@ class Run:
                 self._wire()
                 self._plan.limits.confine()
                 return Job(code, self._plan.namespace, self._program.entry_point)
-            except BaseException:  # noqa: BLE001 - our user id on the dead process tells the parent
+            except BaseException:  # our user id on the dead process tells the parent
                 os._exit(1)
         return None
 
@@ -174,9 +174,7 @@ class Run:
         if files.result is not None:
             result = _read_all(files.result, min(os.fstat(files.result).st_size, limit)) or None
         files.close()
-        return frames.Result(
-            ended, max(code, 0), max(-code, 0), wall_s, cpu_s, memory_bytes, stdout, stderr, result
-        )
+        return frames.Result(ended, max(code, 0), max(-code, 0), wall_s, cpu_s, memory_bytes, stdout, stderr, result)
 
     # In the child ------------------------------------------------------------------------------------------------
 
@@ -187,12 +185,12 @@ class Run:
             seconds = math.ceil(limit_s)
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
             self._plan.limits.confine(count_cpu=False)
-        except BaseException as error:  # noqa: BLE001 - told to the parent
+        except BaseException as error:  # told to the parent
             _write_all(report_in, b"F" + repr(error).encode())
             os._exit(1)
         try:
             code = candidate.compile_source(self._program)
-        except BaseException as error:  # noqa: BLE001 - the compiler raises many kinds
+        except BaseException as error:  # the compiler raises many kinds
             import traceback  # only here: most submissions compile
 
             text = "".join(traceback.format_exception_only(error)).encode("utf-8", "replace")

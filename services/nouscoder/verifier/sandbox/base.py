@@ -63,7 +63,7 @@ class SandboxError(NousCoderError):
 
 
 class SandboxUnavailable(SandboxError, Unusable):
-    """This host cannot give the isolation asked for; the message says what is missing and how to get it."""
+    """The host cannot give the isolation asked for; the message says what is missing and how to get it."""
 
 
 class CompileFailed(Exception):
@@ -102,4 +102,3 @@ class Sandbox(Protocol):
     async def close(self) -> None:
         """Kill every process of every slot and wait for them."""
         ...
-

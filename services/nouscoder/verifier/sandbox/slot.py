@@ -94,7 +94,8 @@ class Slot:
 
     async def receive(self, limit_s: float) -> tuple[Kind, bytes]:
         """The next frame. Raises SandboxError at end of stream, after `limit_s`, or when it is a FAILED frame."""
-        assert self._process is not None and self._process.stdout is not None
+        if self._process is None or self._process.stdout is None:
+            raise SandboxError(f"slot {self.index} is gone")
         stdout = self._process.stdout
         try:
             async with asyncio.timeout(limit_s):
