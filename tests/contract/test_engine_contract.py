@@ -10,6 +10,7 @@ import torch
 from nouscoder.config import Config, load_config
 from nouscoder.demo.tokenizer import CharTokenizer
 from nouscoder.generation.engines import Engine, EngineError, open_engine
+from nouscoder.generation.engines.base import EngineUnusable
 from nouscoder.rollout import FinishReason, Rollout, Sampling, Task
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -78,6 +79,16 @@ def drain(engine: Engine, at_step: Callable[[int], None] = lambda step: None) ->
 
 def test_the_configured_engine_is_opened(config: Config) -> None:
     assert open_engine(config).name == config.generation.engine
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(None, "holds no config.json"), ('{"model_type": "gpt2"}', "runs qwen2, qwen3")]
+)
+def test_a_folder_that_holds_no_policy_is_refused_by_name(tmp_path: Path, content: str | None, says: str) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(EngineUnusable, match=rf"{tmp_path}.*{says}"):
+        open_engine(load_config(None, [f"policy.path={tmp_path}"]))
 
 
 def test_every_task_leaves_exactly_once_and_never_more_run_than_may(engine: Engine) -> None:

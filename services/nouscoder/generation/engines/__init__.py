@@ -13,7 +13,7 @@ __all__ = ["Engine", "EngineError", "open_engine"]
 
 
 def open_engine(config: Config) -> Engine:
-    """The engine that `config.generation.engine` names, without a policy yet. Raises EngineError."""
+    """The engine that `config.generation.engine` names, without a policy yet. Raises EngineUnusable."""
     generation = config.generation
     if generation.engine == "fake":
         from nouscoder.generation.engines.fake import FakeEngine

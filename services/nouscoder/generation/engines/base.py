@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.rollout import Rollout, Task
 
 WEIGHTS_FILE = "model.safetensors"
@@ -16,6 +16,10 @@ WEIGHTS_FILE = "model.safetensors"
 
 class EngineError(NousCoderError):
     """The engine cannot do what it was asked; the message names the task or file at fault."""
+
+
+class EngineUnusable(EngineError, Unusable):
+    """The engine can never work with the policy folder or the device it was given."""
 
 
 class Engine(Protocol):

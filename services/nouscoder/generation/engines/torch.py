@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from nouscoder.generation.engines.base import EngineError
+from nouscoder.generation.engines.base import EngineError, EngineUnusable
 from nouscoder.generation.engines.kv_cache import KeyValueCache, PromptPass, decode_mask
 from nouscoder.generation.engines.slots import Row, Slots
 from nouscoder.generation.engines.weights import copy_weights, read_weights
@@ -41,14 +41,14 @@ class TorchEngine:
     def __init__(
         self, policy_folder: Path, *, max_running: int, max_tokens_total: int, device: str = "cpu", threads: int = 1
     ) -> None:
-        """Build the architecture in `policy_folder` (config.json, tokenizer) without weights. Raises EngineError."""
+        """Build the architecture in `policy_folder` (config.json, tokenizer) without weights. Raises EngineUnusable."""
         torch.set_num_threads(threads)
         try:
             self._device = torch.device(device)
             self._model = _build(policy_folder, self._device)
             self._tokenizer = load_tokenizer(policy_folder)
         except (TokenizerError, RuntimeError) as error:
-            raise EngineError(str(error)) from error
+            raise EngineUnusable(str(error)) from error
         config = self._model.config
         self._capacity = min(max_tokens_total, config.max_position_embeddings)
         self._max_running = max_running
@@ -216,14 +216,14 @@ class TorchEngine:
 
 
 def _build(folder: Path, device: torch.device) -> Any:
-    """The architecture that config.json of `folder` describes, in float32. Raises EngineError naming the fault."""
+    """The architecture that config.json of `folder` describes, in float32. Raises EngineUnusable naming the fault."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError) as error:
-        raise EngineError(f"{folder} holds no config.json of a model: {str(error).splitlines()[0]}") from error
+        raise EngineUnusable(f"{folder} holds no config.json of a model: {str(error).splitlines()[0]}") from error
     if config.model_type not in SUPPORTED or set(config.layer_types) != {"full_attention"}:
-        raise EngineError(f"{folder}: the torch engine runs {', '.join(SUPPORTED)} with full attention only")
+        raise EngineUnusable(f"{folder}: the torch engine runs {', '.join(SUPPORTED)} with full attention only")
     build: Any = AutoModelForCausalLM.from_config
     model = build(config, attn_implementation="sdpa", dtype=torch.float32)
     return model.eval().requires_grad_(False).to(device)

@@ -1,0 +1,216 @@
+"""pass@1 of a policy on problems, measured through the real services.
+
+pass@1 is the expected share of problems that one rollout solves: the mean over problems of c / n, where c of the
+problem's n rollouts are accepted (Chen et al. 2021, 2107.03374, equation 1 at k = 1).
+
+INVARIANT: an evaluation is made of exactly `samples` verdicts of every problem, none of them internal_error, over
+rollouts of one policy version; where that cannot be had it fails, and says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+from nouscoder.errors import NousCoderError
+from nouscoder.problem import Problem
+from nouscoder.rollout import Rollout, Sampling, Task
+from nouscoder.rpc.channel import PeerUnreachable
+from nouscoder.rpc.evaluation_clients import GradingClient, SamplingClient
+from nouscoder.submission import Submission
+from nouscoder.verdict import Verdict, VerdictKind
+
+Progress = Callable[[int, int], None]
+
+_MAX_AT_ONCE = 32
+_MAX_GRADINGS = 4
+_STALL_LIMIT_S = 300.0
+_AWAY_LIMIT_S = 60.0
+_RETRY_S = 0.5
+
+
+class EvaluationError(NousCoderError):
+    """The evaluation could not be made; the message says at which rollout and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemResult:
+    """`num_accepted` of the problem's `num_rollouts` rollouts were accepted."""
+
+    problem_id: str
+    family: str
+    num_accepted: int
+    num_rollouts: int
+
+    @property
+    def pass_at_1(self) -> float:
+        """c / n."""
+        return self.num_accepted / self.num_rollouts
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedSample:
+    """The first rollout of a problem, to look at. `verdict` is a VerdictKind's value."""
+
+    problem_id: str
+    family: str
+    prompt: str
+    program: str
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What was measured of policy version `policy_version`; `problems` and `samples` are in the problems' order."""
+
+    policy_version: int
+    problems: tuple[ProblemResult, ...]
+    samples: tuple[EvaluatedSample, ...]
+
+    @property
+    def pass_at_1(self) -> float:
+        """The mean over problems."""
+        return _mean([problem.pass_at_1 for problem in self.problems])
+
+    @property
+    def by_family(self) -> dict[str, float]:
+        """pass@1 over each family's problems."""
+        families: dict[str, list[float]] = {}
+        for problem in self.problems:
+            families.setdefault(problem.family, []).append(problem.pass_at_1)
+        return {family: _mean(values) for family, values in sorted(families.items())}
+
+    @property
+    def num_problems(self) -> int:
+        """Problems measured."""
+        return len(self.problems)
+
+    @property
+    def num_rollouts(self) -> int:
+        """Rollouts sampled and graded."""
+        return sum(problem.num_rollouts for problem in self.problems)
+
+
+async def evaluate(
+    problems: Sequence[Problem],
+    generation_address: str,
+    verifier_address: str,
+    *,
+    samples: int,
+    sampling: Sampling,
+    progress: Progress = lambda done, total: None,
+) -> Evaluation:
+    """Sample `samples` rollouts of every problem and grade each as it comes; `progress` is told verdicts and total.
+
+    `sampling.seed` seeds the whole evaluation; every rollout has a seed of its own derived from it. Raises
+    EvaluationError, PeerError or PeerUnreachable.
+    """
+    tasks = evaluation_tasks(problems, samples, sampling)
+    if not tasks:
+        raise EvaluationError("there is no problem to evaluate on")
+    by_id = {problem.problem_id: problem for problem in problems}
+    graded: dict[str, tuple[Rollout, Verdict]] = {}
+    at_once = asyncio.Semaphore(_MAX_AT_ONCE)
+
+    async with SamplingClient(generation_address) as source, GradingClient(verifier_address) as grader:
+
+        async def grade(rollout: Rollout) -> None:
+            async with at_once:
+                graded[rollout.rollout_id] = (rollout, await _grade(grader, by_id[rollout.problem_id], rollout))
+            progress(len(graded), len(tasks))
+
+        try:
+            async with asyncio.TaskGroup() as gradings:
+                await _sample(source, tasks, lambda rollout: gradings.create_task(grade(rollout)))
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+    return _evaluation(problems, tasks, graded)
+
+
+def evaluation_tasks(problems: Sequence[Problem], samples: int, sampling: Sampling) -> list[Task]:
+    """`samples` tasks of every problem; each seed hangs on `sampling.seed`, the problem and the position alone."""
+    return [
+        Task(
+            rollout_id=f"evaluation/{problem.problem_id}/{position}",
+            group_id=f"evaluation/{problem.problem_id}",
+            problem_id=problem.problem_id,
+            prompt=problem.prompt,
+            sampling=replace(sampling, seed=_seed(f"{sampling.seed}/{problem.problem_id}/{position}")),
+        )
+        for problem in problems
+        for position in range(samples)
+    ]
+
+
+async def _sample(source: SamplingClient, tasks: Sequence[Task], took: Callable[[Rollout], object]) -> None:
+    """Sample every task once; a service that goes away is asked again for what is missing, within a limit."""
+    loop = asyncio.get_running_loop()
+    missing = {task.rollout_id: task for task in tasks}
+    end = loop.time() + _AWAY_LIMIT_S
+    while missing:
+        try:
+            async for rollout in source.generate(list(missing.values()), _STALL_LIMIT_S):
+                del missing[rollout.rollout_id]
+                took(rollout)
+                end = loop.time() + _AWAY_LIMIT_S
+        except PeerUnreachable:
+            if loop.time() >= end:
+                raise
+            await asyncio.sleep(_RETRY_S)
+
+
+async def _grade(grader: GradingClient, problem: Problem, rollout: Rollout) -> Verdict:
+    """The verdict of a rollout. An internal_error is graded again, and in the end an error: never a 0."""
+    submission = Submission(
+        tests=problem.tests,
+        code=rollout.text if problem.text_is_code else None,
+        completion=None if problem.text_is_code else rollout.text,
+        limits=problem.limits,
+        comparator=problem.comparator,
+        reveal=False,
+    )
+    for _ in range(_MAX_GRADINGS):
+        verdict = await grader.grade(submission)
+        if not verdict.is_ours:
+            return verdict
+        await asyncio.sleep(_RETRY_S)
+    raise EvaluationError(
+        f"{rollout.rollout_id} could not be graded: internal_error {_MAX_GRADINGS} times, last: {verdict.detail}"
+    )
+
+
+def _evaluation(
+    problems: Sequence[Problem], tasks: Sequence[Task], graded: dict[str, tuple[Rollout, Verdict]]
+) -> Evaluation:
+    versions = {span.policy_version for rollout, _ in graded.values() for span in rollout.versions}
+    if len(versions) > 1:
+        raise EvaluationError(f"the policy changed while it was measured: versions {sorted(versions)}")
+    of_problem: dict[str, list[tuple[Rollout, Verdict]]] = {}
+    for task in tasks:
+        of_problem.setdefault(task.problem_id, []).append(graded[task.rollout_id])
+    results: list[ProblemResult] = []
+    shown: list[EvaluatedSample] = []
+    for problem in problems:
+        found = of_problem[problem.problem_id]
+        num_accepted = sum(verdict.kind is VerdictKind.ACCEPTED for _, verdict in found)
+        results.append(ProblemResult(problem.problem_id, problem.family, num_accepted, len(found)))
+        rollout, verdict = found[0]
+        shown.append(
+            EvaluatedSample(problem.problem_id, problem.family, problem.prompt, rollout.text, verdict.kind.value)
+        )
+    return Evaluation(versions.pop(), tuple(results), tuple(shown))
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _seed(text: str) -> int:
+    # 0 would let the engine choose.
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") or 1

@@ -1,0 +1,45 @@
+"""Prometheus metrics of the generation service."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+
+class IdleReason(StrEnum):
+    """Why no token is being decoded."""
+
+    NO_TASKS = "no_tasks"
+    NO_POLICY = "no_policy"
+    PAUSED = "paused"
+
+
+class GenerationMetrics:
+    """The metrics and the registry they are in. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.tokens = Counter(
+            "nouscoder_generation_tokens_total", "Tokens sampled since the start.", registry=self.registry
+        )
+        self.running_rollouts = Gauge(
+            "nouscoder_generation_running_rollouts", "Rollouts being decoded.", registry=self.registry
+        )
+        self.policy_version = Gauge(
+            "nouscoder_generation_policy_version", "Policy version in use; -1 before the first.", registry=self.registry
+        )
+        self.policy_version.set(-1)
+        self.policy_update_seconds = Histogram(
+            "nouscoder_generation_policy_update_seconds",
+            "Seconds decoding stood still for new weights.",
+            registry=self.registry,
+        )
+        self.idle_seconds = Counter(
+            "nouscoder_generation_idle_seconds_total",
+            "Seconds in which no token was decoded, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
+        for reason in IdleReason:
+            self.idle_seconds.labels(reason.value)

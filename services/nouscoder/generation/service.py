@@ -1,0 +1,132 @@
+"""GenerationService over gRPC, and the process that serves it beside the worker loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import grpc
+
+from nouscoder.config import Config
+from nouscoder.generation.engine_thread import EngineStopped, EngineThread
+from nouscoder.generation.engines import open_engine
+from nouscoder.generation.engines.base import EngineError
+from nouscoder.generation.metrics import GenerationMetrics
+from nouscoder.generation.policies import Policies, PolicyRefused, PolicyUnusable
+from nouscoder.generation.worker import RolloutWorker
+from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
+from nouscoder.rpc.convert import InvalidMessage, manifest_from, rollout_to, task_from
+from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
+from nouscoder.v1 import generation_pb2, generation_pb2_grpc
+
+FULL_NAME = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+_DRAIN_S = 3.0
+# One task in so many running is leased ahead.
+_PREFETCH_SHARE = 4
+
+Context = grpc.aio.ServicerContext[object, object]
+
+
+class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
+    """Convert, call, convert."""
+
+    def __init__(self, engine: EngineThread, policies: Policies) -> None:
+        self._engine = engine
+        self._policies = policies
+
+    async def Generate(  # noqa: N802
+        self, request: generation_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[generation_pb2.GenerateResponse]:
+        """Each rollout as it ends; a cancelled call cancels its tasks.
+
+        FAILED_PRECONDITION without a policy, INVALID_ARGUMENT naming a task that cannot be sampled.
+        """
+        try:
+            tasks = [task_from(message) for message in request.tasks]
+        except InvalidMessage as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if self._policies.current is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no policy has been taken over yet")
+        try:
+            async for rollout in self._engine.sample_all(tasks):
+                yield generation_pb2.GenerateResponse(rollout=rollout_to(rollout))
+        except EngineStopped as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except EngineError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    async def UpdatePolicy(  # noqa: N802
+        self, request: generation_pb2.UpdatePolicyRequest, context: Context
+    ) -> generation_pb2.UpdatePolicyResponse:
+        """Take over a policy.
+
+        FAILED_PRECONDITION for one that is not newer (the same again is fine), INVALID_ARGUMENT when the file is not
+        what the manifest says or does not fit; the old weights stay in use then.
+        """
+        try:
+            manifest = manifest_from(request.manifest)
+            pause_s = await self._policies.update(manifest)
+        except (InvalidMessage, PolicyUnusable) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except PolicyRefused as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except EngineStopped as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        return generation_pb2.UpdatePolicyResponse(policy_version=manifest.policy_version, pause_s=pause_s)
+
+    async def Pause(  # noqa: N802
+        self, request: generation_pb2.GenerationServicePauseRequest, context: Context
+    ) -> generation_pb2.GenerationServicePauseResponse:
+        """Stop between two steps."""
+        await self._engine.pause()
+        return generation_pb2.GenerationServicePauseResponse()
+
+    async def Resume(  # noqa: N802
+        self, request: generation_pb2.GenerationServiceResumeRequest, context: Context
+    ) -> generation_pb2.GenerationServiceResumeResponse:
+        """Go on."""
+        await self._engine.resume()
+        return generation_pb2.GenerationServiceResumeResponse()
+
+    async def Status(  # noqa: N802
+        self, request: generation_pb2.GenerationServiceStatusRequest, context: Context
+    ) -> generation_pb2.GenerationServiceStatusResponse:
+        """What the engine is doing."""
+        version = self._engine.policy_version
+        return generation_pb2.GenerationServiceStatusResponse(
+            engine=self._engine.engine_name,
+            policy_version=version or 0,
+            has_policy=version is not None,
+            running_rollouts=self._engine.num_running,
+            waiting_rollouts=self._engine.num_waiting,
+            num_tokens=self._engine.num_tokens,
+            paused=self._engine.paused,
+            idle_s=self._engine.idle_s,
+        )
+
+
+async def serve(config: Config) -> None:
+    """Serve until SIGTERM or SIGINT. The broker may be away: Generate works without it.
+
+    Raises EngineError, AddressError, PeerError or PolicyUnusable.
+    """
+    stop = stop_event()
+    metrics = GenerationMetrics()
+    generation = config.generation
+    engine = await asyncio.to_thread(open_engine, config)
+    async with AsyncExitStack() as stack:
+        thread = await stack.enter_async_context(EngineThread(engine, metrics))
+        policies = Policies(thread)
+        servicer = GenerationService(thread, policies)
+
+        def register(server: grpc.aio.Server) -> None:
+            generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+
+        served = Served(generation.grpc, generation.metrics, [FULL_NAME], register, metrics.registry, _DRAIN_S)
+        await start_grpc(served, stack)
+        broker = BrokerClient(config.broker.grpc, new_worker_id("generation"))
+        await stack.enter_async_context(broker)
+        prefetch = max(1, generation.max_running // _PREFETCH_SHARE)
+        worker = RolloutWorker(broker, thread, policies, generation.max_running, prefetch)
+        await run_until_stopped(stop, worker.run(), thread.failed())

@@ -1,0 +1,201 @@
+"""The worker loop: leases tasks from the broker, has them sampled, hands the rollouts in, and follows the policy.
+
+INVARIANT: every task leased is submitted at most once under a lease this worker holds, and leaves `held` exactly once:
+submitted, lost with its lease, or given up with its lease left to expire; at most `max_held` are held at a time.
+
+    loop     waits for                         does
+    pull     a policy, and room for tasks      lease_tasks -> engine.sample
+    submit   rollouts that ended               submit_rollouts; never waits for grading
+    follow   a newer policy                    swaps the weights between two steps
+    drop     leases that were lost             cancels their rollouts in the engine
+Heartbeats are the lease keeper's. A broker that is away is waited for; nothing else stops meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from nouscoder.generation.engine_thread import EngineThread
+from nouscoder.generation.policies import Policies, PolicyUnusable
+from nouscoder.lease import LeasedTask, LeasedTasks
+from nouscoder.policy import PolicyManifest
+from nouscoder.rollout import Rollout
+from nouscoder.rpc.broker_client import LeaseKeeper
+from nouscoder.rpc.channel import PeerUnreachable
+from nouscoder.rpc.server import run_until_stopped
+
+log = logging.getLogger(__name__)
+
+_LEASE_WAIT_S = 2.0
+_FINISHED_WAIT_S = 2.0
+_DROP_EVERY_S = 0.25
+_POLICY_ATTEMPTS = 4
+_POLICY_RETRY_S = 0.5
+_MAX_BAD_POLICIES = 3
+
+
+class TaskBroker(Protocol):
+    """What the worker asks of the broker; BrokerClient is one."""
+
+    async def lease_tasks(self, max_tasks: int, wait_s: float = 10.0) -> LeasedTasks:
+        """Tasks under leases."""
+        ...
+
+    async def submit_rollouts(self, rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
+        """Hand in (lease_id, rollout) pairs; answers the rollout ids refused."""
+        ...
+
+    def watch_policy(self) -> AsyncIterator[PolicyManifest]:
+        """The newest policy, then each newer one."""
+        ...
+
+    def keep_leases(self) -> LeaseKeeper:
+        """A keeper of leases."""
+        ...
+
+
+@dataclass(slots=True)
+class _Held:
+    lease_id: str
+    future: asyncio.Future[Rollout]
+
+
+class RolloutWorker:
+    """Holds up to `max_running` tasks, and `prefetch` more so that no place in the engine waits for the broker."""
+
+    def __init__(
+        self, broker: TaskBroker, engine: EngineThread, policies: Policies, max_running: int, prefetch: int
+    ) -> None:
+        self._broker = broker
+        self._engine = engine
+        self._policies = policies
+        self._max_held = max_running + prefetch
+        # Asking for each freed place alone would be a call a rollout.
+        self._ask_for = max(1, prefetch // 2)
+        self._held: dict[str, _Held] = {}
+        self._ended: list[Rollout] = []
+        self._some_ended = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+
+    @property
+    def num_held(self) -> int:
+        """Tasks under lease here."""
+        return len(self._held)
+
+    async def run(self) -> None:
+        """Work until cancelled. Raises when the broker refuses what must be right, or no policy can be used."""
+        async with self._broker.keep_leases() as keeper:
+            try:
+                loops = (self._pull(keeper), self._submit(keeper), self._follow(), self._drop(keeper))
+                await run_until_stopped(asyncio.Event(), *loops)
+            finally:
+                for rollout_id in list(self._held):
+                    self._leave(rollout_id, keeper).future.cancel()
+
+    async def _pull(self, keeper: LeaseKeeper) -> None:
+        while True:
+            await self._policies.wait_for_first()
+            await self._room.wait()
+            try:
+                leased = await self._broker.lease_tasks(self._max_held - len(self._held), _LEASE_WAIT_S)
+            except PeerUnreachable as error:
+                log.warning("waiting for the broker", extra={"reason": str(error)})
+                continue
+            for task in leased.tasks:
+                self._start(task, keeper)
+            if leased.run_finished:
+                await asyncio.sleep(_FINISHED_WAIT_S)
+
+    def _start(self, leased: LeasedTask, keeper: LeaseKeeper) -> None:
+        rollout_id = leased.task.rollout_id
+        keeper.add(leased.lease)
+        known = self._held.get(rollout_id)
+        if known is not None:  # its lease was lost and given to us again: go on under the new one
+            keeper.drop(known.lease_id)
+            known.lease_id = leased.lease.lease_id
+            return
+        future = self._engine.sample(leased.task)
+        self._held[rollout_id] = _Held(leased.lease.lease_id, future)
+        self._count_room()
+        future.add_done_callback(lambda ended: self._take(rollout_id, ended, keeper))
+
+    def _take(self, rollout_id: str, future: asyncio.Future[Rollout], keeper: LeaseKeeper) -> None:
+        held = self._held.get(rollout_id)
+        if held is None or held.future is not future:
+            return
+        error = None if future.cancelled() else future.exception()
+        if future.cancelled() or error is not None:
+            # Nobody else may do better, but the broker counts deliveries and gives such a task up in the end.
+            log.error("task given up", extra={"rollout_id": rollout_id, "reason": str(error)})
+            self._leave(rollout_id, keeper)
+            return
+        self._ended.append(future.result())
+        self._some_ended.set()
+
+    async def _submit(self, keeper: LeaseKeeper) -> None:
+        while True:
+            await self._some_ended.wait()
+            self._some_ended.clear()
+            ended, self._ended = self._ended, []
+            # A lease lost meanwhile took its rollout out of `held`.
+            pairs = [(self._held[r.rollout_id].lease_id, r) for r in ended if r.rollout_id in self._held]
+            if not pairs:
+                continue
+            try:
+                refused = await self._broker.submit_rollouts(pairs)
+            except PeerUnreachable as error:
+                # By now the leases are over: the broker, once back, has the same rollouts sampled again.
+                log.warning("rollouts lost", extra={"num_rollouts": len(pairs), "reason": str(error)})
+                refused = frozenset()
+            if refused:
+                log.warning("rollouts refused, their leases were lost", extra={"num_rollouts": len(refused)})
+            for _, rollout in pairs:
+                if rollout.rollout_id in self._held:
+                    self._leave(rollout.rollout_id, keeper)
+
+    async def _follow(self) -> None:
+        bad_in_a_row = 0
+        async for manifest in self._broker.watch_policy():
+            try:
+                await self._take_over(manifest)
+                bad_in_a_row = 0
+            except PolicyUnusable as error:
+                bad_in_a_row += 1
+                if self._policies.current is None or bad_in_a_row == _MAX_BAD_POLICIES:
+                    raise
+                log.error("policy not taken over, the one before stays in use", extra={"reason": str(error)})
+
+    async def _take_over(self, manifest: PolicyManifest) -> None:
+        for attempt in range(_POLICY_ATTEMPTS):
+            try:
+                await self._policies.follow(manifest)
+                return
+            except PolicyUnusable:
+                if attempt == _POLICY_ATTEMPTS - 1:
+                    raise
+            await asyncio.sleep(_POLICY_RETRY_S)
+
+    async def _drop(self, keeper: LeaseKeeper) -> None:
+        while True:
+            await asyncio.sleep(_DROP_EVERY_S)
+            lost = keeper.take_lost()
+            for rollout_id in [name for name, held in self._held.items() if held.lease_id in lost]:
+                log.warning("lease lost, rollout dropped", extra={"rollout_id": rollout_id})
+                self._leave(rollout_id, keeper).future.cancel()
+
+    def _leave(self, rollout_id: str, keeper: LeaseKeeper) -> _Held:
+        held = self._held.pop(rollout_id)
+        keeper.drop(held.lease_id)
+        self._count_room()
+        return held
+
+    def _count_room(self) -> None:
+        if self._max_held - len(self._held) >= self._ask_for:
+            self._room.set()
+        else:
+            self._room.clear()

@@ -1,0 +1,188 @@
+"""pass@1 through real channels: a generation service with a scripted engine and a verifier that is told what to say."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from nouscoder.evaluation.pass_at_1 import Evaluation, EvaluationError, evaluate, evaluation_tasks
+from nouscoder.generation.engine_thread import EngineThread
+from nouscoder.generation.engines.fake import FakeEngine
+from nouscoder.generation.metrics import GenerationMetrics
+from nouscoder.generation.policies import Policies
+from nouscoder.generation.service import GenerationService
+from nouscoder.policy import PolicyManifest
+from nouscoder.problem import Problem
+from nouscoder.rollout import Sampling, Task
+from nouscoder.rpc.channel import PeerError, PeerUnreachable
+from nouscoder.rpc.convert import submission_from, verdict_to
+from nouscoder.submission import StdinCase, StdinTests
+from nouscoder.v1 import generation_pb2_grpc, verifier_pb2, verifier_pb2_grpc
+from nouscoder.verdict import Verdict, VerdictKind
+
+
+def problem(number: int, family: str = "sums") -> Problem:
+    tests = StdinTests((StdinCase("1\n", f"{number}\n"),))
+    return Problem(f"p{number}", f"problem {number}", tests, text_is_code=True, family=family)
+
+
+def script(task: Task) -> str:
+    """Right on every sample of even problems, on the first sample of p1, and never else."""
+    number = int(task.problem_id[1:])
+    right = number % 2 == 0 or task.rollout_id == "evaluation/p1/0"
+    return f"print({number})" if right else "print('?')"
+
+
+@dataclass
+class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
+    """Accepts a program that prints the expected number; fails as often as it is told to."""
+
+    fail: Counter[str] = field(default_factory=Counter)
+    full: int = 0
+    num_calls: int = 0
+
+    async def Grade(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.num_calls += 1
+        if self.full:
+            self.full -= 1
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
+        submission = submission_from(request.submission)
+        assert isinstance(submission.tests, StdinTests)
+        expected = submission.tests.cases[0].output.strip()
+        if self.fail[expected]:
+            self.fail[expected] -= 1
+            kind = VerdictKind.INTERNAL_ERROR
+        else:
+            right = submission.code == f"print({expected})"
+            kind = VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER
+        return verifier_pb2.GradeResponse(verdict=verdict_to(Verdict(kind, 0, 1, 1, 0.0, "scripted", detail="told to")))
+
+    async def GradeStream(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def GradeBatch(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def Capabilities(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+
+@dataclass
+class Services:
+    generation: str
+    verifier: str
+    grader: ScriptedVerifier
+    policies: Policies
+    folder: Path
+
+    async def measure(self, problems: list[Problem], samples: int = 2) -> Evaluation:
+        self.told: list[tuple[int, int]] = []
+        return await evaluate(
+            problems,
+            self.generation,
+            self.verifier,
+            samples=samples,
+            sampling=Sampling(max_new_tokens=30, seed=5),
+            progress=lambda done, total: self.told.append((done, total)),
+        )
+
+    async def publish(self, version: int) -> None:
+        data = (8).to_bytes(8, "little") + b"weights" + bytes([version])
+        path = self.folder / f"{version}.safetensors"
+        path.write_bytes(data)
+        await self.policies.update(
+            PolicyManifest(version, str(path), hashlib.sha256(data).hexdigest(), len(data), version)
+        )
+
+
+@pytest.fixture
+async def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Services]:
+    monkeypatch.setattr("nouscoder.evaluation.pass_at_1._RETRY_S", 0.01)
+    monkeypatch.setattr("nouscoder.rpc.evaluation_clients._BUSY_RETRY_S", 0.01)
+    grader = ScriptedVerifier()
+    async with AsyncExitStack() as stack:
+        engine = FakeEngine(max_running=4, max_tokens_total=200, script=script)
+        thread = await stack.enter_async_context(EngineThread(engine, GenerationMetrics()))
+        policies = Policies(thread)
+        generation, verifier = grpc.aio.server(), grpc.aio.server()
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(thread, policies), generation)
+        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(grader, verifier)
+        addresses = []
+        for server in (generation, verifier):
+            addresses.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+            await server.start()
+            stack.push_async_callback(server.stop, 0.5)
+        yield Services(addresses[0], addresses[1], grader, policies, tmp_path)
+
+
+async def test_pass_at_1_is_the_mean_over_problems_of_the_accepted_share(services: Services) -> None:
+    await services.publish(3)
+    problems = [problem(0), problem(1), problem(2, "lists"), problem(3, "lists")]
+    evaluation = await services.measure(problems)
+    assert [result.num_accepted for result in evaluation.problems] == [2, 1, 2, 0]
+    assert evaluation.pass_at_1 == pytest.approx((1 + 0.5 + 1 + 0) / 4)
+    assert evaluation.by_family == {"sums": pytest.approx(0.75), "lists": pytest.approx(0.5)}
+    assert (evaluation.num_problems, evaluation.num_rollouts, evaluation.policy_version) == (4, 8, 3)
+    assert [sample.problem_id for sample in evaluation.samples] == ["p0", "p1", "p2", "p3"]
+    assert evaluation.samples[0].program == "print(0)"
+    assert evaluation.samples[0].verdict == "accepted"
+    assert evaluation.samples[3].verdict == "wrong_answer"
+    assert services.told == [(done, 8) for done in range(1, 9)]
+
+
+async def test_an_internal_error_is_graded_again(services: Services) -> None:
+    await services.publish(0)
+    services.grader.fail["2"] = 3
+    evaluation = await services.measure([problem(2)], samples=1)
+    assert evaluation.pass_at_1 == 1.0
+    assert services.grader.num_calls == 4
+
+
+async def test_an_internal_error_that_stays_is_an_error_and_not_a_0(services: Services) -> None:
+    await services.publish(0)
+    services.grader.fail["2"] = 1000
+    with pytest.raises(EvaluationError, match=r"evaluation/p2/0 could not be graded: internal_error.*told to"):
+        await services.measure([problem(0), problem(2), problem(4)], samples=1)
+
+
+async def test_a_full_verifier_is_waited_for(services: Services) -> None:
+    await services.publish(0)
+    services.grader.full = 5
+    assert (await services.measure([problem(0)], samples=2)).pass_at_1 == 1.0
+    assert services.grader.num_calls == 7
+
+
+async def test_a_service_without_a_policy_is_waited_for_and_not_for_ever(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nouscoder.evaluation.pass_at_1._AWAY_LIMIT_S", 0.1)
+    with pytest.raises(PeerUnreachable, match="no policy"):
+        await services.measure([problem(0)])
+
+
+async def test_a_prompt_that_cannot_be_sampled_is_an_error_that_names_it(services: Services) -> None:
+    await services.publish(0)
+    long = Problem("p8", "x" * 500, problem(8).tests, text_is_code=True)
+    with pytest.raises(PeerError, match="evaluation/p8/0"):
+        await services.measure([problem(0), long])
+
+
+async def test_no_problem_is_an_error(services: Services) -> None:
+    with pytest.raises(EvaluationError, match="no problem"):
+        await services.measure([])
+
+
+def test_seeds_hang_on_the_run_the_problem_and_the_position() -> None:
+    def seeds(seed: int) -> list[int]:
+        tasks = evaluation_tasks([problem(0), problem(1)], 3, Sampling(seed=seed))
+        return [task.sampling.seed for task in tasks]
+
+    assert seeds(1) == seeds(1)
+    assert len({*seeds(1), *seeds(2)}) == 12

@@ -1,0 +1,258 @@
+"""GenerationService over a real channel, with the fake engine behind it, and its process from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from nouscoder.generation.engine_thread import EngineStopped, EngineThread
+from nouscoder.generation.engines.base import EngineError
+from nouscoder.generation.engines.fake import FakeEngine
+from nouscoder.generation.metrics import GenerationMetrics
+from nouscoder.generation.policies import Policies
+from nouscoder.generation.service import GenerationService
+from nouscoder.policy import PolicyManifest
+from nouscoder.rollout import Rollout, Sampling, Task
+from nouscoder.rpc.channel import open_channel
+from nouscoder.rpc.convert import manifest_to, rollout_from, task_to
+from nouscoder.v1 import generation_pb2, generation_pb2_grpc
+
+
+def published(folder: Path, version: int) -> PolicyManifest:
+    data = (8).to_bytes(8, "little") + b"weights" + bytes([version])
+    path = folder / f"{version}.safetensors"
+    path.write_bytes(data)
+    return PolicyManifest(version, str(path), hashlib.sha256(data).hexdigest(), len(data), version)
+
+
+def task(number: int, prompt: str = "prompt") -> Task:
+    return Task(f"r{number}", "g", "p", prompt, Sampling(max_new_tokens=50, seed=number))
+
+
+@dataclass
+class Bench:
+    stub: Any
+    thread: EngineThread
+    metrics: GenerationMetrics
+
+    def metric(self, name: str, **labels: str) -> float:
+        value = self.metrics.registry.get_sample_value(name, labels)
+        assert value is not None, f"there is no metric {name} {labels}"
+        return value
+
+    async def generate(self, tasks: list[Task]) -> list[Rollout]:
+        request = generation_pb2.GenerateRequest(tasks=[task_to(each) for each in tasks])
+        return [rollout_from(answer.rollout) async for answer in self.stub.Generate(request, timeout=10)]
+
+    async def update(self, manifest: PolicyManifest) -> Any:
+        return await self.stub.UpdatePolicy(
+            generation_pb2.UpdatePolicyRequest(manifest=manifest_to(manifest)), timeout=10
+        )
+
+    async def status(self) -> Any:
+        return await self.stub.Status(generation_pb2.GenerationServiceStatusRequest(), timeout=10)
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    metrics = GenerationMetrics()
+    async with AsyncExitStack() as stack:
+        thread = await stack.enter_async_context(EngineThread(FakeEngine(max_running=4, max_tokens_total=100), metrics))
+        server = grpc.aio.server()
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(thread, Policies(thread)), server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        stack.push_async_callback(server.stop, 0.5)
+        channel = open_channel(address)
+        stack.push_async_callback(channel.close)
+        yield Bench(generation_pb2_grpc.GenerationServiceStub(channel), thread, metrics)
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def refusal(work: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await work
+    return caught.value.code(), caught.value.details() or ""
+
+
+async def test_generate_needs_a_policy_first(bench: Bench, tmp_path: Path) -> None:
+    code, details = await refusal(bench.generate([task(0)]))
+    assert (code, details) == (grpc.StatusCode.FAILED_PRECONDITION, "no policy has been taken over yet")
+    assert not (await bench.status()).has_policy
+    await bench.update(published(tmp_path, 0))
+    assert len(await bench.generate([task(0)])) == 1
+
+
+async def test_generate_streams_every_rollout_once(bench: Bench, tmp_path: Path) -> None:
+    await bench.update(published(tmp_path, 7))
+    rollouts = await bench.generate([task(number) for number in range(20)])
+    assert sorted(rollout.rollout_id for rollout in rollouts) == sorted(f"r{number}" for number in range(20))
+    assert all(rollout.text.startswith("print(") for rollout in rollouts)
+    assert {rollout.oldest_version for rollout in rollouts} == {7}
+    status = await bench.status()
+    assert (status.engine, status.policy_version, status.running_rollouts) == ("fake", 7, 0)
+    assert status.num_tokens == sum(len(rollout.token_ids) for rollout in rollouts)
+    assert bench.metric("nouscoder_generation_tokens_total") == status.num_tokens
+
+
+async def test_generate_names_the_task_that_cannot_be_sampled(bench: Bench, tmp_path: Path) -> None:
+    await bench.update(published(tmp_path, 0))
+    code, details = await refusal(bench.generate([task(0), task(1, prompt="x" * 200), task(2)]))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "task r1" in details
+    await until(lambda: bench.thread.num_running + bench.thread.num_waiting == 0)
+
+
+async def test_a_cancelled_call_cancels_its_tasks(bench: Bench, tmp_path: Path) -> None:
+    await bench.update(published(tmp_path, 0))
+    await bench.thread.pause()
+    call = bench.stub.Generate(generation_pb2.GenerateRequest(tasks=[task_to(task(n)) for n in range(6)]))
+    reading = asyncio.ensure_future(call.read())
+    await until(lambda: bench.thread.num_waiting == 6)
+    reading.cancel()
+    call.cancel()
+    await until(lambda: bench.thread.num_waiting == 0)
+
+
+async def test_a_file_that_is_not_what_its_manifest_says_leaves_the_old_weights(bench: Bench, tmp_path: Path) -> None:
+    await bench.update(published(tmp_path, 0))
+    good = published(tmp_path, 1)
+    faults = {
+        "SHA-256": replace(good, sha256="0" * 64),
+        "bytes": replace(good, num_bytes=3),
+        "cannot be read": replace(good, path=str(tmp_path / "nowhere.safetensors")),
+    }
+    for says, manifest in faults.items():
+        code, details = await refusal(bench.update(manifest))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert says in details
+        assert manifest.path in details
+    assert (await bench.status()).policy_version == 0
+    assert bench.metric("nouscoder_generation_policy_version") == 0
+
+
+async def test_the_version_never_goes_down(bench: Bench, tmp_path: Path) -> None:
+    second = published(tmp_path, 2)
+    await bench.update(second)
+    assert (await bench.update(second)).policy_version == 2  # the same again is done already
+    assert bench.metric("nouscoder_generation_policy_update_seconds_count") == 1
+    for manifest in (published(tmp_path, 1), replace(second, sha256="0" * 64)):
+        code, details = await refusal(bench.update(manifest))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "version 2, which is in use" in details
+    assert (await bench.status()).policy_version == 2
+
+
+async def test_pause_stops_between_two_steps_and_resume_goes_on(bench: Bench, tmp_path: Path) -> None:
+    await bench.update(published(tmp_path, 0))
+    await bench.stub.Pause(generation_pb2.GenerationServicePauseRequest(), timeout=10)
+    reading = asyncio.ensure_future(bench.generate([task(0)]))
+    await until(lambda: bench.thread.num_waiting == 1)
+    await until(lambda: bench.metric("nouscoder_generation_idle_seconds_total", reason="paused") > 0)
+    status = await bench.status()
+    assert status.paused
+    assert status.num_tokens == 0
+    await bench.update(published(tmp_path, 1))  # weights may change while decoding stands still
+    await bench.stub.Resume(generation_pb2.GenerationServiceResumeRequest(), timeout=10)
+    (rollout,) = await reading
+    assert rollout.oldest_version == 1
+
+
+async def test_idle_time_is_counted_by_reason(bench: Bench, tmp_path: Path) -> None:
+    await until(lambda: bench.metric("nouscoder_generation_idle_seconds_total", reason="no_policy") > 0)
+    await bench.update(published(tmp_path, 0))
+    await until(lambda: bench.metric("nouscoder_generation_idle_seconds_total", reason="no_tasks") > 0)
+    assert bench.metric("nouscoder_generation_idle_seconds_total", reason="paused") == 0
+    assert (await bench.status()).idle_s > 0
+    assert bench.metric("nouscoder_generation_running_rollouts") == 0
+
+
+class FailingEngine(FakeEngine):
+    """An engine whose weights give no numbers."""
+
+    def step(self) -> list[Rollout]:
+        raise EngineError("logits that are NaN")
+
+
+async def test_an_engine_that_fails_ends_every_wait_with_its_error(tmp_path: Path) -> None:
+    engine = FailingEngine(max_running=2, max_tokens_total=100)
+    async with EngineThread(engine, GenerationMetrics()) as thread:
+        await thread.load_policy(Path(published(tmp_path, 0).path), 0)
+        with pytest.raises(EngineStopped, match="logits that are NaN"):
+            await asyncio.wait_for(thread.sample(task(0)), 10)
+        with pytest.raises(EngineStopped, match="logits that are NaN"):
+            await asyncio.wait_for(thread.failed(), 10)
+        with pytest.raises(EngineStopped, match="does not run any more"):
+            await asyncio.wait_for(thread.pause(), 10)
+
+
+async def test_closing_ends_what_is_open() -> None:
+    async with EngineThread(FakeEngine(max_running=2, max_tokens_total=100), GenerationMetrics()) as thread:
+        waiting = thread.sample(task(0))
+    with pytest.raises(EngineStopped, match="going down"):
+        await waiting
+
+
+def test_importing_the_service_loads_no_engine() -> None:
+    code = "import nouscoder.generation.service, sys; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+SERVE = """
+import asyncio, sys
+from nouscoder.config import load_config
+from nouscoder.generation.service import serve
+asyncio.run(serve(load_config(None, sys.argv[1:])))
+"""
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+async def test_the_process_serves_without_a_broker_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
+    port, metrics, nobody = free_port(), free_port(), free_port()
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", SERVE, "generation.engine=fake", f"generation.grpc=127.0.0.1:{port}"),
+            *(f"generation.metrics=127.0.0.1:{metrics}", f"broker.grpc=127.0.0.1:{nobody}"),
+        ]
+    )
+    channel = open_channel(f"127.0.0.1:{port}")
+    try:
+        await asyncio.wait_for(channel.channel_ready(), 30)
+        client = Bench(generation_pb2_grpc.GenerationServiceStub(channel), None, None)  # type: ignore[arg-type]
+        await client.update(published(tmp_path, 0))
+        assert len(await client.generate([task(0), task(1)])) == 2
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=5) as page:
+            assert b'nouscoder_generation_idle_seconds_total{reason="no_tasks"}' in page.read()
+        started_s = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 10) == 0
+        assert time.monotonic() - started_s < 5
+    finally:
+        await channel.close()
+        process.kill()
+        process.wait()

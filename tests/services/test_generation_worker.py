@@ -1,0 +1,272 @@
+"""The worker loop against a broker in memory that keeps leases as the real one does."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from nouscoder.generation.engine_thread import EngineThread
+from nouscoder.generation.engines.fake import FakeEngine
+from nouscoder.generation.metrics import GenerationMetrics
+from nouscoder.generation.policies import Policies, PolicyUnusable
+from nouscoder.generation.worker import RolloutWorker
+from nouscoder.lease import Lease, LeasedTask, LeasedTasks
+from nouscoder.policy import PolicyManifest
+from nouscoder.rollout import Rollout, Sampling, Task
+from nouscoder.rpc.broker_client import LeaseKeeper
+from nouscoder.rpc.channel import PeerUnreachable
+
+MAX_RUNNING, PREFETCH = 4, 2
+
+
+def published(folder: Path, version: int) -> PolicyManifest:
+    """A file that the fake engine takes for weights, and its manifest."""
+    data = (8).to_bytes(8, "little") + b"weights" + bytes([version])
+    path = folder / f"{version}.safetensors"
+    path.write_bytes(data)
+    return PolicyManifest(version, str(path), hashlib.sha256(data).hexdigest(), len(data), version)
+
+
+@dataclass
+class MemoryBroker:
+    """Tasks to lease, and what came back."""
+
+    tasks: list[Task] = field(default_factory=list)
+    away: bool = False
+    finished: bool = False
+    expires_in_s: float = 0.3
+    submitted: list[tuple[str, Rollout]] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
+    leased: dict[str, str] = field(default_factory=dict)
+    manifests: asyncio.Queue[PolicyManifest] = field(default_factory=asyncio.Queue)
+    num_calls: int = 0
+    beats: list[set[str]] = field(default_factory=list)
+
+    async def lease_tasks(self, max_tasks: int, wait_s: float = 10.0) -> LeasedTasks:
+        self.num_calls += 1
+        await asyncio.sleep(0.005)
+        if self.away:
+            raise PeerUnreachable("the broker has not answered")
+        given, self.tasks = self.tasks[:max_tasks], self.tasks[max_tasks:]
+        leases = []
+        for task in given:
+            lease_id = f"lease {len(self.leased)}"
+            self.leased[lease_id] = task.rollout_id
+            leases.append(LeasedTask(Lease(lease_id, self.expires_in_s, 1), task))
+        return LeasedTasks(tuple(leases), self.finished)
+
+    async def submit_rollouts(self, rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
+        pairs = list(rollouts)
+        await asyncio.sleep(0.005)
+        if self.away:
+            raise PeerUnreachable("the broker has not answered")
+        refused = {rollout.rollout_id for lease_id, rollout in pairs if lease_id in self.lost}
+        self.submitted += [pair for pair in pairs if pair[1].rollout_id not in refused]
+        self.refused |= refused
+        return frozenset(refused)
+
+    async def watch_policy(self) -> AsyncIterator[PolicyManifest]:
+        while True:
+            yield await self.manifests.get()
+
+    def keep_leases(self) -> LeaseKeeper:
+        return LeaseKeeper(self._heartbeat)
+
+    async def _heartbeat(self, lease_ids: Iterable[str]) -> frozenset[str]:
+        asked = set(lease_ids)
+        self.beats.append(asked)
+        return frozenset(asked & self.lost)
+
+    @property
+    def ids(self) -> list[str]:
+        return sorted(rollout.rollout_id for _, rollout in self.submitted)
+
+
+def tasks(count: int, max_new_tokens: int = 20) -> list[Task]:
+    return [
+        Task(f"r{n:03}", f"g{n // 4}", "p", f"prompt {n}", Sampling(max_new_tokens=max_new_tokens, seed=n))
+        for n in range(count)
+    ]
+
+
+@dataclass
+class Bench:
+    broker: MemoryBroker
+    engine: EngineThread
+    policies: Policies
+    worker: RolloutWorker
+    running: asyncio.Task[None]
+
+
+@asynccontextmanager
+async def working(broker: MemoryBroker, folder: Path | None) -> AsyncIterator[Bench]:
+    engine = FakeEngine(max_running=MAX_RUNNING, max_tokens_total=100)
+    async with EngineThread(engine, GenerationMetrics()) as thread:
+        policies = Policies(thread)
+        if folder is not None:
+            broker.manifests.put_nowait(published(folder, 0))
+        worker = RolloutWorker(broker, thread, policies, MAX_RUNNING, PREFETCH)
+        running = asyncio.create_task(worker.run())
+        try:
+            yield Bench(broker, thread, policies, worker, running)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_every_leased_task_is_submitted_once_under_its_lease_and_few_are_held(tmp_path: Path) -> None:
+    broker = MemoryBroker(tasks(40))
+    async with working(broker, tmp_path) as bench:
+        most = 0
+
+        def all_in() -> bool:
+            nonlocal most
+            most = max(most, bench.worker.num_held)
+            return len(broker.submitted) == 40
+
+        await until(all_in)
+        assert broker.ids == [f"r{n:03}" for n in range(40)]
+        assert all(broker.leased[lease_id] == rollout.rollout_id for lease_id, rollout in broker.submitted)
+        assert 0 < most <= MAX_RUNNING + PREFETCH
+        await until(lambda: bench.worker.num_held == 0)
+
+
+async def test_nothing_is_leased_before_a_policy_is_known(tmp_path: Path) -> None:
+    broker = MemoryBroker(tasks(3))
+    async with working(broker, None) as bench:
+        await asyncio.sleep(0.1)
+        assert broker.num_calls == 0
+        broker.manifests.put_nowait(published(tmp_path, 5))
+        await until(lambda: len(broker.submitted) == 3)
+        assert {rollout.oldest_version for _, rollout in broker.submitted} == {5}
+        assert bench.engine.policy_version == 5
+
+
+async def test_a_newer_policy_reaches_running_rollouts_and_an_older_one_is_ignored(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    async with working(broker, tmp_path) as bench:
+        await until(lambda: bench.policies.current is not None)
+        await bench.engine.pause()
+        broker.tasks = tasks(6)
+        await until(lambda: bench.worker.num_held == 6)
+        broker.manifests.put_nowait(published(tmp_path, 2))
+        broker.manifests.put_nowait(published(tmp_path, 1))
+        await until(lambda: broker.manifests.empty() and bench.engine.policy_version == 2)
+        await bench.engine.resume()
+        await until(lambda: len(broker.submitted) == 6)
+        assert {rollout.newest_version for _, rollout in broker.submitted} == {2}
+        assert bench.engine.policy_version == 2
+
+
+async def test_a_lost_lease_drops_its_rollout_and_frees_its_place(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    async with working(broker, tmp_path) as bench:
+        await until(lambda: bench.policies.current is not None)
+        await bench.engine.pause()
+        broker.tasks = tasks(6)
+        await until(lambda: bench.worker.num_held == 6)
+        lost = next(lease_id for lease_id, rollout_id in broker.leased.items() if rollout_id == "r002")
+        broker.lost.add(lost)
+        await until(lambda: bench.worker.num_held == 5)
+        await until(lambda: bench.engine.num_waiting + bench.engine.num_running == 5)
+        await bench.engine.resume()
+        await until(lambda: len(broker.submitted) == 5)
+        assert "r002" not in broker.ids
+        assert not broker.refused
+        assert all(lost not in beat for beat in broker.beats[-1:])
+
+
+async def test_a_task_given_again_to_the_same_worker_goes_on_under_the_new_lease(tmp_path: Path) -> None:
+    broker = MemoryBroker(expires_in_s=60)
+    async with working(broker, tmp_path) as bench:
+        await until(lambda: bench.policies.current is not None)
+        await bench.engine.pause()
+        broker.tasks = tasks(1)
+        await until(lambda: bench.worker.num_held == 1)
+        broker.lost.add("lease 0")
+        broker.tasks = tasks(1)
+        await until(lambda: len(broker.leased) == 2)
+        await bench.engine.resume()
+        await until(lambda: len(broker.submitted) == 1)
+        assert broker.submitted[0][0] == "lease 1"
+        await until(lambda: bench.worker.num_held == 0)
+
+
+async def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path) -> None:
+    broker = MemoryBroker(away=True)
+    async with working(broker, tmp_path) as bench:
+        await until(lambda: broker.num_calls > 3)
+        broker.away = False
+        broker.tasks = tasks(5)
+        await until(lambda: len(broker.submitted) == 5)
+        # It goes away with rollouts in hand: these are lost, the worker is not.
+        await bench.engine.pause()
+        broker.tasks = tasks(3)
+        await until(lambda: bench.worker.num_held == 3)
+        broker.away = True
+        await bench.engine.resume()
+        await until(lambda: bench.worker.num_held == 0)
+        broker.away = False
+        broker.tasks = [Task("later", "g", "p", "prompt", Sampling())]
+        await until(lambda: "later" in broker.ids)
+        assert not bench.running.done()
+
+
+async def test_a_task_that_cannot_be_sampled_is_given_up_and_the_others_go_on(tmp_path: Path) -> None:
+    broker = MemoryBroker([Task("bad", "g", "p", "x" * 500, Sampling()), *tasks(4)])
+    async with working(broker, tmp_path) as bench:
+        await until(lambda: len(broker.submitted) == 4 and bench.worker.num_held == 0)
+        assert "bad" not in broker.ids
+        beats = len(broker.beats)
+        await asyncio.sleep(0.2)
+        assert all("lease 0" not in beat for beat in broker.beats[beats:])
+
+
+async def test_a_finished_run_leaves_the_worker_waiting(tmp_path: Path) -> None:
+    broker = MemoryBroker(finished=True)
+    async with working(broker, tmp_path) as bench:
+        await until(lambda: broker.num_calls == 1)
+        await asyncio.sleep(0.1)
+        assert broker.num_calls == 1
+        assert not bench.running.done()
+
+
+@pytest.mark.usefixtures("quick_retries")
+async def test_a_first_policy_that_is_not_what_its_manifest_says_ends_the_worker(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    async with working(broker, None) as bench:
+        manifest = published(tmp_path, 0)
+        Path(manifest.path).write_bytes(b"x" * manifest.num_bytes)
+        broker.manifests.put_nowait(manifest)
+        with pytest.raises(PolicyUnusable, match="SHA-256"):
+            await asyncio.wait_for(bench.running, 10)
+
+
+@pytest.mark.usefixtures("quick_retries")
+async def test_a_later_policy_that_cannot_be_used_leaves_the_one_before_in_use(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    async with working(broker, tmp_path) as bench:
+        await until(lambda: bench.policies.current is not None)
+        missing = published(tmp_path, 1)
+        Path(missing.path).unlink()
+        broker.manifests.put_nowait(missing)
+        broker.manifests.put_nowait(published(tmp_path, 2))
+        await until(lambda: bench.engine.policy_version == 2)
+        assert not bench.running.done()
+
+
+@pytest.fixture
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nouscoder.generation.worker._POLICY_RETRY_S", 0.01)
