@@ -1,0 +1,208 @@
+"""A candidate runs as `python main.py` would run it: stdin styles, exits, streams, and call tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from nouscoder.submission import Limits
+from nouscoder.verifier.sandbox import Exit, Program, RunResult, Sandbox, SandboxConfig, SandboxUnavailable, open_sandbox
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LIMITS = Limits(wall_time_s=5, cpu_time_s=5, memory_bytes=512 << 20, output_bytes=4 << 20, processes=32)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def sandbox() -> AsyncIterator[Sandbox]:
+    made = open_sandbox(SandboxConfig(slots=1))
+    try:
+        await made.start()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    yield made
+    await made.close()
+
+
+async def run_twice(sandbox: Sandbox, code: str, stdin: bytes = b"", entry_point: str | None = None) -> RunResult:
+    """The process that compiled and one that was forked later must do the same."""
+    async with sandbox.session(Program("python", code, LIMITS, entry_point)) as session:
+        first, second = await session.run(stdin), await session.run(stdin)
+    assert (first.exit, first.exit_code, first.signal) == (second.exit, second.exit_code, second.signal)
+    assert (first.stdout, first.result) == (second.stdout, second.result)
+    return second
+
+
+READS_BOTH_LINES = [
+    "a = input(); b = input(); print(a, b)",
+    "import sys; a, b = sys.stdin; print(a.strip(), b.strip())",
+    "import sys; print(*sys.stdin.read().split())",
+    "import sys; print(*[s.strip() for s in sys.stdin.readlines()])",
+    "import sys; b = sys.stdin.buffer; print(b.readline().decode().strip(), b.readline().decode().strip())",
+    "import sys; print(*[s.decode().strip() for s in sys.stdin.buffer.readlines()])",
+    "print(*open(0).read().split())",
+    "print(*open('/dev/stdin').read().split())",
+    "import os; print(*os.read(0, 100).decode().split())",
+    "import os, sys; print(*os.read(sys.stdin.fileno(), 100).decode().split())",
+    "import io, os; print(*io.BytesIO(os.read(0, os.fstat(0).st_size)).read().decode().split())",
+    "a = input(); import sys; print(a, sys.stdin.read().strip())",
+    "import sys; input = sys.stdin.readline; print(input().strip(), input().strip())",
+    "import fileinput; print(*[s.strip() for s in fileinput.input()])",
+    "import subprocess; print(*subprocess.run(['/bin/cat'], capture_output=True).stdout.decode().split())",
+]
+
+
+@pytest.mark.parametrize("code", READS_BOTH_LINES)
+async def test_every_way_to_read_stdin(sandbox: Sandbox, code: str) -> None:
+    result = await run_twice(sandbox, code, b"one\ntwo\n")
+    assert result.stdout == b"one two\n", result.stderr.decode()
+
+
+PRINTS_OK = [
+    "if __name__ == '__main__': print('ok')",
+    "def f():\n    global x\n    x = 'ok'\nf(); print(x)",
+    "from __future__ import annotations\ndef f(x: Undefined): return x\nprint(f('ok'))",
+    "print('ok'); quit()",
+    "print('ok'); exit(0)",
+    "import sys; print('ok'); sys.exit()",
+    "import sys; sys.stdout.write('ok\\n')",
+    "import sys; sys.stdout.buffer.write(b'ok\\n')",
+    "import os; os.write(1, b'ok\\n')",
+    "import atexit; atexit.register(lambda: print('ok'))",
+    "import threading; threading.Thread(target=lambda: print('ok')).start()",
+    "import threading, time; threading.Thread(target=lambda: (time.sleep(0.05), print('ok'))).start()",
+    "class A:\n    def __del__(self): print('ok')\na = A()",
+    "class A:\n    def __del__(self): print('ok')\na = A(); a.me = a",
+    "out = open(1, 'w'); out.write('ok\\n')",
+    "import io, os, sys; sys.stdout = io.TextIOWrapper(open(1, 'wb')); print('ok')",
+    "import ctypes; ctypes.CDLL(None).printf(b'ok\\n')",
+    "import sys; assert sys.argv == ['main.py'], sys.argv; print('ok')",
+    "import sys, __main__; assert __main__.__dict__ is globals(); print('ok')",
+    "assert __file__ == '/tmp/main.py' and open(__file__).read().startswith('assert'); print('ok')",
+    "import sys; assert sys.getrecursionlimit() == 1000; print('ok')",
+    "import sys\nsys.setrecursionlimit(10**6)\ndef f(n): return 0 if n == 0 else 1 + f(n - 1)\nf(50000); print('ok')",
+    "import sys, threading\nsys.setrecursionlimit(10**6); threading.stack_size(64 << 20)\n"
+    "def f(n): return 0 if n == 0 else 1 + f(n - 1)\n"
+    "t = threading.Thread(target=lambda: print('ok' if f(100000) else '')); t.start(); t.join()",
+    "import multiprocessing as m\nif __name__ == '__main__':\n    with m.Pool(2) as p: print('ok' * sum(p.map(int, ['1'])))",
+    "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(\"ok\")'])",
+    "open('note', 'w').write('ok'); print(open('note').read())",
+    "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: str\nprint(P('ok').x)",
+    "import pickle\nclass A: pass\npickle.loads(pickle.dumps(A())); print('ok')",
+    "import asyncio\nasync def f(): print('ok')\nasyncio.run(f())",
+    "import os\nif os.fork() == 0: raise SystemExit\nos.wait(); print('ok')",
+    "import math, heapq, bisect, itertools, functools, decimal, fractions, statistics, datetime; print('ok')",
+    "import typing, collections.abc, concurrent.futures, inspect, uuid, hashlib, zlib, csv; print('ok')",
+    "print(input.__name__ and 'ok')",
+    "# -*- coding: utf-8 -*-\nprint('ok')",
+    "\ufeffprint('ok')",
+    "try:\n    import socket; socket.create_connection(('192.0.2.1', 80), 1)\nexcept OSError: print('ok')",
+    "import sys; sys.stderr.write('noise\\n'); print('ok')",
+    "import sys; print('ok', file=sys.__stdout__)",
+    "import warnings; warnings.warn('noise'); print('ok')",
+    "import time; assert time.time() > 1.6e9; print('ok')",
+]
+
+
+@pytest.mark.parametrize("code", PRINTS_OK)
+async def test_ordinary_programs_do_what_they_do_anywhere(sandbox: Sandbox, code: str) -> None:
+    result = await run_twice(sandbox, code)
+    assert (result.exit, result.exit_code, result.stdout) == (Exit.EXITED, 0, b"ok\n"), result.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "in_stderr"),
+    [
+        ("1/0", 1, b"ZeroDivisionError"),
+        ("import sys; sys.exit(7)", 7, b""),
+        ("import sys; sys.exit('bad input')", 1, b"bad input"),
+        ("import sys; sys.exit(-1)", 255, b""),
+        ("import os; print('lost'); os._exit(0)", 0, b""),
+        ("def f(): f()\nf()", 1, b"RecursionError"),
+        ("import sys; sys.stdout.close(); print('x')", 1, b"ValueError"),
+        ("undefined", 1, b"NameError"),
+        ("input(); input()", 1, b"EOFError"),
+        ("import sys\nclass W:\n    def write(self, s): pass\n    def flush(self): 1/0\nsys.stdout = W()", 120, b""),
+        ("import sys\nsys.excepthook = lambda *a: sys.stderr.write('mine')\n1/0", 1, b"mine"),
+        ("import threading\nthreading.Thread(target=lambda: 1/0).start()", 0, b"ZeroDivisionError"),
+        ("import atexit; atexit.register(lambda: 1/0)", 0, b"ZeroDivisionError"),
+        ("import sys; sys.stdout.write('\\ud800')", 1, b"UnicodeEncodeError"),
+    ],
+)
+async def test_exit_codes_are_the_interpreters(sandbox: Sandbox, code: str, exit_code: int, in_stderr: bytes) -> None:
+    result = await run_twice(sandbox, code, b"one line\n")
+    assert (result.exit, result.exit_code) == (Exit.EXITED, exit_code)
+    assert in_stderr in result.stderr
+
+
+async def test_a_traceback_shows_the_program_and_nothing_of_the_harness(sandbox: Sandbox) -> None:
+    result = await run_twice(sandbox, "def f():\n    return 1 / 0\nf()\n")
+    assert result.stderr.startswith(b'Traceback (most recent call last):\n  File "/tmp/main.py", line 3')
+    assert b"return 1 / 0" in result.stderr
+    assert b"harness" not in result.stderr
+
+
+async def test_uncaught_interrupt_and_abort_are_signals(sandbox: Sandbox) -> None:
+    assert (await run_twice(sandbox, "raise KeyboardInterrupt")).signal == 2
+    assert (await run_twice(sandbox, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")).signal == 11
+
+
+async def test_large_input_and_output_cross_whole(sandbox: Sandbox) -> None:
+    data = b"0123456789abcde\n" * 200_000
+    result = await run_twice(sandbox, "import sys; sys.stdout.write(sys.stdin.read())", data)
+    assert result.stdout == data
+
+
+async def test_random_state_differs_between_runs(sandbox: Sandbox) -> None:
+    async with sandbox.session(Program("python", "import random; print(random.random())", LIMITS)) as session:
+        assert len({(await session.run(b"")).stdout for _ in range(5)}) == 5
+
+
+CALLS = [
+    ("def f(a, b): return a + b", "f", {"args": [1, 2]}, b"3"),
+    ("class Solution:\n    def f(self, a): return a[::-1]", "Solution().f", {"args": [[1, 2]]}, b"[2, 1]"),
+    ("class Solution:\n    def f(self, a): return (a, (1,))", "Solution.f", {"kwargs": {"a": None}}, b"[null, [1]]"),
+    ("class Solution:\n    def f(self): return 0.1 + 0.2", "f", {}, b"0.30000000000000004"),
+    ("def f(): return float('nan')", "f", {}, b"NaN"),
+    ("def f(): return True", "f", {}, b"true"),
+    ("def f(): return None", "f", {}, b"null"),
+    ("def f(): return {1, 2}", "f", {}, b"!set"),
+    ("def f(): return {1: [2]}", "f", {}, b'{"1": [2]}'),
+    ("def f():\n    a = []\n    a.append(a)\n    return a", "f", {}, b"!list"),
+    ("def f(): return object()", "f", {}, b"!object"),
+    ("class E:\n    def __eq__(self, o): return True\ndef f(): return E()", "f", {}, b"!E"),
+    ("def f(x=[]):\n    x.append(1)\n    return x", "f", {}, b"[1]"),
+    ("import sys\ndef f(): return sys.stdin.read()", "f", {"args": []}, b'""'),
+    ("def f(): print('noise'); return 'a\\x00b'", "f", {}, b'"a\\u0000b"'),
+]
+
+
+@pytest.mark.parametrize(("code", "entry_point", "arguments", "expected"), CALLS)
+async def test_call_results(
+    sandbox: Sandbox, code: str, entry_point: str, arguments: dict[str, object], expected: bytes
+) -> None:
+    result = await run_twice(sandbox, code, json.dumps(arguments).encode(), entry_point)
+    assert result.result == expected, result.stderr.decode()
+    assert (result.exit, result.exit_code) == (Exit.EXITED, 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        ("def f(): raise SystemExit(0)", 0),
+        ("import os\ndef f(): os._exit(0)", 0),
+        ("def g(): return 1", 1),
+        ("f = 3", 1),
+        ("def f(): return 1 / 0", 1),
+    ],
+)
+async def test_a_call_without_a_result_has_none(sandbox: Sandbox, code: str, exit_code: int) -> None:
+    result = await run_twice(sandbox, code, b'{"args": []}', "f")
+    assert (result.exit_code, result.result) == (exit_code, None)
+
+
+async def test_a_poisoned_json_module_harms_only_its_own_value(sandbox: Sandbox) -> None:
+    code = "import json\njson.dumps = lambda *a, **k: '4'\ndef f(): return 5"
+    assert (await run_twice(sandbox, code, b"{}", "f")).result == b"4"  # the gateway still compares with what it expects
