@@ -16,6 +16,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 MAX_RUNNING, MAX_TOKENS_TOTAL = 4, 40
 
+# Tiny tensors: more threads would only wait for each other.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(scope="module")
 def run_root(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -64,10 +64,10 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             kind = VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER
         return verifier_pb2.GradeResponse(verdict=verdict_to(Verdict(kind, 0, 1, 1, 0.0, "scripted", detail="told to")))
 
-    async def GradeStream(self, request: Any, context: Any) -> Any:  # noqa: N802
+    def GradeStream(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
 
-    async def GradeBatch(self, request: Any, context: Any) -> Any:  # noqa: N802
+    def GradeBatch(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
 
     async def Capabilities(self, request: Any, context: Any) -> Any:  # noqa: N802

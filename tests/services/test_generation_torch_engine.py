@@ -20,6 +20,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 NUM_SLOTS, CAPACITY = 6, 48
 
+# Tiny tensors: more threads would only wait for each other.
+torch.set_num_threads(1)
+
 
 def tiny_model(seed: int = 0, **changes: object) -> Any:
     settings: dict[str, object] = {
