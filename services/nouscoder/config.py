@@ -121,6 +121,9 @@ class VerifierSection(Section):
     max_submission_s: float = Field(600.0, gt=0, description="seconds all tests of a submission may take together")
     max_body_bytes: int = Field(64 * 1024**2, ge=1024, description="largest request of the REST API")
     drain_s: float = Field(10.0, ge=0, description="seconds from SIGTERM for submissions inside to get their verdict")
+    libraries: tuple[str, ...] = Field(
+        ("sortedcontainers",), description="packages installed here that candidates may import too"
+    )
     sandbox: SandboxSection = SandboxSection()
 
 
@@ -156,7 +159,7 @@ class DemoSection(Section):
 
     train_problems: int = Field(1200, ge=1, description="problems to train on")
     held_out_problems: int = Field(180, ge=1, description="problems for pass@1 before and after")
-    warm_start_steps: int = Field(800, ge=0, description="steps of the supervised phase on noisy demonstrations")
+    warm_start_share: float = Field(1.0, gt=0, description="steps of the supervised phase, a share of the usual")
     warm_start_threads: int = Field(2, ge=1, description="CPU threads of the supervised phase")
 
 

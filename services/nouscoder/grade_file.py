@@ -24,8 +24,9 @@ from nouscoder.errors import NousCoderError
 from nouscoder.verifier.client import AsyncClient, GradingFailed
 from nouscoder.verifier.grader import Grader
 from nouscoder.verifier.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import SandboxConfig, open_sandbox
+from nouscoder.verifier.sandbox import open_sandbox
 from nouscoder.verifier.schema import answer_record, parse_submission
+from nouscoder.verifier.settings import grading_policy, sandbox_config
 from nouscoder.verifier.validation import InvalidSubmission
 
 SERVER_AT_ONCE = 16
@@ -99,10 +100,10 @@ def _open_out(out: Path) -> TextIO:
 
 @asynccontextmanager
 async def _local(config: Config) -> AsyncIterator[tuple[Answerer, int]]:
-    sandbox = open_sandbox(SandboxConfig(**config.verifier.sandbox.model_dump()))
+    sandbox = open_sandbox(sandbox_config(config.verifier))
     try:
         await sandbox.start()
-        grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
+        grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()), grading_policy(config.verifier))
 
         async def answer(record: dict[str, Any]) -> dict[str, Any]:
             return answer_record(await grader.grade(parse_submission(json.dumps(record))))

@@ -95,7 +95,12 @@ async def bare_check(item: LeetCodeProblem) -> bool:
     """Whether a bare Python process accepts the reference solution by the data set's own `check`."""
     code = f"{item.program}\n{item.check}\ncheck({item.candidate})\n"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-", stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        sys.executable,
+        "-I",
+        "-",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
     )
     await process.communicate(code.encode())
     return process.returncode == 0

@@ -27,11 +27,12 @@ from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_eve
 from nouscoder.submission import Limits, Submission
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verdict import Verdict
-from nouscoder.verifier.grader import Grader, GradingPolicy, QueueFull
+from nouscoder.verifier.grader import Grader, QueueFull
 from nouscoder.verifier.http import Door, make_app
 from nouscoder.verifier.listener import start_http
 from nouscoder.verifier.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import Sandbox, SandboxConfig, open_sandbox
+from nouscoder.verifier.sandbox import Sandbox, open_sandbox
+from nouscoder.verifier.settings import grading_policy, sandbox_config
 from nouscoder.verifier.streams import grade_events, grade_patiently, spread
 from nouscoder.verifier.validation import LANGUAGES, InvalidSubmission
 
@@ -116,21 +117,16 @@ async def _answered(work: Awaitable[Answer], context: _Context) -> Answer:
         )
 
 
-def policy_of(section: VerifierSection) -> GradingPolicy:
-    """The grading policy that the configuration asks for."""
-    return GradingPolicy(max_queue=section.max_queue, max_submission_s=section.max_submission_s)
-
-
 async def serve(config: Config, with_broker: bool = False) -> None:
     """Serve until SIGTERM; `with_broker` adds the grading worker. Raises Unusable when it can never work here."""
     stop = stop_event()
     section = config.verifier
     registry = CollectorRegistry()
     async with AsyncExitStack() as stack:
-        sandbox = open_sandbox(SandboxConfig(**section.sandbox.model_dump()))
+        sandbox = open_sandbox(sandbox_config(section))
         stack.push_async_callback(sandbox.close)
         await sandbox.start()
-        grader = Grader(sandbox, VerifierMetrics(registry), policy_of(section))
+        grader = Grader(sandbox, VerifierMetrics(registry), grading_policy(section))
         door = Door()
         if section.http:
             app = make_app(grader, registry, door, section.max_body_bytes)

@@ -1,0 +1,51 @@
+"""The libraries that candidates may import besides the standard library, each in a folder of its own.
+
+Candidates must not see this service's own packages, so those they may have are copied, once a version, to
+`<prefix>/share/nouscoder/candidate-libraries/NAME-VERSION`, and only these folders are shown to them.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+
+def library_folders(names: Iterable[str], shelf: Path | None = None) -> tuple[Path, ...]:
+    """One import folder a library. One that is not installed here is left out, with a warning that names it.
+
+    `shelf` is where the copies are kept; it must be writable the first time.
+    """
+    shelf = shelf or Path(sys.prefix) / "share" / "nouscoder" / "candidate-libraries"
+    folders = []
+    for name in names:
+        try:
+            folders.append(_folder(name, shelf))
+        except (importlib.metadata.PackageNotFoundError, LookupError, OSError) as error:
+            log.warning("candidates cannot import a library", extra={"library": name, "detail": str(error)})
+    return tuple(folders)
+
+
+def _folder(name: str, shelf: Path) -> Path:
+    folder = shelf / f"{name}-{importlib.metadata.version(name)}"
+    if folder.is_dir():
+        return folder
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise LookupError(f"{name} is not a package")
+    part = shelf / f".{folder.name}.{os.getpid()}"
+    shutil.copytree(spec.submodule_search_locations[0], part / name, ignore=shutil.ignore_patterns("__pycache__"))
+    try:
+        part.rename(folder)
+    except OSError:
+        shutil.rmtree(part)
+        if not folder.is_dir():  # else another service was quicker
+            raise
+    return folder

@@ -1,0 +1,26 @@
+"""From the configuration tree to what the parts of the verifier take."""
+
+from __future__ import annotations
+
+from nouscoder.config import ConfigError, VerifierSection
+from nouscoder.verifier.grader import GradingPolicy
+from nouscoder.verifier.libraries import library_folders
+from nouscoder.verifier.sandbox import SandboxConfig
+
+
+def grading_policy(section: VerifierSection) -> GradingPolicy:
+    """The limits of grading."""
+    return GradingPolicy(max_queue=section.max_queue, max_submission_s=section.max_submission_s)
+
+
+def sandbox_config(section: VerifierSection) -> SandboxConfig:
+    """Which isolation, and the import folders of candidates: those configured, then those of the libraries.
+
+    Raises ConfigError naming the key that makes no sense.
+    """
+    chosen = section.sandbox
+    folders = (*chosen.site_packages, *library_folders(section.libraries))
+    try:
+        return SandboxConfig(chosen.backend, chosen.slots, chosen.python, folders)
+    except ValueError as error:
+        raise ConfigError(f"verifier.sandbox.{error}") from error

@@ -1,0 +1,30 @@
+"""Libraries for candidates: copied once, alone in their folder, and left out with a warning when not installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from nouscoder.config import ConfigError, load_config
+from nouscoder.verifier.libraries import library_folders
+from nouscoder.verifier.settings import sandbox_config
+
+
+def test_a_library_is_copied_once_and_alone(tmp_path: Path) -> None:
+    (folder,) = library_folders(["sortedcontainers"], tmp_path)
+    assert [entry.name for entry in folder.iterdir()] == ["sortedcontainers"]
+    written = (folder / "sortedcontainers" / "__init__.py").stat().st_mtime_ns
+    assert library_folders(["sortedcontainers"], tmp_path) == (folder,)
+    assert (folder / "sortedcontainers" / "__init__.py").stat().st_mtime_ns == written
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_library_that_is_not_installed_is_left_out_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert library_folders(["no_such_library"], tmp_path) == ()
+    assert caplog.records[0].__dict__["library"] == "no_such_library"
+
+
+def test_a_folder_that_does_not_exist_is_a_fault_of_the_configuration(tmp_path: Path) -> None:
+    config = load_config(None, [f"verifier.sandbox.site_packages=['{tmp_path}/absent']"])
+    with pytest.raises(ConfigError, match="site_packages"):
+        sandbox_config(config.verifier)

@@ -1,0 +1,190 @@
+"""The grading worker: every lease leaves exactly once, lost work is dropped, our failures stay ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from nouscoder.broker.core import Broker
+from nouscoder.broker.service import serve_broker
+from nouscoder.config import load_config
+from nouscoder.lease import GradingTests, Lease, LeasedGrading, LeasedGradings
+from nouscoder.rpc.broker_client import BrokerClient
+from nouscoder.rpc.channel import PeerError, PeerUnreachable
+from nouscoder.submission import Comparator, Limits, StdinCase, StdinTests
+from nouscoder.verdict import Verdict, VerdictKind
+from nouscoder.verifier.grader import Grader
+from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox.base import RunResult, SandboxError
+from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
+from nouscoder.verifier.worker import GradingWorker, submission_of
+from prometheus_client import CollectorRegistry
+
+TESTS = GradingTests(StdinTests((StdinCase("a", "a"),)), Limits(), Comparator(), text_is_code=True, run_all_tests=False)
+
+
+def wrong(_: bytes) -> RunResult:
+    """A program that prints the wrong thing."""
+    return ended(b"b")
+
+
+def broken(_: bytes) -> RunResult:
+    """A sandbox that fails."""
+    raise SandboxError("gone")
+
+
+async def new_grader(num_slots: int = 2) -> Grader:
+    """A grader over the fake sandbox: programs `wrong` and `broken` behave so, others echo."""
+    sandbox = FakeSandbox({"wrong": wrong, "broken": broken}, num_slots=num_slots)
+    await sandbox.start()
+    return Grader(sandbox, VerifierMetrics(CollectorRegistry()))
+
+
+class ListBroker:
+    """A broker in memory that is also the keeper of leases."""
+
+    def __init__(self, texts: Iterable[str], problem_id: str = "p") -> None:
+        self.waiting = [
+            LeasedGrading(Lease(f"l{n}", 5.0, 1), f"r{n}", problem_id, text) for n, text in enumerate(texts)
+        ]
+        self.kept: set[str] = set()
+        self.most_kept = 0
+        self.lost: set[str] = set()
+        self.verdicts: dict[str, list[Verdict]] = {}
+        self.troubles: list[PeerError] = []
+        self.tests_known = asyncio.Event()
+        self.tests_known.set()
+
+    async def lease_grading(self, max_rollouts: int, wait_s: float = 10.0) -> LeasedGradings:
+        if self.troubles:
+            raise self.troubles.pop()
+        leased, self.waiting = self.waiting[:max_rollouts], self.waiting[max_rollouts:]
+        if not leased:
+            await asyncio.sleep(0.01)
+        return LeasedGradings(tuple(leased))
+
+    async def get_tests(self, problem_id: str) -> GradingTests:
+        await self.tests_known.wait()
+        if problem_id != "p":
+            raise PeerError("no such problem")
+        return TESTS
+
+    async def submit_verdicts(self, verdicts: Iterable[tuple[str, str, Verdict]]) -> frozenset[str]:
+        for lease_id, rollout_id, verdict in verdicts:
+            assert lease_id in self.kept, "a lease is kept until its verdict is handed in"
+            self.verdicts.setdefault(rollout_id, []).append(verdict)
+        return frozenset()
+
+    def add(self, lease: Lease) -> None:
+        self.kept.add(lease.lease_id)
+        self.most_kept = max(self.most_kept, len(self.kept))
+
+    def drop(self, lease_id: str) -> None:
+        self.kept.discard(lease_id)
+
+    def take_lost(self) -> frozenset[str]:
+        lost, self.lost = frozenset(self.lost), set()
+        return lost
+
+
+@asynccontextmanager
+async def working(broker: ListBroker, grader: Grader) -> AsyncIterator[GradingWorker]:
+    """A worker at work in the background."""
+    worker = GradingWorker(broker, broker, grader)
+    task = asyncio.ensure_future(worker.run())
+    try:
+        yield worker
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def settled(condition: Callable[[], bool]) -> None:
+    """Wait, at most 10 s, until `condition` holds."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_every_lease_is_answered_once_and_no_more_are_taken_than_the_worker_has_room_for() -> None:
+    broker = ListBroker(["cat" if n % 3 else "wrong" for n in range(50)])
+    async with working(broker, await new_grader()) as worker:
+        await settled(lambda: len(broker.verdicts) == 50 and not broker.kept)
+        assert broker.most_kept == worker.capacity == 4
+    for number in range(50):
+        (verdict,) = broker.verdicts[f"r{number}"]
+        assert verdict.kind is (VerdictKind.ACCEPTED if number % 3 else VerdictKind.WRONG_ANSWER)
+        assert verdict.first_failure is None, "hidden tests stay out of the run's records"
+
+
+async def test_our_failures_are_handed_in_as_internal_error_and_as_nothing_else() -> None:
+    broker = ListBroker(["broken"])
+    async with working(broker, await new_grader()):
+        await settled(lambda: len(broker.verdicts) == 1)
+    assert broker.verdicts["r0"][0].is_ours
+    unknown = ListBroker(["cat"], problem_id="unknown")
+    async with working(unknown, await new_grader()):
+        await settled(lambda: len(unknown.verdicts) == 1)
+    assert unknown.verdicts["r0"][0].is_ours
+    assert "no such problem" in unknown.verdicts["r0"][0].detail
+
+
+async def test_the_work_on_a_lost_lease_is_dropped() -> None:
+    broker = ListBroker(["cat", "cat"])
+    broker.tests_known.clear()
+    async with working(broker, await new_grader(1)):
+        await settled(lambda: len(broker.kept) == 2)
+        broker.lost = {"l0"}
+        await settled(lambda: broker.kept == {"l1"})
+        broker.tests_known.set()
+        await settled(lambda: not broker.kept)
+    assert list(broker.verdicts) == ["r1"]
+
+
+async def test_a_broker_that_was_away_is_worked_for_again() -> None:
+    broker = ListBroker(["cat"])
+    broker.troubles = [PeerUnreachable("away"), PeerUnreachable("away")]
+    async with working(broker, await new_grader()):
+        await settled(lambda: len(broker.verdicts) == 1)
+
+
+async def test_stopping_lets_every_lease_go() -> None:
+    broker = ListBroker(["cat"] * 4)
+    broker.tests_known.clear()
+    async with working(broker, await new_grader()):
+        await settled(lambda: len(broker.kept) == 4)
+    assert not broker.kept
+    assert not broker.verdicts
+
+
+@pytest.mark.parametrize("text_is_code", [True, False])
+def test_a_rollout_is_code_or_an_answer_that_holds_code(text_is_code: bool) -> None:
+    tests = GradingTests(TESTS.tests, Limits(), Comparator(), text_is_code=text_is_code, run_all_tests=True)
+    submission = submission_of(LeasedGrading(Lease("l", 1, 1), "r", "p", "text"), tests)
+    assert (submission.code, submission.completion) == (("text", None) if text_is_code else (None, "text"))
+    assert not submission.stop_on_first_failure
+
+
+async def test_a_real_broker_s_rollouts_are_graded_over_grpc(broker_rig, new_broker: Callable[..., Broker]) -> None:  # type: ignore[no-untyped-def]
+    config = load_config(None, [*_small(), "broker.grpc='127.0.0.1:0'"])
+    broker = new_broker(config=config)
+    async with AsyncExitStack() as stack:
+        address = await serve_broker(broker, config, asyncio.Event(), stack)
+        await broker.publish_policy(broker_rig.manifest(0))
+        sampled = await broker_rig.sample(broker)
+        assert sampled
+        client = await stack.enter_async_context(BrokerClient(address, "verifier-h-0-1"))
+        keeper = await stack.enter_async_context(client.keep_leases())
+        task = asyncio.ensure_future(GradingWorker(client, keeper, await new_grader()).run())
+        async with asyncio.timeout(20):
+            while (await broker.status()).rollouts_graded < len(sampled):
+                await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert (await broker.status()).ledger.balanced
+
+
+def _small() -> list[str]:
+    return ["run.name=verifier-worker", "broker.group_size=4", "broker.batch_size=8", "broker.pipeline_k=2"]
