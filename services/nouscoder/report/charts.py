@@ -1,0 +1,226 @@
+"""Charts as SVG text: data in, markup out, nothing else.
+
+Colours come from the page's custom properties (`series-0` to `series-3`), so one chart serves light, dark and print.
+Series are told apart by dash and by name as well as by colour. The values of a chart travel in `data-chart`, from
+which the page's script shows them under the pointer or the arrow keys; `table` shows the same values without script.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nouscoder.report.markup import escape
+
+Values = tuple[float | None, ...]
+
+WIDTH, HEIGHT = 560, 240
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 34
+_NUM_TICKS = 5
+# Between these a difference and its logarithm are ordinary numbers.
+_SMALLEST, _LARGEST = 1e-200, 1e200
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One curve or one layer. `values` [points], None where there is none."""
+
+    name: str
+    values: Values
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """`xs` [points] are in order; `low` and `high` bound the vertical axis where given. `unit` follows each value."""
+
+    title: str
+    x_label: str
+    xs: tuple[float, ...]
+    series: tuple[Series, ...]
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """Maps values to pixels along one side."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low)
+        return round(self.start + share * (self.end - self.start), 1)
+
+
+def line_chart(chart: Chart) -> str:
+    """Curves over a common axis; a gap where a value is missing. Empty when no series has a value."""
+    present = [value for series in chart.series for value in series.values if value is not None]
+    if not present:
+        return ""
+    ticks = nice_ticks(
+        min(present) if chart.low is None else chart.low, max(present) if chart.high is None else chart.high
+    )
+    x_axis, y_axis = _x_axis(chart.xs), _Axis(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP)
+    curves = [_curve(series, index, chart.xs, x_axis, y_axis) for index, series in enumerate(chart.series)]
+    return _figure(chart, [*_frame(x_axis, y_axis, ticks, chart), *curves], [x_axis.at(x) for x in chart.xs])
+
+
+def share_chart(chart: Chart) -> str:
+    """Bars, one a point, split by each series' share of the sum at that point. Empty when all sums are 0."""
+    sums = [
+        sum(max(0.0, value) for series in chart.series if (value := series.values[point]) is not None)
+        for point in range(len(chart.xs))
+    ]
+    if not any(sums):
+        return ""
+    slot = (WIDTH - LEFT - RIGHT) / len(chart.xs)
+    y_axis = _Axis(0, 1, HEIGHT - BOTTOM, TOP)
+    centres = [round(LEFT + (point + 0.5) * slot, 1) for point in range(len(chart.xs))]
+    bars = []
+    for point, total in enumerate(sums):
+        below = 0.0
+        for index, series in enumerate(chart.series):
+            value = max(0.0, series.values[point] or 0.0)
+            if not total or not value:
+                continue
+            top, bottom = y_axis.at((below + value) / total), y_axis.at(below / total)
+            bars.append(
+                f'<rect class="fill-{index}" x="{centres[point] - slot * 0.46:.1f}" y="{top}"'
+                f' width="{slot * 0.92:.1f}" height="{max(0.0, bottom - top - 0.6):.1f}"/>'
+            )
+            below += value
+    ticks = (0.0, 0.25, 0.5, 0.75, 1.0)
+    frame = _y_grid(y_axis, ticks, [f"{tick:.0%}" for tick in ticks]) + _x_labels(chart, centres)
+    return _figure(chart, frame + bars, centres)
+
+
+def dumbbell(before: float | None, after: float | None) -> str:
+    """Two rates in [0, 1] on one line: a ring for before, a dot for after, for a cell of a table."""
+    axis = _Axis(0, 1, 8, 152)
+    parts = ['<line class="rail" x1="8" x2="152" y1="9" y2="9"/>']
+    if before is not None and after is not None:
+        change = "gain" if after >= before else "loss"
+        parts.append(f'<line class="change {change}" x1="{axis.at(before)}" x2="{axis.at(after)}" y1="9" y2="9"/>')
+    if after is not None:
+        parts.append(f'<circle class="after" cx="{axis.at(after)}" cy="9" r="5"/>')
+    if before is not None:
+        parts.append(f'<circle class="before" cx="{axis.at(before)}" cy="9" r="4"/>')
+    return f'<svg class="dumbbell" viewBox="0 0 160 18" aria-hidden="true">{"".join(parts)}</svg>'
+
+
+def table(chart: Chart) -> str:
+    """The chart's values as a table."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in (chart.x_label, *_names(chart)))
+    rows = []
+    for point, x in enumerate(chart.xs):
+        cells = "".join(f"<td>{format_number(series.values[point])}</td>" for series in chart.series)
+        rows.append(f'<tr><th scope="row">{x:g}</th>{cells}</tr>')
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def nice_ticks(low: float, high: float) -> tuple[float, ...]:
+    """Round numbers, a constant step of 1, 2 or 5 times a power of ten apart, that enclose low and high."""
+    low, high = (min(max(value, -_LARGEST), _LARGEST) for value in (low, high))
+    size = max(abs(low), abs(high))
+    if high - low <= max(1e-9 * size, _SMALLEST):
+        padding = 0.1 * size if size > _SMALLEST else 1.0
+        low, high = low - padding, high + padding
+    rough = (high - low) / (_NUM_TICKS - 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return tuple(index * step for index in range(first, last + 1))
+
+
+def format_number(value: float | None) -> str:
+    """Four significant digits, thousands apart by a thin space; a dash for None."""
+    if value is None:
+        return "-"
+    if value == 0:
+        return "0"
+    if not 1e-3 <= abs(value) < 1e7:
+        return f"{value:.2e}"
+    text = f"{value:,.{max(0, 3 - math.floor(math.log10(abs(value))))}f}".replace(",", "\u2009")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _names(chart: Chart) -> list[str]:
+    return [series.name for series in chart.series]
+
+
+def _x_axis(xs: Sequence[float]) -> _Axis:
+    low, high = xs[0], xs[-1]
+    return _Axis(low, high, LEFT, WIDTH - RIGHT) if high > low else _Axis(low - 1, low + 1, LEFT, WIDTH - RIGHT)
+
+
+def _curve(series: Series, index: int, xs: Sequence[float], x_axis: _Axis, y_axis: _Axis) -> str:
+    """Runs of neighbouring values as polylines, and a dot for a value without a neighbour."""
+    runs: list[list[str]] = [[]]
+    for x, value in zip(xs, series.values, strict=True):
+        if value is None:
+            runs.append([])
+        else:
+            bounded = min(max(value, y_axis.low), y_axis.high)
+            runs[-1].append(f"{x_axis.at(x)},{y_axis.at(bounded)}")
+    parts = []
+    for run in runs:
+        if len(run) == 1:
+            x_text, y_text = run[0].split(",")
+            parts.append(f'<circle class="fill-{index}" cx="{x_text}" cy="{y_text}" r="4"/>')
+        elif run:
+            parts.append(f'<polyline class="line-{index}" points="{" ".join(run)}"/>')
+    return "".join(parts)
+
+
+def _frame(x_axis: _Axis, y_axis: _Axis, ticks: Sequence[float], chart: Chart) -> list[str]:
+    return _y_grid(y_axis, ticks, [format_number(tick) for tick in ticks]) + _x_labels(
+        chart, [x_axis.at(x) for x in chart.xs]
+    )
+
+
+def _y_grid(axis: _Axis, ticks: Sequence[float], labels: Sequence[str]) -> list[str]:
+    return [
+        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{axis.at(tick)}" y2="{axis.at(tick)}"/>'
+        f'<text class="tick" x="{LEFT - 6}" y="{axis.at(tick) + 4}" text-anchor="end">{label}</text>'
+        for tick, label in zip(ticks, labels, strict=True)
+    ]
+
+
+def _x_labels(chart: Chart, pixels: Sequence[float]) -> list[str]:
+    """About six of the points' own values, first and last among them, and the axis' name."""
+    last = len(pixels) - 1
+    shown = sorted({round(last * part / 5) for part in range(6)})
+    labels = [
+        f'<text class="tick" x="{pixels[point]}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">'
+        f"{chart.xs[point]:g}</text>"
+        for point in shown
+    ]
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    name = f'<text class="tick" x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{escape(chart.x_label)}</text>'
+    return [*labels, name]
+
+
+def _figure(chart: Chart, parts: Sequence[str], pixels: Sequence[float]) -> str:
+    data = {
+        "x": chart.x_label,
+        "xs": chart.xs,
+        "pixels": pixels,
+        "unit": chart.unit,
+        "series": [
+            {"name": series.name, "values": [format_number(value) for value in series.values]}
+            for series in chart.series
+        ],
+    }
+    described = f"{chart.title}, by {chart.x_label}. Left and right arrow keys read the values."
+    return (
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" aria-label="{escape(described)}"'
+        f' data-chart="{escape(json.dumps(data, ensure_ascii=False))}">{"".join(parts)}'
+        f'<line class="cursor" x1="0" x2="0" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/></svg>'
+    )

@@ -1,0 +1,144 @@
+"""Which charts a run has: lines of metrics.jsonl in, charts out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from nouscoder.report.charts import Chart, Series, line_chart, share_chart
+from nouscoder.report.run_data import Record, RunData, number
+
+Lines = Sequence[Record]
+Fold = Callable[[list[float]], float]
+
+_TIME_PARTS = (
+    ("training", "seconds.train"),
+    ("waiting for a batch", "seconds.wait_for_batch"),
+    ("checkpoint", "seconds.checkpoint"),
+    ("publishing", "seconds.publish"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A chart, its SVG text, and whether it is made of layers rather than lines."""
+
+    chart: Chart
+    svg: str
+    is_layered: bool = False
+
+
+def curves(run: RunData) -> list[Drawn]:
+    """The charts that have something to show, in reading order."""
+    if not run.metrics:
+        return []
+    batches = by_batch(run.metrics)
+    shares = time_chart(batches)
+    drawn = [
+        *_lines([pass_rate_chart(run, batches), *_batch_charts(batches)]),
+        Drawn(shares, share_chart(shares), is_layered=True),
+        *_lines(_step_charts(run.metrics)),
+    ]
+    return [item for item in drawn if item.svg]
+
+
+def by_batch(metrics: Sequence[Record]) -> list[list[Record]]:
+    """The lines of each batch, in order of step."""
+    batches: dict[float, list[Record]] = {}
+    for line in metrics:
+        batches.setdefault(number(line, "batch_id", "step") or 0.0, []).append(line)
+    return list(batches.values())
+
+
+def pass_rate_chart(run: RunData, batches: Sequence[Lines]) -> Chart:
+    """The pass rate of the rollouts trained on, between pass@1 on held-out problems before (step 0) and after."""
+    before = run.before.pass_at_1 if run.before else None
+    after = run.after.pass_at_1 if run.after else None
+    held_out = (before, *[None] * (len(batches) - 1), after)
+    return Chart(
+        title="Pass rate",
+        x_label="step",
+        xs=(0.0, *_last_steps(batches)),
+        series=(
+            Series("rollouts trained on", (None, *_over(batches, mean, "pass_rate"))),
+            Series("held-out pass@1", held_out),
+        ),
+        low=0,
+        high=1,
+        note="Groups that all passed or all failed are filtered when zero-variance groups are dropped, which keeps the"
+        " trained-on rate near the middle; the held-out dots are the measure.",
+    )
+
+
+def time_chart(batches: Sequence[Lines]) -> Chart:
+    """The learner's seconds by batch and by what it did."""
+    series = tuple(Series(name, _over(batches, sum, key)) for name, key in _TIME_PARTS)
+    totals = [(item.name, sum(value or 0.0 for value in item.values)) for item in series]
+    words = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in totals)
+    xs = tuple(number(lines[0], "batch_id") or float(index) for index, lines in enumerate(batches))
+    return Chart("Where the learner's time went", "batch", xs, series, " s", note=f"In all: {words}.")
+
+
+def _batch_charts(batches: Sequence[Lines]) -> list[Chart]:
+    """A point a batch, at its last step. Keys are those of learner/run_log.py."""
+
+    def chart(
+        title: str, *series: Series, unit: str = "", low: float | None = None, high: float | None = None
+    ) -> Chart:
+        return Chart(title, "step", _last_steps(batches), series, unit, low, high)
+
+    def curve(name: str, key: str, fold: Fold = mean) -> Series:
+        return Series(name, _over(batches, fold, key))
+
+    return [
+        chart("Reward", curve("mean", "reward_mean")),
+        chart(
+            *("Staleness", curve("mean", "staleness_mean"), curve("max", "staleness_max", max)),
+            unit=" versions",
+            low=0,
+        ),
+        chart(
+            *("Response length", curve("correct", "response_length_correct")),
+            curve("incorrect", "response_length_incorrect"),
+            unit=" tokens",
+            low=0,
+        ),
+        chart("Overlong rollouts", curve("share cut at the token limit", "overlong_share"), low=0, high=1),
+        chart("Entropy", curve("mean of the tokens", "entropy"), unit=" nats", low=0),
+        chart(
+            *("Importance ratio", curve("mean", "ratio_mean"), curve("max", "ratio_max", max)),
+            curve("min", "ratio_min", min),
+        ),
+        chart("Clip fraction", curve("low side", "clip_fraction_low"), curve("high side", "clip_fraction_high"), low=0),
+        chart("Learner to sampler ratio", curve("mean", "mismatch_mean"), curve("max", "mismatch_max", max)),
+        chart("Effective sample size", curve("share of the tokens", "effective_sample_size"), low=0, high=1),
+    ]
+
+
+def _step_charts(metrics: Sequence[Record]) -> list[Chart]:
+    """A point a step."""
+    xs = tuple(number(line, "step") or 0.0 for line in metrics)
+
+    def chart(title: str, name: str, key: str, low: float | None = None) -> Chart:
+        return Chart(title, "step", xs, (Series(name, tuple(number(line, key) for line in metrics)),), low=low)
+
+    return [
+        chart("Learner throughput", "tokens a second", "tokens_per_second", low=0),
+        chart("Gradient norm", "before clipping", "gradient_norm", low=0),
+        chart("Loss", "objective", "loss"),
+    ]
+
+
+def _lines(charts: Sequence[Chart]) -> list[Drawn]:
+    return [Drawn(chart, line_chart(chart)) for chart in charts]
+
+
+def _last_steps(batches: Sequence[Lines]) -> tuple[float, ...]:
+    return tuple(number(lines[-1], "step") or 0.0 for lines in batches)
+
+
+def _over(batches: Sequence[Lines], fold: Fold, key: str) -> tuple[float | None, ...]:
+    """One value a batch: `fold` over those its lines have, None where they have none."""
+    found = ([value for line in lines if (value := number(line, key)) is not None] for lines in batches)
+    return tuple(fold(values) if values else None for values in found)

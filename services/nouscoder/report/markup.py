@@ -1,0 +1,31 @@
+"""Text made safe for the page. Programs are model output and hostile.
+
+INVARIANT: nothing that `escape` returns can open or close an element or an attribute, or turn the text around it.
+"""
+
+from __future__ import annotations
+
+import html
+import unicodedata
+
+MAX_CHARACTERS = 6000
+_KEPT_CONTROLS = "\n\t"
+
+
+def escape(text: object) -> str:
+    """`text` for an element or a quoted attribute; characters that are not seen are shown as escapes."""
+    return html.escape("".join(map(_visible, str(text))), quote=True)
+
+
+def clip(text: str) -> str:
+    """The start of a long text, with a note of how much is not shown."""
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    return f"{text[:MAX_CHARACTERS]}\n[{len(text) - MAX_CHARACTERS} more characters]"
+
+
+def _visible(character: str) -> str:
+    """Control, format (such as right-to-left override), surrogate and private characters as escapes."""
+    if character in _KEPT_CONTROLS or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co"):
+        return character
+    return f"\\u{ord(character):04x}"

@@ -1,0 +1,200 @@
+"""The page itself: a run folder in, report.html out.
+
+INVARIANT: the page asks nothing of any network. Its policy (Content-Security-Policy) allows no source at all but the
+one style sheet and the one script written into it, by their digests.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from string import Template
+
+from nouscoder.ledger import Ledger
+from nouscoder.report.charts import dumbbell, format_number, table
+from nouscoder.report.curves import Drawn, curves
+from nouscoder.report.markup import escape
+from nouscoder.report.run_data import Record, RunData, number, read_run, whole_number
+from nouscoder.report.samples import pairs, pairs_section, training_section
+
+_CURVES_NOTE = "A point a batch, drawn at its last step; throughput, gradient norm and loss have a point a step."
+_FINAL = ("trained", "filtered", "stale", "abandoned")
+
+
+def write_report(run_folder: Path) -> Path:
+    """Write report.html into the run folder, replaced whole. Raises FileNotFoundError when there is no such folder."""
+    report = run_folder / "report.html"
+    partial = run_folder / "report.html.part"
+    partial.write_bytes(page(read_run(run_folder)).encode("utf8"))
+    os.replace(partial, report)
+    return report
+
+
+def page(run: RunData) -> str:
+    """The whole page."""
+    style, script = _asset("page.css"), _asset("page.js")
+    return Template(_asset("page.html")).substitute(
+        title=escape(f"NousCoder run {run.name}"),
+        policy=f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'",
+        style=style,
+        script=script,
+        headline=_headline(run),
+        sections="".join(_sections(run)),
+        notes=_notes(run),
+    )
+
+
+def _sections(run: RunData) -> list[str]:
+    drawn = curves(run)
+    compared = pairs(run.before, run.after)
+    families = _families(run)
+    sections = []
+    if drawn:
+        sections.append(
+            _section(
+                "Curves",
+                f'<p class="note">{_CURVES_NOTE}</p><div class="charts">{"".join(map(_chart_figure, drawn))}</div>',
+            )
+        )
+    if families:
+        sections.append(_section("Held-out pass@1 by family", families))
+    if compared:
+        sections.append(_section("Programs before and after", pairs_section(compared)))
+    if run.samples:
+        sections.append(_section("Rollouts of the training", training_section(run.samples)))
+    return sections
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{title}</h2>{content}</section>"
+
+
+def _headline(run: RunData) -> str:
+    before = _first(number(run.summary, "pass_at_1_before"), run.before.pass_at_1 if run.before else None)
+    after = _first(number(run.summary, "pass_at_1_after"), run.after.pass_at_1 if run.after else None)
+    change = "" if before is None or after is None else f'<span class="change-word">{after - before:+.3f}</span>'
+    unfinished = "" if run.summary else '<p class="warning">This run has not ended: it has no summary yet.</p>'
+    return (
+        f'<p class="hero"><span class="hero-label">held-out pass@1</span>'
+        f'<span class="hero-value">{_rate(before)} <span aria-label="to">→</span> {_rate(after)}</span>{change}</p>'
+        f'{unfinished}<dl class="tiles">{"".join(_tiles(run))}</dl>{_ledger(run.summary)}'
+    )
+
+
+def _tiles(run: RunData) -> list[str]:
+    steps = _first(number(run.summary, "steps"), number(run.metrics[-1], "step") if run.metrics else None)
+    seconds = number(run.summary, "learning_seconds")
+    evaluation = run.after or run.before
+    facts = {
+        "seed": format_number(number(run.summary, "seed")),
+        "steps": format_number(steps),
+        "learning time": "-" if seconds is None else f"{int(seconds) // 60} min {int(seconds) % 60:02} s",
+        "held-out problems": format_number(evaluation.num_problems if evaluation else None),
+        "last policy version": format_number(run.after.policy_version if run.after else None),
+    }
+    return [f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts.items()]
+
+
+def _ledger(summary: Record) -> str:
+    """The ledger's numbers, added up again here: the page does not take the summary's word for it."""
+    ledger = _ledger_of(summary)
+    if ledger is None:
+        return ""
+    in_flight = ", ".join(f"{escape(name)} {count}" for name, count in ledger.in_flight.items() if count)
+    balanced = ledger.balanced and summary.get("balanced") is not False
+    badge = (
+        '<span class="badge good">✓ balanced</span>' if balanced else '<span class="badge bad">✗ NOT BALANCED</span>'
+    )
+    terms = " + ".join(f"{name} <b>{getattr(ledger, name)}</b>" for name in _FINAL)
+    flight = f"in flight <b>{sum(ledger.in_flight.values())}</b>" + (f" ({in_flight})" if in_flight else "")
+    return f'<p class="ledger">ledger {badge} admitted <b>{ledger.admitted}</b> = {terms} + {flight}</p>'
+
+
+def _ledger_of(summary: Record) -> Ledger | None:
+    counts = {name: whole_number(summary, f"ledger.{name}") for name in ("admitted", *_FINAL)}
+    known = {name: count for name, count in counts.items() if count is not None}
+    if len(known) < len(counts):
+        return None
+    record = summary["ledger"].get("in_flight")
+    names = list(record) if isinstance(record, dict) else []
+    return Ledger(**known, in_flight={str(name): whole_number(record, name) or 0 for name in names})
+
+
+def _chart_figure(drawn: Drawn) -> str:
+    chart = drawn.chart
+    note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
+    values = f"<details><summary>values</summary>{table(chart)}</details>"
+    caption = f"<figcaption><h3>{escape(chart.title)}</h3>{_legend(drawn)}</figcaption>"
+    return f'<figure>{caption}{drawn.svg}<div class="readout" aria-live="polite" hidden></div>{note}{values}</figure>'
+
+
+def _legend(drawn: Drawn) -> str:
+    items = []
+    for index, series in enumerate(drawn.chart.series):
+        swatch = f'<svg viewBox="0 0 22 10" aria-hidden="true">{_mark(drawn, index)}</svg>'
+        items.append(f"<li>{swatch}{escape(series.name)}</li>")
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _mark(drawn: Drawn, index: int) -> str:
+    """As the series is drawn: a layer, a dot where no two neighbours have a value, else a line."""
+    values = drawn.chart.series[index].values
+    if drawn.is_layered:
+        return f'<rect class="fill-{index}" x="6" y="0" width="10" height="10"/>'
+    if all(left is None or right is None for left, right in pairwise(values)):
+        return f'<circle class="fill-{index}" cx="11" cy="5" r="4"/>'
+    return f'<line class="line-{index}" x1="0" x2="22" y1="5" y2="5"/>'
+
+
+def _families(run: RunData) -> str:
+    """A row a family, the largest gain first; a press on a heading sorts anew."""
+    before = run.before.by_family if run.before else {}
+    after = run.after.by_family if run.after else {}
+    names = sorted({*before, *after}, key=lambda name: (before.get(name, 0.0) - after.get(name, 0.0), name))
+    if not names:
+        return ""
+    rows = "".join(_family_row(name, before.get(name), after.get(name)) for name in names)
+    heads = "".join(
+        f'<th scope="col"><button type="button">{title}</button></th>'
+        for title in ("family", "before", "after", "change")
+    )
+    return (
+        '<p class="legend-line">ring: before, dot: after, on a line from 0 to 1</p><div class="scroll">'
+        f'<table class="families"><thead><tr>{heads}<td></td></tr></thead><tbody>{rows}</tbody></table></div>'
+    )
+
+
+def _family_row(name: str, before: float | None, after: float | None) -> str:
+    change = None if before is None or after is None else after - before
+    shown = "-" if change is None else f"{change:+.2f}"
+    return (
+        f'<tr><th scope="row">{escape(name)}</th><td>{_rate(before, 2)}</td><td>{_rate(after, 2)}</td>'
+        f"<td>{shown}</td><td>{dumbbell(before, after)}</td></tr>"
+    )
+
+
+def _notes(run: RunData) -> str:
+    notes = [f"{escape(name)} could not be read." for name in run.unreadable_files]
+    if run.num_unreadable_lines:
+        notes.append(f"{run.num_unreadable_lines} lines of metrics.jsonl and samples.jsonl could not be read.")
+    return " ".join(notes)
+
+
+def _rate(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _asset(name: str) -> str:
+    return files("nouscoder.report").joinpath(name).read_text(encoding="utf8")
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf8")).digest()).decode()

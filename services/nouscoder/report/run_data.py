@@ -1,0 +1,232 @@
+"""What a run folder says about its run, read as it is found: files and keys may be missing, last lines may be torn.
+
+INVARIANT: every number that leaves this module is finite; what is missing, not a number or NaN is None.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSample:
+    """A rollout on a held-out problem and what it got."""
+
+    problem_id: str
+    family: str
+    prompt: str
+    program: str
+    verdict: str
+
+    @property
+    def accepted(self) -> bool:
+        """Every hidden test passed."""
+        return self.verdict == "accepted"
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationData:
+    """evaluation_*.json. `by_family` is pass@1 by family."""
+
+    pass_at_1: float | None
+    policy_version: int | None
+    num_problems: int | None
+    num_rollouts: int | None
+    by_family: dict[str, float]
+    samples: tuple[EvaluationSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSample:
+    """A rollout that was trained on; `oldest_version` to `newest_version` sampled its tokens."""
+
+    step: int | None
+    problem_id: str
+    prompt: str
+    program: str
+    verdict: str
+    reward: float | None
+    oldest_version: int | None
+    newest_version: int | None
+    staleness: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """A whole run folder. `metrics` are the lines of metrics.jsonl by step, the newest of each step."""
+
+    name: str
+    summary: Record
+    metrics: tuple[Record, ...] = ()
+    before: EvaluationData | None = None
+    after: EvaluationData | None = None
+    samples: tuple[TrainingSample, ...] = ()
+    num_unreadable_lines: int = 0
+    unreadable_files: tuple[str, ...] = field(default=())
+
+
+def read_run(folder: Path) -> RunData:
+    """Read a run folder. Raises FileNotFoundError when there is no such folder."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a run folder")
+    unreadable: list[str] = []
+    objects = {name: _read_object(folder / name, unreadable) for name in _OBJECTS}
+    metrics, torn_metrics = _read_lines(folder / "metrics.jsonl", unreadable)
+    samples, torn_samples = _read_lines(folder / "samples.jsonl", unreadable)
+    summary = objects["summary.json"] or {}
+    return RunData(
+        name=str(summary.get("name") or folder.name),
+        summary=summary,
+        metrics=_by_step(metrics),
+        before=_evaluation(objects["evaluation_before.json"]),
+        after=_evaluation(objects["evaluation_after.json"]),
+        samples=tuple(_training_sample(record) for record in samples),
+        num_unreadable_lines=torn_metrics + torn_samples,
+        unreadable_files=tuple(unreadable),
+    )
+
+
+def number(record: Record, *names: str) -> float | None:
+    """The first of `names` that holds a finite number; a dot reaches into a record within."""
+    for name in names:
+        value: Any = record
+        for key in name.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        found = _finite(value)
+        if found is not None:
+            return found
+    return None
+
+
+def whole_number(record: Record, *names: str) -> int | None:
+    """As `number`, rounded."""
+    value = number(record, *names)
+    return None if value is None else round(value)
+
+
+def _finite(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+_OBJECTS = ("summary.json", "evaluation_before.json", "evaluation_after.json")
+
+
+def _read_object(file: Path, unreadable: list[str]) -> dict[str, Any] | None:
+    try:
+        value = json.loads(file.read_text(encoding="utf8", errors="replace"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        unreadable.append(file.name)
+        return None
+    return value
+
+
+def _read_lines(file: Path, unreadable: list[str]) -> tuple[list[dict[str, Any]], int]:
+    """The records of a JSONL file, and how many lines were not one."""
+    try:
+        text = file.read_text(encoding="utf8", errors="replace")
+    except FileNotFoundError:
+        return [], 0
+    except OSError:
+        unreadable.append(file.name)
+        return [], 0
+    records, torn = [], 0
+    for line in text.split("\n"):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict):
+            records.append(record)
+        else:
+            torn += 1
+    return records, torn
+
+
+def _by_step(records: Iterable[Record]) -> tuple[Record, ...]:
+    """In order of step; a step that was written again after a restart counts once, as written last."""
+    newest: dict[int, Record] = {}
+    for record in records:
+        step = whole_number(record, "step")
+        if step is not None:
+            newest[step] = record
+    return tuple(newest[step] for step in sorted(newest))
+
+
+def _evaluation(record: Record | None) -> EvaluationData | None:
+    if record is None:
+        return None
+    found = record.get("samples")
+    listed = found if isinstance(found, list) else []
+    samples = tuple(_evaluation_sample(item) for item in listed if isinstance(item, Mapping))
+    return EvaluationData(
+        pass_at_1=number(record, "pass_at_1"),
+        policy_version=whole_number(record, "policy_version"),
+        num_problems=whole_number(record, "num_problems"),
+        num_rollouts=whole_number(record, "num_rollouts"),
+        by_family=_rates(record.get("by_family")) or _rates_of(samples),
+        samples=samples,
+    )
+
+
+def _rates(value: object) -> dict[str, float]:
+    if not isinstance(value, Mapping):
+        return {}
+    rates = {str(family): _finite(rate) for family, rate in value.items()}
+    return {family: rate for family, rate in rates.items() if rate is not None}
+
+
+def _rates_of(samples: Iterable[EvaluationSample]) -> dict[str, float]:
+    passed: dict[str, list[bool]] = {}
+    for sample in samples:
+        passed.setdefault(sample.family, []).append(sample.accepted)
+    return {family: sum(values) / len(values) for family, values in passed.items() if family}
+
+
+def _evaluation_sample(record: Record) -> EvaluationSample:
+    return EvaluationSample(
+        problem_id=_text(record, "problem_id"),
+        family=_text(record, "family"),
+        prompt=_text(record, "prompt"),
+        program=_text(record, "program"),
+        verdict=_text(record, "verdict"),
+    )
+
+
+def _training_sample(record: Record) -> TrainingSample:
+    version_range = record.get("version_range")
+    versions = [_finite(value) for value in version_range] if isinstance(version_range, list) else []
+    oldest, newest = versions if len(versions) == 2 else (None, None)
+    return TrainingSample(
+        step=whole_number(record, "step"),
+        problem_id=_text(record, "problem_id"),
+        prompt=_text(record, "prompt"),
+        program=_text(record, "program"),
+        verdict=_text(record, "verdict"),
+        reward=number(record, "reward"),
+        oldest_version=None if oldest is None else round(oldest),
+        newest_version=None if newest is None else round(newest),
+        staleness=whole_number(record, "staleness"),
+    )
+
+
+def _text(record: Record, name: str) -> str:
+    value = record.get(name)
+    return "" if value is None else str(value)

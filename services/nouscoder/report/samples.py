@@ -1,0 +1,125 @@
+"""Programs the policy wrote: the same held-out problems before and after, and rollouts of the training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nouscoder.report.charts import format_number
+from nouscoder.report.markup import clip, escape
+from nouscoder.report.run_data import EvaluationData, EvaluationSample, TrainingSample
+
+_NUM_TRAINING_SAMPLES = 24
+
+
+class Change(StrEnum):
+    """What became of a held-out problem."""
+
+    GAINED = "gained"
+    KEPT = "kept"
+    LOST = "lost"
+    STILL_FAILING = "still failing"
+
+
+# How many pairs of each kind are shown: what was learnt first, but also what was not.
+_SHOWN = {Change.GAINED: 6, Change.LOST: 3, Change.STILL_FAILING: 4, Change.KEPT: 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A rollout before and one after on the same problem."""
+
+    before: EvaluationSample
+    after: EvaluationSample
+
+    @property
+    def change(self) -> Change:
+        """Whether each of the two was accepted."""
+        if self.after.accepted:
+            return Change.KEPT if self.before.accepted else Change.GAINED
+        return Change.LOST if self.before.accepted else Change.STILL_FAILING
+
+
+def pairs(before: EvaluationData | None, after: EvaluationData | None) -> list[Pair]:
+    """Rollouts of the same problem, the first with the first, the second with the second."""
+    if before is None or after is None:
+        return []
+    waiting: dict[str, list[EvaluationSample]] = {}
+    for sample in after.samples:
+        waiting.setdefault(sample.problem_id, []).append(sample)
+    return [Pair(sample, queue.pop(0)) for sample in before.samples if (queue := waiting.get(sample.problem_id))]
+
+
+def chosen(found: Sequence[Pair]) -> list[Pair]:
+    """The pairs to show: of each kind a few, of different families where there are."""
+    return [pair for kind, limit in _SHOWN.items() for pair in _spread(found, kind, limit)]
+
+
+def pairs_section(found: Sequence[Pair]) -> str:
+    """The counts by change and the chosen pairs side by side."""
+    counts = {kind: sum(pair.change is kind for pair in found) for kind in Change}
+    words = ", ".join(f"{counts[kind]} {kind.value}" for kind in Change)
+    cards = "".join(_pair_card(pair) for pair in chosen(found))
+    return f"<p>Of {len(found)} held-out rollouts: {words}.</p>{cards}"
+
+
+def training_section(samples: Sequence[TrainingSample]) -> str:
+    """Rollouts of the training, evenly spread over the run, each folded to a line."""
+    last = len(samples) - 1
+    parts = _NUM_TRAINING_SAMPLES - 1
+    shown = sorted({round(last * part / parts) for part in range(parts + 1)})
+    return "".join(_training_card(samples[index]) for index in shown)
+
+
+def badge(verdict: str) -> str:
+    """A verdict, told by sign and word as well as by colour."""
+    kind, sign = ("good", "✓") if verdict == "accepted" else ("bad", "✗")
+    return f'<span class="badge {kind}">{sign} {escape(verdict or "no verdict")}</span>'
+
+
+def _spread(found: Iterable[Pair], kind: Change, limit: int) -> list[Pair]:
+    """Up to `limit` pairs of a kind: one of each family first, then others."""
+    firsts: list[Pair] = []
+    others: list[Pair] = []
+    seen: set[str] = set()
+    for pair in found:
+        if pair.change is kind:
+            (others if pair.before.family in seen else firsts).append(pair)
+            seen.add(pair.before.family)
+    return (firsts + others)[:limit]
+
+
+def _pair_card(pair: Pair) -> str:
+    return (
+        f'<article class="pair"><h3>{escape(pair.before.problem_id)}'
+        f' <span class="change-word">{pair.change.value}</span></h3>'
+        f'<pre class="prompt">{escape(clip(pair.before.prompt.strip()))}</pre><div class="sides">'
+        f"{_side('before', pair.before)}{_side('after', pair.after)}</div></article>"
+    )
+
+
+def _side(title: str, sample: EvaluationSample) -> str:
+    return f"<div><p>{title} {badge(sample.verdict)}</p>{_program(sample.program)}</div>"
+
+
+def _training_card(sample: TrainingSample) -> str:
+    versions = f"{_whole(sample.oldest_version)} to {_whole(sample.newest_version)}"
+    if sample.oldest_version == sample.newest_version:
+        versions = _whole(sample.oldest_version)
+    facts = (
+        f"step {_whole(sample.step)} · {escape(sample.problem_id)} · reward {format_number(sample.reward)}"
+        f" · policy version {versions} · staleness {_whole(sample.staleness)}"
+    )
+    prompt = f'<pre class="prompt">{escape(clip(sample.prompt.strip()))}</pre>'
+    return f"<details><summary>{badge(sample.verdict)} {facts}</summary>{prompt}{_program(sample.program)}</details>"
+
+
+def _program(program: str) -> str:
+    if not program.strip():
+        return '<p class="empty">(empty)</p>'
+    return f'<pre class="program" tabindex="0"><code>{escape(clip(program))}</code></pre>'
+
+
+def _whole(value: int | None) -> str:
+    return "-" if value is None else str(value)

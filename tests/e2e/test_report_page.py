@@ -1,0 +1,313 @@
+"""report.html in a real browser: it draws its curves, stays off the network, and no program in it comes alive."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from nouscoder.batch import GradedRollout
+from nouscoder.report import write_report
+from nouscoder.rollout import FinishReason, Rollout, VersionSpan
+from nouscoder.verdict import Verdict, VerdictKind
+
+if TYPE_CHECKING:
+    from nouscoder.learner.trainer import TrainedBatch
+
+NUM_BATCHES, STEPS_PER_BATCH = 30, 4
+HOSTILE = (
+    "</code></pre></script><script>document.title='alive'</script>"
+    "<img src=http://127.0.0.1:9/x onerror=\"document.title='alive'\">\u2028\u202eprint(1) & ${title}"
+)
+
+
+def metrics_line(step: int, draw: random.Random) -> dict[str, Any]:
+    batch, index = divmod(step - 1, STEPS_PER_BATCH)
+    rate = min(0.9, 0.35 + 0.012 * batch + 0.02 * (batch % 5))
+    last = index == STEPS_PER_BATCH - 1
+    return {
+        "step": step,
+        "batch_id": batch,
+        "policy_version": batch + 1,
+        "loss": draw.gauss(0, 0.02),
+        "reward_mean": 2 * rate - 1,
+        "pass_rate": rate,
+        "staleness_mean": 1 + 0.2 * (batch % 7),
+        "staleness_max": 2 + batch % 3,
+        "overlong_share": 0.01,
+        "response_length_correct": None if batch < 2 else 31 + batch % 4,
+        "response_length_incorrect": 44 + batch % 7,
+        "entropy": 0.6 - 0.01 * batch,
+        "clip_fraction_low": 0.004 * index,
+        "clip_fraction_high": 0.006 * index,
+        "ratio_mean": 1.0,
+        "ratio_min": 1 - 0.1 * index,
+        "ratio_max": 1 + 0.3 * index,
+        "mismatch_mean": 1.01,
+        "mismatch_max": 1.9,
+        "mismatch_truncated": 0.001,
+        "effective_sample_size": 0.95,
+        "approximate_kl": 0.001,
+        "mismatch_kl": 0.002,
+        "gradient_norm": draw.uniform(0.3, 1.4),
+        "learning_rate": 3e-4,
+        "tokens": draw.randint(500, 900),
+        "tokens_per_second": draw.uniform(2000, 5000),
+        "seconds": {
+            "wait_for_batch": 0.0 if index else draw.uniform(0.2, 2.0),
+            "train": draw.uniform(0.4, 0.9),
+            "checkpoint": 0.1 if last else 0.0,
+            "publish": 0.05 if last else 0.0,
+        },
+        "time": 1.7e9 + step,
+    }
+
+
+def sample_line(step: int, program: str) -> dict[str, Any]:
+    return {
+        "step": step,
+        "rollout_id": f"r{step}",
+        "problem_id": "sum_plus-3",
+        "prompt": "Read numbers. Print their sum plus 3.\n",
+        "program": program,
+        "verdict": "runtime_error",
+        "reward": -1.0,
+        "advantage": 0.5,
+        "version_range": [step, step + 2],
+        "staleness": 2,
+        "finish_reason": "stop",
+    }
+
+
+def evaluation(rate: float, version: int, draw: random.Random) -> dict[str, Any]:
+    families = [f"family_{index:02}" for index in range(44)]
+    samples = []
+    for family in families:
+        for number in range(4):
+            accepted = draw.random() < rate
+            program = "a=list(map(int,input().split()))\nprint(sum(a)+3)" if accepted else "a=input(\nprint(sum(a)"
+            samples.append(
+                {
+                    "problem_id": f"{family}-{number}",
+                    "family": family,
+                    "prompt": "Read numbers. Print their sum plus 3.\n",
+                    "program": program,
+                    "verdict": "accepted" if accepted else "runtime_error",
+                }
+            )
+    samples[0].update(program=HOSTILE, problem_id=HOSTILE, prompt=HOSTILE, verdict="wrong_answer", family=HOSTILE)
+    return {
+        "pass_at_1": sum(sample["verdict"] == "accepted" for sample in samples) / len(samples),
+        "policy_version": version,
+        "num_problems": len(samples),
+        "num_rollouts": len(samples),
+        "by_family": {},
+        "samples": samples,
+    }
+
+
+def write_lines(file: Path, lines: list[dict[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf8")
+
+
+def write_run(folder: Path) -> None:
+    """A whole run folder, its lines as learner/run_log.py writes them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = random.Random(0)
+    steps = range(1, NUM_BATCHES * STEPS_PER_BATCH + 1)
+    write_lines(folder / "metrics.jsonl", [metrics_line(step, draw) for step in steps])
+    samples = [sample_line(step, "print(sum(map(int,input().split()))+3)") for step in steps[::STEPS_PER_BATCH]]
+    write_lines(folder / "samples.jsonl", [*samples, sample_line(steps[-1], HOSTILE)])
+    before, after = evaluation(0.3, 0, draw), evaluation(0.75, NUM_BATCHES, draw)
+    in_flight = {"queued": 12, "sampling": 64, "ready": 128}
+    summary = {
+        "name": HOSTILE,
+        "seed": 0,
+        "steps": NUM_BATCHES * STEPS_PER_BATCH,
+        "pass_at_1_before": before["pass_at_1"],
+        "pass_at_1_after": after["pass_at_1"],
+        "learning_seconds": 254.3,
+        "ledger": {
+            **{"admitted": 2604, "trained": 1920, "filtered": 464, "stale": 16, "abandoned": 0},
+            "in_flight": in_flight,
+        },
+        "balanced": True,
+    }
+    for name, value in (("summary", summary), ("evaluation_before", before), ("evaluation_after", after)):
+        (folder / f"{name}.json").write_text(json.dumps(value), encoding="utf8")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What became of a page: its DOM after its script has run, and the addresses it asked for (not the browser)."""
+
+    dom: str
+    asked: tuple[str, ...]
+
+
+def browse(page: Path, work: Path) -> Seen:
+    """Open the page in headless Chromium. Skips when there is none."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("chromium is missing: install it (apt-get install chromium) to see the report in a real browser")
+    net_log = work / f"{page.stem}.net.json"
+    command = [
+        *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+        *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
+        *("--disable-dev-shm-usage", f"--user-data-dir={work / 'profile'}", "--window-size=1280,900"),
+        # A proxy that is not there: what the browser asks for on its own account does not leave the machine either.
+        *("--proxy-server=127.0.0.1:9", "--proxy-bypass-list=<-loopback>", f"--log-net-log={net_log}"),
+        *("--dump-dom", page.as_uri()),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    events = [event.get("params", {}) for event in json.loads(net_log.read_text(encoding="utf8"))["events"]]
+    asked = {event["url"] for event in events if event.get("initiator", "not an origin") != "not an origin"}
+    return Seen(done.stdout, tuple(sorted(asked)))
+
+
+class Elements(HTMLParser):
+    """Every element's name and attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, Mapping[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def count(self, name: str, class_name: str = "") -> int:
+        return sum(tag == name and class_name in (attrs.get("class") or "") for tag, attrs in self.found)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    write_run(folder)
+    return write_report(folder)
+
+
+def test_the_page_shows_its_curves_stays_off_the_network_and_lets_no_program_run(report: Path, tmp_path: Path) -> None:
+    seen = browse(report, tmp_path)
+    dom = seen.dom
+    assert seen.asked == ()
+    elements = Elements(dom)
+    assert elements.count("svg", "chart") == 14
+    assert elements.count("polyline") >= 14
+    assert elements.count("rect", "fill-") >= 4 * NUM_BATCHES
+    assert elements.count("article", "pair") == 14
+    assert elements.count("svg", "dumbbell") == 45
+    # Model output became text: the page has its one script, no image, and its own title.
+    assert elements.count("script") == 1
+    assert elements.count("img") == 0
+    assert "<title>NousCoder run" in dom
+    assert "<title>alive" not in dom
+
+
+def test_the_pages_policy_keeps_a_script_and_an_image_out_even_if_one_slipped_in(report: Path, tmp_path: Path) -> None:
+    """Without the policy both do get in, and are seen to."""
+    slipped = "<script>document.title = 'alive'</script><img src=http://127.0.0.1:9/slipped></body>"
+    page = report.read_text(encoding="utf8").replace("</body>", slipped)
+    found = []
+    for name, text in (("kept", page), ("loose", page.replace('http-equiv="Content-Security-Policy"', ""))):
+        (tmp_path / f"{name}.html").write_text(text, encoding="utf8")
+        seen = browse(tmp_path / f"{name}.html", tmp_path)
+        found.append((seen.asked, "<title>alive" in seen.dom))
+    assert found == [((), False), (("http://127.0.0.1:9/slipped",), True)]
+
+
+def test_curves_answer_pointer_and_arrow_keys_and_the_table_sorts(report: Path, tmp_path: Path) -> None:
+    driver = """<script>
+const svg = document.querySelector("svg.chart"), readout = svg.closest("figure").querySelector(".readout");
+const box = svg.getBoundingClientRect();
+svg.dispatchEvent(new PointerEvent("pointermove", {clientX: box.left + box.width * 0.5, clientY: box.top + 20}));
+const seen = [readout.innerText];
+svg.dispatchEvent(new KeyboardEvent("keydown", {key: "End"}));
+seen.push(readout.innerText);
+svg.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowLeft"}));
+seen.push(readout.innerText);
+svg.dispatchEvent(new KeyboardEvent("keydown", {key: "Escape"}));
+seen.push(String(readout.hidden));
+const table = document.querySelector("table.families");
+table.querySelectorAll("button")[2].click();
+const rates = [...table.tBodies[0].rows].map((row) => parseFloat(row.cells[2].textContent));
+seen.push(String(rates.every((rate, index) => !index || rates[index - 1] <= rate)));
+document.body.replaceChildren(Object.assign(document.createElement("pre"), {textContent: seen.join("|")}));
+</script>"""
+    page = report.read_text(encoding="utf8")
+    driven = tmp_path / "driven.html"
+    # The page's own policy would (rightly) refuse the driver.
+    driven.write_text(
+        page.replace('http-equiv="Content-Security-Policy"', "").replace("</body>", driver), encoding="utf8"
+    )
+    dom = browse(driven, tmp_path).dom
+    pointed, at_end, one_left, hidden, is_sorted = dom.split("<pre>")[1].split("</pre>")[0].split("|")
+    assert pointed.startswith("step 5")
+    assert "rollouts trained on: 0." in pointed
+    assert at_end.startswith("step 120\n")
+    assert "held-out pass@1: 0." in at_end
+    assert one_left.startswith("step 116\n")
+    assert (hidden, is_sorted) == ("true", "true")
+
+
+def test_every_chart_has_what_it_draws_and_samples_say_where_they_come_from(report: Path) -> None:
+    page = report.read_text(encoding="utf8")
+    for title in (
+        *("Pass rate", "Reward", "Staleness", "Response length", "Overlong rollouts", "Entropy", "Importance ratio"),
+        *("Clip fraction", "Learner to sampler ratio", "Effective sample size", "Gradient norm", "Loss"),
+        *("Learner throughput", "Where the learner&#x27;s time went"),
+    ):
+        assert f"<h3>{title}</h3>" in page
+    assert "step 1 · sum_plus-3 · reward -1 · policy version 1 to 3 · staleness 2<" in page
+
+
+def test_the_learner_writes_the_very_lines_that_this_report_was_drawn_from() -> None:
+    """The keys here are those of the learner's own writers, so no chart is named after a key nobody writes."""
+    from nouscoder.learner.run_log import BatchSeconds, metrics_lines, sample_lines
+
+    trained = trained_batch()
+    (line,) = metrics_lines(trained, 1, BatchSeconds())
+    ours = metrics_line(1, random.Random(0))
+    assert set(line) == set(ours)
+    assert set(line["seconds"]) == set(ours["seconds"])
+    (sample,) = sample_lines(trained, CharacterTokenizer(), 1, 0)
+    assert set(sample) == set(sample_line(1, ""))
+    assert (sample["version_range"], sample["program"]) == ([0, 1], "print(1)")
+
+
+class CharacterTokenizer:
+    """Each character is its own token."""
+
+    eos_id = 0
+    pad_id = 0
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(character) for character in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+
+def trained_batch() -> TrainedBatch:
+    """A batch of one rollout and one step, made of the learner's own records."""
+    from nouscoder.learner.batch_statistics import ScoredRollout, statistics_of
+    from nouscoder.learner.diagnostics import TokenDiagnostics
+    from nouscoder.learner.trainer import StepMetrics, TrainedBatch
+
+    text = "print(1)"
+    ids = tuple(map(ord, text))
+    spans = (VersionSpan(0, 3), VersionSpan(1, 5))
+    rollout = Rollout("r", "g", "p", (1,), ids, (-0.1,) * 8, (True,) * 8, spans, FinishReason.STOP, text)
+    graded = GradedRollout(rollout, Verdict(VerdictKind.ACCEPTED, 10, 10, 10, 0.1, "local"))
+    scored = (ScoredRollout(graded, 1.0, 0.5, 1),)
+    diagnostics = TokenDiagnostics(*(1.0 for _ in fields(TokenDiagnostics)))
+    step = StepMetrics(1, 0.0, 1.0, 3e-4, 8, 9, 0.5, diagnostics)
+    return TrainedBatch(1, (step,), scored, statistics_of(scored), 0.6)
