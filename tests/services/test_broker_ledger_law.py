@@ -34,13 +34,13 @@ from nouscoder.verdict import VerdictKind
 Answer = TypeVar("Answer")
 _G, _B, _K = 4, 8, 2
 _KINDS = (VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.INTERNAL_ERROR)
-_STALENESS = 1
+_STALENESS = 2
 _STEPS = (
     *("sample", "grade", "train") * 6,
-    *("old", "gen", "ver", "lea", "broker", "expire", "publish", "publish"),
+    *("old", "gen", "ver", "lea", "lea", "broker", "expire", "publish"),
     "finish",
 )
-_FATES = ("once", "once", "twice", "keep")
+_FATES = ("once", "twice", "keep")
 _WANTED = (100, 5, 1)
 
 
@@ -62,7 +62,7 @@ _steps = st.builds(
     slot=st.integers(0, 1),
     wanted=st.sampled_from(_WANTED),
     fate=st.sampled_from(_FATES),
-    kinds=st.lists(st.sampled_from(_KINDS), max_size=4).map(tuple),
+    kinds=st.lists(st.sampled_from(_KINDS), max_size=4).map(tuple) | st.just((VerdictKind.ACCEPTED,) * 100),
     place=st.integers(0, 10_000),
 )
 
@@ -73,7 +73,7 @@ def random_step(source: random.Random) -> Step:
         slot=source.randrange(2),
         wanted=source.choice(_WANTED),
         fate=source.choice(_FATES),
-        kinds=tuple(source.choice(_KINDS) for _ in range(source.randrange(5))),
+        kinds=source.choice([tuple(source.choices(_KINDS, k=source.randrange(5))), (VerdictKind.ACCEPTED,) * 100]),
         place=source.randrange(10_000),
     )
 
@@ -153,9 +153,8 @@ class RunHistory(RuleBasedStateMachine):
         if leased.batch is not None:
             self.check_batch(leased.batch)
             self.batch = leased.batch
-        if fate != "keep" and self.batch is not None:
-            self.commit(self.batch, again=fate == "twice")
-            self.batch = None
+        if fate != "keep" and leased.batch is not None:
+            self.commit(leased.batch, again=fate == "twice")
 
     def old_leases_are_handed_in(self, step: Step) -> None:
         """Work under a lease kept, lost or done long ago, by whoever had it."""
@@ -165,6 +164,8 @@ class RunHistory(RuleBasedStateMachine):
         if self.gradings:
             worker, grading = self.gradings[step.place % len(self.gradings)]
             self.hand_in_verdicts(worker, [grading], list(step.kinds), again=True)
+        if self.batch is not None and step.place % 4 == 0:
+            self.commit(self.batch, again=True)
 
     def disturb(self, slot: int, what: str) -> None:
         if what == "broker":
@@ -214,6 +215,7 @@ class RunHistory(RuleBasedStateMachine):
         assert all(batch.policy_version - graded.rollout.oldest_version <= _STALENESS for graded in batch.rollouts)
 
     def commit(self, batch: Batch, again: bool) -> None:
+        self.batch = None
         if self.finished:
             with pytest.raises(Refused):
                 self.go(self.broker.commit_batch(batch.batch_id, batch.batch_id + 1))
@@ -290,13 +292,13 @@ def test_the_laws_hold_in_long_histories_that_meet_every_end(broker_rig: Any, se
     source = random.Random(seed)
     try:
         history.publish()
-        for _ in range(1000):
+        for _ in range(400):
             history.do(random_step(source))
             history.the_laws_hold()
         status = history.go(history.broker.status())
         ledger = status.ledger
         assert min(ledger.trained, ledger.filtered, ledger.stale, ledger.abandoned) > 0, ledger
-        assert all(stream.redeliveries > 0 for stream in status.streams), status.streams
+        assert all(stream.redeliveries > 0 for stream in status.streams[:2]), status.streams
         assert sum(stream.dead_letters for stream in status.streams) > 0
     finally:
         history.teardown()
