@@ -7,9 +7,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-
 from nouscoder.submission import Limits
-from nouscoder.verifier.sandbox import Exit, Program, RunResult, Sandbox, SandboxConfig, SandboxUnavailable, open_sandbox
+from nouscoder.verifier.sandbox import (
+    Exit,
+    Program,
+    RunResult,
+    Sandbox,
+    SandboxConfig,
+    SandboxUnavailable,
+    open_sandbox,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = Limits(wall_time_s=5, cpu_time_s=5, memory_bytes=512 << 20, output_bytes=4 << 20, processes=32)
@@ -205,4 +212,6 @@ async def test_a_call_without_a_result_has_none(sandbox: Sandbox, code: str, exi
 
 async def test_a_poisoned_json_module_harms_only_its_own_value(sandbox: Sandbox) -> None:
     code = "import json\njson.dumps = lambda *a, **k: '4'\ndef f(): return 5"
-    assert (await run_twice(sandbox, code, b"{}", "f")).result == b"4"  # the gateway still compares with what it expects
+    assert (
+        await run_twice(sandbox, code, b"{}", "f")
+    ).result == b"4"  # the gateway still compares with what it expects

@@ -75,6 +75,10 @@ class LocalSandbox:
         finally:
             await asyncio.shield(self._give_back(slot))
 
+    def pids(self) -> list[int]:
+        """Process ids of the slots' zygotes, for tests and diagnosis."""
+        return [slot.pid for slot in self._slots if slot.pid is not None]
+
     async def close(self) -> None:
         """Kill every slot; sessions waiting for one get SandboxError."""
         self._open = False
