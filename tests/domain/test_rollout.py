@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from nouscoder.rollout import FinishReason, Rollout, VersionSpan, spans_of
 from nouscoder.staleness import staleness_of
 
@@ -35,7 +35,7 @@ some_versions = st.lists(st.integers(0, 9), min_size=1, max_size=30)
 def test_spans_unfold_to_the_versions_and_never_repeat(versions: list[int]) -> None:
     spans = spans_of(versions)
     assert [span.policy_version for span in spans for _ in range(span.num_tokens)] == versions
-    assert all(a.policy_version != b.policy_version for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a.policy_version != b.policy_version for a, b in pairwise(spans))
 
 
 @given(some_versions, st.integers(0, 5))

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.durable import numbered, prune, sha256_of, whole_folder
@@ -25,8 +26,9 @@ log = logging.getLogger(__name__)
 
 _MANIFEST = "manifest.json"
 _WEIGHTS = "model.safetensors"
-_OPTIMIZER = "optimizer.pt"
+_OPTIMIZER = "optimizer.safetensors"
 _STATE = "state.json"
+_RANDOM_STATE = "random_state"
 
 
 class CheckpointError(NousCoderError):
@@ -67,8 +69,7 @@ class CheckpointStore:
         final = self._folder / f"{progress.step:08d}"
         with whole_folder(final) as part:
             save_file(weights_of(trainer.model), part / _WEIGHTS)
-            state = {"optimizer": trainer.optimizer.state_dict(), "rng": torch.get_rng_state()}
-            torch.save(state, part / _OPTIMIZER)
+            save_file(_optimizer_tensors(trainer.optimizer), part / _OPTIMIZER)
             (part / _STATE).write_text(json.dumps({"progress": asdict(progress), "log_tail": asdict(log_tail)}))
             checksums = {name: sha256_of(part / name) for name in (_WEIGHTS, _OPTIMIZER, _STATE)}
             (part / _MANIFEST).write_text(json.dumps({"sha256": checksums}, indent=1))
@@ -107,13 +108,29 @@ class CheckpointStore:
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """Put a checkpoint's state into the trainer. Raises CheckpointError when it is of another model."""
     load_weights(trainer.model, checkpoint.path / _WEIGHTS)
-    state: dict[str, Any] = torch.load(checkpoint.path / _OPTIMIZER, map_location="cpu", weights_only=True)
+    tensors = load_file(checkpoint.path / _OPTIMIZER)
+    torch.set_rng_state(tensors.pop(_RANDOM_STATE))
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        index, _, key = name.partition(".")
+        state.setdefault(int(index), {})[key] = tensor
+    # The settings (learning rate, decay, ...) are the configuration's, so they may change on resume.
+    settings = trainer.optimizer.state_dict()["param_groups"]
     try:
-        trainer.optimizer.load_state_dict(state["optimizer"])
+        trainer.optimizer.load_state_dict({"state": state, "param_groups": settings})
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"{checkpoint.path} is of another model: {error}") from error
-    torch.set_rng_state(state["rng"])
     trainer.step = checkpoint.progress.step
+
+
+def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state as `parameter index.name` -> tensor, and the random state of torch."""
+    tensors = {
+        f"{index}.{key}": tensor.detach().cpu().contiguous()
+        for index, values in optimizer.state_dict()["state"].items()
+        for key, tensor in values.items()
+    }
+    return {**tensors, _RANDOM_STATE: torch.get_rng_state()}
 
 
 def _read_json(file: Path) -> dict[str, Any]:

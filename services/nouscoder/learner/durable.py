@@ -16,6 +16,7 @@ from pathlib import Path
 from nouscoder.errors import NousCoderError
 
 _PART = ".part"
+_READABLE = 0o644  # safetensors makes files that only their owner may read; other services read policies
 
 
 class StorageError(NousCoderError):
@@ -55,6 +56,7 @@ def whole_folder(final: Path) -> Iterator[Path]:
             part.mkdir(parents=True)
             yield part
             for file in part.iterdir():
+                file.chmod(_READABLE)
                 _flush(file)
             _flush(part)
             shutil.rmtree(final, ignore_errors=True)

@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from nouscoder.errors import Unusable
 
@@ -19,6 +20,7 @@ class WeightsError(Unusable):
 
 def load_model(folder: Path) -> PreTrainedModel:
     """The causal language model in `folder` (config.json, model.safetensors), in float32. Raises WeightsError."""
+    transformers_logging.disable_progress_bar()  # stderr holds JSON lines
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True

@@ -122,6 +122,7 @@ class LearnerWorker:
         self._may_run.set()
         self._last: TrainedBatch | None = None
         self._peak_flops = config.learner.peak_flops
+        self._is_closing = False
 
     async def run(self) -> None:
         """Train until the run's batches are done, then end the run. Raises NousCoderError."""
@@ -146,7 +147,8 @@ class LearnerWorker:
     async def close(self) -> None:
         """Stop the thread before its next optimizer step, and let the run folder go."""
         self._core.interrupt()
-        await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
+        self._is_closing = True
+        await asyncio.to_thread(self._thread.shutdown, wait=True)
         self._core.close()
 
     def pause(self) -> None:
@@ -160,8 +162,10 @@ class LearnerWorker:
     async def checkpoint(self) -> tuple[Path, int]:
         """Have the state after the running batch on disk; answers where, and its step.
 
-        Raises LearnerError when that takes longer than 600 seconds or the learner is still starting.
+        Raises LearnerError when that takes longer than 600 seconds or the learner is still starting or stopping.
         """
+        if self._is_closing:
+            raise LearnerError("the learner is stopping: its newest checkpoint is the one to resume from")
         if self._state is LearnerState.STARTING:
             raise LearnerError("the learner is still starting: there is nothing to checkpoint yet")
         try:

@@ -1,0 +1,308 @@
+"""What the learner keeps on disk: whole or not there, checked when read, and pruned."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nouscoder.config import Config, LearnerSection
+from nouscoder.learner.checkpoint import CheckpointError, CheckpointStore, Progress, restore
+from nouscoder.learner.durable import StorageError, numbered, whole_folder, write_whole
+from nouscoder.learner.publish import PolicyPublisher
+from nouscoder.learner.run_log import BatchSeconds, LogTail, RunLog, metrics_lines, sample_lines, with_seconds
+from nouscoder.learner.saved_batches import SavedBatchError, SavedBatches
+from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
+from nouscoder.learner.trainer import Trainer
+from nouscoder.learner.weights import WeightsError, load_model, load_weights, weights_of
+from nouscoder.tokenizers import load_tokenizer
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def trained_trainer(seed: int = 0) -> Trainer:
+    trainer = Trainer(random_policy(seed), Config(learner=LearnerSection(steps_per_batch=2, learning_rate=1e-2)))
+    trainer.train_batch(random_batch(0, seed=1))
+    return trainer
+
+
+def disk_full(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+# ---- files ----
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    final = tmp_path / "00000001"
+    stack = ExitStack()
+    part = stack.enter_context(whole_folder(final))
+    (part / "a").write_text("a")
+    assert not final.exists()
+    assert not stack.__exit__(RuntimeError, RuntimeError("half way"), None)
+    assert list(tmp_path.iterdir()) == []
+    with whole_folder(final) as part:
+        (part / "a").write_text("a")
+    assert (final / "a").read_text() == "a"
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_whole(tmp_path / "file", b"old")
+    monkeypatch.setattr("os.fsync", disk_full)
+    with pytest.raises(StorageError, match=r"^the disk is full: .*/file was not written; free some space"):
+        write_whole(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+# ---- checkpoints ----
+
+
+def test_a_checkpoint_brings_back_weights_optimizer_and_random_state_bit_for_bit(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    trainer = trained_trainer()
+    store.save(trainer, Progress(2, 0), LogTail([{"step": 2}], [{"step": 2, "program": "print(1)"}]))
+    random_state = torch.get_rng_state()
+    expected = [step.loss for step in trainer.train_batch(random_batch(1, seed=1)).steps]
+
+    torch.rand(3)
+    checkpoint = store.newest()
+    assert checkpoint is not None
+    assert checkpoint.progress == Progress(2, 0)
+    assert checkpoint.log_tail == LogTail([{"step": 2}], [{"step": 2, "program": "print(1)"}])
+    fresh = Trainer(random_policy(99), Config(learner=LearnerSection(steps_per_batch=2, learning_rate=1e-2)))
+    restore(fresh, checkpoint)
+    assert fresh.step == 2
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert [step.loss for step in fresh.train_batch(random_batch(1, seed=1)).steps] == expected
+    for name, tensor in trainer.model.state_dict().items():
+        assert torch.equal(fresh.model.state_dict()[name], tensor)
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    trainer = trained_trainer()
+    for step in (2, 4):
+        CheckpointStore(folder, keep=3).save(trainer, Progress(step, step // 2 - 1), LogTail())
+    return folder
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "missing"])
+def test_a_torn_checkpoint_is_skipped_with_a_log_line_and_the_one_before_is_taken(
+    two_checkpoints: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, damage: str
+) -> None:
+    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
+    store = CheckpointStore(tmp_path, keep=3)
+    victim = tmp_path / "00000004" / file
+    data = victim.read_bytes()
+    if damage == "missing":
+        victim.unlink()
+    else:
+        # In the manifest the first digit of a checksum is what counts.
+        at = data.index(b': "', 12) + 3 if file == "manifest.json" else len(data) // 2
+        victim.write_bytes(data[:at] if damage == "cut" else data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    newest = store.newest()
+    assert newest is not None
+    assert newest.progress.step == 2
+    assert [record.getMessage() for record in caplog.records] == ["skipping a torn checkpoint"]
+    with pytest.raises(CheckpointError, match="00000004"):
+        store.at_step(4)
+
+
+def test_the_newest_checkpoints_are_kept_and_part_written_ones_cleared(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    (tmp_path / "00000009.part").mkdir()
+    trainer = trained_trainer()
+    for step in (2, 4, 6):
+        store.save(trainer, Progress(step, step // 2 - 1), LogTail())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000004", "00000006"]
+
+
+def test_a_full_disk_while_checkpointing_keeps_the_checkpoint_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    trainer = trained_trainer()
+    store.save(trainer, Progress(2, 0), LogTail())
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", disk_full)
+        with pytest.raises(StorageError, match=r"the disk is full: .*/00000004"):
+            store.save(trainer, Progress(4, 1), LogTail())
+    newest = store.newest()
+    assert newest is not None
+    assert newest.progress.step == 2
+    assert list(numbered(tmp_path)) == [2]
+
+
+def test_what_safetensors_says_of_a_full_disk_is_the_same_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:  # the very words it has on a full tmpfs
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("nouscoder.learner.checkpoint.save_file", full)
+    with pytest.raises(StorageError, match=r"the disk is full: .*/00000002 was not written"):
+        CheckpointStore(tmp_path, keep=1).save(trained_trainer(), Progress(2, 0), LogTail())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_there_is_no_checkpoint_in_an_empty_run(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "never", keep=1)
+    assert store.newest() is None
+    with pytest.raises(CheckpointError, match="no checkpoint of step 3"):
+        store.at_step(3)
+
+
+# ---- weights and policies ----
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_published_policy_is_loaded_by_transformers_as_it_is(tmp_path: Path, tied: bool) -> None:
+    model = random_policy(0, tied=tied)
+    write_policy_folder(tmp_path / "policy", random_policy(1, tied=tied))
+    manifest = PolicyPublisher(tmp_path / "policies", keep=2).write(model, 3, 12)
+    file = Path(manifest.path)
+    assert file == tmp_path / "policies" / "00000003" / "model.safetensors"
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == manifest.sha256
+    assert (manifest.policy_version, manifest.step, manifest.num_bytes) == (3, 12, file.stat().st_size)
+    assert file.stat().st_mode & 0o044 == 0o044, "generation may run as another user"
+    file.replace(tmp_path / "policy" / "model.safetensors")
+    loaded = load_model(tmp_path / "policy")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+def test_publishing_the_same_weights_again_leaves_the_file_alone(tmp_path: Path) -> None:
+    publisher = PolicyPublisher(tmp_path, keep=2)
+    first = publisher.write(random_policy(0), 0, 0)
+    inode = Path(first.path).stat().st_ino
+    assert publisher.write(random_policy(0), 0, 0) == first
+    assert Path(first.path).stat().st_ino == inode
+    assert publisher.write(random_policy(1), 0, 0).sha256 != first.sha256, "another policy replaces it"
+
+
+def test_the_newest_policies_are_kept(tmp_path: Path) -> None:
+    publisher = PolicyPublisher(tmp_path, keep=3)
+    for version in range(5):
+        publisher.write(random_policy(0), version, version)
+    assert list(numbered(tmp_path)) == [2, 3, 4]
+
+
+def test_weights_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
+    manifest = PolicyPublisher(tmp_path, keep=2).write(random_policy(0, num_layers=1), 0, 0)
+    with pytest.raises(WeightsError, match=r"another model: model\.layers\.1"):
+        load_weights(random_policy(0), Path(manifest.path))
+    narrow = PolicyPublisher(tmp_path, keep=2).write(random_policy(0, hidden_size=16), 1, 0)
+    with pytest.raises(WeightsError, match="another model"):
+        load_weights(random_policy(0), Path(narrow.path))
+    with pytest.raises(WeightsError, match="does not hold a usable policy"):
+        load_model(tmp_path / "nothing")
+
+
+def test_tied_weights_are_kept_once(tmp_path: Path) -> None:
+    manifest = PolicyPublisher(tmp_path, keep=2).write(random_policy(0, tied=True), 0, 0)
+    assert "lm_head.weight" not in load_file(manifest.path)
+    assert "lm_head.weight" in weights_of(random_policy(0))
+    other = random_policy(1, tied=True)
+    load_weights(other, Path(manifest.path))
+    assert torch.equal(other.lm_head.weight, random_policy(0, tied=True).lm_head.weight)
+
+
+# ---- batches ----
+
+
+def test_saved_batches_come_back_equal_and_old_ones_go(tmp_path: Path) -> None:
+    saved = SavedBatches(tmp_path, keep=2)
+    batches = [random_batch(b, seed=1, policy_version=b) for b in range(3)]
+    for batch in batches:
+        saved.save(batch)
+    # Log-probabilities travel as float32, so what is read is compared with what is read again.
+    loaded = saved.load(2)
+    assert [g.rollout.token_ids for g in loaded.rollouts] == [g.rollout.token_ids for g in batches[2].rollouts]
+    saved.save(loaded)
+    assert saved.load(2) == loaded
+    with pytest.raises(SavedBatchError, match=r"00000000\.pb cannot be read"):
+        saved.load(0)
+    (tmp_path / "00000001.pb").write_bytes(b"\x0a\xff")
+    with pytest.raises(SavedBatchError, match=r"00000001\.pb is not a saved batch"):
+        saved.load(1)
+
+
+# ---- the log ----
+
+
+def steps_in(file: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in file.read_text().splitlines()]
+
+
+def tail(*steps: int) -> LogTail:
+    return LogTail([{"step": step} for step in steps], [{"step": steps[-1], "program": str(n)} for n in range(3)])
+
+
+def test_the_log_is_cut_back_to_the_checkpoint_and_what_is_missing_is_put_in(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    for steps in ((1, 2), (3, 4), (5, 6)):
+        log.append(tail(*steps))
+    with (tmp_path / "metrics.jsonl").open("a") as output:
+        output.write('{"step": 7, "lo')  # torn by a crash
+    for step, last in ((4, (3, 4)), (6, (5, 6)), (6, (5, 6))):
+        log.resume(step, tail(*last))
+        assert steps_in(tmp_path / "metrics.jsonl") == list(range(1, step + 1))
+        assert steps_in(tmp_path / "samples.jsonl") == [s for s in (2, 4, 6) if s <= step for _ in range(3)]
+    log.resume(0, LogTail())
+    assert steps_in(tmp_path / "metrics.jsonl") == []
+
+
+def test_lines_of_a_batch(tmp_path: Path) -> None:
+    write_policy_folder(tmp_path, random_policy(0))
+    trainer = Trainer(random_policy(0), Config(learner=LearnerSection(steps_per_batch=2)))
+    batch = random_batch(3, seed=1, policy_version=3)
+    trained = trainer.train_batch(batch)
+    made = LogTail(
+        metrics_lines(trained, 4, BatchSeconds(wait_for_batch=1.5)),
+        sample_lines(trained, load_tokenizer(tmp_path), count=5, seed=0),
+    )
+    made = with_seconds(made, BatchSeconds(checkpoint=0.25, publish=0.5))
+    first, last = made.metrics
+    assert {
+        "step", "batch_id", "policy_version", "loss", "reward_mean", "pass_rate", "staleness_mean", "staleness_max",
+        "entropy", "clip_fraction_low", "clip_fraction_high", "ratio_mean", "ratio_min", "ratio_max",
+        "effective_sample_size", "gradient_norm", "learning_rate", "tokens", "tokens_per_second",
+        "response_length_correct", "response_length_incorrect", "seconds", "time",
+    } <= set(first)  # fmt: skip
+    assert (first["step"], last["step"], last["policy_version"], last["batch_id"]) == (1, 2, 4, 3)
+    assert (first["seconds"]["wait_for_batch"], last["seconds"]["wait_for_batch"]) == (1.5, 0.0)
+    assert (last["seconds"]["checkpoint"], last["seconds"]["publish"], first["seconds"]["publish"]) == (0.25, 0.5, 0.0)
+    assert first["seconds"]["train"] + last["seconds"]["train"] == pytest.approx(trained.duration_s)
+    assert first["tokens"] + last["tokens"] == sum(len(g.rollout.token_ids) for g in batch.rollouts)
+
+    assert len({line["rollout_id"] for line in made.samples}) == 5
+    by_id = {graded.rollout.rollout_id: graded for graded in batch.rollouts}
+    for line in made.samples:
+        graded = by_id[line["rollout_id"]]
+        assert line["step"] == 2
+        assert line["verdict"] == graded.verdict.kind.value
+        assert line["version_range"] in ([2, 3], [3, 3])
+        assert line["prompt"] == load_tokenizer(tmp_path).decode(graded.rollout.prompt_token_ids)
+        assert line["program"] == graded.rollout.text
+    assert sample_lines(trained, load_tokenizer(tmp_path), 5, 0) == made.samples, "the same after a replay"
+    assert len(sample_lines(replace(trained, scored=trained.scored[:2]), load_tokenizer(tmp_path), 5, 0)) == 2

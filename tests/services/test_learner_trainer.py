@@ -1,0 +1,291 @@
+"""The trainer: one batch in, k optimizer steps out, and nothing but the batch and the state decides the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from nouscoder.batch import Batch, GradedRollout
+from nouscoder.config import Config, GenerationSection, LearnerSection, RunSection, SamplingSection
+from nouscoder.learner.batch_statistics import minibatches, score, statistics_of
+from nouscoder.learner.core import prepare_thread
+from nouscoder.learner.logprobs import score_tokens
+from nouscoder.learner.packing import PackingError, pack, plan
+from nouscoder.learner.synthetic import random_batch, random_policy
+from nouscoder.learner.trainer import Trainer, TrainingError, TrainingInterrupted
+from nouscoder.reward import RewardRule
+from nouscoder.rollout import FinishReason, Rollout, spans_of
+from nouscoder.verdict import VerdictKind
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _repeatable() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    prepare_thread(1)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+
+
+def config(*, microbatch_tokens: int = 16384, steps_per_batch: int = 4, warmup_steps: int = 0, **more: float) -> Config:
+    return Config(
+        run=RunSection(seed=3),
+        learner=LearnerSection(
+            learning_rate=more.get("learning_rate", 1e-2),
+            max_gradient_norm=more.get("max_gradient_norm", 1.0),
+            microbatch_tokens=microbatch_tokens,
+            steps_per_batch=steps_per_batch,
+            warmup_steps=warmup_steps,
+        ),
+        generation=GenerationSection(sampling=SamplingSection(temperature=more.get("temperature", 1.0))),
+    )
+
+
+def rollouts_of(batch: Batch) -> list[Rollout]:
+    return [graded.rollout for graded in batch.rollouts]
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+# ---- packing ----
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 200))
+def test_a_plan_holds_every_rollout_once_within_the_budget(lengths: list[int], budget: int) -> None:
+    parts = plan(lengths, budget)
+    assert sorted(index for part in parts for index in part) == list(range(len(lengths)))
+    for part in parts:
+        assert len(part) == 1 or len(part) * max(lengths[index] for index in part) <= budget
+
+
+def test_packed_targets_and_positions_are_those_of_the_loss_tokens() -> None:
+    two = {"token_ids": (7, 8), "logprobs": (-1.0, -2.0), "loss_mask": (False, True), "versions": spans_of([0, 0])}
+    rollout = replace(rollouts_of(random_batch(0, seed=1))[0], **two)
+    (part,) = pack([rollout], 1000, CPU)
+    assert part.targets.tolist() == [8]
+    assert part.columns.tolist() == [len(rollout.prompt_token_ids)], "the position before the token predicts it"
+    assert part.input_ids.tolist() == [[*rollout.prompt_token_ids, 7]]
+    assert part.sampler_logprobs.tolist() == [-2.0]
+
+
+def test_a_rollout_without_a_prompt_is_refused_by_name() -> None:
+    rollout = replace(rollouts_of(random_batch(0, seed=1))[0], prompt_token_ids=())
+    with pytest.raises(PackingError, match=rollout.rollout_id):
+        pack([rollout], 1000, CPU)
+
+
+# ---- log-probabilities ----
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_log_probabilities_and_entropies_are_those_of_a_plain_forward_pass_without_padding(temperature: float) -> None:
+    model = random_policy(0)
+    rollouts = rollouts_of(random_batch(0, seed=2))
+    for budget in (64, 100_000):  # many micro-batches with little padding, and one with much
+        for part in pack(rollouts, budget, CPU):
+            scores = score_tokens(model, part, temperature)
+            for row, index in enumerate(part.rollout_indices):
+                ids = torch.tensor([rollouts[index].prompt_token_ids + rollouts[index].token_ids])
+                logits = model(input_ids=ids).logits[0, len(rollouts[index].prompt_token_ids) - 1 : -1] / temperature
+                expected = logits.log_softmax(-1)
+                chosen = expected[range(len(expected)), list(rollouts[index].token_ids)]
+                torch.testing.assert_close(scores.logprobs[part.rows == row], chosen, rtol=1e-4, atol=1e-5)
+                entropies = torch.distributions.Categorical(logits=logits).entropy()
+                torch.testing.assert_close(scores.entropies[part.rows == row], entropies, rtol=1e-4, atol=1e-5)
+
+
+def test_a_chunked_head_gives_the_same_scores_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    (part,) = pack(rollouts_of(random_batch(0, seed=2)), 100_000, CPU)
+    gradients = []
+    for limit in (2**26, 99 * 7):
+        monkeypatch.setattr("nouscoder.learner.logprobs._MAX_LOGITS", limit)
+        model = random_policy(0)
+        scores = score_tokens(model, part, 1.0)
+        torch.autograd.backward(scores.logprobs.sum())
+        gradients.append((scores.logprobs.detach(), model.lm_head.weight.grad, model.model.embed_tokens.weight.grad))
+    for whole, chunked in zip(*gradients, strict=True):
+        torch.testing.assert_close(chunked, whole, rtol=1e-4, atol=1e-4)
+
+
+# ---- a batch ----
+
+
+def test_minibatches_are_disjoint_whole_groups_in_an_order_of_seed_and_batch_alone() -> None:
+    groups = score(random_batch(0, seed=5, num_groups=6, group_size=3), RewardRule.SIGN)
+    cut = minibatches(groups, 4, seed=1, batch_id=7)
+    assert [len(part) for part in cut] == [6, 6, 3, 3]
+    for part in cut:
+        ids = [scored.graded.rollout.group_id for scored in part]
+        assert all(ids.count(group_id) == 3 for group_id in ids)
+    seen = [scored.graded.rollout.rollout_id for part in cut for scored in part]
+    assert sorted(seen) == sorted(scored.graded.rollout.rollout_id for group in groups for scored in group)
+    assert minibatches(groups, 4, seed=1, batch_id=7) == cut
+    assert minibatches(groups, 4, seed=1, batch_id=8) != cut
+    with pytest.raises(ValueError, match="too few for 7 steps"):
+        minibatches(groups, 7, seed=1, batch_id=7)
+
+
+def test_statistics_of_a_batch_by_hand() -> None:
+    batch = random_batch(4, seed=5, policy_version=4)
+    scored = [item for group in score(batch, RewardRule.SIGN) for item in group]
+    figures = statistics_of(scored)
+    right = [g for g in batch.rollouts if g.verdict.kind is VerdictKind.ACCEPTED]
+    assert figures.pass_rate == len(right) / len(batch.rollouts)
+    assert figures.reward_mean == pytest.approx(2 * figures.pass_rate - 1)
+    assert figures.response_length_correct == sum(len(g.rollout.token_ids) for g in right) / len(right)
+    assert figures.staleness_max == 1
+    assert 0 < figures.staleness_mean <= 1
+    assert statistics_of([item for item in scored if item.accepted]).response_length_incorrect is None
+
+
+def test_the_first_step_of_a_batch_is_on_policy_and_later_ones_are_not() -> None:
+    steps = Trainer(random_policy(0), config()).train_batch(random_batch(0, seed=1)).steps
+    assert [step.step for step in steps] == [1, 2, 3, 4]
+    first, last = steps[0].diagnostics, steps[-1].diagnostics
+    assert (first.ratio_min, first.ratio_max, first.approximate_kl) == (1.0, 1.0, 0.0)
+    assert last.ratio_min < 1.0 < last.ratio_max
+    assert 0 < last.effective_sample_size <= 1
+    assert last.approximate_kl > 0
+    assert first.mismatch_kl > 0, "the synthetic sampler is another policy"
+
+
+def test_old_log_probabilities_are_those_before_the_first_step() -> None:
+    """With k steps the ratio of the last minibatch is against the weights at the start, not those one step ago."""
+    batch = random_batch(0, seed=1)
+    trainer = Trainer(random_policy(0), config(steps_per_batch=4))
+    steps = trainer.train_batch(batch).steps
+    cut = minibatches(score(batch, RewardRule.SIGN), 4, seed=3, batch_id=0)
+    last = [scored.graded.rollout for scored in cut[-1]]
+    # The weights before step 4: the same run, stopped by hand after three steps.
+    other = Trainer(random_policy(0), config(steps_per_batch=4))
+    prepared = [other._prepare(part) for part in cut]
+    for part in prepared[:3]:
+        other._take_step(part)
+    start = random_policy(0)
+    ratios = [
+        (score_tokens(other.model, part, 1.0).logprobs - score_tokens(start, part, 1.0).logprobs).exp().detach()
+        for part in pack(last, 16384, CPU)
+    ]
+    assert steps[-1].diagnostics.ratio_max == pytest.approx(float(torch.cat(ratios).max()), rel=1e-5)
+
+
+def test_micro_batches_and_padding_do_not_change_losses_gradients_or_weights() -> None:
+    runs = []
+    for tokens in (100_000, 80, 1):  # one micro-batch, several, one a rollout (no padding at all)
+        trainer = Trainer(random_policy(0), config(microbatch_tokens=tokens, steps_per_batch=2))
+        runs.append((trainer.train_batch(random_batch(0, seed=1)).steps, weights(trainer)))
+    (steps, expected), *others = runs
+    for other_steps, other_weights in others:
+        for a, b in zip(steps, other_steps, strict=True):
+            assert (b.loss, b.gradient_norm) == pytest.approx((a.loss, a.gradient_norm), rel=1e-4, abs=1e-6)
+            assert b.diagnostics.entropy == pytest.approx(a.diagnostics.entropy, rel=1e-4)
+            assert b.num_tokens == a.num_tokens
+        for name, tensor in expected.items():
+            torch.testing.assert_close(other_weights[name], tensor, rtol=1e-2, atol=1e-4)
+
+
+def test_same_state_and_batch_give_the_same_bits() -> None:
+    runs = []
+    for _ in range(2):
+        trainer = Trainer(random_policy(0), config(microbatch_tokens=120))
+        runs.append(
+            ([s.loss for b in (0, 1) for s in trainer.train_batch(random_batch(b, seed=1)).steps], weights(trainer))
+        )
+    assert runs[0][0] == runs[1][0]
+    assert all(torch.equal(tensor, runs[1][1][name]) for name, tensor in runs[0][1].items())
+
+
+def test_rewarded_tokens_become_likelier_and_punished_ones_less() -> None:
+    batch = random_batch(0, seed=1, num_groups=8)
+    trainer = Trainer(random_policy(0), config(steps_per_batch=1, learning_rate=1e-3))
+    scored = {s.graded.rollout.rollout_id: s.advantage for group in score(batch, RewardRule.SIGN) for s in group}
+
+    def gain() -> float:
+        total = 0.0
+        with torch.no_grad():
+            for part in pack(rollouts_of(batch), 16384, CPU):
+                logprobs = score_tokens(trainer.model, part, 1.0).logprobs
+                advantages = [scored[batch.rollouts[i].rollout.rollout_id] for i in part.rollout_indices]
+                total += float((torch.tensor(advantages)[part.rows] * logprobs).sum())
+        return total
+
+    before = gain()
+    trainer.train_batch(batch)
+    assert gain() > before
+
+
+def test_overlong_rollouts_do_not_move_the_weights() -> None:
+    batch = random_batch(0, seed=1)
+    cut = replace(batch, rollouts=tuple(replace_finish(graded) for graded in batch.rollouts))
+    trainer = Trainer(random_policy(0), config())
+    before = weights(trainer)
+    steps = trainer.train_batch(cut).steps
+    assert all(step.loss == 0 and step.gradient_norm == 0 and step.num_tokens > 0 for step in steps)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.model.state_dict().items())
+
+
+def replace_finish(graded: GradedRollout) -> GradedRollout:
+    return replace(graded, rollout=replace(graded.rollout, finish_reason=FinishReason.LENGTH))
+
+
+def test_warm_up_is_linear_and_the_gradient_norm_is_told_before_the_cap() -> None:
+    trainer = Trainer(random_policy(0), config(warmup_steps=3, learning_rate=4e-3, max_gradient_norm=1e-3))
+    steps = [step for b in (0, 1) for step in trainer.train_batch(random_batch(b, seed=1)).steps]
+    assert [step.learning_rate for step in steps[:5]] == pytest.approx([1e-3, 2e-3, 3e-3, 4e-3, 4e-3])
+    assert all(step.gradient_norm > 1e-3 for step in steps)
+
+
+def test_temperature_is_the_samplers() -> None:
+    cold = Trainer(random_policy(0), config(temperature=0.5)).train_batch(random_batch(0, seed=1))
+    warm = Trainer(random_policy(0), config(temperature=2.0)).train_batch(random_batch(0, seed=1))
+    assert cold.steps[0].diagnostics.entropy < warm.steps[0].diagnostics.entropy
+    with pytest.raises(ValueError, match=r"generation\.sampling\.temperature"):
+        Trainer(random_policy(0), config(temperature=0.0))
+
+
+# ---- what must not be trained on ----
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_raise_and_nothing_is_stepped(bad: float) -> None:
+    trainer = Trainer(random_policy(0), config())
+    with torch.no_grad():
+        trainer.model.model.norm.weight[0] = bad
+    before = weights(trainer)
+    with pytest.raises(TrainingError, match="not finite"):
+        trainer.train_batch(random_batch(0, seed=1))
+    assert trainer.step == 0
+    torch.testing.assert_close(trainer.model.state_dict()["lm_head.weight"], before["lm_head.weight"])
+
+
+def test_a_gradient_that_is_not_finite_raises_before_the_step() -> None:
+    trainer = Trainer(random_policy(0), config())
+    before = weights(trainer)
+    trainer.model.lm_head.weight.register_hook(lambda gradient: gradient * float("nan"))
+    with pytest.raises(TrainingError, match="gradient of step 1 has norm nan"):
+        trainer.train_batch(random_batch(0, seed=1))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.model.state_dict().items())
+
+
+def test_an_internal_error_never_becomes_a_reward() -> None:
+    batch = random_batch(0, seed=1)
+    graded = batch.rollouts[3]
+    ours = replace(graded, verdict=replace(graded.verdict, kind=VerdictKind.INTERNAL_ERROR))
+    with pytest.raises(ValueError, match="internal_error"):
+        Trainer(random_policy(0), config()).train_batch(replace(batch, rollouts=(*batch.rollouts[:3], ours)))
+
+
+def test_an_interrupted_trainer_stops_before_its_next_step() -> None:
+    trainer = Trainer(random_policy(0), config())
+    trainer.interrupt()
+    with pytest.raises(TrainingInterrupted):
+        trainer.train_batch(random_batch(0, seed=1))
+    assert trainer.step == 0

@@ -1,0 +1,365 @@
+"""The learner's loop against a broker in memory: wherever it dies, it goes on as if it had not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nouscoder.batch import Batch
+from nouscoder.config import Config, LearnerSection, RunSection
+from nouscoder.errors import Unusable
+from nouscoder.learner.core import LearnerCore, LearnerError, RunFiles, replay
+from nouscoder.learner.durable import numbered
+from nouscoder.learner.fake_broker import FakeBroker
+from nouscoder.learner.metrics import LearnerMetrics
+from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
+from nouscoder.learner.worker import LearnerState, LearnerWorker
+from nouscoder.lease import LeasedBatch
+from nouscoder.rpc.convert import decode_batch, encode_batch
+from prometheus_client import CollectorRegistry, generate_latest
+
+NUM_BATCHES, STEPS_PER_BATCH = 3, 2
+LIMIT_S = 30.0
+
+
+class Killed(Exception):
+    """Stands for a process that dies here."""
+
+
+@pytest.fixture(autouse=True)
+def _restore_determinism() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+
+
+def make_batch(batch_id: int, policy_version: int) -> Batch:
+    # As the broker gives it: over the wire, where log-probabilities are float32.
+    return decode_batch(encode_batch(random_batch(batch_id, seed=1, policy_version=policy_version)))
+
+
+def make_config(root: Path, **learner: Any) -> Config:
+    section = {"steps_per_batch": STEPS_PER_BATCH, "learning_rate": 1e-2, "peak_flops": 1e9, **learner}
+    return Config(
+        run=RunSection(root=root, seed=5, total_batches=NUM_BATCHES), learner=LearnerSection.model_validate(section)
+    )
+
+
+@dataclass
+class Run:
+    """A run folder with its broker; each `start` is a new process, as it were."""
+
+    config: Config
+    broker: FakeBroker
+
+    @classmethod
+    def create(cls, root: Path, **learner: Any) -> Run:
+        config = make_config(root, **learner)
+        write_policy_folder(config.run.folder / "policy", random_policy(0))
+        return cls(config, FakeBroker(make_batch))
+
+    def worker(self) -> LearnerWorker:
+        self.core = LearnerCore(self.config)
+        self.registry = CollectorRegistry()
+        return LearnerWorker(self.config, self.broker, LearnerMetrics(self.registry), self.core)
+
+    async def start(self, worker: LearnerWorker | None = None) -> LearnerWorker:
+        worker = worker or self.worker()
+        try:
+            await asyncio.wait_for(worker.run(), LIMIT_S)
+        finally:
+            await worker.close()
+        return worker
+
+    def lines(self, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.config.run.folder / name).read_text().splitlines()]
+
+    def history(self) -> tuple[Any, ...]:
+        """All that must not hang on where the process died."""
+        figures = [(line["step"], line["batch_id"], line["loss"], line["gradient_norm"]) for line in self.lines()]
+        samples = [(line["step"], line["rollout_id"], line["program"]) for line in self.lines("samples.jsonl")]
+        policies = [(manifest.policy_version, manifest.step, manifest.sha256) for manifest in self.broker.policies]
+        return figures, samples, policies, self.broker.commits, self.broker.finished
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run in which nothing dies."""
+    run = Run.create(tmp_path_factory.mktemp("undisturbed"), keep_checkpoints=10)
+    asyncio.run(run.start())
+    return run
+
+
+def test_a_run_trains_every_batch_once_and_ends(undisturbed: Run) -> None:
+    figures, samples, policies, commits, finished = undisturbed.history()
+    assert [figure[:2] for figure in figures] == [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (6, 2)]
+    assert commits == [(0, 2), (1, 4), (2, 6)]
+    assert [(version, step) for version, step, _ in policies] == [(0, 0), (1, 2), (2, 4), (3, 6)]
+    assert len({sha256 for _, _, sha256 in policies}) == 4
+    assert len(samples) == 3 * undisturbed.config.learner.samples_per_batch
+    assert finished
+
+
+STAGES = ["save_batch", "train", "checkpoint", "write_policy", "publish_policy", "commit_batch", "write_log"]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("stage", [*STAGES, "finish_run"])
+async def test_a_run_that_dies_at_any_stage_resumes_as_if_it_had_not(
+    stage: str, moment: str, undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.create(tmp_path)
+    worker = run.worker()
+    target: Any = run.core if hasattr(run.core, stage) else run.broker
+    real = getattr(target, stage)
+    # The second batch's: version 0 is published once more, and a run finishes only once.
+    die_at = {"write_policy": 3, "publish_policy": 3, "finish_run": 1}.get(stage, 2)
+    calls = 0
+
+    def dies(*args: Any) -> bool:
+        nonlocal calls
+        calls += 1
+        return calls == die_at
+
+    def stage_in_thread(*args: Any) -> Any:
+        last = dies()
+        if last and moment == "before":
+            raise Killed
+        answer = real(*args)
+        if last:
+            raise Killed
+        return answer
+
+    async def stage_at_broker(*args: Any) -> Any:
+        last = dies()
+        if last and moment == "before":
+            raise Killed
+        answer = await real(*args)
+        if last:
+            raise Killed
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target, stage, stage_in_thread if target is run.core else stage_at_broker)
+        with pytest.raises(Killed):
+            await run.start(worker)
+    await run.start()
+    assert run.history() == undisturbed.history()
+
+
+async def test_dying_between_two_steps_of_a_batch_changes_nothing(undisturbed: Run, tmp_path: Path) -> None:
+    run = Run.create(tmp_path)
+    worker = run.worker()
+    real = run.core.train
+
+    def train(batch: Batch, wait_s: float) -> Any:
+        if batch.batch_id == 1:
+            trainer = run.core._started
+            taken = trainer._take_step
+
+            def take_step(minibatch: Any) -> Any:
+                if trainer.step == 3:
+                    raise Killed
+                return taken(minibatch)
+
+            trainer._take_step = take_step  # type: ignore[method-assign]
+        return real(batch, wait_s)
+
+    run.core.train = train  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        await asyncio.wait_for(worker.run(), LIMIT_S)
+    with pytest.raises(LearnerError, match="whole batches only"):
+        await worker.checkpoint()
+    await worker.close()
+    await run.start()
+    assert run.history() == undisturbed.history()
+
+
+async def test_dying_over_and_over_changes_nothing(
+    undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.create(tmp_path)
+    for stage in ("write_policy", "train", "checkpoint", "write_log", "write_policy"):
+        with monkeypatch.context() as patch:
+            worker = run.worker()
+            real = getattr(run.core, stage)
+
+            def once(*args: Any, real: Any = real) -> Any:
+                real(*args)
+                raise Killed
+
+            patch.setattr(run.core, stage, once)
+            with pytest.raises(Killed):
+                await run.start(worker)
+    await run.start()
+    assert run.history() == undisturbed.history()
+
+
+async def test_a_finished_run_started_again_does_nothing(undisturbed: Run, tmp_path: Path) -> None:
+    run = Run.create(tmp_path)
+    await run.start()
+    await run.start()
+    assert run.history() == undisturbed.history()
+
+
+async def test_a_committed_batch_whose_checkpoint_tore_is_made_again_from_the_saved_batch(
+    undisturbed: Run, tmp_path: Path
+) -> None:
+    run = Run.create(tmp_path, keep_checkpoints=3)
+    await run.start()
+    for number, path in numbered(RunFiles.of(run.config).checkpoints).items():
+        if number > 2:
+            (path / "model.safetensors").write_bytes(b"torn")
+    await run.start()
+    assert run.history() == undisturbed.history()
+    assert [step for step, *_ in run.history()[0]] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_every_checkpoint_lost_is_one_clear_sentence_when_the_batches_are_gone_too(tmp_path: Path) -> None:
+    run = Run.create(tmp_path)
+    await run.start()
+    shutil.rmtree(RunFiles.of(run.config).checkpoints)
+    shutil.rmtree(RunFiles.of(run.config).batches)
+    with pytest.raises(Exception, match=r"batches/00000000\.pb cannot be read"):
+        await run.start()
+
+
+def test_replaying_a_saved_batch_from_a_checkpoint_gives_the_losses_of_the_run(undisturbed: Run) -> None:
+    for batch_id, step in ((0, 0), (1, 2), (2, 4)):
+        replayed = replay(undisturbed.config, step, batch_id)
+        losses = [line["loss"] for line in undisturbed.lines() if line["batch_id"] == batch_id]
+        assert [taken.loss for taken in replayed.steps] == losses
+
+
+async def test_a_broker_of_another_run_is_refused(tmp_path: Path) -> None:
+    run = Run.create(tmp_path)
+    run.broker = FakeBroker(lambda batch_id, version: random_batch(batch_id + 7, seed=1, policy_version=version))
+    with pytest.raises(LearnerError, match="batch 7 was given where batch 0 is next"):
+        await run.start()
+
+
+async def test_a_broker_ahead_of_every_checkpoint_is_refused(tmp_path: Path) -> None:
+    run = Run.create(tmp_path)
+    await run.start()
+    shutil.rmtree(RunFiles.of(run.config).checkpoints)
+    run.broker.commits.clear()
+    with pytest.raises(LearnerError, match="checkpoints of this run are missing"):
+        await run.start()
+
+
+async def test_one_learner_a_run(tmp_path: Path) -> None:
+    run = Run.create(tmp_path)
+    first = run.worker()
+    await first._in_thread(run.core.start)
+    try:
+        with pytest.raises(LearnerError, match="another learner is working"):
+            await run.start()
+    finally:
+        await first.close()
+    await run.start()
+
+
+async def test_a_policy_folder_without_a_policy_is_one_clear_sentence(tmp_path: Path) -> None:
+    run = Run.create(tmp_path)
+    shutil.rmtree(run.config.run.folder / "policy")
+    with pytest.raises(Unusable, match="policy"):
+        await run.start()
+
+
+async def test_no_batch_within_the_patience_is_one_clear_sentence(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, batch_patience_s=0.05)
+
+    async def nothing(wait_s: float = 10.0) -> LeasedBatch:
+        await asyncio.sleep(0.01)
+        return LeasedBatch()
+
+    run.broker.lease_batch = nothing  # type: ignore[method-assign]
+    with pytest.raises(LearnerError, match="why-stalled"):
+        await run.start()
+
+
+async def test_pause_takes_no_batch_and_resume_goes_on(undisturbed: Run, tmp_path: Path) -> None:
+    run = Run.create(tmp_path)
+    worker = run.worker()
+    worker.pause()
+    task = asyncio.ensure_future(run.start(worker))
+    await until(lambda: worker.status().state is LearnerState.PAUSED)
+    assert run.broker.commits == []
+    path, step = await worker.checkpoint()
+    assert (path.name, step) == ("00000000", 0)
+    worker.resume()
+    await asyncio.wait_for(task, LIMIT_S)
+    assert worker.status().state is LearnerState.FINISHED
+    assert run.history() == undisturbed.history()
+
+
+async def test_checkpoints_asked_for_at_any_time_hold_whole_batches(undisturbed: Run, tmp_path: Path) -> None:
+    run = Run.create(tmp_path)
+    worker = run.worker()
+    task = asyncio.ensure_future(run.start(worker))
+    await until(lambda: worker.status().state is not LearnerState.STARTING)
+    steps = []
+    while not task.done():
+        try:
+            steps.append((await worker.checkpoint())[1])
+        except LearnerError:  # the run ended while asking
+            break
+        await asyncio.sleep(0.005)
+    await task
+    assert steps
+    assert all(step % STEPS_PER_BATCH == 0 for step in steps)
+    assert run.history() == undisturbed.history()
+
+
+async def test_closing_in_the_middle_of_a_batch_stops_before_the_next_step(undisturbed: Run, tmp_path: Path) -> None:
+    run = Run.create(tmp_path)
+    worker = run.worker()
+    task = asyncio.ensure_future(worker.run())
+    await until(lambda: worker.status().state is LearnerState.TRAINING)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await worker.close()
+    await run.start()
+    assert run.history() == undisturbed.history()
+
+
+def test_every_learner_metric_of_the_design_is_exported(undisturbed: Run) -> None:
+    page = generate_latest(undisturbed.registry).decode()
+    for sample in (
+        "nouscoder_learner_steps_total 6.0",
+        "nouscoder_learner_rollout_staleness_versions_count 48.0",
+        "nouscoder_learner_reward_mean ",
+        "nouscoder_learner_pass_rate ",
+        "nouscoder_learner_entropy ",
+        'nouscoder_learner_importance_ratio{stat="mean"} ',
+        'nouscoder_learner_importance_ratio{stat="max"} ',
+        'nouscoder_learner_importance_ratio{stat="min"} ',
+        "nouscoder_learner_effective_sample_size ",
+        'nouscoder_learner_clip_fraction{side="low"} ',
+        'nouscoder_learner_clip_fraction{side="high"} ',
+        "nouscoder_learner_gradient_norm ",
+        "nouscoder_learner_tokens_per_second ",
+        "nouscoder_learner_mfu ",
+        'nouscoder_learner_wait_seconds_total{for="batch"} ',
+        'nouscoder_learner_wait_seconds_total{for="checkpoint"} ',
+        'nouscoder_learner_wait_seconds_total{for="publish"} ',
+        'nouscoder_learner_response_length_tokens{correct="true"} ',
+        'nouscoder_learner_response_length_tokens{correct="false"} ',
+    ):
+        assert f"\n{sample}" in page, sample
+
+
+async def until(condition: Any) -> None:
+    async def poll() -> None:
+        while not condition():
+            await asyncio.sleep(0.002)
+
+    await asyncio.wait_for(poll(), LIMIT_S)
