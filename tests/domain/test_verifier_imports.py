@@ -1,0 +1,26 @@
+"""What callers and the grading core load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "grpc", "redis", "httpx", "numpy")
+
+
+@pytest.mark.parametrize(
+    ("statement", "allowed"),
+    [
+        ("import nouscoder.verifier", set()),
+        ("from nouscoder.verifier import Client", {"httpx"}),
+        ("import nouscoder.verifier.comparators, nouscoder.verifier.extract, nouscoder.verifier.judging", set()),
+        ("import nouscoder.verifier.grader", set()),
+        ("import nouscoder.verifier.service", {"httpx", "grpc", "fastapi", "uvicorn"}),
+    ],
+)
+def test_nothing_heavy_is_loaded(statement: str, allowed: set[str]) -> None:
+    code = f"{statement}\nimport sys\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert set(answer.stdout.split()) <= allowed
