@@ -281,7 +281,7 @@ def test_rollouts_before_and_after_are_paired_by_problem_and_counted_by_change(t
     assert [pair.change for pair in found] == [Change.GAINED, Change.KEPT, Change.LOST, Change.STILL_FAILING]
     assert all(pair.before.problem_id == pair.after.problem_id for pair in found)
     page = page_of(tmp_path, evaluation_before={"samples": before}, evaluation_after={"samples": after})
-    assert "Of 4 held-out rollouts: 1 gained, 1 kept, 1 lost, 1 still failing." in page
+    assert "Of 4 held-out problems, by the first rollout of each: 1 gained, 1 kept, 1 lost, 1 still failing." in page
 
 
 def test_the_pairs_shown_are_of_different_families_first() -> None:

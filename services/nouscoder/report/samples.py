@@ -42,7 +42,7 @@ class Pair:
 
 
 def pairs(before: EvaluationData | None, after: EvaluationData | None) -> list[Pair]:
-    """Rollouts of the same problem, the first with the first, the second with the second."""
+    """Rollouts of the same problem, in order; an evaluation holds the first rollout of each problem."""
     if before is None or after is None:
         return []
     waiting: dict[str, list[EvaluationSample]] = {}
@@ -61,7 +61,7 @@ def pairs_section(found: Sequence[Pair]) -> str:
     counts = {kind: sum(pair.change is kind for pair in found) for kind in Change}
     words = ", ".join(f"{counts[kind]} {kind.value}" for kind in Change)
     cards = "".join(_pair_card(pair) for pair in chosen(found))
-    return f"<p>Of {len(found)} held-out rollouts: {words}.</p>{cards}"
+    return f"<p>Of {len(found)} held-out problems, by the first rollout of each: {words}.</p>{cards}"
 
 
 def training_section(samples: Sequence[TrainingSample]) -> str:
