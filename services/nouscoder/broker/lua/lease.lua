@@ -71,8 +71,10 @@ end
 
 take_released()
 take_new()
--- The curriculum offered may be older than the cursor, never newer.
-if stream == 'tasks' and next_group >= tonumber(ARGV[6]) then
+-- Before a policy is published there is nothing to sample under. The curriculum offered may be older than the
+-- cursor, never newer.
+local has_policy = redis.call('HEXISTS', META, 'policy_version') == 1
+if stream == 'tasks' and has_policy and next_group >= tonumber(ARGV[6]) then
   admit()
   take_new()
 end
