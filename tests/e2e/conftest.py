@@ -18,7 +18,7 @@ import pytest
 TINY = (
     "demo.train_problems=60",
     "demo.held_out_problems=6",
-    "demo.warm_start_steps=2",
+    "demo.warm_start_share=0.002",
     "demo.warm_start_threads=1",
     "problems.held_out_samples=1",
     "run.total_batches=4",

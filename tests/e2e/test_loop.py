@@ -63,7 +63,7 @@ def test_every_service_may_be_killed_in_one_run(loop_run: MakeRun) -> None:
     run = loop_run()
     run.start()
     for number, service in enumerate(SERVICES):
-        run.until(lambda number=number: len(run.steps()) >= 2 * min(number, 2), f"batch {number}")  # type: ignore[misc]
+        run.until(lambda number=number: len(run.steps()) >= 2 * min(number, 2), f"batch {number}")
         os.kill(run.pid(service), signal.SIGKILL)
     assert_complete(run)
 

@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from nouscoder.config import Config, load_config
@@ -60,7 +61,10 @@ def write_policy(config: Config, train: tuple[DemoProblem, ...]) -> None:
 
     torch.set_num_threads(config.demo.warm_start_threads)
     policy = build_policy(seed=config.run.seed)
-    budget = WarmStartBudget(num_steps=config.demo.warm_start_steps)
+    usual = WarmStartBudget()
+    stages = ("excerpt_steps", "clean_steps", "noisy_steps")
+    share = config.demo.warm_start_share
+    budget = replace(usual, **{stage: max(1, round(share * getattr(usual, stage))) for stage in stages})
     warm_start(policy, train, seed=config.run.seed, budget=budget, on_progress=tell)
     folder = config.in_run_folder(config.policy.path)
     part = folder.with_name(folder.name + ".part")
