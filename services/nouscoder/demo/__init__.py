@@ -1,0 +1,1 @@
+"""The demo: small generated problems, the small policy and its warm start."""

@@ -1,0 +1,94 @@
+"""The demo's problems: instances of the families, split once and for all into training and held-out ones.
+
+INVARIANT: no instance (family and parameters) and no statement is in both splits, whatever the seeds.
+The split hangs on a digest of the instance alone; the seed chooses which instances are drawn and the tests' inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from hashlib import sha256
+from random import Random
+
+from nouscoder.demo.families_lists import LISTS
+from nouscoder.demo.families_numbers import ARITHMETIC, CONDITIONS, LOOPS
+from nouscoder.demo.families_strings import STRINGS
+from nouscoder.demo.family import Family, Parameters, fill
+from nouscoder.submission import StdinCase
+
+FAMILIES: tuple[Family, ...] = ARITHMETIC + CONDITIONS + LOOPS + STRINGS + LISTS
+FAMILY_BY_NAME = {family.name: family for family in FAMILIES}
+_HELD_OUT_SHARE = 5  # one instance in five is held out
+
+
+class Split(StrEnum):
+    """Which part of the instances."""
+
+    TRAIN = "train"
+    HELD_OUT = "held_out"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoProblem:
+    """One instance. `program` is a right answer and `wrong_programs` are answers that must fail some test."""
+
+    problem_id: str
+    family: str
+    statement: str
+    program: str
+    tests: tuple[StdinCase, ...]
+    parameters: Parameters
+    wrong_programs: tuple[str, ...]
+
+
+def prompt_of(problem: DemoProblem) -> str:
+    """The exact text the policy is given; its completion is the program, ended by eos."""
+    return problem.statement + "\n"
+
+
+def problems(split: Split, num_problems: int, *, seed: int) -> tuple[DemoProblem, ...]:
+    """`num_problems` different problems, the families in turn as long as they have instances left.
+
+    Raises ValueError when the split holds fewer instances.
+    """
+    random = Random(f"{seed}/{split}/draw")
+    queues = [(family, _shuffled(instances(family, split), random)) for family in FAMILIES]
+    available = sum(len(queue) for _, queue in queues)
+    if num_problems > available:
+        raise ValueError(f"the {split} split holds {available} instances, fewer than the {num_problems} asked for")
+    drawn: list[DemoProblem] = []
+    while len(drawn) < num_problems:
+        random.shuffle(queues)
+        for family, queue in queues:
+            if queue and len(drawn) < num_problems:
+                drawn.append(build(family, queue.pop(), seed=seed))
+    return tuple(drawn)
+
+
+@cache
+def instances(family: Family, split: Split) -> tuple[Parameters, ...]:
+    """The family's parameter tuples that belong to the split; every fifth by digest is held out."""
+    ranked = sorted(family.space, key=lambda parameters: sha256(f"{family.name}/{parameters}".encode()).digest())
+    cut = max(1, len(ranked) // _HELD_OUT_SHARE)
+    return tuple(ranked[:cut] if split is Split.HELD_OUT else ranked[cut:])
+
+
+def build(family: Family, parameters: Parameters, *, seed: int) -> DemoProblem:
+    """The instance with its statement, programs and tests; the tests' inputs hang on seed, family and parameters."""
+    problem_id = "-".join((family.name, *map(str, parameters)))
+    inputs = family.make_inputs(Random(f"{seed}/{problem_id}/inputs"), parameters)
+    return DemoProblem(
+        problem_id=problem_id,
+        family=family.name,
+        statement=fill(family.statement, parameters),
+        program=fill(family.program, parameters),
+        tests=tuple(StdinCase(text, family.solve(text, parameters) + "\n") for text in inputs),
+        parameters=parameters,
+        wrong_programs=tuple(fill(template, parameters) for template in family.wrong),
+    )
+
+
+def _shuffled(items: tuple[Parameters, ...], random: Random) -> list[Parameters]:
+    return random.sample(items, len(items))

@@ -1,0 +1,135 @@
+"""The parameter spaces and the input makers that families share.
+
+Input makers put the border cases first (the parameter itself, its neighbours, zero, one item), then random ones, so
+that an off-by-one or a wrong comparison fails a test in every instance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
+from random import Random
+from string import ascii_lowercase
+
+from nouscoder.demo.family import InputMaker, Parameter, Parameters
+
+NUM_TESTS = 10
+
+# Syllables such as "lop": so many that a policy has to copy a word, it cannot learn them by heart.
+WORDS = ["".join(letters) for letters in product("bdfgklmnprstvz", "aeiou", "bdgklmnprstx")]
+
+
+def singles(values: range | str | list[str]) -> tuple[Parameters, ...]:
+    """One parameter a tuple."""
+    return tuple((value,) for value in values)
+
+
+def pairs(first: Iterable[Parameter], second: Iterable[Parameter]) -> tuple[Parameters, ...]:
+    """Every pair of two different values."""
+    return tuple((left, right) for left, right in product(first, second) if left != right)
+
+
+def ascending(first: range, second: range) -> tuple[Parameters, ...]:
+    """Every pair (a, a + gap) with a from `first` and the gap from `second`."""
+    return tuple((low, low + gap) for low, gap in product(first, second))
+
+
+def number(parameter: Parameter) -> int:
+    """The parameter as the integer that it must be."""
+    if not isinstance(parameter, int):
+        raise TypeError(f"expected an integer parameter, not {parameter!r}")
+    return parameter
+
+
+NUMBERS = singles(range(2, 100))
+LETTERS = singles(ascii_lowercase)
+LETTER_PAIRS = pairs(ascii_lowercase, ascii_lowercase)
+WORD_SPACE = singles(WORDS[::3])
+
+
+def distinct(candidates: list[str]) -> list[str]:
+    """The first NUM_TESTS different inputs; raises ValueError when there are fewer."""
+    chosen = list(dict.fromkeys(candidates))[:NUM_TESTS]
+    if len(chosen) < NUM_TESTS:
+        raise ValueError(f"only {len(chosen)} different inputs")
+    return chosen
+
+
+def integers(low: int, high: int) -> InputMaker:
+    """One integer a test: around the numeric parameters where they lie in the bounds, then random ones."""
+
+    def make(random: Random, parameters: Parameters) -> list[str]:
+        near = [v for p in parameters if isinstance(p, int) for v in (p, p + 1, p - 1, p * p)]
+        values = [v for v in near if low <= v <= high] + [low, low + 1]
+        values += [random.randint(low, high) for _ in range(60)]
+        return distinct([f"{value}\n" for value in values])
+
+    return make
+
+
+def integer_pairs(low: int, high: int) -> InputMaker:
+    """Two integers on a line; some sums lie at the first parameter and its neighbours."""
+
+    def make(random: Random, parameters: Parameters) -> list[str]:
+        rows: list[tuple[int, int]] = []
+        for target in (number(parameters[0]) + d for d in (0, 1, -1)):
+            left = random.randint(low, max(low, target))
+            rows.append((left, target - left))
+        rows += [(random.randint(low, high), random.randint(low, high)) for _ in range(40)]
+        return distinct([f"{left} {right}\n" for left, right in rows])
+
+    return make
+
+
+def number_lists(low: int, high: int, shortest: int = 1) -> InputMaker:
+    """A line of integers. Lists hold the numeric parameters, their neighbours and multiples, and repeats."""
+
+    def make(random: Random, parameters: Parameters) -> list[str]:
+        special = [p for p in parameters if isinstance(p, int)]
+        special = [v for p in special for v in (p, p, p + 1, p - 1, 2 * p) if low <= v <= high]
+        rows: list[list[int]] = []
+        for _ in range(40):
+            row = [random.randint(low, high) for _ in range(random.randint(max(shortest, 3), shortest + 6))]
+            row += random.sample(special, min(len(special), random.randint(1, 4)))
+            row.append(random.choice(row))
+            random.shuffle(row)
+            rows.append(row)
+        rows.insert(3, [random.randint(low, high) for _ in range(shortest)])
+        return distinct([" ".join(map(str, row)) + "\n" for row in rows])
+
+    return make
+
+
+def word_lines(shortest: int, longest: int) -> InputMaker:
+    """One lowercase word a test, most of which hold the letters of the parameters, some at the ends and doubled."""
+
+    def make(random: Random, parameters: Parameters) -> list[str]:
+        special = "".join(p for p in parameters if isinstance(p, str))
+        rows: list[str] = []
+        for index in range(40):
+            letters = random.choices(ascii_lowercase, k=random.randint(shortest, longest))
+            if special and index % 3:
+                for _ in range(random.randint(1, 3)):
+                    letters[random.randrange(len(letters))] = random.choice(special)
+                letters[random.choice((0, -1))] = special[0]
+            rows.append("".join(letters) + "\n")
+        return distinct(rows)
+
+    return make
+
+
+def sentences(fewest: int, most: int) -> InputMaker:
+    """Several words on a line, with repeats; the string parameters are among them now and then."""
+
+    def make(random: Random, parameters: Parameters) -> list[str]:
+        special = [p for p in parameters if isinstance(p, str) and len(p) > 1]
+        rows: list[str] = []
+        for index in range(40):
+            words = random.choices(WORDS, k=random.randint(fewest, most))
+            words += random.choices(special, k=index % 3) if special else []
+            words.append(random.choice(words))
+            random.shuffle(words)
+            rows.append(" ".join(words) + "\n")
+        return distinct(rows)
+
+    return make
