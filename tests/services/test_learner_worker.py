@@ -173,7 +173,7 @@ async def test_dying_between_two_steps_of_a_batch_changes_nothing(undisturbed: R
             trainer._take_step = take_step  # type: ignore[method-assign]
         return real(batch, wait_s)
 
-    run.core.train = train  # type: ignore[method-assign]
+    run.core.train = train  # type: ignore[method-assign, assignment]
     with pytest.raises(Killed):
         await asyncio.wait_for(worker.run(), LIMIT_S)
     with pytest.raises(LearnerError, match="whole batches only"):
@@ -215,6 +215,7 @@ async def test_a_committed_batch_whose_checkpoint_tore_is_made_again_from_the_sa
 ) -> None:
     run = Run.create(tmp_path, keep_checkpoints=3)
     await run.start()
+    run.broker.finished = False
     for number, path in numbered(RunFiles.of(run.config).checkpoints).items():
         if number > 2:
             (path / "model.safetensors").write_bytes(b"torn")
@@ -226,6 +227,7 @@ async def test_a_committed_batch_whose_checkpoint_tore_is_made_again_from_the_sa
 async def test_every_checkpoint_lost_is_one_clear_sentence_when_the_batches_are_gone_too(tmp_path: Path) -> None:
     run = Run.create(tmp_path)
     await run.start()
+    run.broker.finished = False
     shutil.rmtree(RunFiles.of(run.config).checkpoints)
     shutil.rmtree(RunFiles.of(run.config).batches)
     with pytest.raises(Exception, match=r"batches/00000000\.pb cannot be read"):
@@ -249,6 +251,7 @@ async def test_a_broker_of_another_run_is_refused(tmp_path: Path) -> None:
 async def test_a_broker_ahead_of_every_checkpoint_is_refused(tmp_path: Path) -> None:
     run = Run.create(tmp_path)
     await run.start()
+    run.broker.finished = False
     shutil.rmtree(RunFiles.of(run.config).checkpoints)
     run.broker.commits.clear()
     with pytest.raises(LearnerError, match="checkpoints of this run are missing"):
@@ -271,6 +274,18 @@ async def test_a_policy_folder_without_a_policy_is_one_clear_sentence(tmp_path: 
     run = Run.create(tmp_path)
     shutil.rmtree(run.config.run.folder / "policy")
     with pytest.raises(Unusable, match="policy"):
+        await run.start()
+
+
+async def test_more_steps_than_groups_in_a_batch_is_one_clear_sentence(tmp_path: Path) -> None:
+    with pytest.raises(Unusable, match=r"learner\.steps_per_batch is 9, but a batch has 8 groups"):
+        Run.create(tmp_path, steps_per_batch=9).worker()
+
+
+async def test_a_batch_that_cannot_be_trained_on_is_named(tmp_path: Path) -> None:
+    run = Run.create(tmp_path)
+    run.broker = FakeBroker(lambda batch_id, version: random_batch(batch_id, seed=1, num_groups=1))
+    with pytest.raises(LearnerError, match="batch 0 cannot be trained on: batch 0 has 1 groups"):
         await run.start()
 
 

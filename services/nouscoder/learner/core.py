@@ -78,6 +78,12 @@ class LearnerCore:
 
     def __init__(self, config: Config) -> None:
         settings = config.learner
+        num_groups = config.broker.batch_size // config.broker.group_size
+        if settings.steps_per_batch > num_groups:
+            raise Unusable(
+                f"learner.steps_per_batch is {settings.steps_per_batch}, but a batch has {num_groups} groups:"
+                " each step needs a whole group"
+            )
         self._config = config
         self._files = RunFiles.of(config)
         self._store = CheckpointStore(self._files.checkpoints, settings.keep_checkpoints)
@@ -114,9 +120,9 @@ class LearnerCore:
             raise Unusable(str(error)) from error
         checkpoint = self._store.newest()
         if checkpoint is None:
-            self._trainer = Trainer(load_model(self._files.policy), self._config)
+            self._trainer = _trainer(load_model(self._files.policy), self._config)
         else:
-            self._trainer = Trainer(empty_model(self._files.policy), self._config)
+            self._trainer = _trainer(empty_model(self._files.policy), self._config)
             restore(self._trainer, checkpoint)
             self._progress, self._tail, self._saved = checkpoint.progress, checkpoint.log_tail, checkpoint.path
         self._run_log.resume(self._progress.step, self._tail)
@@ -134,7 +140,10 @@ class LearnerCore:
                 " the broker's run and this run folder do not belong together"
             )
         self._in_batch = True
-        trained = self._started.train_batch(batch)
+        try:
+            trained = self._started.train_batch(batch)
+        except ValueError as error:
+            raise LearnerError(f"batch {batch.batch_id} cannot be trained on: {error}") from error
         self._progress = Progress(self._started.step, batch.batch_id)
         self._in_batch = False
         self._tail = self._lines(trained, wait_s)
@@ -198,6 +207,13 @@ class LearnerCore:
         except OSError:
             self.close()
             raise LearnerError(f"another learner is working in {self._files.run}") from None
+
+
+def _trainer(model: PreTrainedModel, config: Config) -> Trainer:
+    try:
+        return Trainer(model, config)
+    except ValueError as error:
+        raise Unusable(str(error)) from error
 
 
 def replay(config: Config, step: int, batch_id: int) -> TrainedBatch:

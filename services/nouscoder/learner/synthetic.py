@@ -28,7 +28,6 @@ def random_policy(seed: int, *, hidden_size: int = 32, num_layers: int = 2, tied
         head_dim=hidden_size // 2,
         max_position_embeddings=256,
         tie_word_embeddings=tied,
-        attn_implementation="sdpa",
         dtype="float32",
     )
     with torch.random.fork_rng(devices=[]):

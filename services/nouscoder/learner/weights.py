@@ -20,7 +20,7 @@ class WeightsError(Unusable):
 
 def load_model(folder: Path) -> PreTrainedModel:
     """The causal language model in `folder` (config.json, model.safetensors), in float32. Raises WeightsError."""
-    transformers_logging.disable_progress_bar()  # stderr holds JSON lines
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # stderr holds JSON lines
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True

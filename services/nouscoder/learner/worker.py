@@ -7,7 +7,7 @@ wherever the process dies:
   after the checkpoint     `_catch_up` publishes the checkpoint's policy (the same version and checksum again is
                            welcome) and commits its batch (idempotent), so the broker never gives that batch again.
   after the commit         the log lines are taken from the checkpoint.
-  after FinishRun          nothing is left to train on; FinishRun is idempotent.
+  after FinishRun          nothing is left to train on: the learner only says so and ends.
 A checkpoint that tears after its batch was committed is made again from the saved batch. A lost lease does no harm:
 the folder's lock lets one learner work on a run, and only it commits.
 """
@@ -129,7 +129,12 @@ class LearnerWorker:
         await self._in_thread(self._core.start)
         if not self._peak_flops:
             self._peak_flops = await self._in_thread(lambda: measured_peak_flops(self._config.learner.device))
-        await self._catch_up()
+        status = await self._broker.status()
+        if status.finished:
+            log.info("the run is finished: nothing is left to train on", extra={"step": self._core.progress.step})
+            self._enter(LearnerState.FINISHED)
+            return
+        await self._catch_up(status)
         while self._core.progress.policy_version < self._config.run.total_batches:
             leased, wait_s = await self._next_batch()
             if leased is None:
@@ -180,9 +185,8 @@ class LearnerWorker:
         state_s = time.monotonic() - self._state_since
         return LearnerStatus(self._state, state_s, progress.step, progress.policy_version, self._last)
 
-    async def _catch_up(self) -> None:
+    async def _catch_up(self, status: RunStatus) -> None:
         """Bring broker and checkpoint to the same batch; see the invariant."""
-        status = await self._broker.status()
         while self._core.progress.policy_version < status.batches_committed:
             batch_id = self._core.progress.batch_id + 1
             log.warning("training a committed batch again: its checkpoint was lost", extra={"batch_id": batch_id})
