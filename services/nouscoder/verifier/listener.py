@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -29,11 +30,8 @@ async def start_http(app: FastAPI, address: str, stack: AsyncExitStack) -> str:
 
     Raises AddressError in one sentence when the address cannot be had.
     """
-    host, port = split_address(address)
-    try:
-        listening = socket.create_server((host, port), backlog=1024, family=_family(host))
-    except OSError as error:
-        raise AddressError(f"cannot listen on {address} for HTTP: {error.strerror or error}") from error
+    listening = _listen(address)
+    host, _ = split_address(address)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -58,5 +56,21 @@ async def start_http(app: FastAPI, address: str, stack: AsyncExitStack) -> str:
     return f"{host}:{listening.getsockname()[1]}"
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+def _listen(address: str) -> socket.socket:
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named because asyncio turns Nagle's algorithm off (40 ms an answer) only where it reads TCP.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(1024)
+    except OSError as error:
+        listening.close()
+        raise AddressError(f"cannot listen on {address} for HTTP: {_reason(error)}") from error
+    return listening
+
+
+def _reason(error: OSError) -> str:
+    """A name that cannot be resolved has no errno of the system."""
+    return str(error) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
