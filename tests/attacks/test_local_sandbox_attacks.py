@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-
 from nouscoder.submission import Limits
 from nouscoder.verifier.sandbox import (
     CompileFailed,
@@ -53,7 +52,10 @@ async def run(sandbox: Sandbox, code: str, stdin: bytes = b"", entry_point: str 
 
 
 # Each prints "held" when what it tried was refused, and "escaped" otherwise.
-TRY = "def attempt(f, *a):\n    try: f(*a)\n    except (OSError, ValueError): return print('held')\n    print('escaped')\n"
+TRY = (
+    "def attempt(f, *a):\n    try: f(*a)\n    except (OSError, ValueError): return print('held')\n"
+    "    print('escaped')\n"
+)
 REFUSED = {
     "read /etc/shadow": "attempt(open, '/etc/shadow')",
     "read the service's files": "attempt(open, '/work/main/pyproject.toml')",
@@ -138,7 +140,8 @@ LIMITED = {
     "endless loop": ("while True: pass", Exit.TIME_LIMIT),
     "sleep": ("import time; time.sleep(60)", Exit.TIME_LIMIT),
     "ignoring signals": (
-        "import signal\nfor s in range(1, 32):\n    try: signal.signal(s, signal.SIG_IGN)\n    except (OSError, ValueError): pass\n"
+        "import signal\nfor s in range(1, 32):\n    try: signal.signal(s, signal.SIG_IGN)\n"
+        "    except (OSError, ValueError): pass\n"
         "while True: pass",
         Exit.TIME_LIMIT,
     ),
@@ -149,6 +152,11 @@ LIMITED = {
     "stopping itself": ("import os; os.kill(os.getpid(), 19)", Exit.TIME_LIMIT),
     "heap bomb": ("a = []\nwhile True: a.append(bytearray(1 << 22))", Exit.MEMORY_LIMIT),
     "mmap bomb": ("import mmap; m = mmap.mmap(-1, 1 << 34)", Exit.MEMORY_LIMIT),
+    "many children share the bomb": (
+        "import os, time\nfor _ in range(9):\n    if os.fork() == 0: break\n"
+        "a = []\nfor _ in range(40):\n    a.append(b'x' * (1 << 20)); time.sleep(0.004)\ntime.sleep(9)",
+        Exit.MEMORY_LIMIT,
+    ),
     "int bomb": ("x = 1 << (1 << 33)", Exit.MEMORY_LIMIT),
     "stdout flood": ("while True: print('x' * 10000)", Exit.OUTPUT_LIMIT),
     "stderr flood": ("import sys\nwhile True: sys.stderr.write('x' * 10000)", Exit.OUTPUT_LIMIT),
@@ -174,7 +182,8 @@ async def test_limit(sandbox: Sandbox, name: str) -> None:
 CONTAINED = {
     "fork bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
     "thread bomb": "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(9,)).start()",
-    "daemon": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(60)\n    os._exit(0)",
+    "daemon": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(60)\n"
+    "    os._exit(0)",
     "many orphans": "import os, time\nfor _ in range(15):\n    if os.fork() == 0: time.sleep(60)\nos._exit(0)",
     "file fill": "f = open('big', 'wb')\nwhile True: f.write(b'x' * 1000000)",
     "many files": "for i in range(10**6): open(f'f{i}', 'w').close()",
@@ -182,15 +191,17 @@ CONTAINED = {
     "fifo as a file": "import os; os.mkfifo('/tmp/f')",
     "links": "import os; os.symlink('/etc/shadow', '/tmp/l'); os.symlink('/tmp', '/tmp/t')",
     "unreadable folder": "import os; os.mkdir('/tmp/d', 0); os.chmod('/tmp/d', 0)",
-    "recursion in C": "import sys; sys.setrecursionlimit(10**9)\nclass A:\n    def __getattr__(self, n): return getattr(self, n + 'x')\nA().y",
+    "recursion in C": "import sys; sys.setrecursionlimit(10**9)\nclass A:\n"
+    "    def __getattr__(self, n): return getattr(self, n + 'x')\nA().y",
     "segfault": "import ctypes; ctypes.string_at(0)",
     "poisoned builtins": "import builtins; builtins.open = builtins.len = builtins.exec = None",
-    "walking frames": "import sys\nf = sys._getframe()\nwhile f: f.f_globals.clear() if f.f_back is None else None; f = f.f_back",
+    "walking frames": "import sys\nf = sys._getframe()\nwhile f:\n    g, f = f, f.f_back\ng.f_globals.clear()",
     "gc walk": "import gc\nfor o in gc.get_objects():\n    if type(o) is dict: o.pop('x', None)",
     "NUL bytes": "import os; os.write(1, b'\\x00' * 1000)",
     "signals to its group": "import os; os.kill(0, 9)",
     "closed streams": "import os\nfor fd in range(3): os.close(fd)",
-    "forged frames": "import os, struct\nfor fd in range(256):\n    try: os.write(fd, struct.pack('!BI', 20, 0) * 50)\n    except OSError: pass",
+    "forged frames": "import os, struct\nfor fd in range(256):\n"
+    "    try: os.write(fd, struct.pack('!BI', 20, 0) * 50)\n    except OSError: pass",
 }
 
 
@@ -238,11 +249,11 @@ async def test_a_killed_zygote_is_a_sandbox_error_and_the_slot_comes_back() -> N
     except SandboxUnavailable as error:
         pytest.skip(str(error))
     try:
-        with pytest.raises(SandboxError):
-            async with sandbox.session(Program("python", "import time; time.sleep(9)", LIMITS)) as session:
-                waiting = asyncio.create_task(session.run(b""))
-                await asyncio.sleep(0.1)
-                os.kill(sandbox.pids()[0], signal.SIGKILL)
+        async with sandbox.session(Program("python", "import time; time.sleep(9)", LIMITS)) as session:
+            waiting = asyncio.create_task(session.run(b""))
+            await asyncio.sleep(0.1)
+            os.kill(sandbox.pids()[0], signal.SIGKILL)
+            with pytest.raises(SandboxError):
                 await waiting
         async with sandbox.session(Program("python", CANARY, LIMITS)) as session:
             assert (await session.run(b"1")).stdout == b"2\n"

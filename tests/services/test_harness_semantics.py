@@ -93,7 +93,8 @@ PRINTS_OK = [
     "import sys, threading\nsys.setrecursionlimit(10**6); threading.stack_size(64 << 20)\n"
     "def f(n): return 0 if n == 0 else 1 + f(n - 1)\n"
     "t = threading.Thread(target=lambda: print('ok' if f(100000) else '')); t.start(); t.join()",
-    "import multiprocessing as m\nif __name__ == '__main__':\n    with m.Pool(2) as p: print('ok' * sum(p.map(int, ['1'])))",
+    "import multiprocessing as m\nif __name__ == '__main__':\n"
+    "    with m.Pool(2) as p: print('ok' * sum(p.map(int, ['1'])))",
     "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(\"ok\")'])",
     "open('note', 'w').write('ok'); print(open('note').read())",
     "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: str\nprint(P('ok').x)",

@@ -5,7 +5,7 @@ INVARIANT: a run starts only when no process but this one lives in the pid names
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]  # the enum-free calls of signal
 import fcntl
 import json
 import os
@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from . import candidate, frames, kernel
 from .candidate import Confinement, Job, Program, make_script_surroundings
+from .memory import MemoryWatch
 from .run import Plan, Run, RunAbandoned, RunFailed, end_all
 from .settings import SlotSettings
 
@@ -30,7 +31,7 @@ class Init:
 
     def __init__(self, settings: SlotSettings, stream_in: int, stream_out: int, filter_code: bytes) -> None:
         self._settings = settings
-        self._files_dir = -1
+        self._files_dir = self._proc_fd = -1
         self._in = stream_in
         self._out = stream_out
         self._two_users = settings.uid_init is not None
@@ -65,11 +66,13 @@ class Init:
         kernel.die_with_parent()
         kernel.forbid_inspection()
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+        # A proc of init's own, hidden by the one that candidates see, where each finds itself alone.
+        kernel.mount("proc", "/proc", "proc", flags, "subset=pid")
+        self._proc_fd = _move_up(os.open("/proc", os.O_RDONLY | os.O_DIRECTORY))
         kernel.mount("proc", "/proc", "proc", flags, "hidepid=invisible,subset=pid")
         # Files of the runs live in a tmpfs that the candidate's /tmp then hides; only this descriptor leads there.
         kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=700")
-        self._files_dir = os.open("/tmp", os.O_RDONLY | os.O_DIRECTORY)
-        self._files_dir = _move_up(self._files_dir)
+        self._files_dir = _move_up(os.open("/tmp", os.O_RDONLY | os.O_DIRECTORY))
         self._mount_tmp()
         candidate.confine_session(self._confinement, (self._in, self._out))
 
@@ -85,7 +88,7 @@ class Init:
             self._fail(f"expected PROGRAM, not {kind.name}")
         program = Program(**json.loads(payload))
         self._write_script(program)
-        plan = Plan(program, self._confinement, self._files_dir)
+        plan = Plan(program, self._confinement, self._files_dir, MemoryWatch(self._proc_fd))
         run = Run(plan, self._in)
         job = run.start_compiling(self._settings.compile_time_s)
         if job is not None:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from . import candidate, frames
 from .candidate import CANDIDATE_ID, Confinement, Job, Program, TestLimits
+from .memory import LOOK_EVERY_S, MemoryWatch
 
 _CPU_USED = struct.Struct("=d")  # CPU time that compiling took [s]
 _ALL_FDS = 1 << 20
@@ -61,9 +62,10 @@ class _Files(NamedTuple):
 class Plan:
     """What the runs of one submission share."""
 
-    def __init__(self, program: Program, confinement: Confinement, files_dir: int) -> None:
+    def __init__(self, program: Program, confinement: Confinement, files_dir: int, memory: MemoryWatch) -> None:
         self.program = program
         self.files_dir = files_dir
+        self.memory = memory
         self.namespace = confinement.namespace
         self.limits = TestLimits(program, confinement)
         self._two_users = confinement.two_users
@@ -88,6 +90,7 @@ class Run:
         self._go = self._report = -1
         self._started_s = 0.0
         self._cpu_before_s = 0.0
+        self._peak_bytes = 0
         self._usage = resource.getrusage(resource.RUSAGE_CHILDREN)
 
     def start_compiling(self, limit_s: float) -> Job | None:
@@ -142,13 +145,14 @@ class Run:
     def finish(self) -> frames.Result:
         """Wait for the end, kill what is left, and say what happened. Raises RunAbandoned, RunFailed."""
         in_time = self._await_end(self._started_s + self._program.wall_time_s)
+        too_big = self._peak_bytes > self._program.memory_bytes
         wall_s = time.monotonic() - self._started_s
-        if not in_time:
+        if not in_time or too_big:
             _kill_all()
         confined = self._plan.was_confined(self._pid)
         _, status, usage = os.wait4(self._pid, 0)
-        memory_bytes = max(usage.ru_maxrss, end_all()) * 1024
-        if not confined and in_time:
+        memory_bytes = max(max(usage.ru_maxrss, end_all()) * 1024, self._peak_bytes)
+        if not confined and in_time and not too_big:
             raise RunFailed("a test's process could not be confined")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         before = self._usage
@@ -249,19 +253,28 @@ class Run:
         return b"".join(chunks)
 
     def _await_end(self, deadline_s: float) -> bool:
-        """True when the process ended by itself in time. Raises RunAbandoned when the gateway wants no answer."""
+        """False when the time is over; True when the process ended by itself or holds too much memory.
+
+        Raises RunAbandoned when the gateway wants no answer.
+        """
         fd = os.pidfd_open(self._pid)
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        poll.register(self._stream_in, select.POLLIN)
         try:
-            poll = select.poll()
-            poll.register(fd, select.POLLIN)
-            poll.register(self._stream_in, select.POLLIN)
-            ready = dict(poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000))
+            while (left_s := deadline_s - time.monotonic()) > 0:
+                ready = [number for number, _ in poll.poll(min(left_s, LOOK_EVERY_S) * 1000)]
+                if fd in ready:
+                    return True
+                if ready:
+                    end_all()
+                    raise RunAbandoned
+                self._peak_bytes = max(self._peak_bytes, self._plan.memory.used_bytes())
+                if self._peak_bytes > self._program.memory_bytes:
+                    return True
+            return False
         finally:
             os.close(fd)
-        if self._stream_in in ready and fd not in ready:
-            end_all()
-            raise RunAbandoned
-        return fd in ready
 
 
 def end_all() -> int:

@@ -20,7 +20,6 @@ class SlotSettings(NamedTuple):
     stack_bytes: int = 256 * 1024**2
     uid_init: int | None = None
     uid_candidate: int | None = None
-    memory_cgroup: str | None = None
 
     def to_json(self) -> str:
         """For the command line."""
