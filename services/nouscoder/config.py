@@ -118,6 +118,7 @@ class VerifierSection(Section):
     http: str = Field("", description="address of the REST API; empty turns it off")
     metrics: str = "127.0.0.1:0"
     max_queue: int = Field(1024, ge=1, description="submissions waiting before new ones are refused")
+    cache_entries: int = Field(4096, ge=0, description="verdicts remembered for identical submissions; 0 is off")
     max_submission_s: float = Field(600.0, gt=0, description="seconds all tests of a submission may take together")
     max_body_bytes: int = Field(64 * 1024**2, ge=1024, description="largest request of the REST API")
     drain_s: float = Field(10.0, ge=0, description="seconds from SIGTERM for submissions inside to get their verdict")

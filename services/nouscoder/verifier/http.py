@@ -19,7 +19,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from nouscoder import __version__
 from nouscoder.verdict import Verdict
 from nouscoder.verifier.body import BodyFault, read_body
-from nouscoder.verifier.grader import Grader, QueueFull
+from nouscoder.verifier.cache import Grading
+from nouscoder.verifier.grader import QueueFull
 from nouscoder.verifier.schema import Fault, GradeAnswer, GradeRequest, answer_json, parse_submission
 from nouscoder.verifier.streams import batch_lines, server_events
 from nouscoder.verifier.validation import InvalidSubmission
@@ -54,7 +55,7 @@ class Draining(Exception):
     """The service takes in nothing any more."""
 
 
-def make_app(grader: Grader, registry: CollectorRegistry, door: Door, max_body_bytes: int) -> FastAPI:
+def make_app(grader: Grading, registry: CollectorRegistry, door: Door, max_body_bytes: int) -> FastAPI:
     """The API over `grader`."""
     app = FastAPI(title="NousCoder verifier", version=__version__, docs_url=None, redoc_url=None)
     _add_faults(app)

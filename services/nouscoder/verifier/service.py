@@ -27,6 +27,7 @@ from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_eve
 from nouscoder.submission import Limits, Submission
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verdict import Verdict
+from nouscoder.verifier.cache import CachedGrader, Grading
 from nouscoder.verifier.grader import Grader, QueueFull
 from nouscoder.verifier.http import Door, make_app
 from nouscoder.verifier.listener import start_http
@@ -46,7 +47,7 @@ _Context = grpc.aio.ServicerContext[object, object]
 class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     """gRPC: convert, grade, convert. A cancelled call cancels its grading, which frees the sandbox."""
 
-    def __init__(self, grader: Grader, isolation: tuple[str, ...]) -> None:
+    def __init__(self, grader: Grading, isolation: tuple[str, ...]) -> None:
         self._grader = grader
         self._isolation = isolation
 
@@ -126,7 +127,7 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         sandbox = open_sandbox(sandbox_config(section))
         stack.push_async_callback(sandbox.close)
         await sandbox.start()
-        grader = Grader(sandbox, VerifierMetrics(registry), grading_policy(section))
+        grader = _grader(sandbox, section, VerifierMetrics(registry))
         door = Door()
         if section.http:
             app = make_app(grader, registry, door, section.max_body_bytes)
@@ -135,6 +136,11 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         await start_grpc(_served(section, Servicer(grader, _isolation(sandbox)), registry), stack)
         stack.callback(door.close)
         await run_until_stopped(stop, *_workers(config, grader, with_broker))
+
+
+def _grader(sandbox: Sandbox, section: VerifierSection, metrics: VerifierMetrics) -> Grading:
+    grader = Grader(sandbox, metrics, grading_policy(section))
+    return CachedGrader(grader, metrics, section.cache_entries) if section.cache_entries else grader
 
 
 def _served(section: VerifierSection, servicer: Servicer, registry: CollectorRegistry) -> Served:
@@ -153,7 +159,7 @@ def _isolation(sandbox: Sandbox) -> tuple[str, ...]:
     return tuple(getattr(sandbox, "isolation", ()))
 
 
-def _workers(config: Config, grader: Grader, with_broker: bool) -> list[Awaitable[None]]:
+def _workers(config: Config, grader: Grading, with_broker: bool) -> list[Awaitable[None]]:
     if not with_broker:
         return []
     from nouscoder.verifier.worker import grade_rollouts
@@ -161,7 +167,7 @@ def _workers(config: Config, grader: Grader, with_broker: bool) -> list[Awaitabl
     return [grade_rollouts(config.broker.grpc, grader)]
 
 
-async def _let_finish(grader: Grader, drain_s: float) -> None:
+async def _let_finish(grader: Grading, drain_s: float) -> None:
     """Let what came in over HTTP get its verdict."""
     log.info("draining", extra={"unfinished": grader.unfinished})
     end = asyncio.get_running_loop().time() + drain_s

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from nouscoder.submission import Submission
 from nouscoder.verdict import TestOutcome, Verdict
-from nouscoder.verifier.grader import Grader, QueueFull
+from nouscoder.verifier.cache import Grading
+from nouscoder.verifier.grader import QueueFull
 from nouscoder.verifier.schema import answer_json, answer_record, outcome_record, parse_submission
 from nouscoder.verifier.validation import InvalidSubmission
 
@@ -24,7 +25,7 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
-async def grade_events(grader: Grader, submission: Submission) -> AsyncIterator[TestOutcome | Verdict]:
+async def grade_events(grader: Grading, submission: Submission) -> AsyncIterator[TestOutcome | Verdict]:
     """Each test's outcome as it ends, then the verdict. Raises what Grader.grade raises."""
     events: asyncio.Queue[TestOutcome | None] = asyncio.Queue()
     task = asyncio.ensure_future(grader.grade(submission, events.put_nowait))
@@ -38,7 +39,7 @@ async def grade_events(grader: Grader, submission: Submission) -> AsyncIterator[
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def server_events(grader: Grader, submission: Submission) -> AsyncIterator[bytes]:
+async def server_events(grader: Grading, submission: Submission) -> AsyncIterator[bytes]:
     """`grade_events` as server-sent events."""
     async with aclosing(grade_events(grader, submission)) as events:  # type: ignore[type-var]
         async for event in events:
@@ -48,7 +49,7 @@ async def server_events(grader: Grader, submission: Submission) -> AsyncIterator
                 yield b"event: outcome\ndata: " + json.dumps(outcome_record(event)).encode() + b"\n\n"
 
 
-async def grade_patiently(grader: Grader, submission: Submission, patience_s: float = QUEUE_PATIENCE_S) -> Verdict:
+async def grade_patiently(grader: Grading, submission: Submission, patience_s: float = QUEUE_PATIENCE_S) -> Verdict:
     """As Grader.grade, but a full queue is waited for, up to `patience_s` seconds. Raises QueueFull after that."""
     loop = asyncio.get_running_loop()
     end = loop.time() + patience_s
@@ -101,7 +102,7 @@ async def _next(source: AsyncIterator[Item]) -> Item:
     return await anext(source)
 
 
-async def batch_lines(grader: Grader, lines: Sequence[bytes]) -> AsyncIterator[bytes]:
+async def batch_lines(grader: Grading, lines: Sequence[bytes]) -> AsyncIterator[bytes]:
     """Answers to NDJSON requests as NDJSON: a verdict, or {"error", "field"} for a line that cannot be graded."""
 
     async def answer(numbered: tuple[int, bytes]) -> bytes:
@@ -116,7 +117,7 @@ async def batch_lines(grader: Grader, lines: Sequence[bytes]) -> AsyncIterator[b
             yield line
 
 
-async def _answer_line(grader: Grader, number: int, line: bytes) -> dict[str, Any]:
+async def _answer_line(grader: Grading, number: int, line: bytes) -> dict[str, Any]:
     """`number` counts lines from 0; it stands for the id of a line that has none."""
     request_id: object = number
     try:

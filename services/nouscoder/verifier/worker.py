@@ -20,7 +20,8 @@ from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.submission import Submission
 from nouscoder.verdict import Verdict, VerdictKind
-from nouscoder.verifier.grader import Grader, QueueFull
+from nouscoder.verifier.cache import Grading
+from nouscoder.verifier.grader import QueueFull
 from nouscoder.verifier.streams import grade_patiently
 from nouscoder.verifier.validation import InvalidSubmission
 
@@ -63,7 +64,7 @@ class Keeper(Protocol):
         ...
 
 
-async def grade_rollouts(broker_address: str, grader: Grader) -> None:
+async def grade_rollouts(broker_address: str, grader: Grading) -> None:
     """Grade the rollouts of the broker at this address until cancelled."""
     async with BrokerClient(broker_address, new_worker_id("verifier")) as broker, broker.keep_leases() as keeper:
         await GradingWorker(broker, keeper, grader).run()
@@ -72,7 +73,7 @@ async def grade_rollouts(broker_address: str, grader: Grader) -> None:
 class GradingWorker:
     """Keeps every slot of `grader` busy, with as many rollouts again leased ahead."""
 
-    def __init__(self, broker: Broker, keeper: Keeper, grader: Grader) -> None:
+    def __init__(self, broker: Broker, keeper: Keeper, grader: Grading) -> None:
         self.capacity = 2 * grader.num_slots
         self._broker = broker
         self._keeper = keeper

@@ -1,0 +1,109 @@
+"""Identical submissions: graded once, merged in flight, never remembered when the failure was ours or the machine's."""
+
+from __future__ import annotations
+
+import asyncio
+
+from nouscoder.submission import StdinCase, StdinTests, Submission
+from nouscoder.verdict import TestOutcome, Verdict, VerdictKind
+from nouscoder.verifier.cache import CachedGrader
+from nouscoder.verifier.grader import OnOutcome
+from nouscoder.verifier.metrics import VerifierMetrics
+from prometheus_client import CollectorRegistry
+
+TESTED = TestOutcome(0, VerdictKind.ACCEPTED, 0.1, 0.1, 1)
+
+
+class CountingGrader:
+    """Gives the verdict that the code names, when `gate` is open; counts."""
+
+    backend = "counting"
+    num_slots = 1
+    unfinished = 0
+
+    def __init__(self) -> None:
+        self.graded: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
+        self.graded.append(submission.code or "")
+        await self.gate.wait()
+        if on_outcome:
+            on_outcome(TESTED)
+        kind = VerdictKind((submission.code or "").split("#")[0])
+        return Verdict(kind, 1, 1, 1, 0.5, "counting", tests=(TESTED,))
+
+
+def submission(code: str = "accepted", wanted: str = "a") -> Submission:
+    """One test."""
+    return Submission(StdinTests((StdinCase("a", wanted),)), code)
+
+
+def cached(inner: CountingGrader, num_entries: int = 10, registry: CollectorRegistry | None = None) -> CachedGrader:
+    """`inner` behind a cache."""
+    return CachedGrader(inner, VerifierMetrics(registry or CollectorRegistry()), num_entries)
+
+
+async def test_the_same_submission_is_graded_once_and_said_to_be_cached() -> None:
+    inner, registry = CountingGrader(), CollectorRegistry()
+    grader = cached(inner, registry=registry)
+    first, second = await grader.grade(submission()), await grader.grade(submission())
+    assert (first.cached, second.cached, len(inner.graded)) == (False, True, 1)
+    assert second.kind is first.kind
+    assert second.duration_s < first.duration_s
+    assert registry.get_sample_value("nouscoder_verifier_cache_hits_total") == 1
+
+
+async def test_anything_that_differs_is_graded() -> None:
+    inner = CountingGrader()
+    grader = cached(inner)
+    await grader.grade(submission())
+    await grader.grade(submission(wanted="b"))
+    await grader.grade(submission("accepted#"))
+    assert len(inner.graded) == 3
+
+
+async def test_our_failures_and_time_outs_are_not_remembered() -> None:
+    inner = CountingGrader()
+    grader = cached(inner)
+    for kind in ("internal_error", "time_limit_exceeded"):
+        for _ in range(2):
+            assert not (await grader.grade(submission(kind))).cached
+    assert len(inner.graded) == 4
+
+
+async def test_equal_submissions_in_flight_are_merged_and_each_hears_its_outcomes() -> None:
+    inner = CountingGrader()
+    inner.gate.clear()
+    grader = cached(inner)
+    heard: list[TestOutcome] = []
+    tasks = [asyncio.ensure_future(grader.grade(submission("time_limit_exceeded"), heard.append)) for _ in range(5)]
+    await asyncio.sleep(0.01)
+    assert (len(inner.graded), grader.unfinished) == (1, 4)
+    inner.gate.set()
+    assert [one.cached for one in await asyncio.gather(*tasks)] == [False, True, True, True, True]
+    assert (len(inner.graded), len(heard), grader.unfinished) == (1, 5, 0)
+
+
+async def test_a_leader_that_is_cancelled_or_fails_leaves_the_work_to_a_follower() -> None:
+    inner = CountingGrader()
+    inner.gate.clear()
+    grader = cached(inner)
+    tasks = [asyncio.ensure_future(grader.grade(submission())) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    tasks[0].cancel()
+    tasks[1].cancel()
+    inner.gate.set()
+    assert (await tasks[2]).kind is VerdictKind.ACCEPTED
+    assert len(inner.graded) == 2
+    both = await asyncio.gather(*(grader.grade(submission("internal_error")) for _ in range(2)))
+    assert [one.cached for one in both] == [False, False]
+
+
+async def test_the_least_recently_used_is_forgotten_first() -> None:
+    inner = CountingGrader()
+    grader = cached(inner, num_entries=2)
+    for code in ("accepted#1", "accepted#2", "accepted#1", "accepted#3", "accepted#1", "accepted#2"):
+        await grader.grade(submission(code))
+    assert inner.graded == ["accepted#1", "accepted#2", "accepted#3", "accepted#2"]
