@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 
@@ -216,3 +218,18 @@ async def test_a_poisoned_json_module_harms_only_its_own_value(sandbox: Sandbox)
     assert (
         await run_twice(sandbox, code, b"{}", "f")
     ).result == b"4"  # the gateway still compares with what it expects
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.002, 0.004, 0.006, 0.008, 0.012, 0.02])
+async def test_a_run_cancelled_at_any_moment_leaves_the_slot_in_step(sandbox: Sandbox, after_s: float) -> None:
+    async def flood() -> None:
+        async with sandbox.session(Program("python", "print('x' * 4_000_000)", LIMITS)) as session:
+            for _ in range(50):
+                await session.run(b"")
+
+    task = asyncio.create_task(flood())
+    await asyncio.sleep(after_s)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert (await run_twice(sandbox, "print(input())", b"next\n")).stdout == b"next\n"

@@ -76,7 +76,7 @@ def confine_session(confinement: Confinement, stream_fds: tuple[int, ...]) -> No
         (resource.RLIMIT_MSGQUEUE, 0),
     ):
         resource.setrlimit(kind, (value, value))
-    kernel.empty_bounding_set()
+    kernel.forbid_root_capabilities()
     kernel.forbid_new_privileges()
     kernel.install_filter(confinement.filter)
 

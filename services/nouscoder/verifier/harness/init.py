@@ -66,10 +66,15 @@ class Init:
         kernel.die_with_parent()
         kernel.forbid_inspection()
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-        # A proc of init's own, hidden by the one that candidates see, where each finds itself alone.
-        kernel.mount("proc", "/proc", "proc", flags, "subset=pid")
-        self._proc_fd = _move_up(os.open("/proc", os.O_RDONLY | os.O_DIRECTORY))
-        kernel.mount("proc", "/proc", "proc", flags, "hidepid=invisible,subset=pid")
+        if self._two_users:
+            # init is told apart by its group: it sees every process there, a candidate only its own.
+            kernel.mount("proc", "/proc", "proc", flags, "hidepid=invisible,gid=0,subset=pid")
+            self._proc_fd = _move_up(os.open("/proc", os.O_RDONLY | os.O_DIRECTORY))
+        else:
+            # A proc of init's own, hidden by the one that candidates see.
+            kernel.mount("proc", "/proc", "proc", flags, "subset=pid")
+            self._proc_fd = _move_up(os.open("/proc", os.O_RDONLY | os.O_DIRECTORY))
+            kernel.mount("proc", "/proc", "proc", flags, "hidepid=invisible,subset=pid")
         # Files of the runs live in a tmpfs that the candidate's /tmp then hides; only this descriptor leads there.
         kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=700")
         self._files_dir = _move_up(os.open("/tmp", os.O_RDONLY | os.O_DIRECTORY))

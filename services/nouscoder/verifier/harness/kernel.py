@@ -21,7 +21,7 @@ _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 1, 2, 4
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
-_PR_CAPBSET_DROP = 24
+_PR_SET_SECUREBITS = 28
 
 # PyDLL keeps the interpreter lock: these calls are short, and a fork must not see it released.
 _libc = ctypes.PyDLL(None, use_errno=True)
@@ -120,11 +120,12 @@ def forbid_new_privileges() -> None:
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
-def empty_bounding_set() -> None:
-    """No process below this one can ever hold a capability it does not hold now."""
-    for capability in range(64):
-        if _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), None, None, None) < 0:
-            return
+def forbid_root_capabilities() -> None:
+    """User 0 gets no capability by exec any more, for good (securebits: NOROOT, NO_SETUID_FIXUP off, both locked).
+
+    One call instead of the forty that emptying the bounding set takes, which adds nothing under no-new-privileges.
+    """
+    _prctl(_PR_SET_SECUREBITS, 0b1011)
 
 
 class _CapHeader(ctypes.Structure):

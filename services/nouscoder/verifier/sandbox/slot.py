@@ -45,6 +45,7 @@ class Slot:
         self.state = SlotState.DOWN
         self._config = config
         self._settings = settings
+        self._in_step = True
         self._process: asyncio.subprocess.Process | None = None
         self._log = b""
         self._log_task: asyncio.Task[None] | None = None
@@ -56,7 +57,7 @@ class Slot:
 
     async def ensure_ready(self) -> None:
         """Fresh namespaces stand when this returns. Raises SandboxUnavailable when this host cannot make them."""
-        if self.state is SlotState.RECYCLING and self.pid is not None:
+        if self.state is SlotState.RECYCLING and self.pid is not None and self._in_step:
             try:
                 await self._expect_ready()
                 return
@@ -73,6 +74,9 @@ class Slot:
     async def release(self) -> None:
         """End the session inside; whatever still runs there is killed by the slot itself. Never raises."""
         if self.state is not SlotState.IN_USE:
+            return
+        if not self._in_step:
+            await self.stop()
             return
         try:
             await self.send(Kind.END)
@@ -99,15 +103,20 @@ class Slot:
         stdout = self._process.stdout
         try:
             async with asyncio.timeout(limit_s):
-                kind, length = frames.HEADER.unpack(await stdout.readexactly(frames.HEADER.size))
+                number, length = frames.HEADER.unpack(await stdout.readexactly(frames.HEADER.size))
+                self._in_step = False  # a cancellation before the payload has been read leaves it in the stream
                 payload = await stdout.readexactly(length) if length else b""
+                self._in_step = True
+                kind = Kind(number)
         except TimeoutError as error:
             raise SandboxError(f"slot {self.index} did not answer within {limit_s:.0f} s") from error
         except (asyncio.IncompleteReadError, OSError) as error:
             raise SandboxError(f"slot {self.index} ended. {self._last_words()}") from error
-        if kind == Kind.FAILED:
+        except ValueError as error:
+            raise SandboxError(f"slot {self.index} sent a frame of no known kind") from error
+        if kind is Kind.FAILED:
             raise SandboxError(f"slot {self.index}: {payload.decode('utf-8', 'replace')}")
-        return Kind(kind), payload
+        return kind, payload
 
     async def stop(self) -> None:
         """Kill the zygote, with it every sandbox process below, and wait for it."""
@@ -143,6 +152,7 @@ class Slot:
         except OSError as error:
             raise SandboxUnavailable(f"candidates' interpreter {python} does not start: {error}") from error
         self._log = b""
+        self._in_step = True
         self._log_task = asyncio.create_task(self._keep_log(self._process), name=f"slot {self.index} log")
         try:
             kind, hello = await self.receive(self._config.start_limit_s)
