@@ -1,0 +1,218 @@
+"""The broker over gRPC: the whole loop through the workers' client, errors as status codes, metrics, light imports."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from nouscoder.broker import errors
+from nouscoder.broker.core import Broker
+from nouscoder.broker.metrics import BrokerCollector
+from nouscoder.broker.service import STATUS_CODES, serve_broker
+from nouscoder.lease import Lease, worker_name
+from nouscoder.rpc.broker_client import BrokerClient, LeaseKeeper, PeerRefused, new_worker_id
+from nouscoder.rpc.channel import PeerUnreachable, open_channel
+from nouscoder.verdict import VerdictKind
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
+
+@dataclass
+class Service:
+    broker: Broker
+    address: str
+    connect: Callable[[str], Any]
+
+
+@pytest.fixture
+async def service(broker_rig: Any) -> AsyncIterator[Service]:
+    config = broker_rig.config("broker.grpc=127.0.0.1:0", "broker.lease_s=1")
+    broker = broker_rig.broker(config)
+    async with AsyncExitStack() as stack:
+        address = await serve_broker(broker, config, asyncio.Event(), stack)
+
+        async def connect(name: str) -> BrokerClient:
+            return await stack.enter_async_context(BrokerClient(address, name, patience_s=2))
+
+        yield Service(broker, address, connect)
+
+
+async def test_the_whole_life_of_a_rollout_goes_through_the_client(service: Service, broker_rig: Any) -> None:
+    generation, verifier, learner = [
+        await service.connect(f"{name}-h-0-1") for name in ("generation", "verifier", "learner")
+    ]
+    assert await learner.publish_policy(broker_rig.manifest(0)) == 0
+    leased = (await generation.lease_tasks(100)).tasks
+    sent = {item.task.rollout_id: broker_rig.rollout(item.task) for item in leased}
+    assert await generation.submit_rollouts([(item.lease.lease_id, sent[item.task.rollout_id]) for item in leased]) == (
+        frozenset()
+    )
+    gradings = (await verifier.lease_grading(100)).gradings
+    assert {item.text for item in gradings} == {rollout.text for rollout in sent.values()}
+    tests = await verifier.get_tests(gradings[0].problem_id)
+    problem = next(p for p in broker_rig.problems if p.problem_id == gradings[0].problem_id)
+    assert (tests.tests, tests.limits, tests.text_is_code) == (problem.tests, problem.limits, True)
+    assert await verifier.get_tests(gradings[0].problem_id) is tests
+    verdicts = [
+        (item.lease.lease_id, item.rollout_id, broker_rig.verdict(broker_rig.mixed(item.rollout_id)))
+        for item in gradings
+    ]
+    assert await verifier.submit_verdicts(verdicts) == frozenset()
+    batch = (await learner.lease_batch()).batch
+    assert batch is not None
+    assert all(graded.rollout == sent[graded.rollout.rollout_id] for graded in batch.rollouts)
+    assert await learner.commit_batch(batch.batch_id, 4) is False
+    assert await learner.commit_batch(batch.batch_id, 4) is True
+    status = await learner.status()
+    assert (status.ledger.trained, status.ledger.balanced, status.policy_version, status.step) == (8, True, 0, 4)
+    assert (status.rollouts_accepted, status.rollouts_graded) == (8, 16)
+    assert status == await service.broker.status()
+    ledger = await learner.finish_run("done")
+    assert (ledger.abandoned, ledger.balanced) == (8, True)
+    assert (await generation.lease_tasks(1)).run_finished
+
+
+async def test_each_error_of_the_tree_has_its_status_code() -> None:
+    tree = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.BrokerError)]
+    assert set(tree) <= set(STATUS_CODES)
+
+
+async def test_what_is_refused_says_why_and_what_is_away_is_unavailable(service: Service, broker_rig: Any) -> None:
+    client = await service.connect("learner-h-0-1")
+    with pytest.raises(PeerRefused, match="0 comes next"):
+        await client.publish_policy(broker_rig.manifest(3))
+    with pytest.raises(PeerRefused, match="no problem 'nope'"):
+        await client.get_tests("nope")
+    with pytest.raises(PeerRefused, match="batch 5 is not leased"):
+        await client.commit_batch(5, 1)
+    with pytest.raises(PeerRefused, match="worker_id"):
+        await (await service.connect("")).lease_tasks(1)
+    gone = BrokerClient("127.0.0.1:1", "learner-h-0-1", patience_s=0.3)
+    async with gone:
+        with pytest.raises(PeerUnreachable, match=r"127\.0\.0\.1:1"):
+            await gone.status()
+
+
+async def test_a_redis_that_is_away_is_unavailable_with_a_sentence(broker_rig: Any) -> None:
+    config = broker_rig.config("broker.grpc=127.0.0.1:0")
+    broker = Broker(config, "unix:///nonexistent/redis.sock", broker_rig.problems)
+    async with AsyncExitStack() as stack:
+        address = await serve_broker(broker, config, asyncio.Event(), stack)
+        client = await stack.enter_async_context(BrokerClient(address, "learner-h-0-1", patience_s=0))
+        with pytest.raises(PeerUnreachable) as caught:
+            await client.status()
+        assert isinstance(caught.value.__cause__, grpc.aio.AioRpcError)
+        assert "Redis at unix:///nonexistent/redis.sock does not answer" in (caught.value.__cause__.details() or "")
+
+
+async def test_a_watcher_hears_of_the_newest_policy_and_of_each_newer_one(service: Service, broker_rig: Any) -> None:
+    client = await service.connect("generation-h-0-1")
+    for version in range(3):
+        await client.publish_policy(broker_rig.manifest(version))
+    watched = client.watch_policy()
+    assert (await asyncio.wait_for(anext(watched), 5)) == broker_rig.manifest(2)
+    await client.publish_policy(broker_rig.manifest(3))
+    assert (await asyncio.wait_for(anext(watched), 5)) == broker_rig.manifest(3)
+
+
+async def test_a_kept_lease_lives_and_a_lost_one_is_told(service: Service, broker_rig: Any) -> None:
+    client = await service.connect("generation-h-0-1")
+    kept, lost, dropped = (await client.lease_tasks(3)).tasks
+    async with client.keep_leases() as keeper:
+        for item in (kept, lost, dropped):
+            keeper.add(item.lease)
+        keeper.drop(dropped.lease.lease_id)
+        await service.broker.store.run("heartbeat", "generation-h-0-1")  # an empty beat is fine
+        # The entry goes to another worker behind the keeper's back.
+        entry = lost.lease.lease_id.split(":")[1]
+        tasks = service.broker.store.prefix + "tasks"
+        await service.broker.store.redis.xclaim(tasks, "workers", "generation-h-1-1", 0, [entry])
+        told: frozenset[str] = frozenset()
+        async with asyncio.timeout(5):
+            while not told:
+                await asyncio.sleep(0.05)
+                told = keeper.take_lost()
+        assert told == {lost.lease.lease_id}
+        assert keeper.take_lost() == frozenset()
+        assert set(keeper._kept) == {kept.lease.lease_id}
+
+
+async def test_a_keeper_beats_for_nothing_that_was_dropped_or_lost() -> None:
+    beaten: list[list[str]] = []
+
+    async def heartbeat(lease_ids: Any) -> frozenset[str]:
+        beaten.append(sorted(lease_ids))
+        return frozenset({"lost"})
+
+    async with LeaseKeeper(heartbeat) as keeper:
+        for name in ("kept", "lost", "dropped"):
+            keeper.add(Lease(name, expires_in_s=0.06, delivery=1))
+        keeper.drop("dropped")
+        async with asyncio.timeout(5):
+            while len(beaten) < 2:
+                await asyncio.sleep(0.01)
+    assert beaten[0] == ["kept", "lost"]
+    assert beaten[1] == ["kept"]
+
+
+async def test_health_says_serving(service: Service) -> None:
+    async with open_channel(service.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for name in ("", "nouscoder.v1.BrokerService"):
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_the_metrics_tell_the_ledger_and_go_silent_without_redis(
+    new_broker: Callable[..., Broker], broker_rig: Any
+) -> None:
+    broker = new_broker()
+    await broker.publish_policy(broker_rig.manifest(0))
+    await broker_rig.sample(broker, 5)
+    await broker_rig.grade(broker, lambda i: VerdictKind.INTERNAL_ERROR if i == "g000000-0" else broker_rig.mixed(i))
+    registry = CollectorRegistry()
+    collector = BrokerCollector()
+    registry.register(collector)
+    assert generate_latest(registry) == b""
+    collector.latest = await broker.status()
+    page = generate_latest(registry).decode()
+    for line in (
+        'nouscoder_broker_ledger_rollouts{state="admitted"} 8.0',
+        'nouscoder_broker_ledger_rollouts{state="queued"} 3.0',
+        'nouscoder_broker_ledger_rollouts{state="sampled"} 1.0',
+        'nouscoder_broker_ledger_rollouts{state="graded"} 4.0',
+        'nouscoder_broker_ledger_rollouts{state="trained"} 0.0',
+        "nouscoder_broker_ledger_balanced 1.0",
+        'nouscoder_broker_stream_lag{stream="tasks"} 3.0',
+        'nouscoder_broker_pending_leases{stream="grading"} 0.0',
+        'nouscoder_broker_dead_letters_total{stream="grading"} 0.0',
+        'nouscoder_broker_redeliveries_total{stream="grading"} 1.0',
+        "nouscoder_broker_admission_slots_free 8.0",
+        "nouscoder_broker_policy_version 0.0",
+    ):
+        assert line in page.splitlines(), line
+
+
+def test_a_worker_id_keeps_its_name_over_restarts() -> None:
+    first, second = new_worker_id("generation", 2), new_worker_id("generation", 2)
+    assert first != second
+    assert worker_name(first) == worker_name(second)
+    assert worker_name(first).startswith("generation-")
+    assert worker_name("plain") == "plain"
+
+
+def test_the_broker_and_its_client_load_neither_torch_nor_transformers() -> None:
+    program = (
+        "import sys, nouscoder.broker.service, nouscoder.rpc.broker_client;"
+        "print([m for m in ('torch', 'transformers', 'numpy', 'fastapi') if m in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert answer.stdout.strip() == "[]"
