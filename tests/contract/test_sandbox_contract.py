@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
-
 from nouscoder.submission import Limits
 from nouscoder.verifier.sandbox import (
     CompileFailed,
