@@ -1,8 +1,8 @@
 """Noisy demonstrations: with probability NOISE_PROBABILITY a demonstration holds one mistake, else it is right.
 
-Most kinds of mistake are shared by all families (a misspelt name, a dropped parenthesis, a forgotten int(), one too
-many, a wrong variable, a wrong operator), so that what reinforcement learning unlearns on some problems helps on all.
-The rest are the family's own wrong variants.
+Most mistakes are of kinds shared by all families (a misspelt name, a dropped parenthesis, a forgotten int(), one too
+many, a wrong variable), so that what reinforcement learning unlearns on some problems helps on all. The rest are a
+wrong operator and the family's own wrong variants.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from random import Random
 from nouscoder.demo.problems import DemoProblem
 
 NOISE_PROBABILITY = 0.6
+_OWN_SHARE = 0.15  # of the mistakes; the rest are of the shared kinds
 
 _MISSPELT = {"input": "imput", "print": "pritn", "split": "splt", "sorted": "sortd", "range": "rnage", "count": "cuont"}
 _OPERATORS = (("+", "-"), ("*", "+"), ("//", "%"), ("%", "*"), (">", "<"), ("<", ">"), ("==", "!="))
@@ -24,8 +25,9 @@ def demonstrate(problem: DemoProblem, random: Random, *, noise: float = NOISE_PR
     """The right program, or with probability `noise` the program with one mistake in it."""
     if random.random() >= noise:
         return problem.program
-    wrong = [text for text in (mistake(problem, random) for mistake in MISTAKES) if text is not None]
-    return random.choice(wrong)
+    shared = [text for text in (mistake(problem, random) for mistake in SHARED_MISTAKES) if text is not None]
+    own = [text for text in (mistake(problem, random) for mistake in OWN_MISTAKES) if text is not None]
+    return random.choice(own if random.random() < _OWN_SHARE else shared)
 
 
 def _misspelt_name(problem: DemoProblem, random: Random) -> str | None:
@@ -68,12 +70,12 @@ def _wrong_variant(problem: DemoProblem, random: Random) -> str | None:
     return random.choice(problem.wrong_programs)
 
 
-MISTAKES: tuple[Mistake, ...] = (
+SHARED_MISTAKES: tuple[Mistake, ...] = (
     _misspelt_name,
     _dropped_parenthesis,
     _forgotten_conversion,
     _one_too_many,
     _wrong_variable,
-    _wrong_operator,
-    _wrong_variant,
 )
+OWN_MISTAKES: tuple[Mistake, ...] = (_wrong_operator, _wrong_variant)
+MISTAKES = SHARED_MISTAKES + OWN_MISTAKES
