@@ -43,8 +43,9 @@ class Program:
 class RunResult:
     """What one process run did. Output is raw: comparing is the grader's work.
 
-    `result` is the candidate's returned value as encoded JSON for call tests (None when it returned none, or it could
-    not be encoded); it is hostile input like `stdout`.
+    `result` is the candidate's returned value as encoded JSON for call tests: None when the process ended without
+    returning one, and "!" with the type's name (so not JSON, a wrong answer) when the value has no JSON form. It is
+    hostile input like `stdout`. `stderr` is its last 64 KiB; `stdout` is whole, but 64 KiB of it past OUTPUT_LIMIT.
     """
 
     exit: Exit
