@@ -54,11 +54,16 @@ async def test_spreading_keeps_its_bound_and_answers_each_item_once() -> None:
 
 
 async def test_a_reader_that_goes_away_cancels_the_work_behind() -> None:
-    cancelled = 0
+    cancelled = begun = 0
+    all_begun = asyncio.Event()
 
     async def work(number: int) -> int:
-        nonlocal cancelled
+        nonlocal cancelled, begun
+        begun += 1
+        if begun == 4:
+            all_begun.set()
         try:
+            await asyncio.wait_for(all_begun.wait(), 5)
             await asyncio.sleep(60 if number else 0)
         except asyncio.CancelledError:
             cancelled += 1
@@ -80,7 +85,11 @@ async def test_what_the_source_raises_comes_after_the_answers() -> None:
         return number
 
     seen = []
-    with pytest.raises(RuntimeError, match="source"):
+
+    async def read() -> None:
         async for one in spread(broken(), work, 2):
             seen.append(one)
+
+    with pytest.raises(RuntimeError, match="source"):
+        await read()
     assert seen == [1]
