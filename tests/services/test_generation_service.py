@@ -7,6 +7,7 @@ import hashlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable
@@ -182,6 +183,40 @@ async def test_idle_time_is_counted_by_reason(bench: Bench, tmp_path: Path) -> N
     assert bench.metric("nouscoder_generation_idle_seconds_total", reason="paused") == 0
     assert (await bench.status()).idle_s > 0
     assert bench.metric("nouscoder_generation_running_rollouts") == 0
+
+
+class WatchedEngine(FakeEngine):
+    """Notes the thread of every call."""
+
+    def __init__(self, threads: set[str]) -> None:
+        super().__init__(max_running=2, max_tokens_total=100)
+        self._threads = threads
+
+    def add(self, task: Task) -> None:
+        self._threads.add(threading.current_thread().name)
+        super().add(task)
+
+    def cancel(self, rollout_id: str) -> None:
+        self._threads.add(threading.current_thread().name)
+        super().cancel(rollout_id)
+
+    def load_policy(self, folder_or_file: Path, policy_version: int) -> None:
+        self._threads.add(threading.current_thread().name)
+        super().load_policy(folder_or_file, policy_version)
+
+    def step(self) -> list[Rollout]:
+        self._threads.add(threading.current_thread().name)
+        return super().step()
+
+
+async def test_the_engine_is_touched_by_its_own_thread_only(tmp_path: Path) -> None:
+    threads: set[str] = set()
+    async with EngineThread(WatchedEngine(threads), GenerationMetrics()) as thread:
+        cancelled = thread.sample(task(9))
+        await thread.load_policy(Path(published(tmp_path, 0).path), 0)
+        cancelled.cancel()
+        assert len([rollout async for rollout in thread.sample_all([task(0), task(1), task(2)])]) == 3
+    assert threads == {"engine"}
 
 
 class FailingEngine(FakeEngine):

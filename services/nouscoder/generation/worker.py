@@ -98,8 +98,9 @@ class RolloutWorker:
                     self._leave(rollout_id, keeper).future.cancel()
 
     async def _pull(self, keeper: LeaseKeeper) -> None:
+        log.info("waiting for the first policy")
+        await self._policies.wait_for_first()
         while True:
-            await self._policies.wait_for_first()
             await self._room.wait()
             try:
                 leased = await self._broker.lease_tasks(self._max_held - len(self._held), _LEASE_WAIT_S)
