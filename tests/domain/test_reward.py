@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from nouscoder.reward import RewardRule, reward_of
 from nouscoder.verdict import Verdict, VerdictKind
 

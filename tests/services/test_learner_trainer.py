@@ -171,9 +171,9 @@ def test_old_log_probabilities_are_those_before_the_first_step() -> None:
     last = [scored.graded.rollout for scored in cut[-1]]
     # The weights before step 4: the same run, stopped by hand after three steps.
     other = Trainer(random_policy(0), config(steps_per_batch=4))
-    prepared = [other._prepare(part) for part in cut]
-    for part in prepared[:3]:
-        other._take_step(part)
+    prepared = [other._with_old_logprobs(other._pack(part)) for part in cut]
+    first_steps = [other._take_step(part) for part in prepared[:3]]
+    assert [step.loss for step in first_steps] == [step.loss for step in steps[:3]], "bit for bit"
     start = random_policy(0)
     ratios = [
         (score_tokens(other.model, part, 1.0).logprobs - score_tokens(start, part, 1.0).logprobs).exp().detach()

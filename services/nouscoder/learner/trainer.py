@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -68,11 +68,11 @@ class TrainedBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Minibatch:
-    """`old_logprobs` has one tensor [tokens] for each of `parts`."""
+    """`old_logprobs` has one tensor [tokens] for each of `parts`; None where the policy still is the old one."""
 
     scored: Sequence[ScoredRollout]
     parts: list[MicroBatch]
-    old_logprobs: list[Tensor]
+    old_logprobs: Sequence[Tensor | None]
 
 
 class Trainer:
@@ -108,21 +108,25 @@ class Trainer:
         started = time.monotonic()
         groups = score(batch, self._settings.reward)
         cut = minibatches(groups, self._settings.steps_per_batch, self._seed, batch.batch_id)
-        # Old log-probabilities are those before the first of the k steps: computed for all before any is trained on.
-        prepared = [self._prepare(scored) for scored in cut]
+        # Old log-probabilities are those before the first of the k steps: computed before any is taken. The first step
+        # is taken by the old policy itself, so it needs no pass of its own.
+        first, *later = cut
+        prepared = [self._pack(first), *(self._with_old_logprobs(self._pack(scored)) for scored in later)]
         steps = tuple(self._take_step(minibatch) for minibatch in prepared)
         everyone = tuple(scored for group in groups for scored in group)
         return TrainedBatch(batch.batch_id, steps, everyone, statistics_of(everyone), time.monotonic() - started)
 
-    @torch.no_grad()
-    def _prepare(self, scored: Sequence[ScoredRollout]) -> _Minibatch:
+    def _pack(self, scored: Sequence[ScoredRollout]) -> _Minibatch:
         rollouts = [item.graded.rollout for item in scored]
         parts = pack(rollouts, self._settings.microbatch_tokens, self.model.device)
-        # The same micro-batches as in training, so that the first minibatch's ratios are exactly 1.
-        old = [score_tokens(self.model, part, self._temperature).logprobs for part in parts]
+        return _Minibatch(scored, parts, [None] * len(parts))
+
+    @torch.no_grad()
+    def _with_old_logprobs(self, minibatch: _Minibatch) -> _Minibatch:
+        old = [score_tokens(self.model, part, self._temperature).logprobs for part in minibatch.parts]
         if not all(bool(part.isfinite().all()) for part in old):
             raise TrainingError(f"a log-probability of the policy at step {self.step} is not finite")
-        return _Minibatch(scored, parts, old)
+        return replace(minibatch, old_logprobs=old)
 
     def _take_step(self, minibatch: _Minibatch) -> StepMetrics:
         if self._interrupted.is_set():
@@ -155,15 +159,15 @@ class Trainer:
         )
 
     def _backward(
-        self, minibatch: _Minibatch, part: MicroBatch, old: Tensor, counts: MinibatchCounts, sums: DiagnosticSums
+        self, minibatch: _Minibatch, part: MicroBatch, old: Tensor | None, counts: MinibatchCounts, sums: DiagnosticSums
     ) -> float:
         scores = score_tokens(self.model, part, self._temperature)
         advantages = [minibatch.scored[index].advantage for index in part.rollout_indices]
         inputs = LossInputs(
             logprobs=scores.logprobs,
-            old_logprobs=old,
+            old_logprobs=scores.logprobs.detach() if old is None else old,
             sampler_logprobs=part.sampler_logprobs,
-            advantages=torch.tensor(advantages, dtype=torch.float32, device=old.device),
+            advantages=torch.tensor(advantages, dtype=torch.float32, device=self.model.device),
             rollout_of_token=part.rows,
         )
         terms = self._objective(inputs, counts)
