@@ -11,6 +11,8 @@ from nouscoder.config import Config, dump_config, load_config
 from nouscoder.run_folder import RunFolder
 from nouscoder.supervisor import ProcessSpec
 
+# Processes that share two cores must not burn them waiting for each other: OpenMP spins by default.
+SHARED_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
 SERVICES = ("broker", "verifier", "generation", "learner")
 
 
@@ -37,7 +39,8 @@ def service_spec(folder: RunFolder, name: str) -> ProcessSpec:
     command = [sys.executable, "-m", "nouscoder", "serve", name, "--config", str(folder.config_file)]
     if name == "verifier":
         command.append("--broker")
-    return ProcessSpec(name, tuple(command), folder.logs / f"{name}.log", may_end=name == "learner")
+    log_file = folder.logs / f"{name}.log"
+    return ProcessSpec(name, tuple(command), log_file, may_end=name == "learner", environment=SHARED_CORES)
 
 
 def redis_spec(folder: RunFolder) -> ProcessSpec:

@@ -11,8 +11,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -41,12 +41,13 @@ class ProcessState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process to keep alive. `may_end`: leaving with exit code 0 is its normal end."""
+    """One process to keep alive. `may_end`: leaving with exit code 0 is its normal end; `environment` is added to ours."""
 
     name: str
     command: tuple[str, ...]
     log_file: Path
     may_end: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Supervised:
@@ -96,6 +97,7 @@ class Supervised:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                env={**os.environ, **self.spec.environment},
             )
         self.pid = self._process.pid
         self.state = ProcessState.RUNNING

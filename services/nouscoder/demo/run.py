@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from nouscoder.config import Config, load_config
 from nouscoder.errors import NousCoderError
+from nouscoder.local_run import SHARED_CORES
 from nouscoder.pipeline import interruptible, run_loop
 from nouscoder.recipes import recipe_path
 from nouscoder.run_folder import RunFolder, unused_name
@@ -58,6 +60,7 @@ async def _prepare(folder: RunFolder, view: View) -> None:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
+            env={**os.environ, **SHARED_CORES},
         )
     assert process.stdout is not None
     try:
