@@ -35,13 +35,14 @@ from rich.console import Console
 from nouscoder.config import Config
 from nouscoder.data.problems import load_problems
 from nouscoder.errors import NousCoderError
-from nouscoder.evaluation.pass_at_1 import Evaluation, evaluate
+from nouscoder.evaluation.pass_at_1 import Evaluation, EvaluationError, evaluate
 from nouscoder.ledger import Ledger
 from nouscoder.local_run import needs_own_redis, redis_spec, rewrite_addresses, service_spec
 from nouscoder.policy import PolicyManifest
 from nouscoder.report import write_report
 from nouscoder.rollout import Sampling
 from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
+from nouscoder.rpc.channel import PeerError
 from nouscoder.rpc.run_clients import GenerationClient
 from nouscoder.run_folder import RunFolder
 from nouscoder.run_watch import RunWatch
@@ -51,6 +52,7 @@ from nouscoder.view import View, open_view
 INTERRUPTED = 130
 _WATCH_EVERY_S = 0.5
 _START_LIMIT_S = 120.0
+_EVALUATION_TRIES = 3
 
 
 class PipelineError(NousCoderError):
@@ -145,11 +147,21 @@ async def evaluate_once(folder: RunFolder, config: Config, supervisor: Superviso
     known = folder.read_json(name)
     if known is None:
         manifest = first_policy(config) if when == "before" else await newest_policy(config)
-        evaluation = await _while_alive(supervisor, _evaluate(config, manifest, view, when))
+        evaluation = await _while_alive(supervisor, _evaluate_with_patience(config, manifest, view, when))
         known = evaluation_record(evaluation, manifest.policy_version)
         folder.write_json(name, known)
     view.say(f"pass@1 on held-out problems {when}: {known['pass_at_1']:.3f}")
     return float(known["pass_at_1"])
+
+
+async def _evaluate_with_patience(config: Config, manifest: PolicyManifest, view: View, when: str) -> Evaluation:
+    """Measure again when a service died on the way: one that was restarted has lost its weights or its rollouts."""
+    for _ in range(_EVALUATION_TRIES - 1):
+        try:
+            return await _evaluate(config, manifest, view, when)
+        except (EvaluationError, PeerError) as error:
+            view.say(f"evaluation {when} begins again: {error}")
+    return await _evaluate(config, manifest, view, when)
 
 
 async def _evaluate(config: Config, manifest: PolicyManifest, view: View, when: str) -> Evaluation:

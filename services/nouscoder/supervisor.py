@@ -41,7 +41,7 @@ class ProcessState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process to keep alive. `may_end`: leaving with exit code 0 is its normal end; `environment` is added to ours."""
+    """One process to keep alive; `environment` is added to ours. `may_end`: exit code 0 is its normal end."""
 
     name: str
     command: tuple[str, ...]
