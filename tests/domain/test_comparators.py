@@ -139,7 +139,7 @@ def test_a_result_that_is_not_one_json_value_is_unreadable(encoded: bytes) -> No
 
 def test_a_result_far_longer_than_what_is_expected_is_not_even_parsed() -> None:
     with pytest.raises(UnreadableResult, match="far more"):
-        parse_result(b"[" + b"[]," * 10_000 + b"[]]", result_bound([1, 2]))
+        parse_result(b"[" + b"[]," * 10_000 + b"[]]", result_bound("[1, 2]"))
 
 
 def test_integers_too_long_to_convert_are_compared_by_their_digits() -> None:
@@ -162,7 +162,7 @@ def test_every_value_equals_itself_after_the_way_through_json_and_fits_its_bound
     for encoded in (json.dumps(value), json.dumps(value, indent=2), json.dumps(value, ensure_ascii=False)):
         data = encoded.encode("utf8", "surrogatepass")
         if b"\xed" not in data:  # a lone surrogate has no UTF-8
-            assert same_value(value, parse_result(data, result_bound(value)))  # type: ignore[arg-type]
+            assert same_value(value, parse_result(data, result_bound(json.dumps(value))))
 
 
 @given(json_values, json_values)

@@ -15,7 +15,7 @@ from nouscoder.rpc.channel import open_channel
 from nouscoder.rpc.convert import submission_to, verdict_from
 from nouscoder.rpc.server import AddressError
 from nouscoder.submission import StdinCase, StdinTests, Submission
-from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
+from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
 from nouscoder.verdict import VerdictKind
 from nouscoder.verifier import AsyncClient, GradingFailed
 from nouscoder.verifier.client import Patience
@@ -300,6 +300,15 @@ async def test_grpc_refuses_what_cannot_be_graded_by_field(service: Running) -> 
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     with pytest.raises(grpc.aio.AioRpcError, match="neither code nor completion"):
         await service.stub.Grade(verifier_pb2.GradeRequest())
+
+    for depth in range(100, 1100, 50):
+        call = verdict_pb2.CallCase(args_json="[" * depth + "]" * depth, expected_json="[" * depth + "]" * depth)
+        tests = verdict_pb2.Tests(call=verdict_pb2.CallTests(entry_point="f", cases=[call]))
+        deep = verifier_pb2.GradeRequest(submission=verdict_pb2.Submission(code="cat", tests=tests))
+        try:
+            assert (await service.stub.Grade(deep)).verdict.kind == verdict_pb2.VERDICT_KIND_RUNTIME_ERROR
+        except grpc.aio.AioRpcError as error:
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT  # noqa: PT017
 
     async def requests() -> AsyncIterator[verifier_pb2.GradeBatchRequest]:
         yield verifier_pb2.GradeBatchRequest(request_id="odd", submission=cobol)

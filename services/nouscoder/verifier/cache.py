@@ -131,8 +131,11 @@ class CachedGrader:
 
 
 def _key(submission: Submission) -> bytes | None:
-    """A digest of all that bears on the verdict; None for submissions too large to be worth one."""
-    text = repr(submission)
+    """A digest of all that bears on the verdict; None for submissions too large or too deep to be worth one."""
+    try:
+        text = repr(submission)
+    except (RecursionError, ValueError):
+        return None
     if len(text) > _KEYED_CHARS:
         return None
     return hashlib.blake2b(text.encode("utf8", "surrogatepass"), digest_size=32).digest()

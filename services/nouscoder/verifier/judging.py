@@ -13,6 +13,7 @@ from nouscoder.submission import CallTests, Comparator, StdinTests, Submission
 from nouscoder.verdict import FirstFailure, VerdictKind
 from nouscoder.verifier.comparators import UnreadableResult, parse_result, result_bound, same_text, same_value
 from nouscoder.verifier.sandbox.base import Exit, RunResult
+from nouscoder.verifier.validation import InvalidSubmission
 
 CLIP_CHARS = 2000
 
@@ -48,10 +49,13 @@ class Judge(Protocol):
 
 
 def judge_for(submission: Submission) -> Judge:
-    """The judge of a submission's tests."""
+    """The judge of a submission's tests. Raises InvalidSubmission when they cannot be written as JSON."""
     if isinstance(submission.tests, StdinTests):
         return StdinJudge(submission.tests, submission.comparator)
-    return CallJudge(submission.tests, submission.comparator)
+    try:
+        return CallJudge(submission.tests, submission.comparator)
+    except (RecursionError, ValueError) as error:
+        raise InvalidSubmission("tests.cases", f"a value cannot be passed on: {error}") from None
 
 
 def outcome_of(judge: Judge, index: int, result: RunResult) -> VerdictKind:
@@ -112,6 +116,7 @@ class CallJudge:
         self.entry_point: str | None = tests.entry_point
         self.num_tests = len(tests.cases)
         self._stdin = [json.dumps({"args": list(c.args), "kwargs": c.kwargs}).encode() for c in tests.cases]
+        self._expected = [json.dumps(c.expected) for c in tests.cases]
 
     def input_size(self, index: int) -> int:
         """Bytes of the arguments as JSON."""
@@ -127,7 +132,7 @@ class CallJudge:
             return VerdictKind.RUNTIME_ERROR
         expected = self._cases[index].expected
         try:
-            value = parse_result(result.result, max_bytes=result_bound(expected))
+            value = parse_result(result.result, max_bytes=result_bound(self._expected[index]))
         except UnreadableResult:
             return VerdictKind.WRONG_ANSWER
         right = same_value(expected, value, self._tolerance)
@@ -136,7 +141,7 @@ class CallJudge:
     def shown(self, index: int, result: RunResult) -> tuple[str, str]:
         """Expected and returned value as JSON; the program's stdout when it returned nothing."""
         returned = result.stdout if result.result is None else result.result
-        return json.dumps(self._cases[index].expected), _text(returned[: 4 * CLIP_CHARS])
+        return self._expected[index], _text(returned[: 4 * CLIP_CHARS])
 
 
 def _text(data: bytes) -> str:
