@@ -19,7 +19,7 @@ check: .venv/dev.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/buf lint
 	deploy/proto-stubs check
 

@@ -30,7 +30,7 @@ def save_problems(path: Path, problems: Iterable[Problem]) -> None:
 def load_problems(path: Path) -> list[Problem]:
     """Read a problem file. Raises ProblemFileError naming the line at fault, or that the file holds no problem."""
     try:
-        lines = path.read_text(encoding="utf8").splitlines()
+        lines = path.read_text(encoding="utf8").split("\n")  # U+2028 in a prompt is no new line
     except (OSError, UnicodeDecodeError) as error:
         raise ProblemFileError(f"{path} cannot be read: {error}") from error
     problems: dict[str, Problem] = {}

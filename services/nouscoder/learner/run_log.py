@@ -132,7 +132,7 @@ class RunLog:
 
 def _rewrite(file: Path, is_kept: Callable[[Line], bool], missing: dict[int, Line]) -> None:
     kept: list[Line] = []
-    for text in file.read_text(encoding="utf8").splitlines() if file.exists() else []:
+    for text in file.read_text(encoding="utf8").split("\n") if file.exists() else []:
         try:
             line = json.loads(text)
         except ValueError:
