@@ -31,7 +31,7 @@ bench: .venv/dev.ready
 	$(BIN)/nouscoder bench verifier
 
 real-input: .venv/dev.ready
-	$(BIN)/python tests/e2e/real_input.py
+	$(BIN)/python tests/e2e/test_real_problems.py
 
 proto: .venv/dev.ready
 	deploy/proto-stubs write

@@ -102,6 +102,21 @@ def serve(
 
 
 @app.command()
+def grade(
+    file: Annotated[Path, typer.Argument(help="JSONL, a submission a line, in the form of POST /v1/grade")],
+    out: Annotated[Path | None, typer.Option(help="JSONL of verdicts; default stdout")] = None,
+    server: Annotated[str | None, typer.Option(help="URL of a grading service; default: grade on this machine")] = None,
+    config_file: ConfigOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Grade a file of submissions; exit code 0 when each got a verdict that is not internal_error."""
+    from nouscoder.config import load_config
+    from nouscoder.grade_file import grade_file
+
+    raise typer.Exit(grade_file(file, load_config(config_file, overrides or []), out, server))
+
+
+@app.command()
 def status(
     address: Annotated[str, typer.Option("--broker", help="address of the broker, host:port")],
     as_json: JsonOption = False,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+
 from nouscoder.submission import Limits
 from nouscoder.verifier.sandbox import (
     CompileFailed,

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
 from nouscoder.config import Config, load_config
 from nouscoder.demo.tokenizer import CharTokenizer
 from nouscoder.generation.engines import Engine, EngineError, open_engine
 from nouscoder.generation.engines.base import EngineUnusable
 from nouscoder.rollout import FinishReason, Rollout, Sampling, Task
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 MAX_RUNNING, MAX_TOKENS_TOTAL = 4, 40
 

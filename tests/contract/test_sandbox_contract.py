@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
+
 from nouscoder.submission import Limits
 from nouscoder.verifier.sandbox import (
     CompileFailed,

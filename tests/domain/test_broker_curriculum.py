@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+
 from nouscoder.broker.admission import groups_wanted, slots_free
 from nouscoder.broker.curriculum import Curriculum, task_seed
 from nouscoder.broker.rules import Rules

@@ -8,6 +8,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nouscoder.submission import Comparator, ComparatorKind
 from nouscoder.verifier.comparators import (
     HugeInt,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from nouscoder.config import Config, ConfigError, dump_config, load_config
 
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from nouscoder.data.code_contests import read_code_contests
 from nouscoder.data.leetcode import call_cases, read_leetcode
 from nouscoder.data.problems import ProblemFileError

@@ -8,6 +8,7 @@ from contextlib import redirect_stdout
 from random import Random
 
 import pytest
+
 from nouscoder.demo.excerpts import excerpt, places
 from nouscoder.demo.family import Family, fill
 from nouscoder.demo.noise import MISTAKES, demonstrate

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from nouscoder.demo.tokenizer import BOS_ID, EOS_ID, PAD_ID, CharTokenizer, TokenizerError, trim_at_eos
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from nouscoder.demo.policy import PolicySize, build_policy, load_policy, save_policy
 from nouscoder.demo.problems import Split, problems, prompt_of
 from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from nouscoder.config import LearnerSection
 from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, bounded_ratio
 from nouscoder.learner.objectives.dapo import Dapo

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from nouscoder.data.problems import ProblemFileError, load_problems, save_problems
 from nouscoder.problem import Problem
 from nouscoder.submission import CallCase, CallTests, Comparator, ComparatorKind, Limits, StdinCase, StdinTests

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from nouscoder.report import write_report
 from nouscoder.report.charts import Chart, Series, dumbbell, format_number, line_chart, nice_ticks, share_chart, table
 from nouscoder.report.curves import by_batch, time_chart

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from nouscoder.submission import CallCase, CallTests, Comparator, ComparatorKind, Limits, StdinCase, StdinTests
 from nouscoder.verifier.schema import parse_submission
 from nouscoder.verifier.validation import InvalidSubmission

@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
+
 from nouscoder.ledger import Ledger
 from nouscoder.view import (
     LiveView,
@@ -19,7 +21,6 @@ from nouscoder.view import (
     render,
     sparkline,
 )
-from rich.console import Console
 
 BALANCED = Ledger(2140, 1536, 384, 16, 0, {"queued": 12, "sampling": 64, "sampled": 20, "ready": 108, "grading": 0})
 LOST = Ledger(2140, 1536, 384, 16, 0, {"queued": 12})

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from nouscoder.rpc.convert import decode_batch
 
 MakeRun = Callable[..., Any]

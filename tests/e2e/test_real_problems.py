@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+
 from nouscoder.data.code_contests import read_code_contests
 from nouscoder.data.leetcode import LeetCodeProblem, read_leetcode
 from nouscoder.problem import Problem

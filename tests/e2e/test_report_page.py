@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from nouscoder.batch import GradedRollout
 from nouscoder.report import write_report
 from nouscoder.rollout import FinishReason, Rollout, VersionSpan

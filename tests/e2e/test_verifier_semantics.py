@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
+from prometheus_client import CollectorRegistry
+
 from nouscoder.config import load_config
 from nouscoder.submission import CallCase, CallTests, JsonValue, Limits, StdinCase, StdinTests, Submission
 from nouscoder.verdict import Verdict, VerdictKind
@@ -16,7 +18,6 @@ from nouscoder.verifier.grader import Grader
 from nouscoder.verifier.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import open_sandbox
 from nouscoder.verifier.settings import sandbox_config
-from prometheus_client import CollectorRegistry
 
 OK, WRONG = VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER
 ERROR, LATE = VerdictKind.RUNTIME_ERROR, VerdictKind.TIME_LIMIT_EXCEEDED

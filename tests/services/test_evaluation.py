@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+
 from nouscoder.evaluation.pass_at_1 import Evaluation, EvaluationError, evaluate, evaluation_tasks
 from nouscoder.generation.engine_thread import EngineThread
 from nouscoder.generation.engines.fake import FakeEngine

@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 import pytest
+
 from nouscoder.generation.engine_thread import EngineStopped, EngineThread
 from nouscoder.generation.engines.base import EngineError
 from nouscoder.generation.engines.fake import FakeEngine

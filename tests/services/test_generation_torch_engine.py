@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
 from nouscoder.demo.tokenizer import CharTokenizer
 from nouscoder.generation.engines.base import EngineError
 from nouscoder.generation.engines.kv_cache import KeyValueCache, decode_mask
 from nouscoder.generation.engines.sampling import choose_tokens, draws_of
 from nouscoder.generation.engines.torch import TorchEngine
 from nouscoder.rollout import FinishReason, Rollout, Sampling, Task, VersionSpan
-from safetensors.torch import load_file, save_file
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 NUM_SLOTS, CAPACITY = 6, 48
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
 from nouscoder.generation.engine_thread import EngineThread
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.metrics import GenerationMetrics

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+
 from nouscoder.config import Config, load_config
 from nouscoder.grade_file import BadFile, grade_file
 from nouscoder.verifier import Client, GradingFailed

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+
 from nouscoder.submission import Limits
 from nouscoder.verifier.sandbox import (
     Exit,

@@ -11,6 +11,8 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
+from prometheus_client import CollectorRegistry
+
 from nouscoder.config import Config, LearnerSection, RunSection
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.fake_broker import FakeBroker
@@ -22,7 +24,6 @@ from nouscoder.rpc.channel import open_channel
 from nouscoder.rpc.run_clients import LearnerClient
 from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
-from prometheus_client import CollectorRegistry
 
 NAME = "nouscoder.v1.LearnerService"
 LIMIT_S = 30.0

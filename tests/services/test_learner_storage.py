@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
 from nouscoder.config import Config, LearnerSection
 from nouscoder.learner.checkpoint import CheckpointError, CheckpointStore, Progress, restore
 from nouscoder.learner.durable import StorageError, numbered, whole_folder, write_whole
@@ -25,8 +28,6 @@ from nouscoder.learner.synthetic import random_batch, random_policy, write_polic
 from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.weights import WeightsError, load_model, load_weights, weights_of
 from nouscoder.tokenizers import load_tokenizer
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nouscoder.batch import Batch, GradedRollout
 from nouscoder.config import Config, GenerationSection, LearnerSection, RunSection, SamplingSection
 from nouscoder.learner.batch_statistics import minibatches, score, statistics_of

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from prometheus_client import CollectorRegistry, generate_latest
+
 from nouscoder.batch import Batch
 from nouscoder.config import Config, LearnerSection, RunSection
 from nouscoder.errors import Unusable
@@ -23,7 +25,6 @@ from nouscoder.learner.synthetic import random_batch, random_policy, write_polic
 from nouscoder.learner.worker import LearnerState, LearnerWorker
 from nouscoder.lease import LeasedBatch
 from nouscoder.rpc.convert import decode_batch, encode_batch
-from prometheus_client import CollectorRegistry, generate_latest
 
 NUM_BATCHES, STEPS_PER_BATCH = 3, 2
 LIMIT_S = 30.0

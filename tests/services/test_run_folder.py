@@ -7,6 +7,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+
 from nouscoder.config import Config, load_config
 from nouscoder.local_run import SERVICES, rewrite_addresses
 from nouscoder.run_folder import RunFolder, RunFolderError, unused_name

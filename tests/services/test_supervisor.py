@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from nouscoder.supervisor import EXIT_UNUSABLE, ProcessSpec, ProcessState, SupervisionError, Supervisor
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from prometheus_client import CollectorRegistry
+
 from nouscoder.submission import StdinCase, StdinTests, Submission
 from nouscoder.verdict import TestOutcome, Verdict, VerdictKind
 from nouscoder.verifier.cache import CachedGrader
 from nouscoder.verifier.grader import OnOutcome
 from nouscoder.verifier.metrics import VerifierMetrics
-from prometheus_client import CollectorRegistry
 
 TESTED = TestOutcome(0, VerdictKind.ACCEPTED, 0.1, 0.1, 1)
 

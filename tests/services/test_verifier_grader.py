@@ -8,13 +8,14 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from prometheus_client import CollectorRegistry
+
 from nouscoder.submission import CallCase, CallTests, Limits, StdinCase, StdinTests, Submission
 from nouscoder.verdict import TestOutcome, VerdictKind
 from nouscoder.verifier.grader import Grader, GradingPolicy, QueueFull
 from nouscoder.verifier.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import CompileFailed, Exit, Program, RunResult, SandboxError, Session
 from nouscoder.verifier.validation import InvalidSubmission
-from prometheus_client import CollectorRegistry
 
 Behaviour = Callable[[bytes], Awaitable[RunResult]]
 GOOD = RunResult(Exit.EXITED, 0, 0, 0.01, 0.01, 1000, b"", b"")

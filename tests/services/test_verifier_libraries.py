@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from nouscoder.config import ConfigError, load_config
 from nouscoder.verifier.libraries import library_folders
 from nouscoder.verifier.settings import sandbox_config

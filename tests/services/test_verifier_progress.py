@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+
 from nouscoder.submission import StdinCase, StdinTests, Submission
 from nouscoder.verdict import VerdictKind
 from nouscoder.verifier.progress import Progress

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import grpc
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
+
 from nouscoder.rpc.channel import open_channel
 from nouscoder.rpc.convert import submission_to, verdict_from
 from nouscoder.rpc.server import AddressError
@@ -25,7 +27,6 @@ from nouscoder.verifier.listener import start_http
 from nouscoder.verifier.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import Exit, Program, RunResult, SandboxError, Session
 from nouscoder.verifier.service import Servicer
-from prometheus_client import CollectorRegistry
 
 GOOD = RunResult(Exit.EXITED, 0, 0, 0.01, 0.01, 1000, b"", b"")
 MAX_BODY = 200_000

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from prometheus_client import CollectorRegistry
+
 from nouscoder.broker.core import Broker
 from nouscoder.broker.service import serve_broker
 from nouscoder.config import load_config
@@ -20,7 +22,6 @@ from nouscoder.verifier.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import RunResult, SandboxError
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
 from nouscoder.verifier.worker import GradingWorker, submission_of
-from prometheus_client import CollectorRegistry
 
 TESTS = GradingTests(StdinTests((StdinCase("a", "a"),)), Limits(), Comparator(), text_is_code=True, run_all_tests=False)
 
