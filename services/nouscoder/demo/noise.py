@@ -12,7 +12,7 @@ from random import Random
 
 from nouscoder.demo.problems import DemoProblem
 
-NOISE_PROBABILITY = 0.6
+NOISE_PROBABILITY = 0.66
 _OWN_SHARE = 0.15  # of the mistakes; the rest are of the shared kinds
 
 _MISSPELT = {"input": "imput", "print": "pritn", "split": "splt", "sorted": "sortd", "range": "rnage", "count": "cuont"}
