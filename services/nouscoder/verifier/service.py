@@ -30,12 +30,13 @@ from nouscoder.verdict import Verdict
 from nouscoder.verifier.cache import CachedGrader, Grading
 from nouscoder.verifier.grader import Grader, QueueFull
 from nouscoder.verifier.http import Door, make_app
+from nouscoder.verifier.languages import installed
 from nouscoder.verifier.listener import start_http
 from nouscoder.verifier.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import Sandbox, open_sandbox
 from nouscoder.verifier.settings import grading_policy, sandbox_config
 from nouscoder.verifier.streams import grade_events, grade_patiently, spread
-from nouscoder.verifier.validation import LANGUAGES, InvalidSubmission
+from nouscoder.verifier.validation import InvalidSubmission
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> verifier_pb2.CapabilitiesResponse:
         """What this service can run."""
         return verifier_pb2.CapabilitiesResponse(
-            languages=LANGUAGES,
+            languages=tuple(installed()),
             backend=self._grader.backend,
             num_slots=self._grader.num_slots,
             isolation=self._isolation,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from nouscoder.submission import CallTests, Limits, Submission
-
-LANGUAGES = ("python",)
+from nouscoder.verifier.languages import installed
 
 
 class InvalidSubmission(ValueError):
@@ -29,8 +28,9 @@ class Bounds:
 
 def validate(submission: Submission, bounds: Bounds) -> None:
     """Raises InvalidSubmission naming the first field at fault."""
-    if submission.language not in LANGUAGES:
-        raise InvalidSubmission("language", f"{submission.language!r:.40} cannot be graded here; {LANGUAGES} can")
+    if submission.language not in installed():
+        there = ", ".join(installed())
+        raise InvalidSubmission("language", f"{submission.language!r:.40} cannot be graded here; these can: {there}")
     if not submission.tests.cases:
         raise InvalidSubmission("tests.cases", "must hold at least one test")
     if len(submission.tests.cases) > bounds.num_tests:

@@ -1,0 +1,47 @@
+"""Languages are data: what the file says, what this host has, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nouscoder.submission import StdinCase, StdinTests, Submission
+from nouscoder.verifier.languages import find_installed, installed, registry
+from nouscoder.verifier.validation import Bounds, InvalidSubmission, validate
+
+
+def test_the_registry_holds_the_promised_languages() -> None:
+    assert set(registry()) == {"python", "pypy", "c", "cpp", "java", "javascript", "go", "rust"}
+    assert registry()["python"].run is None
+    assert "-O2" in (registry()["cpp"].compile or ())
+
+
+def test_a_language_is_offered_only_when_all_its_tools_are_there(tmp_path: Path) -> None:
+    tool = tmp_path / "java"
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    assert set(find_installed(registry(), str(tmp_path))) == {"python"}  # javac is missing
+    tool.rename(tmp_path / "gcc")
+    found = find_installed(registry(), str(tmp_path))
+    assert set(found) == {"python", "c"}
+    assert (found["c"].compile or ())[0] == str(tmp_path / "gcc")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[x]\nsource = 'a'\n", "[x]\nsource='a'\ntime_factor=0\nmemory_extra_bytes=0\ndetect=[]\n", "[x]\ntypo=1\n"],
+)
+def test_a_table_that_makes_no_sense_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "languages.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"\[x\]"):
+        registry(path)
+
+
+def test_an_unknown_or_missing_language_is_refused_with_the_list_of_those_there() -> None:
+    for name in ("cobol", "Python", ""):
+        with pytest.raises(InvalidSubmission, match="python") as refusal:
+            validate(Submission(StdinTests((StdinCase("", ""),)), "", language=name), Bounds())
+        assert refusal.value.field == "language"
+    assert "python" in installed()
