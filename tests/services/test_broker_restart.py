@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from nouscoder.broker import redis_server
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import BrokerUnavailable
@@ -96,6 +97,25 @@ def test_a_redis_that_cannot_write_says_why(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(redis_server, "find_redis_binary", lambda: str(tmp_path / "absent"))
     with pytest.raises(RedisServerError, match="cannot be started"):
         start_redis(tmp_path / "other")
+
+
+async def test_a_cancelled_call_ends_at_once_wherever_it_was(broker_rig: Any) -> None:
+    """redis-py swallows a cancellation that comes in the middle of a command; a swallowed one never ends the loop."""
+    broker = Broker(broker_rig.config(), broker_rig.url, broker_rig.problems)
+
+    async def ask_for_ever() -> None:
+        while True:
+            await broker.status()
+
+    for turns in range(60):
+        task = asyncio.create_task(ask_for_ever())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=2)
+        assert done, f"cancelled after {turns} turns of the event loop, it goes on"
+        assert task.cancelled()
+    await broker.close()
 
 
 def free_address() -> str:

@@ -13,6 +13,9 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
 from nouscoder.broker import errors
 from nouscoder.broker.core import Broker
 from nouscoder.broker.metrics import BrokerCollector
@@ -21,8 +24,6 @@ from nouscoder.lease import Lease, worker_name
 from nouscoder.rpc.broker_client import BrokerClient, LeaseKeeper, PeerRefused, new_worker_id
 from nouscoder.rpc.channel import PeerUnreachable, open_channel
 from nouscoder.verdict import VerdictKind
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import generate_latest
 
 
 @dataclass
@@ -125,6 +126,7 @@ async def test_a_watcher_hears_of_the_newest_policy_and_of_each_newer_one(servic
 
 async def test_a_kept_lease_lives_and_a_lost_one_is_told(service: Service, broker_rig: Any) -> None:
     client = await service.connect("generation-h-0-1")
+    await client.publish_policy(broker_rig.manifest(0))
     kept, lost, dropped = (await client.lease_tasks(3)).tasks
     async with client.keep_leases() as keeper:
         for item in (kept, lost, dropped):

@@ -197,11 +197,11 @@ class Broker:
         return stall.judge(await stall.read_snapshot(self.store, await self.status()), self.rules)
 
     async def keep_sweeping(self) -> None:
-        """Take back lost leases, for ever. Holders get a whole lease's time after Redis or this process was away."""
+        """Take back lost leases until the waits end. Holders get a whole lease's time after Redis or this process was away."""
         loop = asyncio.get_running_loop()
         lease_s = self._config.broker.lease_s
         trusted_from = loop.time() + lease_s
-        while True:
+        while not self.waits.ended:
             await asyncio.sleep(min(1.0, lease_s / 5))
             if loop.time() < trusted_from:
                 continue

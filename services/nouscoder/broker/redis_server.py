@@ -135,7 +135,14 @@ def redis_command(folder: Path) -> list[str]:
 def _spawn(command: list[str]) -> subprocess.Popen[bytes]:
     try:
         # A session of its own: Ctrl-C in the terminal must not end Redis before those who drain into it.
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        # And nothing of our outputs: what reads them would wait for as long as a Redis that outlives us.
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
     except OSError as error:
         raise RedisServerError(f"{command[0]} cannot be started: {error.strerror}") from error
 

@@ -208,7 +208,7 @@ def _worker(worker_id: str) -> str:
 
 
 async def _refresh_metrics(broker: Broker, collector: BrokerCollector) -> None:
-    while True:
+    while not broker.waits.ended:
         try:
             collector.latest = await broker.status()
         except BrokerError as error:

@@ -6,6 +6,7 @@ broker killed at any instant leaves no half of a transition behind.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,16 @@ def _load_scripts() -> dict[str, str]:
     }
 
 
+def _heed_cancellation() -> None:
+    """Raise the cancellation that redis-py (8.1) swallows when it comes in the middle of a command.
+
+    Without this a drain would wait for ever, and a call whose client is gone would go on leasing for it.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 class Store:
     """The scripts of the run `run` on the Redis at `url`. Nothing is connected before the first call."""
 
@@ -42,8 +53,7 @@ class Store:
         self._rules = rules.to_json()
         self._scripts = _load_scripts()
         self._digests = {
-            name: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-            for name, text in self._scripts.items()
+            name: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest() for name, text in self._scripts.items()
         }
         # One immediate second try: a pooled connection may be a dead one of a restarted Redis.
         self.redis = redis.asyncio.Redis.from_url(
@@ -60,8 +70,11 @@ class Store:
     async def run(self, script: str, *values: Value) -> Any:
         """Run one script. Raises BrokerUnavailable, or BrokerError for an answer that no script should get."""
         try:
-            return await self._evaluate(script, values)
+            answer = await self._evaluate(script, values)
+            _heed_cancellation()
+            return answer
         except (exceptions.ConnectionError, exceptions.TimeoutError, OSError) as error:
+            _heed_cancellation()
             raise BrokerUnavailable(f"Redis at {self.url} does not answer: {error}") from error
         except exceptions.RedisError as error:
             raise self._mapped(error) from error
@@ -73,8 +86,10 @@ class Store:
                 for key in keys:
                     pipeline.hmget(self.prefix + key, list(fields))
                 answers: list[list[bytes | None]] = await pipeline.execute()
-                return answers
+            _heed_cancellation()
+            return answers
         except (exceptions.ConnectionError, exceptions.TimeoutError, OSError) as error:
+            _heed_cancellation()
             raise BrokerUnavailable(f"Redis at {self.url} does not answer: {error}") from error
         except exceptions.RedisError as error:
             raise self._mapped(error) from error
