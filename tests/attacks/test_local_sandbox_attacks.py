@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from nouscoder.submission import Limits
+from nouscoder.verifier.languages import registry
 from nouscoder.verifier.sandbox import (
     CompileFailed,
     Exit,
@@ -26,6 +27,7 @@ from nouscoder.verifier.sandbox import (
 from nouscoder.verifier.sandbox.local import LocalSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+PYTHON = registry()["python"]
 LIMITS = Limits(wall_time_s=1.0, cpu_time_s=1, memory_bytes=256 << 20, output_bytes=1 << 20, processes=20)
 CANARY = "print(int(input()) + 1)"
 
@@ -43,10 +45,10 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 
 async def run(sandbox: Sandbox, code: str, stdin: bytes = b"", entry_point: str | None = None) -> RunResult:
     """Two runs of the attack, then the canary, which must not notice."""
-    async with sandbox.session(Program("python", code, LIMITS, entry_point)) as session:
+    async with sandbox.session(Program(PYTHON, code, LIMITS, entry_point)) as session:
         await session.run(stdin)
         result = await session.run(stdin)
-    async with sandbox.session(Program("python", CANARY, LIMITS)) as session:
+    async with sandbox.session(Program(PYTHON, CANARY, LIMITS)) as session:
         canary = await session.run(b"41")
         assert (canary.exit, canary.exit_code, canary.stdout) == (Exit.EXITED, 0, b"42\n"), canary.stderr.decode()
     return result
@@ -219,7 +221,7 @@ async def test_nothing_is_kept_between_runs(sandbox: Sandbox) -> None:
         "open('/tmp/kept', 'w').write('x'); os.environ['KEPT'] = '1'; sys.kept = 1; sys.path.append('x')\n"
         "if os.fork() == 0:\n    import time; time.sleep(60)\n"
     )
-    async with sandbox.session(Program("python", code, LIMITS)) as session:
+    async with sandbox.session(Program(PYTHON, code, LIMITS)) as session:
         outputs = {(await session.run(b"")).stdout for _ in range(4)}
     assert len(outputs) == 1
     assert outputs.pop().startswith(b"['main.py'] None False")
@@ -253,16 +255,16 @@ async def test_a_killed_zygote_is_a_sandbox_error_and_the_slot_comes_back() -> N
     except SandboxUnavailable as error:
         pytest.skip(str(error))
     try:
-        async with sandbox.session(Program("python", "import time; time.sleep(9)", LIMITS)) as session:
+        async with sandbox.session(Program(PYTHON, "import time; time.sleep(9)", LIMITS)) as session:
             waiting = asyncio.create_task(session.run(b""))
             await asyncio.sleep(0.1)
             os.kill(sandbox.pids()[0], signal.SIGKILL)
             with pytest.raises(SandboxError):
                 await waiting
-        async with sandbox.session(Program("python", CANARY, LIMITS)) as session:
+        async with sandbox.session(Program(PYTHON, CANARY, LIMITS)) as session:
             assert (await session.run(b"1")).stdout == b"2\n"
         os.kill(sandbox.pids()[0], signal.SIGKILL)  # while idle
-        async with sandbox.session(Program("python", CANARY, LIMITS)) as session:
+        async with sandbox.session(Program(PYTHON, CANARY, LIMITS)) as session:
             assert (await session.run(b"1")).stdout == b"2\n"
     finally:
         await sandbox.close()
@@ -285,7 +287,7 @@ async def test_close_leaves_no_process_mount_or_descriptor() -> None:
         await sandbox.start()
     except SandboxUnavailable as error:
         pytest.skip(str(error))
-    async with sandbox.session(Program("python", CONTAINED["daemon"] + "\nwhile True: pass", LIMITS)) as session:
+    async with sandbox.session(Program(PYTHON, CONTAINED["daemon"] + "\nwhile True: pass", LIMITS)) as session:
         task = asyncio.create_task(session.run(b""))
         await asyncio.sleep(0.2)
         family = _descendants(sandbox.pids())

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from nouscoder.submission import Limits
+from nouscoder.verifier.languages import registry
 from nouscoder.verifier.sandbox import (
     CompileFailed,
     Exit,
@@ -28,6 +29,7 @@ LOOP = "while True: pass\n"
 HOG = "x = bytearray(1 << 32)\n"
 FLOOD = "import sys\nwhile True: sys.stdout.write('x' * 65536)\n"
 ADD = "def add(a, b=0):\n    return (a + b, [a])\n"
+PYTHON = registry()["python"]
 SHORT = Limits(wall_time_s=0.4, cpu_time_s=5, memory_bytes=256 << 20, output_bytes=1 << 20, processes=16)
 
 TABLE = {
@@ -57,7 +59,7 @@ async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
 
 
 async def test_stdin_program_answers_each_run(sandbox: Sandbox) -> None:
-    async with sandbox.session(Program("python", DOUBLE, SHORT)) as session:
+    async with sandbox.session(Program(PYTHON, DOUBLE, SHORT)) as session:
         for number in (1, 2, 30):
             result = await session.run(b"%d\n" % number)
             assert (result.exit, result.exit_code, result.stdout) == (Exit.EXITED, 0, b"%d\n" % (2 * number))
@@ -70,7 +72,7 @@ async def test_stdin_program_answers_each_run(sandbox: Sandbox) -> None:
     [(FAIL, Exit.EXITED, 3, 0), (ABORT, Exit.SIGNALLED, 0, 6)],
 )
 async def test_exit_code_and_signal(sandbox: Sandbox, code: str, exit_: Exit, exit_code: int, signal: int) -> None:
-    async with sandbox.session(Program("python", code, SHORT)) as session:
+    async with sandbox.session(Program(PYTHON, code, SHORT)) as session:
         for _ in range(2):  # the process that compiled, and one that did not
             result = await session.run(b"")
             assert (result.exit, result.exit_code, result.signal) == (exit_, exit_code, signal)
@@ -80,13 +82,13 @@ async def test_exit_code_and_signal(sandbox: Sandbox, code: str, exit_: Exit, ex
     ("code", "exit_"), [(LOOP, Exit.TIME_LIMIT), (HOG, Exit.MEMORY_LIMIT), (FLOOD, Exit.OUTPUT_LIMIT)]
 )
 async def test_each_limit_has_its_exit(sandbox: Sandbox, code: str, exit_: Exit) -> None:
-    async with sandbox.session(Program("python", code, SHORT)) as session:
+    async with sandbox.session(Program(PYTHON, code, SHORT)) as session:
         assert (await session.run(b"")).exit is exit_
         assert (await session.run(b"")).exit is exit_
 
 
 async def test_call_program_returns_its_value_as_json(sandbox: Sandbox) -> None:
-    async with sandbox.session(Program("python", ADD, SHORT, entry_point="add")) as session:
+    async with sandbox.session(Program(PYTHON, ADD, SHORT, entry_point="add")) as session:
         result = await session.run(b'{"args": [1], "kwargs": {"b": 2}}')
         assert result.result == b"[3, [1]]"
 
@@ -94,10 +96,10 @@ async def test_call_program_returns_its_value_as_json(sandbox: Sandbox) -> None:
 @pytest.mark.parametrize("code", ["def (:\n", "x = 1\n  y = 2\n", "a\x00b", "return 1\n"])
 async def test_code_that_does_not_compile_fails_on_entry(sandbox: Sandbox, code: str) -> None:
     with pytest.raises(CompileFailed) as caught:
-        async with sandbox.session(Program("python", code, SHORT)):
+        async with sandbox.session(Program(PYTHON, code, SHORT)):
             pytest.fail("the session must not open")
     assert "Error" in caught.value.detail
-    async with sandbox.session(Program("python", DOUBLE, SHORT)) as session:  # and the slot is as good as before
+    async with sandbox.session(Program(PYTHON, DOUBLE, SHORT)) as session:  # and the slot is as good as before
         assert (await session.run(b"4")).stdout == b"8\n"
 
 
@@ -105,7 +107,7 @@ async def test_sessions_wait_for_a_slot_and_get_it_in_order(sandbox: Sandbox) ->
     order: list[int] = []
 
     async def one(number: int) -> None:
-        async with sandbox.session(Program("python", DOUBLE, SHORT)) as session:
+        async with sandbox.session(Program(PYTHON, DOUBLE, SHORT)) as session:
             order.append(number)
             await session.run(b"1")
 
@@ -115,7 +117,7 @@ async def test_sessions_wait_for_a_slot_and_get_it_in_order(sandbox: Sandbox) ->
 
 async def test_a_cancelled_waiter_and_a_cancelled_run_free_the_slot(sandbox: Sandbox) -> None:
     async def one(code: str) -> None:
-        async with sandbox.session(Program("python", code, Limits())) as session:
+        async with sandbox.session(Program(PYTHON, code, Limits())) as session:
             await session.run(b"")
 
     tasks = [asyncio.create_task(one(LOOP if sandbox.name == "local" else DOUBLE)) for _ in range(3)]
@@ -125,14 +127,14 @@ async def test_a_cancelled_waiter_and_a_cancelled_run_free_the_slot(sandbox: San
     for task in tasks:
         with contextlib.suppress(asyncio.CancelledError, ValueError):
             await task
-    async with asyncio.timeout(5), sandbox.session(Program("python", DOUBLE, SHORT)) as session:
+    async with asyncio.timeout(5), sandbox.session(Program(PYTHON, DOUBLE, SHORT)) as session:
         assert (await session.run(b"21")).stdout == b"42\n"
 
 
 async def test_a_closed_sandbox_refuses_sessions(sandbox: Sandbox) -> None:
     await sandbox.close()
     with pytest.raises(SandboxError):
-        async with sandbox.session(Program("python", DOUBLE, SHORT)):
+        async with sandbox.session(Program(PYTHON, DOUBLE, SHORT)):
             pass
 
 

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from nouscoder.submission import Limits
+from nouscoder.verifier.languages import registry
 from nouscoder.verifier.sandbox import (
     Exit,
     Program,
@@ -22,6 +23,7 @@ from nouscoder.verifier.sandbox import (
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+PYTHON = registry()["python"]
 LIMITS = Limits(wall_time_s=5, cpu_time_s=5, memory_bytes=512 << 20, output_bytes=4 << 20, processes=32)
 
 
@@ -38,7 +40,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 
 async def run_twice(sandbox: Sandbox, code: str, stdin: bytes = b"", entry_point: str | None = None) -> RunResult:
     """The process that compiled and one that was forked later must do the same."""
-    async with sandbox.session(Program("python", code, LIMITS, entry_point)) as session:
+    async with sandbox.session(Program(PYTHON, code, LIMITS, entry_point)) as session:
         first, second = await session.run(stdin), await session.run(stdin)
     assert (first.exit, first.exit_code, first.signal) == (second.exit, second.exit_code, second.signal)
     assert (first.stdout, first.result) == (second.stdout, second.result)
@@ -167,7 +169,7 @@ async def test_large_input_and_output_cross_whole(sandbox: Sandbox) -> None:
 
 
 async def test_random_state_differs_between_runs(sandbox: Sandbox) -> None:
-    async with sandbox.session(Program("python", "import random; print(random.random())", LIMITS)) as session:
+    async with sandbox.session(Program(PYTHON, "import random; print(random.random())", LIMITS)) as session:
         assert len({(await session.run(b"")).stdout for _ in range(5)}) == 5
 
 
@@ -224,7 +226,7 @@ async def test_a_poisoned_json_module_harms_only_its_own_value(sandbox: Sandbox)
 @pytest.mark.parametrize("after_s", [0.0, 0.002, 0.004, 0.006, 0.008, 0.012, 0.02])
 async def test_a_run_cancelled_at_any_moment_leaves_the_slot_in_step(sandbox: Sandbox, after_s: float) -> None:
     async def flood() -> None:
-        async with sandbox.session(Program("python", "print('x' * 4_000_000)", LIMITS)) as session:
+        async with sandbox.session(Program(PYTHON, "print('x' * 4_000_000)", LIMITS)) as session:
             for _ in range(50):
                 await session.run(b"")
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -14,7 +14,7 @@ from nouscoder.submission import CallCase, CallTests, Limits, StdinCase, StdinTe
 from nouscoder.verdict import TestOutcome, VerdictKind
 from nouscoder.verifier.grader import Grader, GradingPolicy, QueueFull
 from nouscoder.verifier.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox.base import CompileFailed, Exit, Program, RunResult, SandboxError, Session
+from nouscoder.verifier.sandbox.base import NO_FILES, CompileFailed, Exit, Program, RunResult, SandboxError, Session
 from nouscoder.verifier.validation import InvalidSubmission
 
 Behaviour = Callable[[bytes], Awaitable[RunResult]]
@@ -30,6 +30,7 @@ class ScriptedSandbox:
     """Runs a coroutine in place of a program, and notes who asked for what."""
 
     name = "scripted"
+    isolation: tuple[str, ...] = ()
 
     def __init__(self, behaviour: Behaviour = echo, num_slots: int = 1) -> None:
         self.behaviour = behaviour
@@ -58,10 +59,22 @@ class ScriptedSandbox:
         finally:
             self.open -= 1
 
-    async def run(self, stdin: bytes) -> RunResult:
+    def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
+        """None here has a partner."""
+        raise NotImplementedError
+
+    async def run(
+        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> RunResult:
         """One run."""
         self.inputs.append(stdin)
         return await self.behaviour(stdin)
+
+    async def converse(
+        self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> tuple[RunResult, RunResult]:
+        """None here holds conversations."""
+        raise NotImplementedError
 
 
 def grader_of(sandbox: ScriptedSandbox, **policy: float) -> Grader:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
 import grpc
@@ -25,7 +25,7 @@ from nouscoder.verifier.grader import Grader, GradingPolicy
 from nouscoder.verifier.http import Door, make_app
 from nouscoder.verifier.listener import start_http
 from nouscoder.verifier.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox.base import Exit, Program, RunResult, SandboxError, Session
+from nouscoder.verifier.sandbox.base import NO_FILES, Exit, Program, RunResult, SandboxError, Session
 from nouscoder.verifier.service import Servicer
 
 GOOD = RunResult(Exit.EXITED, 0, 0, 0.01, 0.01, 1000, b"", b"")
@@ -36,6 +36,7 @@ class WordSandbox:
     """Programs of one word: `cat` prints its input, `hang` waits to be let go, `break` breaks the sandbox."""
 
     name = "words"
+    isolation: tuple[str, ...] = ()
     num_slots = 2
 
     def __init__(self) -> None:
@@ -57,18 +58,29 @@ class WordSandbox:
         finally:
             self.open -= 1
 
+    def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
+        """None here has a partner."""
+        raise NotImplementedError
+
 
 @dataclass
 class _WordSession:
     sandbox: WordSandbox
     code: str
 
-    async def run(self, stdin: bytes) -> RunResult:
+    async def run(
+        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> RunResult:
         if self.code == "break":
             raise SandboxError("broken")
         if self.code == "hang":
             await self.sandbox.let_go.wait()
         return replace(GOOD, stdout=stdin)
+
+    async def converse(
+        self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> tuple[RunResult, RunResult]:
+        raise NotImplementedError
 
 
 @dataclass

@@ -23,6 +23,7 @@ from enum import StrEnum
 from nouscoder.submission import Submission
 from nouscoder.verdict import TestOutcome, Verdict, VerdictKind
 from nouscoder.verifier.extract import extract_code
+from nouscoder.verifier.languages import installed
 from nouscoder.verifier.metrics import VerifierMetrics
 from nouscoder.verifier.progress import Progress
 from nouscoder.verifier.sandbox.base import CompileFailed, Program, Sandbox, SandboxError
@@ -109,7 +110,8 @@ class Grader:
         if code is None:
             verdict = progress.ended(VerdictKind.NO_CODE, "the completion holds no code")
         else:
-            program = Program(submission.language, code, submission.limits, progress.judge.entry_point)
+            language = installed()[submission.language]
+            program = Program(language, code, submission.limits, progress.judge.entry_point)
             async with self._slot():
                 verdict = await self._attempts(program, progress, on_outcome)
         self._metrics.graded(verdict)

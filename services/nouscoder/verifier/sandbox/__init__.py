@@ -5,6 +5,7 @@ from __future__ import annotations
 from nouscoder.verifier.sandbox.base import (
     CompileFailed,
     Exit,
+    PartnerCompileFailed,
     Program,
     RunResult,
     Sandbox,
@@ -17,6 +18,7 @@ from nouscoder.verifier.sandbox.config import SandboxConfig
 __all__ = [
     "CompileFailed",
     "Exit",
+    "PartnerCompileFailed",
     "Program",
     "RunResult",
     "Sandbox",

@@ -6,13 +6,20 @@ A backend never sees an expected output, so nothing it runs can leak one. Backen
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Protocol
 
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.submission import Limits
+from nouscoder.verifier.languages import Language
+
+NO_FILES: Mapping[str, bytes] = MappingProxyType({})
+_MAX_GIVEN_BYTES = 1 << 29
+_MAX_GIVEN = 256
 
 
 class Exit(StrEnum):
@@ -27,16 +34,24 @@ class Exit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a submission's tests share. `entry_point` is None for a stdin program.
+    """What a submission's tests share. `entry_point` is None for a program that is run as a whole.
 
-    With an entry point the harness calls it with the arguments of each run (JSON on `Run.stdin`:
-    {"args": [...], "kwargs": {...}}) and returns the result as JSON in `RunResult.result`.
+    With an entry point the harness calls it with the arguments of each run (JSON as the run's stdin:
+    {"args": [...], "kwargs": {...}}) and returns the result as JSON in `RunResult.result`. `prelude` is Python that
+    is executed in the program's namespace before it. Both are python's alone (a language whose `run` is None).
+    `limits` are applied as they stand: the language's `time_factor` is the caller's to apply.
     """
 
-    language: str
+    language: Language
     code: str
     limits: Limits
     entry_point: str | None = None
+    prelude: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError when another language is asked to do what only python does."""
+        if self.language.run is not None and (self.entry_point is not None or self.prelude):
+            raise ValueError(f"{self.language.name} programs have no entry point and no prelude: only python does")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +90,44 @@ class CompileFailed(Exception):
         self.detail = detail
 
 
+class PartnerCompileFailed(CompileFailed):
+    """The partner of a pair (a checker, an interactor) does not compile: the fault of who sent the tests."""
+
+
 class Session(Protocol):
     """One submission inside one fresh sandbox. Runs are sequential; each is a fresh process in a clean file system."""
 
-    async def run(self, stdin: bytes) -> RunResult:
-        """Run the program once. Raises SandboxError when the sandbox (not the candidate) fails."""
+    async def run(
+        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> RunResult:
+        """Run the program once, with `args` after its name and `files` (plain names) read-only in its folder.
+
+        Raises SandboxError when the sandbox (not the candidate) fails, ValueError for what `check_given` refuses.
+        """
+        ...
+
+    async def converse(
+        self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> tuple[RunResult, RunResult]:
+        """Run this program and `partner`'s at once, the output of each being the input of the other.
+
+        `partner` is the second session of the same `Sandbox.pair`; `args` and `files` are the partner's. Each is told
+        of the other's end by end of input. The results (this one's, the partner's) hold all that each has said. Both
+        run under their own limits, wall time counting from the start of the conversation. Raises as `run` does.
+        """
         ...
 
 
 class Sandbox(Protocol):
-    """A pool of `num_slots` sandboxes of one backend."""
+    """A pool of `num_slots` sandboxes of one backend. `isolation` names the layers in force once it has started."""
 
     name: str
     num_slots: int
+
+    @property
+    def isolation(self) -> tuple[str, ...]:
+        """For people and for Capabilities: what stands between a candidate and the host, layer by layer."""
+        ...
 
     async def start(self) -> None:
         """Bring the slots up. Raises SandboxUnavailable with one clear sentence."""
@@ -100,6 +140,27 @@ class Sandbox(Protocol):
         """
         ...
 
+    def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
+        """As `session`, with a second fresh sandbox beside it for a checker or an interactor.
+
+        The two share nothing. The second one is no slot of the pool: pairs wait for one slot each, as sessions do, and
+        can never wait for one another. Raises PartnerCompileFailed on entry when the partner does not compile.
+        """
+        ...
+
     async def close(self) -> None:
         """Kill every process of every slot and wait for them."""
         ...
+
+
+def check_given(program: Program, args: tuple[str, ...], files: Mapping[str, bytes]) -> None:
+    """Raises ValueError for arguments or files that no run can be given: a name that is a path or is taken, NUL."""
+    if len(args) > _MAX_GIVEN or len(files) > _MAX_GIVEN:
+        raise ValueError(f"a run is given at most {_MAX_GIVEN} arguments and files")
+    if any("\0" in arg for arg in args):
+        raise ValueError("an argument must not hold a NUL character")
+    for name in files:
+        if name in ("", ".", "..", program.language.source_name) or "/" in name or "\0" in name or len(name) > 200:
+            raise ValueError(f"{name!r:.60} cannot be the name of a file of a run")
+    if sum(map(len, files.values())) > _MAX_GIVEN_BYTES:
+        raise ValueError(f"the files of a run hold at most {_MAX_GIVEN_BYTES} bytes together")

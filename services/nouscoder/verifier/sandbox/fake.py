@@ -8,10 +8,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 
-from nouscoder.verifier.sandbox.base import CompileFailed, Exit, Program, RunResult, SandboxError
+from nouscoder.verifier.sandbox.base import (
+    NO_FILES,
+    CompileFailed,
+    Exit,
+    PartnerCompileFailed,
+    Program,
+    RunResult,
+    SandboxError,
+    Session,
+    check_given,
+)
 
 Behaviour = Callable[[bytes], RunResult]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What one run was given."""
+
+    code: str
+    stdin: bytes
+    args: tuple[str, ...]
+    files: Mapping[str, bytes]
 
 
 def ended(
@@ -35,18 +56,25 @@ def echo(stdin: bytes) -> RunResult:
 class FakeSandbox:
     """`table` maps a program's code to what its runs give; a behaviour may raise SandboxError.
 
-    Code that does not compile as Python raises CompileFailed, as everywhere; nothing of it is executed.
+    Python that does not compile raises CompileFailed, as everywhere; nothing of it is executed. `given` keeps what
+    every run was given.
     """
 
     name = "fake"
+    isolation: tuple[str, ...] = ()
 
     def __init__(self, table: Mapping[str, Behaviour] | None = None, num_slots: int = 2) -> None:
         self.num_slots = num_slots
-        self.num_runs = 0
         self.num_sessions = 0
+        self.given: list[Given] = []
         self._table = dict(table or {})
         self._slots = asyncio.Semaphore(num_slots)
         self._open = False
+
+    @property
+    def num_runs(self) -> int:
+        """Runs so far."""
+        return len(self.given)
 
     async def start(self) -> None:
         """Open for sessions."""
@@ -59,11 +87,25 @@ class FakeSandbox:
             raise SandboxError("the sandbox is not open")
         async with self._slots:
             self.num_sessions += 1
+            yield self._compiled(program)
+
+    @contextlib.asynccontextmanager
+    async def pair(self, program: Program, partner: Program) -> AsyncIterator[tuple[FakeSession, FakeSession]]:
+        """See `Sandbox.pair`."""
+        async with self.session(program) as first:
             try:
+                second = self._compiled(partner)
+            except CompileFailed as failure:
+                raise PartnerCompileFailed(failure.detail) from failure
+            yield first, second
+
+    def _compiled(self, program: Program) -> FakeSession:
+        try:
+            if program.language.run is None:
                 compile(program.code, "main.py", "exec", dont_inherit=True)
-            except (SyntaxError, ValueError) as error:
-                raise CompileFailed(f"{type(error).__name__}: {error}") from error
-            yield FakeSession(self, self._table.get(program.code, echo))
+        except (SyntaxError, ValueError) as error:
+            raise CompileFailed(f"{type(error).__name__}: {error}") from error
+        return FakeSession(self, program, self._table.get(program.code, echo))
 
     async def close(self) -> None:
         """Refuse sessions from now on."""
@@ -73,12 +115,23 @@ class FakeSandbox:
 class FakeSession:
     """One submission."""
 
-    def __init__(self, sandbox: FakeSandbox, behaviour: Behaviour) -> None:
+    def __init__(self, sandbox: FakeSandbox, program: Program, behaviour: Behaviour) -> None:
         self._sandbox = sandbox
+        self._program = program
         self._behaviour = behaviour
 
-    async def run(self, stdin: bytes) -> RunResult:
+    async def run(
+        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> RunResult:
         """See `Session.run`."""
-        self._sandbox.num_runs += 1
+        check_given(self._program, args, files)
+        self._sandbox.given.append(Given(self._program.code, stdin, args, dict(files)))
         await asyncio.sleep(0)
         return self._behaviour(stdin)
+
+    async def converse(
+        self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> tuple[RunResult, RunResult]:
+        """One turn: this program speaks to an empty input, and the partner is given what it said."""
+        said = await self.run(b"")
+        return said, await partner.run(said.stdout, args=args, files=files)

@@ -16,12 +16,22 @@ import contextlib
 import json
 import os
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from nouscoder.verifier.harness import frames
 from nouscoder.verifier.harness.frames import Kind
 from nouscoder.verifier.harness.settings import SlotSettings
-from nouscoder.verifier.sandbox.base import CompileFailed, Exit, Program, RunResult, SandboxError
+from nouscoder.verifier.sandbox.base import (
+    NO_FILES,
+    CompileFailed,
+    Exit,
+    PartnerCompileFailed,
+    Program,
+    RunResult,
+    SandboxError,
+    Session,
+    check_given,
+)
 from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.slot import Slot, host_is_root
 
@@ -35,6 +45,14 @@ _EXITS = {
 _FIRST_UID = 1_000_000_000  # far from any user of the host; two a slot, apart for each service process
 _UIDS_A_SERVICE = 4096
 _COMPILE_TIME_S = 10.0
+_ISOLATION = (
+    *(f"namespace:{kind}" for kind in ("user", "pid", "mount", "net", "ipc", "uts")),
+    "read-only-root",
+    "no-capabilities",
+    "no-new-privileges",
+    "seccomp",
+    "rlimits",
+)
 
 
 class LocalSandbox:
@@ -46,6 +64,12 @@ class LocalSandbox:
         self.num_slots = config.slots or len(os.sched_getaffinity(0))
         self._config = config
         self._slots = [Slot(i, config, _slot_settings(config, i)) for i in range(self.num_slots)]
+        # One beside each slot, started when a pair first needs it.
+        seconds = range(self.num_slots, 2 * self.num_slots)
+        self._seconds = {
+            first.index: Slot(i, config, _slot_settings(config, i))
+            for first, i in zip(self._slots, seconds, strict=True)
+        }
         self._free: deque[Slot] = deque()
         self._waiting: deque[asyncio.Future[Slot]] = deque()
         self._open = False
@@ -63,21 +87,52 @@ class LocalSandbox:
     @contextlib.asynccontextmanager
     async def session(self, program: Program) -> AsyncIterator[LocalSession]:
         """See `Sandbox.session`."""
-        if program.language != "python":
-            raise SandboxError(f"the local sandbox does not run {program.language!r} yet")
+        async with self._slot() as slot:
+            yield await self._opened(slot, program)
+
+    @contextlib.asynccontextmanager
+    async def pair(self, program: Program, partner: Program) -> AsyncIterator[tuple[LocalSession, LocalSession]]:
+        """See `Sandbox.pair`."""
+        async with self._slot() as slot:
+            first = await self._opened(slot, program)
+            second = self._seconds[slot.index]
+            try:
+                yield first, await self._opened_partner(second, partner)
+            finally:
+                await asyncio.shield(second.release() if self._open else second.stop())
+
+    @contextlib.asynccontextmanager
+    async def _slot(self) -> AsyncIterator[Slot]:
         slot = await self._acquire()
         try:
-            await slot.ensure_ready()
-            slot.begin()
-            session = LocalSession(slot, program, self._config.grace_s)
-            await session.compile()
-            yield session
+            yield slot
         finally:
             await asyncio.shield(self._give_back(slot))
 
+    async def _opened(self, slot: Slot, program: Program) -> LocalSession:
+        if program.language.run is not None:
+            raise SandboxError(f"the local sandbox does not run {program.language.name!r} yet")
+        await slot.ensure_ready()
+        slot.begin()
+        session = LocalSession(slot, program, self._config.grace_s)
+        await session.compile()
+        return session
+
+    async def _opened_partner(self, slot: Slot, program: Program) -> LocalSession:
+        try:
+            return await self._opened(slot, program)
+        except CompileFailed as failure:
+            raise PartnerCompileFailed(failure.detail) from failure
+
+    @property
+    def isolation(self) -> tuple[str, ...]:
+        """See `Sandbox`."""
+        users = ("separate-users",) if host_is_root() else ()
+        return (*_ISOLATION, *users)
+
     def pids(self) -> list[int]:
         """Process ids of the slots' zygotes, for tests and diagnosis."""
-        return [slot.pid for slot in self._slots if slot.pid is not None]
+        return [slot.pid for slot in (*self._slots, *self._seconds.values()) if slot.pid is not None]
 
     async def close(self) -> None:
         """Kill every slot; sessions waiting for one get SandboxError."""
@@ -87,7 +142,7 @@ class LocalSandbox:
             waiter = self._waiting.popleft()
             if not waiter.done():
                 waiter.set_exception(SandboxError("the sandbox was closed"))
-        await asyncio.gather(*(slot.stop() for slot in self._slots))
+        await asyncio.gather(*(slot.stop() for slot in (*self._slots, *self._seconds.values())))
 
     async def _acquire(self) -> Slot:
         if not self._open:
@@ -148,8 +203,13 @@ class LocalSession:
             await self._slot.stop()
             raise SandboxError(f"slot {self._slot.index} answered {kind.name} to a program")
 
-    async def run(self, stdin: bytes) -> RunResult:
+    async def run(
+        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> RunResult:
         """See `Session.run`. Raises RuntimeError when another run of this session is under way."""
+        check_given(self._program, args, files)
+        if args or files:
+            raise SandboxError("the local sandbox gives no arguments and files yet")
         if self._running:
             raise RuntimeError("runs of one session are sequential")
         self._running = True
@@ -162,6 +222,12 @@ class LocalSession:
         finally:
             self._running = False
         return _to_result(payload)
+
+    async def converse(
+        self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> tuple[RunResult, RunResult]:
+        """See `Session.converse`."""
+        raise SandboxError("the local sandbox holds no conversations yet")
 
     async def _receive(self, limit_s: float) -> tuple[Kind, bytes]:
         try:
