@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from nouscoder.broker import batches
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import InvalidRequest, InvariantBroken, Refused
@@ -189,11 +190,11 @@ async def test_the_end_of_a_run_abandons_what_is_in_flight_once(new_broker: NewB
 async def test_balanced_is_false_when_a_rollout_is_lost_or_doubled(new_broker: NewBroker, broker_rig: Any) -> None:
     broker = await ready(new_broker, broker_rig)
     live = broker.store.prefix + "live:ready"
-    await broker.store.redis.srem(live, "g000000-0")  # type: ignore[misc]
+    await broker.store.redis.srem(live, "g000000-0")
     assert not (await broker.status()).ledger.balanced
-    await broker.store.redis.sadd(live, "g000000-0", "g999999-0")  # type: ignore[misc]
+    await broker.store.redis.sadd(live, "g000000-0", "g999999-0")
     assert not (await broker.status()).ledger.balanced
-    await broker.store.redis.srem(live, "g999999-0")  # type: ignore[misc]
+    await broker.store.redis.srem(live, "g999999-0")
     assert (await broker.status()).ledger.balanced
 
 

@@ -167,7 +167,7 @@ async def test_a_keeper_beats_for_nothing_that_was_dropped_or_lost() -> None:
 
 async def test_health_says_serving(service: Service) -> None:
     async with open_channel(service.address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         for name in ("", "nouscoder.v1.BrokerService"):
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from nouscoder.broker import streams
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import InvalidRequest
 from nouscoder.broker.streams import LeaseRef, Stream, parse_lease
+from nouscoder.lease import LeasedTask
 from nouscoder.verdict import VerdictKind
 
 NewBroker = Callable[..., Broker]
@@ -53,14 +55,28 @@ async def test_admission_stops_at_k_times_b_and_goes_on_when_a_batch_is_made(bro
 async def test_ids_problems_and_seeds_are_the_same_in_every_run_of_a_seed(
     new_broker: NewBroker, broker_rig: Any
 ) -> None:
-    first, second = [(await new_broker("run.seed=7").lease_tasks(GEN, 100, 0)).tasks for _ in range(2)]
+    async def first_tasks(seed: int) -> tuple[LeasedTask, ...]:
+        broker = new_broker(f"run.seed={seed}")
+        await broker.publish_policy(broker_rig.manifest(0))
+        return (await broker.lease_tasks(GEN, 100, 0)).tasks
+
+    first, second = [await first_tasks(7) for _ in range(2)]
     assert [item.task for item in first] == [item.task for item in second]
     assert first[0].task.rollout_id == "g000000-0"
     assert len({item.task.sampling.seed for item in first}) == 16
     assert first[0].task.prompt == next(
         p.prompt for p in broker_rig.problems if p.problem_id == first[0].task.problem_id
     )
-    assert [item.task for item in (await new_broker("run.seed=8").lease_tasks(GEN, 100, 0)).tasks] != first
+    assert [item.task for item in await first_tasks(8)] != [item.task for item in first]
+
+
+async def test_nothing_is_admitted_before_there_is_a_policy_to_sample_under(
+    new_broker: NewBroker, broker_rig: Any
+) -> None:
+    broker = new_broker()
+    assert (await broker.lease_tasks(GEN, 100, 0)).tasks == ()
+    await broker.publish_policy(broker_rig.manifest(0))
+    assert len((await broker.lease_tasks(GEN, 100, 0)).tasks) == 16
 
 
 async def test_work_under_a_lost_lease_is_refused_and_the_new_holders_is_taken(broker: Broker, broker_rig: Any) -> None:
@@ -86,8 +102,9 @@ async def test_handing_in_again_after_a_lost_answer_changes_nothing(broker: Brok
     assert before.streams[1].lag == 4
 
 
-async def test_a_heartbeat_keeps_a_lease_and_tells_the_lost_ones(new_broker: NewBroker) -> None:
+async def test_a_heartbeat_keeps_a_lease_and_tells_the_lost_ones(new_broker: NewBroker, broker_rig: Any) -> None:
     broker = new_broker("broker.lease_s=0.4")
+    await broker.publish_policy(broker_rig.manifest(0))
     kept, lost = (await broker.lease_tasks(GEN, 2, 0)).tasks
     for _ in range(6):
         await asyncio.sleep(0.1)
@@ -98,8 +115,11 @@ async def test_a_heartbeat_keeps_a_lease_and_tells_the_lost_ones(new_broker: New
     assert await broker.heartbeat(OTHER, [kept.lease.lease_id]) == [kept.lease.lease_id]
 
 
-async def test_the_brokers_own_sweep_gives_lost_work_to_who_waits_for_it(new_broker: NewBroker) -> None:
+async def test_the_brokers_own_sweep_gives_lost_work_to_who_waits_for_it(
+    new_broker: NewBroker, broker_rig: Any
+) -> None:
     broker = new_broker("broker.lease_s=0.2", "broker.pipeline_k=1", "broker.batch_size=4")
+    await broker.publish_policy(broker_rig.manifest(0))
     sweeper = asyncio.create_task(broker.keep_sweeping())
     first = await broker.lease_tasks(GEN, 4, 0)
     second = await broker.lease_tasks(OTHER, 4, 10)
@@ -133,7 +153,8 @@ async def test_too_many_deliveries_make_a_dead_letter_and_its_group_goes_on_with
     assert status.ledger.abandoned == 1
     assert status.ledger.in_flight["ready"] == 3
     assert status.streams[0].dead_letters == 1
-    ((_, letter),) = await broker.store.redis.xrange(broker.store.prefix + "dead")
+    dead: Any = await broker.store.redis.xrange(broker.store.prefix + "dead")
+    ((_, letter),) = dead
     assert letter[b"rollout"].decode() == poison.task.rollout_id
 
 

@@ -162,6 +162,7 @@ class Broker:
         """Take a policy; answers the newest version. Raises Refused."""
         version = await policies.publish(self.store, manifest)
         self.waits.policy.fire()
+        self.waits.tasks.fire()  # the first one opens admission
         return version
 
     async def watch_policy(self) -> AsyncIterator[PolicyManifest]:
@@ -197,7 +198,10 @@ class Broker:
         return stall.judge(await stall.read_snapshot(self.store, await self.status()), self.rules)
 
     async def keep_sweeping(self) -> None:
-        """Take back lost leases until the waits end. Holders get a whole lease's time after Redis or this process was away."""
+        """Take back lost leases until the waits end.
+
+        Holders get a whole lease's time after Redis or this process was away, when no heartbeat could come through.
+        """
         loop = asyncio.get_running_loop()
         lease_s = self._config.broker.lease_s
         trusted_from = loop.time() + lease_s
