@@ -23,6 +23,7 @@ import types
 from typing import Any, NamedTuple
 
 from . import kernel
+from .isolation import Isolation
 
 RESULT_FD = 3
 CANDIDATE_ID = 1000  # user and group, as seen inside
@@ -54,7 +55,7 @@ class Program(NamedTuple):
 class Confinement(NamedTuple):
     """What every candidate of a slot is put under. `base_vm_bytes` is what the interpreter maps before it starts."""
 
-    two_users: bool
+    isolation: Isolation
     filter: Any
     base_vm_bytes: int
     namespace: dict[str, Any]
@@ -73,10 +74,9 @@ def confine_session(confinement: Confinement, stream_fds: tuple[int, ...]) -> No
         (resource.RLIMIT_NOFILE, _NUM_FILES),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
-        (resource.RLIMIT_MSGQUEUE, 0),
     ):
         resource.setrlimit(kind, (value, value))
-    kernel.forbid_root_capabilities()
+    confinement.isolation.give_up_root()
     kernel.forbid_new_privileges()
     kernel.install_filter(confinement.filter)
 
@@ -94,7 +94,7 @@ class TestLimits:
         self._processes = (program.processes, program.processes)
         # SIGXCPU at the limit (whole seconds are all the kernel has), SIGKILL a second later.
         self._cpu = (seconds, seconds + 1)
-        self._two_users = confinement.two_users
+        self._two_users = confinement.isolation.two_users
 
     def confine(self, *, count_cpu: bool = True) -> None:
         """Give up the last rights. Raises OSError. The change of user comes last: init takes it for the proof."""

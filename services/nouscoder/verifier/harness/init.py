@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from . import candidate, frames, kernel
 from .candidate import Confinement, Job, Program, make_script_surroundings
+from .isolation import Isolation
 from .memory import MemoryWatch
 from .run import Plan, Run, RunAbandoned, RunFailed, end_all
 from .settings import SlotSettings
@@ -29,16 +30,19 @@ _SCRIPT = "/tmp/main.py"
 class Init:
     """Built once in the zygote; `serve` runs in every fork of it."""
 
-    def __init__(self, settings: SlotSettings, stream_in: int, stream_out: int, filter_code: bytes) -> None:
+    def __init__(
+        self, settings: SlotSettings, isolation: Isolation, stream_in: int, stream_out: int, filter_code: bytes
+    ) -> None:
         self._settings = settings
+        self._isolation = isolation
         self._files_dir = self._proc_fd = -1
         self._in = stream_in
         self._out = stream_out
-        self._two_users = settings.uid_init is not None
+        self._two_users = isolation.two_users
         with open("/proc/self/statm") as statm:
             vm_pages = int(statm.read().split()[0])
         self._confinement = Confinement(
-            two_users=self._two_users,
+            isolation=isolation,
             filter=kernel.make_filter(filter_code),
             namespace=make_script_surroundings(),
             base_vm_bytes=vm_pages * resource.getpagesize(),
@@ -65,16 +69,7 @@ class Init:
         _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGINT,))
         kernel.die_with_parent()
         kernel.forbid_inspection()
-        flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-        if self._two_users:
-            # init is told apart by its group: it sees every process there, a candidate only its own.
-            kernel.mount("proc", "/proc", "proc", flags, "hidepid=invisible,gid=0,subset=pid")
-            self._proc_fd = _move_up(os.open("/proc", os.O_RDONLY | os.O_DIRECTORY))
-        else:
-            # A proc of init's own, hidden by the one that candidates see.
-            kernel.mount("proc", "/proc", "proc", flags, "subset=pid")
-            self._proc_fd = _move_up(os.open("/proc", os.O_RDONLY | os.O_DIRECTORY))
-            kernel.mount("proc", "/proc", "proc", flags, "hidepid=invisible,subset=pid")
+        self._proc_fd = _move_up(self._isolation.show_processes())
         # Files of the runs live in a tmpfs that the candidate's /tmp then hides; only this descriptor leads there.
         kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=700")
         self._files_dir = _move_up(os.open("/tmp", os.O_RDONLY | os.O_DIRECTORY))

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from . import candidate, frames
 from .candidate import CANDIDATE_ID, Confinement, Job, Program, TestLimits
+from .isolation import Isolation
 from .memory import LOOK_EVERY_S, MemoryWatch
 
 _CPU_USED = struct.Struct("=d")  # CPU time that compiling took [s]
@@ -46,10 +47,9 @@ class _Files(NamedTuple):
     result: int | None
 
     @staticmethod
-    def make(files_dir: int, has_result: bool) -> _Files:
+    def make(isolation: Isolation, files_dir: int, has_result: bool) -> _Files:
         """Unlinked files in the tmpfs that only init has open."""
-        flags = os.O_TMPFILE | os.O_RDWR
-        fds = [os.open(".", flags, 0o666, dir_fd=files_dir) for _ in range(3 + has_result)]
+        fds = [isolation.unlinked_file(files_dir) for _ in range(3 + has_result)]
         return _Files(fds[0], fds[1], fds[2], fds[3] if has_result else None)
 
     def close(self) -> None:
@@ -68,11 +68,11 @@ class Plan:
         self.memory = memory
         self.namespace = confinement.namespace
         self.limits = TestLimits(program, confinement)
-        self._two_users = confinement.two_users
+        self.isolation = confinement.isolation
 
     def was_confined(self, pid: int) -> bool:
         """Whether the dead process `pid` had come to change its user, the last step before candidate code."""
-        if not self._two_users:
+        if not self.isolation.two_users:
             return True
         info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         return info is not None and info.si_uid == CANDIDATE_ID
@@ -85,7 +85,7 @@ class Run:
         self._plan = plan
         self._program = plan.program
         self._stream_in = stream_in
-        self._files = _Files.make(plan.files_dir, plan.program.entry_point is not None)
+        self._files = _Files.make(plan.isolation, plan.files_dir, plan.program.entry_point is not None)
         self._pid = 0
         self._go = self._report = -1
         self._started_s = 0.0

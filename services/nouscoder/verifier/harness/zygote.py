@@ -13,20 +13,13 @@ import site
 import sys
 from typing import NoReturn
 
-from . import frames, kernel, root, seccomp
+from . import frames, kernel, seccomp
 from .candidate import Job
 from .init import EXIT_ENDED, EXIT_STREAM_CLOSED, Init
+from .isolation import Isolation, isolation_of
 from .preload import preload
 from .settings import SlotSettings
 
-_NAMESPACES = (
-    kernel.CLONE_NEWUSER
-    | kernel.CLONE_NEWPID
-    | kernel.CLONE_NEWNS
-    | kernel.CLONE_NEWNET
-    | kernel.CLONE_NEWIPC
-    | kernel.CLONE_NEWUTS
-)
 _CONTROL_FD = 64
 _THREAD_STACK_BYTES = 8 * 1024**2
 _kept: list[object] = []
@@ -38,29 +31,30 @@ def main(settings_json: str) -> Job:
     stream_in, stream_out = _move_stream()
     try:
         _warm_up(settings)
-        _isolate(settings)
-        init = Init(settings, stream_in, stream_out, seccomp.build_filter())
+        isolation = isolation_of(settings)
+        isolation.enter()
+        init = Init(settings, isolation, stream_in, stream_out, seccomp.build_filter())
         hello = json.dumps({"python": sys.version.split()[0], "pid": os.getpid()}).encode()
         frames.write_frame(stream_out, frames.Kind.HELLO, hello)
         _hide_harness()
         gc.collect()
         gc.freeze()
-        return _serve(init, settings)
+        return _serve(init, isolation)
     except frames.StreamClosed:
         os._exit(0)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         _give_up(stream_out, str(error))
 
 
-def _serve(init: Init, settings: SlotSettings) -> Job:
+def _serve(init: Init, isolation: Isolation) -> Job:
     while True:
         release, hold = os.pipe()
-        pid = kernel.fork_into(_NAMESPACES)
+        pid = kernel.fork_into(isolation.namespaces)
         if pid == 0:
             os.close(hold)
             return init.serve(release)
         os.close(release)
-        _map_ids(pid, settings)
+        isolation.admit(pid)
         os.write(hold, b"1")
         os.close(hold)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -97,38 +91,6 @@ def _hide_harness() -> None:
     """Take this package out of `sys.modules` while it is cheap: here, once, and not in every candidate."""
     package = __name__.partition(".")[0]
     _kept.extend(sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == package)
-
-
-def _isolate(settings: SlotSettings) -> None:
-    """Into a mount namespace of the slot's own (and, without the host's root, a user namespace), then the root."""
-    if settings.uid_init is not None:
-        os.setgroups([])
-        kernel.unshare(kernel.CLONE_NEWNS)
-    else:
-        uid, gid = os.getuid(), os.getgid()
-        kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
-        _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/uid_map", f"0 {uid} 1")
-        _write("/proc/self/gid_map", f"0 {gid} 1")
-    root.enter_root((sys.base_prefix, *settings.site_packages))
-
-
-def _map_ids(pid: int, settings: SlotSettings) -> None:
-    if settings.uid_init is None or settings.uid_candidate is None:
-        lines = "0 0 1"
-    else:
-        lines = f"0 {settings.uid_init} 1\n1000 {settings.uid_candidate} 1"
-    _write(f"/proc/{pid}/setgroups", "deny")
-    _write(f"/proc/{pid}/uid_map", lines)
-    _write(f"/proc/{pid}/gid_map", lines)
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
 
 
 def _give_up(stream_out: int, reason: str) -> NoReturn:

@@ -1,0 +1,149 @@
+"""What the kernel below gives to keep candidates apart: the Linux of the host, or gVisor's sentry.
+
+The zygote picks one object by name, once; everybody else asks it and never which one it is. Both end with the same
+promise: a candidate is another user than init, without capabilities, alone in fresh namespaces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import sys
+from typing import Protocol
+
+from . import kernel, root
+from .settings import SlotSettings
+
+_NAMESPACES = kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+_PROC_FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+
+
+class Isolation(Protocol):
+    """One for the whole life of a slot."""
+
+    two_users: bool  # init and candidates are different users
+    namespaces: int  # made fresh for every submission
+
+    def enter(self) -> None:
+        """In the zygote, once: leave everything of the host but the read-only root. Raises OSError."""
+        ...
+
+    def admit(self, pid: int) -> None:
+        """In the zygote: give the fresh namespaces of `pid` their users."""
+        ...
+
+    def show_processes(self) -> int:
+        """In init: mount /proc for candidates; returns a descriptor of one that shows init every process."""
+        ...
+
+    def give_up_root(self) -> None:
+        """In init: what takes user 0's powers away from all that it starts."""
+        ...
+
+    def unlinked_file(self, folder: int) -> int:
+        """A new file in an open folder that has no name there."""
+        ...
+
+
+class LinuxIsolation:
+    """Namespaces of the host's kernel, a user namespace among them."""
+
+    namespaces = kernel.CLONE_NEWUSER | _NAMESPACES
+
+    def __init__(self, settings: SlotSettings) -> None:
+        self._settings = settings
+        self.two_users = settings.uid_init is not None
+
+    def enter(self) -> None:
+        """Into a mount namespace of the slot's own (and, without the host's root, a user namespace), then the root."""
+        if self.two_users:
+            os.setgroups([])
+            kernel.unshare(kernel.CLONE_NEWNS)
+        else:
+            uid, gid = os.getuid(), os.getgid()
+            kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
+            _write("/proc/self/setgroups", "deny")
+            _write("/proc/self/uid_map", f"0 {uid} 1")
+            _write("/proc/self/gid_map", f"0 {gid} 1")
+        root.enter_root((sys.base_prefix, *self._settings.site_packages))
+
+    def admit(self, pid: int) -> None:
+        """Write the id maps."""
+        two = f"0 {self._settings.uid_init} 1\n1000 {self._settings.uid_candidate} 1"
+        lines = two if self.two_users else "0 0 1"
+        _write(f"/proc/{pid}/setgroups", "deny")
+        _write(f"/proc/{pid}/uid_map", lines)
+        _write(f"/proc/{pid}/gid_map", lines)
+
+    def show_processes(self) -> int:
+        """init is told apart by its group: it sees every process there, a candidate only its own."""
+        if self.two_users:
+            kernel.mount("proc", "/proc", "proc", _PROC_FLAGS, "hidepid=invisible,gid=0,subset=pid")
+            return os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+        # A proc of init's own, hidden by the one that candidates see.
+        kernel.mount("proc", "/proc", "proc", _PROC_FLAGS, "subset=pid")
+        proc_fd = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+        kernel.mount("proc", "/proc", "proc", _PROC_FLAGS, "hidepid=invisible,subset=pid")
+        return proc_fd
+
+    def give_up_root(self) -> None:
+        """No capability by exec, no message queues."""
+        resource.setrlimit(resource.RLIMIT_MSGQUEUE, (0, 0))
+        kernel.forbid_root_capabilities()
+
+    def unlinked_file(self, folder: int) -> int:
+        """Made without a name."""
+        return os.open(".", os.O_TMPFILE | os.O_RDWR, 0o666, dir_fd=folder)
+
+
+class GvisorIsolation:
+    """Inside a gVisor sandbox, whose root is already the read-only one; the sentry is the wall to the host.
+
+    The sentry has no hidepid (a candidate sees that init is there, not what it holds), no securebits (exec gives a
+    candidate nothing: it is not user 0 and cannot become it) and no O_TMPFILE.
+    """
+
+    two_users = True
+    namespaces = _NAMESPACES
+
+    def enter(self) -> None:
+        """Take the harness out of sight; it has been loaded."""
+        with contextlib.suppress(OSError):
+            kernel.unmount(os.path.dirname(os.path.abspath(__file__)))
+
+    def admit(self, pid: int) -> None:
+        """Nothing: users are the sandbox's own."""
+
+    def show_processes(self) -> int:
+        """One for all."""
+        kernel.mount("proc", "/proc", "proc", _PROC_FLAGS)
+        return os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+
+    def give_up_root(self) -> None:
+        """Nothing that the change of user does not do."""
+
+    def unlinked_file(self, folder: int) -> int:
+        """Made, then unlinked, where only init can look."""
+        fd = os.open("new", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666, dir_fd=folder)
+        os.unlink("new", dir_fd=folder)
+        return fd
+
+
+def isolation_of(settings: SlotSettings) -> Isolation:
+    """By the name in the settings. Raises ValueError for one that is none."""
+    match settings.kernel:
+        case "linux":
+            return LinuxIsolation(settings)
+        case "gvisor":
+            return GvisorIsolation()
+        case other:
+            raise ValueError(f"no kernel is called {other!r}")
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
