@@ -23,6 +23,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+
 from nouscoder.batch import Batch
 from nouscoder.broker import streams
 from nouscoder.broker.admission import UNBATCHED
@@ -292,7 +293,7 @@ def test_the_laws_hold_in_long_histories_that_meet_every_end(broker_rig: Any, se
     source = random.Random(seed)
     try:
         history.publish()
-        for _ in range(400):
+        for _ in range(1200):
             history.do(random_step(source))
             history.the_laws_hold()
         status = history.go(history.broker.status())

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from nouscoder.broker.core import Broker
 from nouscoder.broker.stall import Snapshot, judge, read_snapshot
 
