@@ -33,6 +33,7 @@ from nouscoder.verifier.sandbox.base import (
     check_given,
 )
 from nouscoder.verifier.sandbox.config import SandboxConfig
+from nouscoder.verifier.sandbox.launch import HostLaunch
 from nouscoder.verifier.sandbox.slot import Slot, host_is_root
 
 _EXITS = {
@@ -63,16 +64,16 @@ class LocalSandbox:
     def __init__(self, config: SandboxConfig) -> None:
         self.num_slots = config.slots or len(os.sched_getaffinity(0))
         self._config = config
-        self._slots = [Slot(i, config, _slot_settings(config, i)) for i in range(self.num_slots)]
+        self._slots = [self._make_slot(i) for i in range(self.num_slots)]
         # One beside each slot, started when a pair first needs it.
         seconds = range(self.num_slots, 2 * self.num_slots)
-        self._seconds = {
-            first.index: Slot(i, config, _slot_settings(config, i))
-            for first, i in zip(self._slots, seconds, strict=True)
-        }
+        self._seconds = {first.index: self._make_slot(i) for first, i in zip(self._slots, seconds, strict=True)}
         self._free: deque[Slot] = deque()
         self._waiting: deque[asyncio.Future[Slot]] = deque()
         self._open = False
+
+    def _make_slot(self, index: int) -> Slot:
+        return Slot(index, self._config, HostLaunch(self._config, _slot_settings(self._config, index)))
 
     async def start(self) -> None:
         """Bring every slot up. Raises SandboxUnavailable."""

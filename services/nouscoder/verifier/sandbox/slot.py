@@ -1,4 +1,4 @@
-"""One slot of the `local` backend: a zygote process and the byte stream to it.
+"""One slot: a zygote process, started as the backend says (`Launch`), and the byte stream to it.
 
 INVARIANT: a slot whose stream is out of step is killed, never used again; `ensure_ready` starts a new zygote for it.
 """
@@ -6,26 +6,19 @@ INVARIANT: a slot whose stream is out of step is killed, never used again; `ensu
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
+import math
 import os
-import sys
 from enum import Enum
-from pathlib import Path
 
-from nouscoder.verifier.harness import __file__ as _harness_init
 from nouscoder.verifier.harness import frames
 from nouscoder.verifier.harness.frames import Kind
-from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.sandbox.base import SandboxError, SandboxUnavailable
 from nouscoder.verifier.sandbox.config import SandboxConfig
+from nouscoder.verifier.sandbox.launch import ENVIRONMENT, Launch
 
-_ENTRY = Path(_harness_init).with_name("__main__.py")
-_STOP_LIMIT_S = 5.0
 _KEPT_LOG_BYTES = 4096
 _MAX_READ_AHEAD_BYTES = 1 << 20
-# MALLOC_ARENA_MAX keeps threads from reserving 64 MiB of address space each, which RLIMIT_AS would count.
-_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "2"}
 
 
 class SlotState(Enum):
@@ -40,11 +33,13 @@ class SlotState(Enum):
 class Slot:
     """Used by one session at a time."""
 
-    def __init__(self, index: int, config: SandboxConfig, settings: SlotSettings) -> None:
+    def __init__(self, index: int, config: SandboxConfig, launch: Launch, max_sessions: float = math.inf) -> None:
         self.index = index
         self.state = SlotState.DOWN
         self._config = config
-        self._settings = settings
+        self._launch = launch
+        self._max_sessions = max_sessions  # of one process, then a new one is started
+        self._num_sessions = 0
         self._in_step = True
         self._process: asyncio.subprocess.Process | None = None
         self._log = b""
@@ -70,12 +65,13 @@ class Slot:
     def begin(self) -> None:
         """Hand the ready sandbox to a session."""
         self.state = SlotState.IN_USE
+        self._num_sessions += 1
 
     async def release(self) -> None:
         """End the session inside; whatever still runs there is killed by the slot itself. Never raises."""
         if self.state is not SlotState.IN_USE:
             return
-        if not self._in_step:
+        if not self._in_step or self._num_sessions >= self._max_sessions:
             await self.stop()
             return
         try:
@@ -124,11 +120,8 @@ class Slot:
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
         try:
-            async with asyncio.timeout(_STOP_LIMIT_S):
-                await process.wait()
+            await self._launch.put_away(process)
         finally:
             if process.stdin is not None:
                 process.stdin.close()
@@ -136,22 +129,21 @@ class Slot:
                 self._log_task.cancel()
 
     async def _start(self) -> None:
-        python = self._config.python or getattr(sys, "_base_executable", "") or sys.executable
-        command = [python, "-I", "-S", "-X", "utf8", str(_ENTRY), self._settings.to_json()]
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *command,
+                *self._launch.command(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                env=_ENVIRONMENT,
+                env=ENVIRONMENT,
                 cwd="/",
                 start_new_session=True,
                 limit=_MAX_READ_AHEAD_BYTES,
             )
         except OSError as error:
-            raise SandboxUnavailable(f"candidates' interpreter {python} does not start: {error}") from error
+            raise SandboxUnavailable(self._launch.explain(str(error))) from error
         self._log = b""
+        self._num_sessions = 0
         self._in_step = True
         self._log_task = asyncio.create_task(self._keep_log(self._process), name=f"slot {self.index} log")
         try:
@@ -162,7 +154,7 @@ class Slot:
             await self._expect_ready()
         except SandboxError as error:
             await self.stop()
-            raise SandboxUnavailable(_explain(str(error))) from error
+            raise SandboxUnavailable(self._launch.explain(str(error))) from error
 
     async def _expect_ready(self) -> None:
         """Skip what an abandoned run may still have answered. Raises SandboxError."""
@@ -179,19 +171,6 @@ class Slot:
 
     def _last_words(self) -> str:
         return self._log.decode("utf-8", "replace").strip().rpartition("\n")[2]
-
-
-def _explain(reason: str) -> str:
-    """One sentence: what is missing and how to get it."""
-    hint = ""
-    if "clone" in reason or "unshare" in reason:
-        hint = (
-            " (this host does not let us make namespaces: run the verifier as root with CAP_SYS_ADMIN, or allow them"
-            " with sysctl user.max_user_namespaces=10000 and kernel.apparmor_restrict_unprivileged_userns=0)"
-        )
-    elif "/proc" in reason:
-        hint = " (the container hides parts of /proc: start it with an unmasked /proc, or use another backend)"
-    return f"the local sandbox cannot start: {reason}{hint}"
 
 
 def host_is_root() -> bool:
