@@ -11,10 +11,10 @@ from pathlib import Path
 
 from . import kernel
 
-_SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives")
-_COPIED = ("/etc/ld.so.cache", "/etc/localtime")
+SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives")
+COPIED = ("/etc/ld.so.cache", "/etc/localtime")
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
-_WRITTEN = {
+WRITTEN = {
     "etc/passwd": "root:x:0:0::/:/usr/sbin/nologin\ncandidate:x:1000:1000::/tmp:/bin/sh\n",
     "etc/group": "root:x:0:\ncandidate:x:1000:\n",
     "etc/hosts": "127.0.0.1 localhost\n",
@@ -29,9 +29,9 @@ def enter_root(read_only: tuple[str, ...]) -> None:
     """
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     # Opened before anything is hidden by the staging mount, and bound through /proc/self/fd.
-    wanted = [p for p in (*_SYSTEM_PATHS, *_outside_system(read_only)) if os.path.isdir(p) and not os.path.islink(p)]
-    links = [p for p in _SYSTEM_PATHS if os.path.islink(p)]
-    copies = {p: Path(p).read_bytes() for p in _COPIED if os.path.isfile(p)}
+    wanted = [p for p in (*SYSTEM_PATHS, *outside_system(read_only)) if os.path.isdir(p) and not os.path.islink(p)]
+    links = [p for p in SYSTEM_PATHS if os.path.islink(p)]
+    copies = {p: Path(p).read_bytes() for p in COPIED if os.path.isfile(p)}
     opened = {path: os.open(path, os.O_PATH) for path in wanted}
     staging = "/tmp"
     kernel.mount("tmpfs", staging, "tmpfs", kernel.MS_NOSUID, "size=16m,nr_inodes=4096,mode=755")
@@ -54,16 +54,16 @@ def enter_root(read_only: tuple[str, ...]) -> None:
     _seal_root()
 
 
-def _outside_system(paths: tuple[str, ...]) -> list[str]:
+def outside_system(paths: tuple[str, ...]) -> list[str]:
     """Those of `paths` that the system's folders do not already hold."""
     real = dict.fromkeys(os.path.realpath(p) for p in paths)
-    return [p for p in real if not any(p == s or p.startswith(s + "/") for s in _SYSTEM_PATHS)]
+    return [p for p in real if not any(p == s or p.startswith(s + "/") for s in SYSTEM_PATHS)]
 
 
 def _fill(root: Path, copies: dict[str, bytes]) -> None:
     for folder in ("etc", "proc", "tmp", "dev"):
         (root / folder).mkdir(exist_ok=True)
-    for name, text in _WRITTEN.items():
+    for name, text in WRITTEN.items():
         (root / name).write_text(text)
     for name, content in copies.items():
         (root / name.lstrip("/")).write_bytes(content)
