@@ -36,9 +36,9 @@ Row = tuple[list[int], list[int]]  # token ids of the prompt and of the program
 class WarmStartBudget:
     """How long and how the supervised phase runs; the stages' steps add up to `num_steps`."""
 
-    excerpt_steps: int = 180
-    clean_steps: int = 60
-    noisy_steps: int = 140
+    excerpt_steps: int = 230
+    clean_steps: int = 90
+    noisy_steps: int = 150
     excerpt_batch_size: int = 48
     batch_size: int = 32
     matrix_learning_rate: float = 0.02
