@@ -105,10 +105,12 @@ class GenerationSection(Section):
 class SandboxSection(Section):
     """Which isolation candidates run in."""
 
-    backend: Literal["local", "fake"] = "local"
+    backend: Literal["local", "runsc", "fake"] = "local"
     slots: int = Field(0, ge=0, description="submissions at once; 0 takes the number of cores")
     python: str = Field("", description="interpreter of python candidates; empty takes this one's base interpreter")
     site_packages: tuple[Path, ...] = Field((), description="extra read-only import folders for candidates")
+    runsc: str = Field("", description="backend runsc: gVisor's program; empty looks where deploy/build-runsc puts it")
+    max_sessions: int = Field(500, ge=1, description="backend runsc: submissions a gVisor sandbox serves")
 
 
 class VerifierSection(Section):

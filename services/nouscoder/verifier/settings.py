@@ -21,6 +21,13 @@ def sandbox_config(section: VerifierSection) -> SandboxConfig:
     chosen = section.sandbox
     folders = (*chosen.site_packages, *library_folders(section.libraries))
     try:
-        return SandboxConfig(chosen.backend, chosen.slots, chosen.python, folders)
+        return SandboxConfig(
+            chosen.backend,
+            chosen.slots,
+            chosen.python,
+            folders,
+            runsc=chosen.runsc,
+            max_sessions=chosen.max_sessions,
+        )
     except ValueError as error:
         raise ConfigError(f"verifier.sandbox.{error}") from error

@@ -31,7 +31,7 @@ __all__ = [
 
 
 def open_sandbox(config: SandboxConfig) -> Sandbox:
-    """The configured backend, not yet started. Raises ValueError for a name that is none."""
+    """The configured backend, not yet started. Raises ValueError for a name that is none, SandboxUnavailable."""
     match config.backend:
         case "local":
             from nouscoder.verifier.sandbox.local import LocalSandbox
@@ -41,5 +41,9 @@ def open_sandbox(config: SandboxConfig) -> Sandbox:
             from nouscoder.verifier.sandbox.fake import FakeSandbox
 
             return FakeSandbox(num_slots=config.slots or 2)
+        case "runsc":
+            from nouscoder.verifier.sandbox.runsc import RunscSandbox
+
+            return RunscSandbox(config)
         case other:
-            raise ValueError(f"no sandbox backend is called {other!r}: use local or fake")
+            raise ValueError(f"no sandbox backend is called {other!r}: use local, runsc or fake")

@@ -18,9 +18,13 @@ class SandboxConfig:
     tmp_bytes: int = 256 * 1024**2  # size of a candidate's /tmp
     start_limit_s: float = 30.0  # until a slot answers
     grace_s: float = 10.0  # beyond a test's wall limit, until the slot itself counts as lost
+    runsc: str = ""  # gVisor's program; empty looks on PATH and where deploy/build-runsc puts it
+    max_sessions: int = 500  # submissions that one gVisor sandbox serves before a fresh one takes its place
 
     def __post_init__(self) -> None:
         """See the class."""
+        if self.max_sessions < 1:
+            raise ValueError(f"max_sessions must be positive, not {self.max_sessions}")
         if self.slots < 0:
             raise ValueError(f"slots must not be negative, not {self.slots}")
         for name in ("tmp_bytes", "start_limit_s", "grace_s"):

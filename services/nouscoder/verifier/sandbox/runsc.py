@@ -1,0 +1,183 @@
+"""The `runsc` backend: each slot is one long-lived gVisor sandbox of this host with the same harness inside.
+
+INVARIANT: no gVisor sandbox serves more than `max_sessions` submissions, and none serves another one after a doubt (an
+answer out of step, late or missing): it is killed with all it holds and a fresh one takes its place.
+
+Candidates meet gVisor's sentry, a kernel written in Go that runs as a confined process of the host, instead of the
+host's own; inside it they get what the `local` backend gives them: fresh namespaces and another user a submission, a
+fresh process and /tmp a test, no capabilities, the same allow-list of system calls. There is no network device, not
+even a loopback that leads anywhere, and no file of the host but the read-only folders of the interpreter.
+A test costs more than with `local`: a fork in the sentry takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from nouscoder.verifier.harness.root import COPIED, SYSTEM_PATHS, WRITTEN, outside_system
+from nouscoder.verifier.harness.settings import SlotSettings
+from nouscoder.verifier.sandbox.base import SandboxUnavailable
+from nouscoder.verifier.sandbox.config import SandboxConfig
+from nouscoder.verifier.sandbox.launch import ENTRY_NAME, ENVIRONMENT, HARNESS, interpreter, kill, python_command
+from nouscoder.verifier.sandbox.local import LocalSandbox
+from nouscoder.verifier.sandbox.slot import Slot, host_is_root
+
+HOW_TO_GET = "build it once with deploy/build-runsc, or name it in verifier.sandbox.runsc"
+_INSIDE = Path("/harness")
+_NAME = "slot"
+_DELETE_LIMIT_S = 10.0
+_END_LIMIT_S = 2.0
+# What the harness's init needs over its own namespaces; candidates have none of them.
+_CAPABILITIES = [
+    f"CAP_{name}" for name in ("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "KILL", "CHOWN", "DAC_OVERRIDE", "FOWNER")
+]
+
+
+def find_runsc(configured: str = "") -> Path | None:
+    """The configured program, else the one on PATH, else where deploy/build-runsc puts it; None without any."""
+    if configured:
+        return Path(configured) if os.access(configured, os.X_OK) else None
+    found = shutil.which("runsc")
+    if found:
+        return Path(found)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    built = cache / "nouscoder" / "bin" / "runsc"
+    return built if os.access(built, os.X_OK) else None
+
+
+class RunscSandbox(LocalSandbox):
+    """See the module. The pool of slots is the local backend's; what a slot is differs. Raises SandboxUnavailable."""
+
+    name = "runsc"
+
+    def __init__(self, config: SandboxConfig) -> None:
+        runsc = find_runsc(config.runsc)
+        if runsc is None:
+            raise SandboxUnavailable(f"the runsc sandbox cannot start: there is no runsc here; {HOW_TO_GET}")
+        self._runsc = runsc
+        super().__init__(config)
+
+    @property
+    def isolation(self) -> tuple[str, ...]:
+        """See `Sandbox`."""
+        inner = tuple(layer for layer in super().isolation if layer not in ("namespace:user", "separate-users"))
+        return ("gvisor:systrap", *inner, "separate-users")
+
+    def _make_slot(self, index: int) -> Slot:
+        return Slot(index, self._config, RunscLaunch(self._runsc, self._config), self._config.max_sessions)
+
+
+class RunscLaunch:
+    """A bundle in a temporary folder, and `runsc run` on it."""
+
+    def __init__(self, runsc: Path, config: SandboxConfig) -> None:
+        self._runsc = runsc
+        self._python = interpreter(config)
+        self._prefixes = (_prefix_of(self._python), *(str(p.resolve()) for p in config.site_packages))
+        self._settings = SlotSettings(
+            site_packages=self._prefixes[1:], preload=config.preload, tmp_bytes=config.tmp_bytes, kernel="gvisor"
+        )
+        self._folder: Path | None = None
+
+    def command(self) -> list[str]:
+        """Make the bundle anew; returns the argv that runs it in the foreground."""
+        self._forget_folder()
+        self._folder = Path(tempfile.mkdtemp(prefix="nouscoder-runsc-"))
+        root = self._folder / "root"
+        mounts = self._fill(root)
+        (self._folder / "config.json").write_text(json.dumps(self._bundle(root, mounts)))
+        return [*self._program(), "run", "--bundle", str(self._folder), _NAME]
+
+    async def put_away(self, process: asyncio.subprocess.Process) -> None:
+        """Kill the sandbox and its gofer with `runsc delete --force`, then the waiting parent and the folder."""
+        try:
+            await self._delete()
+            # It ends by itself now; a signal sent in that moment would take its exit status from who waits for it.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_END_LIMIT_S):
+                    await process.wait()
+            await kill(process)
+        finally:
+            self._forget_folder()
+
+    def explain(self, reason: str) -> str:
+        """See `Launch.explain`."""
+        return f"the runsc sandbox cannot start: {reason} (program: {self._runsc}; `nouscoder doctor` tells more)"
+
+    def _program(self) -> list[str]:
+        flags = ["--platform=systrap", "--network=none", "--ignore-cgroups", "--overlay2=none", "--host-uds=none"]
+        rootless = [] if host_is_root() else ["--rootless"]
+        return [str(self._runsc), f"--root={self._folder}/state", *flags, *rootless]
+
+    async def _delete(self) -> None:
+        null = asyncio.subprocess.DEVNULL
+        deleting = await asyncio.create_subprocess_exec(
+            *self._program(), "delete", "--force", _NAME, stdin=null, stdout=null, stderr=null
+        )
+        try:
+            async with asyncio.timeout(_DELETE_LIMIT_S):
+                await deleting.wait()
+        except TimeoutError:
+            await kill(deleting)
+
+    def _forget_folder(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _fill(self, root: Path) -> list[dict[str, object]]:
+        """Make the empty root; returns what is mounted on it."""
+        mounts: list[dict[str, object]] = [
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "nodev"]},
+        ]
+        binds = {path: path for path in (*SYSTEM_PATHS, *outside_system(self._prefixes)) if os.path.isdir(path)}
+        binds[str(_INSIDE)] = str(HARNESS)
+        for target, source in binds.items():
+            place = root / target.lstrip("/")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if os.path.islink(source) and source in SYSTEM_PATHS:
+                place.symlink_to(os.readlink(source))
+                continue
+            place.mkdir(exist_ok=True)
+            options = ["rbind", "ro", "nosuid", "nodev"]
+            mounts.append({"destination": target, "type": "bind", "source": source, "options": options})
+        for name, text in WRITTEN.items():
+            (root / name).parent.mkdir(exist_ok=True)
+            (root / name).write_text(text)
+        for name in COPIED:
+            with contextlib.suppress(OSError):
+                (root / name.lstrip("/")).write_bytes(Path(name).read_bytes())
+        for folder in ("proc", "tmp", "dev", "program"):
+            (root / folder).mkdir(exist_ok=True)
+        return mounts
+
+    def _bundle(self, root: Path, mounts: list[dict[str, object]]) -> dict[str, object]:
+        """The OCI runtime configuration."""
+        sets = ("bounding", "effective", "permitted")
+        return {
+            "ociVersion": "1.0.2",
+            "hostname": "sandbox",
+            "root": {"path": str(root), "readonly": True},
+            "mounts": mounts,
+            "process": {
+                "user": {"uid": 0, "gid": 0},
+                "args": [*python_command(self._python, _INSIDE / ENTRY_NAME), self._settings.to_json()],
+                "env": [f"{key}={value}" for key, value in ENVIRONMENT.items()],
+                "cwd": "/",
+                "capabilities": dict.fromkeys(sets, _CAPABILITIES),
+                "noNewPrivileges": True,
+            },
+            "linux": {"namespaces": [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")]},
+        }
+
+
+def _prefix_of(python: str) -> str:
+    """The folder that holds the interpreter with its library: two levels above the program."""
+    return str(Path(python).resolve().parent.parent)
