@@ -116,6 +116,25 @@ def grade(
     raise typer.Exit(grade_file(file, load_config(config_file, overrides or []), out, server))
 
 
+tokens_app = typer.Typer(help="Tokens of the grading service's clients.", no_args_is_help=True)
+app.add_typer(tokens_app, name="tokens")
+
+
+@tokens_app.callback()
+def _tokens() -> None:
+    """Tokens of the grading service's clients."""
+
+
+@tokens_app.command("new")
+def tokens_new(name: Annotated[str, typer.Argument(help="the client's name")]) -> None:
+    """Make a token: stdout gets the line to store in verifier.tokens_file, stderr the token, this once."""
+    from nouscoder.verifier.tokens import new_token
+
+    secret, line = new_token(name)
+    typer.echo(f"token for {name}, shown only now: {secret}", err=True)
+    typer.echo(line)
+
+
 @app.command()
 def status(
     address: Annotated[str, typer.Option("--broker", help="address of the broker, host:port")],

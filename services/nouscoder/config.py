@@ -113,12 +113,31 @@ class SandboxSection(Section):
     max_sessions: int = Field(500, ge=1, description="backend runsc: submissions a gVisor sandbox serves")
 
 
+class TlsSection(Section):
+    """Encryption of the grading APIs. Both files turn it on; `client_ca` asks clients for certificates."""
+
+    certificate: str = Field("", description="PEM file of the service's certificate chain; empty turns TLS off")
+    key: str = Field("", description="PEM file of its private key")
+    client_ca: str = Field("", description="PEM file of the authority of clients' certificates (mTLS); empty asks none")
+
+    @model_validator(mode="after")
+    def _both(self) -> TlsSection:
+        if bool(self.certificate) != bool(self.key) or (self.client_ca and not self.certificate):
+            raise ValueError("give certificate and key together, and client_ca only with them")
+        return self
+
+
 class VerifierSection(Section):
     """The grading service."""
 
     grpc: str = "127.0.0.1:50051"
     http: str = Field("", description="address of the REST API; empty turns it off")
     metrics: str = "127.0.0.1:0"
+    health: str = Field("", description="address of /healthz and /readyz alone, never encrypted; empty: only on http")
+    tls: TlsSection = TlsSection()
+    tokens_file: str = Field("", description="file of clients' tokens (nouscoder tokens new NAME); empty asks for none")
+    audit_log: str = Field("", description="file that gets a JSON line a submission; empty turns it off")
+    audit_source: bool = Field(False, description="write the programs themselves into the audit log too")
     max_queue: int = Field(1024, ge=1, description="submissions waiting before new ones are refused")
     cache_entries: int = Field(4096, ge=0, description="verdicts remembered for identical submissions; 0 is off")
     max_submission_s: float = Field(600.0, gt=0, description="seconds all tests of a submission may take together")

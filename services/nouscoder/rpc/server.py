@@ -44,6 +44,8 @@ class Served:
     register: Callable[[grpc.aio.Server], None]
     registry: CollectorRegistry
     drain_s: float = 10.0
+    credentials: grpc.ServerCredentials | None = None
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -65,13 +67,13 @@ def stop_event() -> asyncio.Event:
 async def start_grpc(served: Served, stack: AsyncExitStack) -> str:
     """Start listening; `stack` undoes it by draining. Returns the address in use. Raises AddressError."""
     host, port = split_address(served.address)
-    server = grpc.aio.server(options=_OPTIONS)
+    server = grpc.aio.server(options=_OPTIONS, interceptors=list(served.interceptors))
     served.register(server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection([*served.full_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     try:
-        bound = server.add_insecure_port(served.address)
+        bound = _bind(server, served)
     except RuntimeError as error:
         raise AddressError(f"cannot listen on {served.address}: the port is in use or not allowed") from error
     _start_metrics(served, stack)
@@ -86,6 +88,12 @@ async def start_grpc(served: Served, stack: AsyncExitStack) -> str:
     stack.push_async_callback(drain)
     log.info("listening", extra={"grpc": f"{host}:{bound or port}", "metrics": served.metrics_address})
     return f"{host}:{bound or port}"
+
+
+def _bind(server: grpc.aio.Server, served: Served) -> int:
+    if served.credentials is None:
+        return server.add_insecure_port(served.address)
+    return server.add_secure_port(served.address, served.credentials)
 
 
 def _start_metrics(served: Served, stack: AsyncExitStack) -> None:

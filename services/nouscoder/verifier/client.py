@@ -11,7 +11,9 @@ Retry-After it names), and an answer of internal_error. Grading has no effect, s
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ import httpx
 from nouscoder.errors import NousCoderError
 
 GRADE_PATH = "/v1/grade"
+TOKEN_ENVIRONMENT = "NOUSCODER_TOKEN"
 _TRY_AGAIN = frozenset({429, 502, 503, 504})
 
 
@@ -83,6 +86,12 @@ def _trouble(outcome: httpx.Response | httpx.TransportError) -> tuple[str, int, 
     return f"HTTP {outcome.status_code}: {detail}", outcome.status_code, outcome.headers.get("retry-after")
 
 
+def _headers(token: str | None) -> dict[str, str]:
+    """`token`, or the one in the environment, as a header."""
+    token = token if token is not None else os.environ.get(TOKEN_ENVIRONMENT, "")
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
 def _record(response: httpx.Response) -> dict[str, Any]:
     try:
         record = response.json()
@@ -92,11 +101,18 @@ def _record(response: httpx.Response) -> dict[str, Any]:
 
 
 class Client:
-    """Asks and waits. One connection pool; safe to share between threads."""
+    """Asks and waits. One connection pool; safe to share between threads.
 
-    def __init__(self, url: str, patience: Patience | None = None) -> None:
+    `token` is the service's bearer token, by default that of the environment's NOUSCODER_TOKEN; `tls` says whom to
+    trust and which certificate to show, by default the system's authorities and none.
+    """
+
+    def __init__(
+        self, url: str, patience: Patience | None = None, token: str | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._patience = patience or Patience()
-        self._http = httpx.Client(base_url=url, timeout=httpx.Timeout(self._patience.timeout_s, connect=10.0))
+        timeout = httpx.Timeout(self._patience.timeout_s, connect=10.0)
+        self._http = httpx.Client(base_url=url, timeout=timeout, headers=_headers(token), verify=tls or True)
 
     def grade(self, **fields: Any) -> dict[str, Any]:
         """The service's answer to one submission, given by the fields of POST /v1/grade.
@@ -135,11 +151,21 @@ class Client:
 class AsyncClient:
     """As Client, for asyncio; bound to one event loop."""
 
-    def __init__(self, url: str, patience: Patience | None = None, num_connections: int = 32) -> None:
+    def __init__(
+        self,
+        url: str,
+        patience: Patience | None = None,
+        num_connections: int = 32,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._patience = patience or Patience()
         limits = httpx.Limits(max_connections=num_connections)
         timeout = httpx.Timeout(self._patience.timeout_s, connect=10.0)
-        self._http = httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits)
+        headers = _headers(token)
+        self._http = httpx.AsyncClient(
+            base_url=url, timeout=timeout, limits=limits, headers=headers, verify=tls or True
+        )
 
     async def grade(self, **fields: Any) -> dict[str, Any]:
         """As Client.grade."""

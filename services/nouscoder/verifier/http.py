@@ -20,18 +20,25 @@ from nouscoder import __version__
 from nouscoder.verdict import Verdict
 from nouscoder.verifier.body import BodyFault, read_body
 from nouscoder.verifier.cache import Grading
+from nouscoder.verifier.gatekeeper import Gatekeeper
 from nouscoder.verifier.grader import QueueFull
 from nouscoder.verifier.schema import Fault, GradeAnswer, GradeRequest, answer_json, parse_submission
 from nouscoder.verifier.streams import batch_lines, server_events
+from nouscoder.verifier.tokens import Keyring
 from nouscoder.verifier.validation import InvalidSubmission
 
 _JSON = "application/json"
 _FAULTS: dict[int | str, dict[str, Any]] = {
+    401: {"model": Fault, "description": "A token is needed and none that is valid was given."},
     408: {"model": Fault, "description": "The body came too slowly."},
     413: {"model": Fault, "description": "The body is too large."},
     422: {"model": Fault, "description": "The request cannot be graded; `field` names the part at fault."},
-    429: {"model": Fault, "description": "The queue is full; Retry-After says in how many seconds to try again."},
+    429: {
+        "model": Fault,
+        "description": "The queue or the client's quota is full; Retry-After says when to try again.",
+    },
     503: {"model": Fault, "description": "The service is draining."},
+    504: {"model": Fault, "description": "The X-Deadline-S of the request has passed."},
 }
 _REF = "#/components/schemas/{model}"
 _REQUEST = {
@@ -55,9 +62,12 @@ class Draining(Exception):
     """The service takes in nothing any more."""
 
 
-def make_app(grader: Grading, registry: CollectorRegistry, door: Door, max_body_bytes: int) -> FastAPI:
-    """The API over `grader`."""
+def make_app(
+    grader: Grading, registry: CollectorRegistry, door: Door, max_body_bytes: int, keyring: Keyring | None = None
+) -> FastAPI:
+    """The API over `grader`, for the holders of `keyring`'s tokens; without one for everybody."""
     app = FastAPI(title="NousCoder verifier", version=__version__, docs_url=None, redoc_url=None)
+    app.add_middleware(Gatekeeper, keyring=keyring or Keyring())
     _add_faults(app)
     _add_pages(app, registry, door)
 
@@ -121,7 +131,15 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _add_pages(app: FastAPI, registry: CollectorRegistry, door: Door) -> None:
+def make_health_app(door: Door) -> FastAPI:
+    """/healthz and /readyz alone, for probes that hold neither token nor certificate."""
+    app = FastAPI(title="NousCoder verifier health", version=__version__, docs_url=None, redoc_url=None)
+    _add_faults(app)
+    _add_health(app, door)
+    return app
+
+
+def _add_health(app: FastAPI, door: Door) -> None:
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
         """Alive."""
@@ -132,6 +150,10 @@ def _add_pages(app: FastAPI, registry: CollectorRegistry, door: Door) -> None:
         """Taking in submissions."""
         _enter(door)
         return {"status": "ready"}
+
+
+def _add_pages(app: FastAPI, registry: CollectorRegistry, door: Door) -> None:
+    _add_health(app, door)
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
@@ -25,7 +26,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def start_http(app: FastAPI, address: str, stack: AsyncExitStack) -> str:
+async def start_http(app: FastAPI, address: str, stack: AsyncExitStack, tls: ssl.SSLContext | None = None) -> str:
     """Listen on `address` (port 0 takes a free one); `stack` undoes it. Returns the address in use.
 
     Raises AddressError in one sentence when the address cannot be had.
@@ -39,6 +40,7 @@ async def start_http(app: FastAPI, address: str, stack: AsyncExitStack) -> str:
         access_log=False,
         lifespan="off",
         ws="none",
+        ssl_context_factory=None if tls is None else lambda *_: tls,
         server_header=False,
         timeout_graceful_shutdown=int(STOP_PATIENCE_S),
     )

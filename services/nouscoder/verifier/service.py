@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, aclosing
 from typing import TypeVar
 
 import grpc
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config, VerifierSection
@@ -28,14 +30,19 @@ from nouscoder.submission import Limits, Submission
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verdict import Verdict
 from nouscoder.verifier.cache import CachedGrader, Grading
+from nouscoder.verifier.caller import CallerFilter, current_caller
 from nouscoder.verifier.grader import Grader, QueueFull
-from nouscoder.verifier.http import Door, make_app
+from nouscoder.verifier.grpc_gate import GrpcGate
+from nouscoder.verifier.http import Door, make_app, make_health_app
 from nouscoder.verifier.languages import installed
 from nouscoder.verifier.listener import start_http
 from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.verifier.quotas import QuotaGrader, Quotas
 from nouscoder.verifier.sandbox import Sandbox, open_sandbox
 from nouscoder.verifier.settings import grading_policy, sandbox_config
 from nouscoder.verifier.streams import grade_events, grade_patiently, spread
+from nouscoder.verifier.tls import grpc_credentials, http_context
+from nouscoder.verifier.tokens import Keyring, open_keyring
 from nouscoder.verifier.validation import InvalidSubmission
 
 log = logging.getLogger(__name__)
@@ -56,6 +63,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
         self, request: verifier_pb2.GradeRequest, context: _Context
     ) -> verifier_pb2.GradeResponse:
         """One submission."""
+        await _greet(context)
         submission = await _submission(request.submission, context)
         verdict = await _answered(self._grader.grade(submission), context)
         return verifier_pb2.GradeResponse(verdict=verdict_to(verdict))
@@ -64,6 +72,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
         self, request: verifier_pb2.GradeStreamRequest, context: _Context
     ) -> AsyncIterator[verifier_pb2.GradeStreamResponse]:
         """One submission, test by test."""
+        await _greet(context)
         submission = await _submission(request.submission, context)
         async with aclosing(grade_events(self._grader, submission)) as events:  # type: ignore[type-var]
             while (event := await _answered(anext(events, None), context)) is not None:
@@ -76,6 +85,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
         self, request_iterator: AsyncIterator[verifier_pb2.GradeBatchRequest], context: _Context
     ) -> AsyncIterator[verifier_pb2.GradeBatchResponse]:
         """Many submissions; no more are read than are in hand."""
+        await _greet(context)
 
         async def grade(request: verifier_pb2.GradeBatchRequest) -> verifier_pb2.GradeBatchResponse:
             submission = await _submission(request.submission, context, f"{request.request_id}: ")
@@ -98,6 +108,11 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
             isolation=self._isolation,
             default_limits=limits_to(Limits()),
         )
+
+
+async def _greet(context: _Context) -> None:
+    """Tell the call's request id at once, so that a client can name it whatever comes of the call."""
+    await context.send_initial_metadata((("x-request-id", current_caller().request_id),))
 
 
 async def _submission(message: object, context: _Context, prefix: str = "") -> Submission:
@@ -123,18 +138,20 @@ async def serve(config: Config, with_broker: bool = False) -> None:
     """Serve until SIGTERM; `with_broker` adds the grading worker. Raises Unusable when it can never work here."""
     stop = stop_event()
     section = config.verifier
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(CallerFilter())
     registry = CollectorRegistry()
     async with AsyncExitStack() as stack:
         sandbox = open_sandbox(sandbox_config(section))
         stack.push_async_callback(sandbox.close)
         await sandbox.start()
-        grader = _grader(sandbox, section, VerifierMetrics(registry))
+        grader = QuotaGrader(_grader(sandbox, section, VerifierMetrics(registry)), Quotas())
+        keyring = open_keyring(section.tokens_file)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, keyring.reload)
         door = Door()
-        if section.http:
-            app = make_app(grader, registry, door, section.max_body_bytes)
-            log.info("listening", extra={"http": await start_http(app, section.http, stack)})
+        await _start_http(section, make_app(grader, registry, door, section.max_body_bytes, keyring), door, stack)
         stack.push_async_callback(_let_finish, grader, section.drain_s)
-        await start_grpc(_served(section, Servicer(grader, _isolation(sandbox)), registry), stack)
+        await start_grpc(_served(section, Servicer(grader, _isolation(sandbox)), registry, keyring), stack)
         stack.callback(door.close)
         await run_until_stopped(stop, *_workers(config, grader, with_broker))
 
@@ -144,7 +161,16 @@ def _grader(sandbox: Sandbox, section: VerifierSection, metrics: VerifierMetrics
     return CachedGrader(grader, metrics, section.cache_entries) if section.cache_entries else grader
 
 
-def _served(section: VerifierSection, servicer: Servicer, registry: CollectorRegistry) -> Served:
+async def _start_http(section: VerifierSection, app: FastAPI, door: Door, stack: AsyncExitStack) -> None:
+    """The REST API and the plain health port, those that are configured."""
+    if section.http:
+        log.info("listening", extra={"http": await start_http(app, section.http, stack, http_context(section.tls))})
+    if section.health:
+        address = await start_http(make_health_app(door), section.health, stack)
+        log.info("listening", extra={"health": address})
+
+
+def _served(section: VerifierSection, servicer: Servicer, registry: CollectorRegistry, keyring: Keyring) -> Served:
     return Served(
         address=section.grpc,
         metrics_address=section.metrics,
@@ -152,6 +178,8 @@ def _served(section: VerifierSection, servicer: Servicer, registry: CollectorReg
         register=lambda server: verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server),
         registry=registry,
         drain_s=section.drain_s,
+        credentials=grpc_credentials(section.tls),
+        interceptors=[GrpcGate(keyring)],
     )
 
 

@@ -1,0 +1,41 @@
+"""TLS of the grading APIs from files: one section of the configuration, the same rules for HTTP and gRPC."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import grpc
+
+from nouscoder.config import TlsSection
+from nouscoder.errors import Unusable
+
+
+class TlsUnusable(Unusable):
+    """The certificate files cannot be used; the message names them."""
+
+
+def http_context(section: TlsSection) -> ssl.SSLContext | None:
+    """For the REST API; None when TLS is off. Raises TlsUnusable."""
+    if not section.certificate:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(section.certificate, section.key)
+        if section.client_ca:
+            context.load_verify_locations(section.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        files = ", ".join(filter(None, (section.certificate, section.key, section.client_ca)))
+        raise TlsUnusable(f"TLS cannot be set up from {files}: {error.strerror or error}") from error
+    return context
+
+
+def grpc_credentials(section: TlsSection) -> grpc.ServerCredentials | None:
+    """For the gRPC API; None when TLS is off. Raises TlsUnusable."""
+    if http_context(section) is None:  # which has looked at the files closer than gRPC does
+        return None
+    pair = (Path(section.key).read_bytes(), Path(section.certificate).read_bytes())
+    authority = Path(section.client_ca).read_bytes() if section.client_ca else None
+    return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
