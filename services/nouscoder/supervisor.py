@@ -76,13 +76,11 @@ class Supervised:
                 raise SupervisionError(f"{self.spec.name} cannot run here; {self.last_words()}")
             self.num_restarts += 1
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            log.warning(
-                "process died", extra={"service_process": self.spec.name, "how": how, "restarts": self.num_restarts}
-            )
             if self.num_restarts > self._max_restarts:
                 raise SupervisionError(
                     f"{self.spec.name} died {self.num_restarts} times, last with {how}; {self.last_words()}"
                 )
+            log.warning("%s died with %s and is started again", self.spec.name, how)
             await asyncio.sleep(self._restart_delay_s)
 
     async def _run_once(self) -> int:
@@ -114,7 +112,7 @@ class Supervised:
             except ProcessLookupError:
                 pass
             except PermissionError:
-                log.warning("cannot signal the group", extra={"service_process": self.spec.name})
+                log.warning("the processes of %s may not be signalled", self.spec.name)
 
     def terminate(self) -> None:
         """Ask the process, not its group, to end: each service stops its own children."""
