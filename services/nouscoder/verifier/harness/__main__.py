@@ -45,6 +45,8 @@ if __name__ == "__main__":
     _job = _load().main(sys.argv[1])
     _status = 0
     try:
+        if _job.prelude is not None:
+            exec(_job.prelude, _job.namespace)  # noqa: S102
         exec(_job.code, _job.namespace)  # noqa: S102 - running candidates is what this file is for
         _job.call()
     except BaseException as _error:

@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import gc
 import io
-import json
 import marshal
 import math
 import os
@@ -22,34 +21,46 @@ import threading
 import types
 from typing import Any, NamedTuple
 
-from . import kernel
+from . import calls, kernel
 from .isolation import Isolation
 
-RESULT_FD = 3
 CANDIDATE_ID = 1000  # user and group, as seen inside
 _SCRIPT = "/tmp/main.py"
 _FOLDER = os.path.dirname(__file__)
 _NUM_FILES = 512
+_COMMAND_SPACE_BYTES = 512 * 1024**2  # libraries, stacks and whatever else a program maps that is not its data
 # Bound here: every attribute looked up in a fresh fork copies a page.
 _set_limit, _chdir, _unblock = resource.setrlimit, os.chdir, _signal.pthread_sigmask
 _set_groups, _set_users, _INTERRUPT = os.setresgid, os.setresuid, (_signal.SIGINT,)
-UNENCODABLE = b"!"  # a result that starts so is not JSON: the value has no JSON form
 
 
 class Program(NamedTuple):
-    """A PROGRAM frame: the code, how to call it, and its limits."""
+    """A PROGRAM frame: the code, how to run it, and its limits. `run_argv` is None for python."""
 
     code: str
+    prelude: str
     entry_point: str | None
+    source_name: str
+    compile_argv: list[str] | None
+    run_argv: list[str] | None
+    compile_time_s: float
     cpu_time_s: float
     wall_time_s: float
     memory_bytes: int
+    extra_space_bytes: int
     output_bytes: int
     processes: int
 
     def source(self) -> bytes:
         """What the script file holds; lone surrogates make bytes that do not compile."""
         return self.code.encode("utf-8", "surrogatepass")
+
+
+class Compiled(NamedTuple):
+    """A python program, ready to be executed."""
+
+    prelude: types.CodeType | None
+    main: types.CodeType
 
 
 class Confinement(NamedTuple):
@@ -84,10 +95,13 @@ def confine_session(confinement: Confinement, stream_fds: tuple[int, ...]) -> No
 class TestLimits:
     """The rest, which init cannot take on itself; made once a submission, applied in each test's process."""
 
-    __slots__ = ("_address_space", "_cpu", "_file_size", "_processes", "_two_users")
+    __slots__ = ("_address_space", "_cpu", "_file_size", "_folder", "_processes", "_two_users")
 
-    def __init__(self, program: Program, confinement: Confinement) -> None:
-        space = program.memory_bytes + confinement.base_vm_bytes
+    def __init__(self, program: Program, confinement: Confinement, folder: str = "/tmp") -> None:
+        if program.run_argv is None:
+            space = program.memory_bytes + confinement.base_vm_bytes
+        else:  # a wide bound: what is resident is watched, and an allocation that fails is no proof of use
+            space = 2 * program.memory_bytes + program.extra_space_bytes + _COMMAND_SPACE_BYTES
         seconds = math.ceil(program.cpu_time_s)
         self._address_space = (space, space)
         self._file_size = (program.output_bytes + 1, program.output_bytes + 1)
@@ -95,6 +109,7 @@ class TestLimits:
         # SIGXCPU at the limit (whole seconds are all the kernel has), SIGKILL a second later.
         self._cpu = (seconds, seconds + 1)
         self._two_users = confinement.isolation.two_users
+        self._folder = folder
 
     def confine(self, *, count_cpu: bool = True) -> None:
         """Give up the last rights. Raises OSError. The change of user comes last: init takes it for the proof."""
@@ -104,7 +119,7 @@ class TestLimits:
         limit(r.RLIMIT_NPROC, self._processes)
         if count_cpu:
             limit(r.RLIMIT_CPU, self._cpu)
-        _chdir("/tmp")
+        _chdir(self._folder)
         _unblock(_signal.SIG_UNBLOCK, _INTERRUPT)
         if self._two_users:
             _set_groups(CANDIDATE_ID, CANDIDATE_ID, CANDIDATE_ID)
@@ -119,10 +134,11 @@ def count_cpu_from(used_s: float, cpu_time_s: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, soft + 1))
 
 
-def compile_source(program: Program) -> types.CodeType:
-    """As the interpreter compiles a script."""
-    code: types.CodeType = compile(program.source(), _SCRIPT, "exec", dont_inherit=True)
-    return code
+def compile_source(program: Program) -> Compiled:
+    """As the interpreter compiles a script; the prelude apart, so that it shifts no line and hides no __future__."""
+    main = compile(program.source(), _SCRIPT, "exec", dont_inherit=True)
+    prelude = compile(program.prelude, "<prelude>", "exec", dont_inherit=True) if program.prelude else None
+    return Compiled(prelude, main)
 
 
 def make_script_surroundings() -> dict[str, Any]:
@@ -152,6 +168,12 @@ def make_script_surroundings() -> dict[str, Any]:
     return main.__dict__
 
 
+def reopen_streams() -> None:
+    """For a conversation: descriptors 0 and 1 are pipes, and the streams made in the zygote take them for files."""
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(_buffered(0), "utf-8", "strict")  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = io.TextIOWrapper(_buffered(1), "utf-8", "strict", "\n")  # type: ignore[misc]
+
+
 def _buffered(fd: int) -> io.BufferedReader | io.BufferedWriter:
     mode = "r" if fd == 0 else "w"
     raw = io.FileIO(fd, mode, closefd=False)
@@ -162,21 +184,22 @@ def _buffered(fd: int) -> io.BufferedReader | io.BufferedWriter:
 class Job:
     """The program, ready to be executed by `__main__` as its last act."""
 
-    def __init__(self, code: types.CodeType, namespace: dict[str, Any], entry_point: str | None) -> None:
-        self.code = code
+    def __init__(
+        self, code: Compiled, namespace: dict[str, Any], entry_point: str | None, args: tuple[str, ...] = ()
+    ) -> None:
+        self.code = code.main
+        self.prelude = code.prelude
         self.namespace = namespace
+        if args:
+            sys.argv += args
         self._entry_point = entry_point
-        self._arguments = _read_arguments() if entry_point is not None else None
+        self._arguments = calls.read_arguments() if entry_point is not None else None
 
     def call(self) -> None:
         """For call tests: call the entry point and write what it returns."""
         if self._entry_point is None or self._arguments is None:
             return
-        function = find_entry_point(self.namespace, self._entry_point)
-        value = function(*self._arguments["args"], **self._arguments["kwargs"])
-        view = memoryview(encode_value(value))
-        while view:
-            view = view[os.write(RESULT_FD, view) :]
+        calls.call(self.namespace, self._entry_point, self._arguments)
 
     def failed(self, error: BaseException) -> int:
         """Report an uncaught exception as the interpreter does; returns the exit status (negative: a signal)."""
@@ -238,50 +261,11 @@ def _exit_status(error: SystemExit) -> int:
     return 1
 
 
-def _read_arguments() -> dict[str, Any]:
-    """Call tests: the arguments come on descriptor 0, and the program finds an empty stdin there."""
-    chunks = []
-    while chunk := os.read(0, 1 << 20):
-        chunks.append(chunk)
-    os.ftruncate(0, 0)
-    os.lseek(0, 0, os.SEEK_SET)
-    arguments: dict[str, Any] = json.loads(b"".join(chunks))
-    return {"args": arguments.get("args", []), "kwargs": arguments.get("kwargs", {})}
+def dump_code(code: Compiled) -> bytes:
+    """For the processes of the later tests."""
+    return marshal.dumps(tuple(code))
 
 
-def find_entry_point(namespace: dict[str, Any], entry_point: str) -> Any:
-    """Find "f", "Solution.f" and "Solution().f"; a bare name is also looked for in `class Solution`.
-
-    Raises NameError or AttributeError, as the program itself would, when there is no such thing.
-    """
-    owner, _, name = entry_point.rpartition(".")
-    owner = owner.removesuffix("()")
-    if not owner and name not in namespace and hasattr(namespace.get("Solution"), name):
-        owner = "Solution"
-    if not owner:
-        if name not in namespace:
-            raise NameError(f"name {name!r} is not defined")
-        return namespace[name]
-    if owner not in namespace:
-        raise NameError(f"name {owner!r} is not defined")
-    return getattr(namespace[owner](), name)
-
-
-def encode_value(value: Any) -> bytes:
-    """JSON; tuples become lists, arrays (anything with `tolist`) their lists. Else UNENCODABLE and the type's name."""
-    try:
-        return json.dumps(value, default=_plain).encode()
-    except Exception:  # a hostile value may raise anything; no value is a wrong answer, not a crash
-        return UNENCODABLE + type(value).__name__.encode("utf-8", "replace")
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"no JSON form: {type(value).__name__}")
-
-
-def load_code(marshalled: bytes) -> types.CodeType:
-    """The code object that the first process of the submission compiled."""
-    code: types.CodeType = marshal.loads(marshalled)
-    return code
+def load_code(marshalled: bytes) -> Compiled:
+    """What the first process of the submission compiled."""
+    return Compiled(*marshal.loads(marshalled))

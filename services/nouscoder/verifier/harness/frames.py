@@ -2,18 +2,23 @@
 
 INVARIANT: nothing is read ahead, so at a frame's end the stream can be handed from one process of the slot to another.
 
-A session is PROGRAM, then any number of RUN, then END (END may come at any time and cuts a run short). The slot says
-HELLO or FAILED once, READY when the next sandbox stands, COMPILED or COMPILE_FAILED after PROGRAM, RESULT after RUN.
+A session is PROGRAM, then any number of RUN or TALK, each perhaps after a GIVEN (arguments and files), then END (END
+may come at any time and cuts a run short). The slot says HELLO or FAILED once, READY when the next sandbox stands,
+COMPILED or COMPILE_FAILED after PROGRAM, RESULT after RUN. In a TALK, INPUT and INPUT_END go in and OUTPUT comes out
+until RESULT; input that comes later is dropped.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import struct
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
 HEADER = struct.Struct("!BI")  # kind, payload length in bytes
+_LENGTH = struct.Struct("!I")
 MAX_FRAME_BYTES = 1 << 30
 # exit, exit code, signal, wall s, CPU s, peak memory bytes, then the lengths of stdout, stderr and result (-1: none)
 _RESULT = struct.Struct("!BiiddQIIi")
@@ -25,12 +30,17 @@ class Kind(IntEnum):
     PROGRAM = 1
     RUN = 2
     END = 3
+    GIVEN = 4
+    TALK = 5
+    INPUT = 6
+    INPUT_END = 7
     HELLO = 16
     READY = 17
     COMPILED = 18
     COMPILE_FAILED = 19
     RESULT = 20
     FAILED = 21
+    OUTPUT = 22
 
 
 class Ended(IntEnum):
@@ -55,6 +65,13 @@ class Result(NamedTuple):
     stdout: bytes
     stderr: bytes
     result: bytes | None
+
+
+class Given(NamedTuple):
+    """What one run finds beside its input: arguments after its name, read-only files in its folder."""
+
+    args: tuple[str, ...] = ()
+    files: tuple[tuple[str, bytes], ...] = ()
 
 
 class StreamClosed(Exception):
@@ -88,6 +105,24 @@ def unpack_result(payload: bytes) -> Result:
     return Result(
         ended, code, signal, wall, cpu, memory, payload[_RESULT.size : out_end], payload[out_end:err_end], result
     )
+
+
+def pack_given(args: tuple[str, ...], files: Mapping[str, bytes]) -> bytes:
+    """The payload of a GIVEN frame: a length, a JSON head of that length, then the files' contents."""
+    head = json.dumps({"args": args, "files": [[name, len(content)] for name, content in files.items()]}).encode()
+    return b"".join((_LENGTH.pack(len(head)), head, *files.values()))
+
+
+def unpack_given(payload: bytes) -> Given:
+    """Inverse of `pack_given`."""
+    (head_bytes,) = _LENGTH.unpack_from(payload)
+    offset = _LENGTH.size + head_bytes
+    head = json.loads(payload[_LENGTH.size : offset])
+    files = []
+    for name, num_bytes in head["files"]:
+        files.append((name, payload[offset : offset + num_bytes]))
+        offset += num_bytes
+    return Given(tuple(head["args"]), tuple(files))
 
 
 def read_frame(fd: int) -> tuple[Kind, bytes]:

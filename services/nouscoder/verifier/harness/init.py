@@ -1,6 +1,7 @@
 """Process 1 of a submission's namespaces: sets them up, then serves the frames of that one submission.
 
-INVARIANT: a run starts only when no process but this one lives in the pid namespace and /tmp holds main.py alone.
+INVARIANT: a run starts only when no process but this one lives in the pid namespace and /tmp holds
+nothing but what every run of the submission finds there and what this one is given.
 """
 
 from __future__ import annotations
@@ -10,21 +11,23 @@ import fcntl
 import json
 import os
 import resource
-from types import CodeType
 from typing import NoReturn
 
 from . import candidate, frames, kernel
 from .candidate import Confinement, Job, Program, make_script_surroundings
+from .command import Command, build, compile_plan
+from .first import FirstRun, Script
+from .folder import Folder
 from .isolation import Isolation
 from .memory import MemoryWatch
-from .run import Plan, Run, RunAbandoned, RunFailed, end_all
+from .run import Plan, Run, RunAbandoned, RunFailed, SessionEnded, end_all
 from .settings import SlotSettings
+from .talk import Talk
 
 EXIT_ENDED = 0
 EXIT_STREAM_CLOSED = 3
 _EXIT_FAILED = 4
 _FIRST_OWN_FD = 64
-_SCRIPT = "/tmp/main.py"
 
 
 class Init:
@@ -33,12 +36,11 @@ class Init:
     def __init__(
         self, settings: SlotSettings, isolation: Isolation, stream_in: int, stream_out: int, filter_code: bytes
     ) -> None:
-        self._settings = settings
         self._isolation = isolation
+        self._folder = Folder(settings, isolation)
         self._files_dir = self._proc_fd = -1
         self._in = stream_in
         self._out = stream_out
-        self._two_users = isolation.two_users
         with open("/proc/self/statm") as statm:
             vm_pages = int(statm.read().split()[0])
         self._confinement = Confinement(
@@ -56,6 +58,8 @@ class Init:
             self._settle()
             frames.write_frame(self._out, frames.Kind.READY)
             return self._session()
+        except SessionEnded:
+            os._exit(EXIT_ENDED)
         except RunAbandoned:
             self._await_end()
         except frames.StreamClosed:
@@ -73,12 +77,8 @@ class Init:
         # Files of the runs live in a tmpfs that the candidate's /tmp then hides; only this descriptor leads there.
         kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=700")
         self._files_dir = _move_up(os.open("/tmp", os.O_RDONLY | os.O_DIRECTORY))
-        self._mount_tmp()
+        self._folder.mount()
         candidate.confine_session(self._confinement, (self._in, self._out))
-
-    def _mount_tmp(self) -> None:
-        options = f"size={self._settings.tmp_bytes},nr_inodes={self._settings.tmp_inodes},mode=1777"
-        kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
 
     def _session(self) -> Job:
         kind, payload = frames.read_frame(self._in)
@@ -87,55 +87,71 @@ class Init:
         if kind is not frames.Kind.PROGRAM:
             self._fail(f"expected PROGRAM, not {kind.name}")
         program = Program(**json.loads(payload))
-        self._write_script(program)
-        plan = Plan(program, self._confinement, self._files_dir, MemoryWatch(self._proc_fd))
-        run = Run(plan, self._in)
-        job = run.start_compiling(self._settings.compile_time_s)
+        return self._python(program) if program.run_argv is None else self._command(program, program.run_argv)
+
+    def _python(self, program: Program) -> Job:
+        self._folder.hold_script(program.source_name, program.source())
+        memory = MemoryWatch(self._proc_fd, forked=True)
+        plan = Plan(program, self._confinement, self._files_dir, memory)
+        first = FirstRun(plan, self._in)
+        job = first.start_compiling(program.compile_time_s)
         if job is not None:
             return job
-        problem, code = run.compiled(self._settings.compile_time_s)
+        problem, code = first.compiled(program.compile_time_s)
         if problem is not None:
-            end_all()
-            frames.write_frame(self._out, frames.Kind.COMPILE_FAILED, problem)
-            return self._await_end()
+            self._refuse(problem)
         frames.write_frame(self._out, frames.Kind.COMPILED)
-        return self._runs(plan, run, code)
+        return self._runs(plan, Script(program, self._confinement.namespace, code), first)
 
-    def _runs(self, plan: Plan, first: Run, marshalled: bytes) -> Job:
-        run: Run | None = first
-        code: CodeType | None = None
+    def _command(self, program: Program, run_argv: list[str]) -> Job:
+        memory = MemoryWatch(self._proc_fd, forked=False)
+        compiling = compile_plan(program, self._confinement, self._files_dir, memory)
+        job, problem = build(compiling, self._folder, self._in)
+        if job is not None:
+            return job
+        if problem is not None:
+            self._refuse(problem)
+        frames.write_frame(self._out, frames.Kind.COMPILED)
+        plan = Plan(program, self._confinement, self._files_dir, memory)
+        return self._runs(plan, Command(run_argv), None)
+
+    def _refuse(self, problem: bytes) -> NoReturn:
+        end_all()
+        frames.write_frame(self._out, frames.Kind.COMPILE_FAILED, problem)
+        self._await_end()
+
+    def _runs(self, plan: Plan, runner: Script | Command, first: FirstRun | None) -> Job:
+        given = frames.Given()
         while True:
-            kind, stdin = frames.read_frame(self._in)
+            kind, payload = frames.read_frame(self._in)
+            if kind is frames.Kind.GIVEN:
+                given = frames.unpack_given(payload)
+                continue
+            if kind in (frames.Kind.INPUT, frames.Kind.INPUT_END):  # for a conversation that has ended
+                continue
             if kind is frames.Kind.END:
                 end_all()
                 os._exit(EXIT_ENDED)
-            if kind is not frames.Kind.RUN:
-                self._fail(f"expected RUN, not {kind.name}")
-            if run is None:
-                code = code or candidate.load_code(marshalled)
-                run = Run(plan, self._in)
-                job = run.start(stdin, code)
-                if job is not None:
-                    return job
+            self._folder.give(given)
+            run: Run
+            job = None
+            if kind is frames.Kind.RUN and first is not None:
+                first.release(payload, given.args)
+                run = first
+            elif kind in (frames.Kind.RUN, frames.Kind.TALK):
+                if first is not None:
+                    first.drop()
+                talks = kind is frames.Kind.TALK
+                run = Talk(plan, self._in, self._out) if talks else Run(plan, self._in)
+                job = run.start(payload, runner.beginning(given.args))
             else:
-                run.release(stdin)
+                self._fail(f"expected RUN, not {kind.name}")
+            if job is not None:
+                return job
+            first, given = None, frames.Given()
             result = run.finish()
-            run = None
-            self._clean(plan.program)
+            self._folder.clean()
             frames.write_frame(self._out, frames.Kind.RESULT, frames.pack_result(result))
-
-    def _clean(self, program: Program) -> None:
-        """A fresh /tmp when the run left anything there; always when it ran as our own user."""
-        if self._two_users and os.listdir("/tmp") == ["main.py"]:
-            return
-        kernel.unmount("/tmp")
-        self._mount_tmp()
-        self._write_script(program)
-
-    def _write_script(self, program: Program) -> None:
-        fd = os.open(_SCRIPT, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
-        os.write(fd, program.source())
-        os.close(fd)
 
     def _await_end(self) -> NoReturn:
         try:

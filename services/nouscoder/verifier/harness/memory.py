@@ -16,12 +16,13 @@ _PAGE_BYTES = resource.getpagesize()
 class MemoryWatch:
     """Reads `proc_fd`, a proc mount that shows every process of the namespace and that candidates cannot reach."""
 
-    def __init__(self, proc_fd: int) -> None:
+    def __init__(self, proc_fd: int, *, forked: bool) -> None:
+        """`forked` processes share the warm interpreter's memory, which then counts for nothing."""
         self._proc_fd = proc_fd
-        self._own_private, self._own_shared = self._look("1")
+        self._own_private, self._own_shared = self._look("1") if forked else (0, 0)
 
     def used_bytes(self) -> int:
-        """What the processes hold beyond what each shares with the warm interpreter it was forked from."""
+        """What the processes hold (beyond what each shares with the warm interpreter it was forked from)."""
         private = shared = 0
         for name in os.listdir(self._proc_fd):
             if not name.isdigit() or name == "1":

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from . import kernel
 
+PROGRAM_FOLDER = "/program"  # where a submission's compiled program is mounted
 SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives")
 COPIED = ("/etc/ld.so.cache", "/etc/localtime")
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
@@ -29,7 +30,11 @@ def enter_root(read_only: tuple[str, ...]) -> None:
     """
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     # Opened before anything is hidden by the staging mount, and bound through /proc/self/fd.
-    wanted = [p for p in (*SYSTEM_PATHS, *outside_system(read_only)) if os.path.isdir(p) and not os.path.islink(p)]
+    wanted = [
+        p
+        for p in (*SYSTEM_PATHS, *_settings_of_runtimes(), *outside_system(read_only))
+        if os.path.isdir(p) and not os.path.islink(p)
+    ]
     links = [p for p in SYSTEM_PATHS if os.path.islink(p)]
     copies = {p: Path(p).read_bytes() for p in COPIED if os.path.isfile(p)}
     opened = {path: os.open(path, os.O_PATH) for path in wanted}
@@ -60,8 +65,13 @@ def outside_system(paths: tuple[str, ...]) -> list[str]:
     return [p for p in real if not any(p == s or p.startswith(s + "/") for s in SYSTEM_PATHS)]
 
 
+def _settings_of_runtimes() -> list[str]:
+    """Folders of /etc that a language's runtime reads (Debian's java keeps its security settings there)."""
+    return [entry.path for entry in os.scandir("/etc") if entry.name.startswith("java") and entry.is_dir()]
+
+
 def _fill(root: Path, copies: dict[str, bytes]) -> None:
-    for folder in ("etc", "proc", "tmp", "dev"):
+    for folder in ("etc", "proc", "tmp", "dev", PROGRAM_FOLDER[1:]):
         (root / folder).mkdir(exist_ok=True)
     for name, text in WRITTEN.items():
         (root / name).write_text(text)

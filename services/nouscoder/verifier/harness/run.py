@@ -6,28 +6,22 @@ INVARIANT: `finish` returns only after every process of the run is dead and reap
 from __future__ import annotations
 
 import contextlib
-import marshal
-import math
 import os
 import resource
 import select
 import signal
-import struct
 import time
-from types import CodeType
-from typing import NamedTuple
+from collections.abc import Callable
 
-from . import candidate, frames
+from . import frames
 from .candidate import CANDIDATE_ID, Confinement, Job, Program, TestLimits
-from .isolation import Isolation
+from .files import Files, read_all, write_all
 from .memory import LOOK_EVERY_S, MemoryWatch
 
-_CPU_USED = struct.Struct("=d")  # CPU time that compiling took [s]
 _ALL_FDS = 1 << 20
 _STDERR_BYTES = 64 * 1024
 _FLOOD_BYTES = 64 * 1024
-_MAX_DETAIL_BYTES = 8 * 1024
-_MEMORY_WORDS = (b"MemoryError", b"std::bad_alloc", b"Cannot allocate memory", b"out of memory")
+_MEMORY_WORDS = (b"MemoryError", b"std::bad_alloc", b"Cannot allocate memory", b"out of memory", b"OutOfMemoryError")
 
 
 class RunFailed(Exception):
@@ -38,36 +32,26 @@ class RunAbandoned(Exception):
     """The gateway ended the session in the middle of a run; everything is dead."""
 
 
-class _Files(NamedTuple):
-    """Fresh for each run, so nothing of a run's descriptors (offsets, flags, locks) reaches the next."""
-
-    stdin: int
-    stdout: int
-    stderr: int
-    result: int | None
-
-    @staticmethod
-    def make(isolation: Isolation, files_dir: int, has_result: bool) -> _Files:
-        """Unlinked files in the tmpfs that only init has open."""
-        fds = [isolation.unlinked_file(files_dir) for _ in range(3 + has_result)]
-        return _Files(fds[0], fds[1], fds[2], fds[3] if has_result else None)
-
-    def close(self) -> None:
-        """Free them."""
-        for fd in self:
-            if fd is not None:
-                os.close(fd)
+class SessionEnded(Exception):
+    """The gateway's END has been read in the middle of a run; everything is dead."""
 
 
 class Plan:
     """What the runs of one submission share."""
 
-    def __init__(self, program: Program, confinement: Confinement, files_dir: int, memory: MemoryWatch) -> None:
+    def __init__(
+        self,
+        program: Program,
+        confinement: Confinement,
+        files_dir: int,
+        memory: MemoryWatch,
+        limits: TestLimits | None = None,
+    ) -> None:
         self.program = program
         self.files_dir = files_dir
         self.memory = memory
-        self.namespace = confinement.namespace
-        self.limits = TestLimits(program, confinement)
+        self.confinement = confinement
+        self.limits = limits or TestLimits(program, confinement)
         self.isolation = confinement.isolation
 
     def was_confined(self, pid: int) -> bool:
@@ -79,57 +63,21 @@ class Plan:
 
 
 class Run:
-    """Used once: `start_compiling`, `compiled`, `release`, `finish`, or `start`, `finish`."""
+    """Used once: `start`, then `finish`."""
 
     def __init__(self, plan: Plan, stream_in: int) -> None:
         self._plan = plan
         self._program = plan.program
         self._stream_in = stream_in
-        self._files = _Files.make(plan.isolation, plan.files_dir, plan.program.entry_point is not None)
+        self._files = Files.make(plan.isolation, plan.files_dir, plan.program.entry_point is not None)
         self._pid = 0
-        self._go = self._report = -1
         self._started_s = 0.0
         self._cpu_before_s = 0.0
         self._peak_bytes = 0
         self._usage = resource.getrusage(resource.RUSAGE_CHILDREN)
 
-    def start_compiling(self, limit_s: float) -> Job | None:
-        """Fork the first test's process: it compiles, reports, and waits. Returns a job in that process only."""
-        report_out, report_in = os.pipe()
-        go_out, go_in = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            return self._compile_in_child(report_in, go_out, limit_s)
-        os.close(report_in)
-        os.close(go_out)
-        self._report, self._go = report_out, go_in
-        return None
-
-    def compiled(self, limit_s: float) -> tuple[bytes | None, bytes]:
-        """(why it does not compile or None, the marshalled code). Raises RunFailed."""
-        message = self._read_report(time.monotonic() + limit_s)
-        os.close(self._report)
-        if message[:1] == b"C":
-            (self._cpu_before_s,) = _CPU_USED.unpack_from(message, 1)
-            return None, message[1 + _CPU_USED.size :]
-        if message[:1] == b"F":
-            raise RunFailed(message[1:].decode("utf-8", "replace"))
-        os.close(self._go)
-        self._files.close()
-        return message[1:] or b"the compiler ran out of time or memory", b""
-
-    def release(self, stdin: bytes) -> None:
-        """Let the compiled first process run with this input."""
-        self._fill_stdin(stdin)
-        self._started_s = time.monotonic()
-        try:
-            os.write(self._go, b"1")
-        except BrokenPipeError as error:
-            raise RunFailed("the process ended before it was started") from error
-        os.close(self._go)
-
-    def start(self, stdin: bytes, code: CodeType) -> Job | None:
-        """Fork a process for compiled code. Returns a job in that process only."""
+    def start(self, stdin: bytes, begin: Callable[[], Job]) -> Job | None:
+        """Fork a process, confine it and let it `begin`. Returns a job in that process only."""
         self._fill_stdin(stdin)
         self._started_s = time.monotonic()
         self._pid = os.fork()
@@ -137,7 +85,7 @@ class Run:
             try:
                 self._wire()
                 self._plan.limits.confine()
-                return Job(code, self._plan.namespace, self._program.entry_point)
+                return begin()
             except BaseException:  # our user id on the dead process tells the parent
                 os._exit(1)
         return None
@@ -148,7 +96,7 @@ class Run:
         too_big = self._peak_bytes > self._program.memory_bytes
         wall_s = time.monotonic() - self._started_s
         if not in_time or too_big:
-            _kill_all()
+            kill_all()
         confined = self._plan.was_confined(self._pid)
         _, status, usage = os.wait4(self._pid, 0)
         memory_bytes = max(max(usage.ru_maxrss, end_all()) * 1024, self._peak_bytes)
@@ -173,42 +121,12 @@ class Run:
         else:
             ended = frames.Ended.SIGNALLED if code < 0 else frames.Ended.EXITED
         kept = _FLOOD_BYTES if ended is frames.Ended.OUTPUT_LIMIT else limit
-        stdout = _read_all(files.stdout, min(sizes[0], kept))
+        stdout = read_all(files.stdout, min(sizes[0], kept))
         result = None
         if files.result is not None:
-            result = _read_all(files.result, min(os.fstat(files.result).st_size, limit)) or None
+            result = read_all(files.result, min(os.fstat(files.result).st_size, limit)) or None
         files.close()
         return frames.Result(ended, max(code, 0), max(-code, 0), wall_s, cpu_s, memory_bytes, stdout, stderr, result)
-
-    # In the child ------------------------------------------------------------------------------------------------
-
-    def _compile_in_child(self, report_in: int, go_out: int, limit_s: float) -> Job:
-        report, go = 4, 5
-        try:
-            self._wire(report_in, go_out)
-            seconds = math.ceil(limit_s)
-            resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
-            self._plan.limits.confine(count_cpu=False)
-        except BaseException as error:  # told to the parent
-            _write_all(report_in, b"F" + repr(error).encode())
-            os._exit(1)
-        try:
-            code = candidate.compile_source(self._program)
-        except BaseException as error:  # the compiler raises many kinds
-            import traceback  # only here: most submissions compile
-
-            text = "".join(traceback.format_exception_only(error)).encode("utf-8", "replace")
-            _write_all(report, b"E" + text[-_MAX_DETAIL_BYTES:])
-            os._exit(1)
-        marshalled = marshal.dumps(code)
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        used_s = used.ru_utime + used.ru_stime
-        candidate.count_cpu_from(used_s, self._program.cpu_time_s)
-        _write_all(report, b"C" + _CPU_USED.pack(used_s) + marshalled)
-        os.close(report)
-        os.read(go, 1)
-        os.close(go)
-        return Job(code, self._plan.namespace, self._program.entry_point)
 
     def _wire(self, *extra: int) -> None:
         """Descriptors 0, 1, 2, then 3 (result), then `extra` from 4; everything else closed."""
@@ -227,30 +145,9 @@ class Run:
             first_free = 4 + len(extra)
         os.closerange(first_free, _ALL_FDS)
 
-    # In init ----------------------------------------------------------------------------------------------------
-
     def _fill_stdin(self, stdin: bytes) -> None:
-        _write_all(self._files.stdin, stdin)
+        write_all(self._files.stdin, stdin)
         os.lseek(self._files.stdin, 0, os.SEEK_SET)
-
-    def _read_report(self, deadline_s: float) -> bytes:
-        poll = select.poll()
-        poll.register(self._report, select.POLLIN)
-        poll.register(self._stream_in, select.POLLIN)
-        chunks: list[bytes] = []
-        while True:
-            ready = dict(poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000))
-            if self._report in ready:
-                chunk = os.read(self._report, 1 << 20)
-                if not chunk:
-                    break
-                chunks.append(chunk)
-            elif self._stream_in in ready:
-                # The first RUN may already be here; only END and a closed stream matter, and both can wait for that.
-                poll.unregister(self._stream_in)
-            else:
-                return b""
-        return b"".join(chunks)
 
     def _await_end(self, deadline_s: float) -> bool:
         """False when the time is over; True when the process ended by itself or holds too much memory.
@@ -280,7 +177,7 @@ class Run:
 def end_all() -> int:
     """Kill and reap every other process of this pid namespace; returns their peak resident size [KiB]."""
     peak_kib = 0
-    _kill_all()
+    kill_all()
     while True:
         try:
             peak_kib = max(peak_kib, os.wait4(-1, 0)[2].ru_maxrss)
@@ -288,7 +185,8 @@ def end_all() -> int:
             return peak_kib
 
 
-def _kill_all() -> None:
+def kill_all() -> None:
+    """Kill every other process of this pid namespace."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
 
@@ -296,20 +194,3 @@ def _kill_all() -> None:
 def _says_no_memory(stderr: bytes) -> bool:
     last_line = stderr.rstrip().rpartition(b"\n")[2]
     return any(word in last_line for word in _MEMORY_WORDS)
-
-
-def _read_all(fd: int, num_bytes: int) -> bytes:
-    chunks, offset = [], 0
-    while offset < num_bytes:
-        chunk = os.pread(fd, num_bytes - offset, offset)
-        if not chunk:
-            break
-        chunks.append(chunk)
-        offset += len(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

@@ -16,7 +16,6 @@ class SlotSettings(NamedTuple):
     preload: tuple[str, ...] = ()
     tmp_bytes: int = 256 * 1024**2
     tmp_inodes: int = 65536
-    compile_time_s: float = 10.0
     stack_bytes: int = 256 * 1024**2
     uid_init: int | None = None
     uid_candidate: int | None = None

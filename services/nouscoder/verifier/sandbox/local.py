@@ -16,7 +16,7 @@ import contextlib
 import json
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 from nouscoder.verifier.harness import frames
 from nouscoder.verifier.harness.frames import Kind
@@ -45,7 +45,7 @@ _EXITS = {
 }
 _FIRST_UID = 1_000_000_000  # far from any user of the host; two a slot, apart for each service process
 _UIDS_A_SERVICE = 4096
-_COMPILE_TIME_S = 10.0
+_PYTHON_COMPILE_TIME_S, _COMPILE_TIME_S = 10.0, 30.0
 _ISOLATION = (
     *(f"namespace:{kind}" for kind in ("user", "pid", "mount", "net", "ipc", "uts")),
     "read-only-root",
@@ -111,8 +111,6 @@ class LocalSandbox:
             await asyncio.shield(self._give_back(slot))
 
     async def _opened(self, slot: Slot, program: Program) -> LocalSession:
-        if program.language.run is not None:
-            raise SandboxError(f"the local sandbox does not run {program.language.name!r} yet")
         await slot.ensure_ready()
         slot.begin()
         session = LocalSession(slot, program, self._config.grace_s)
@@ -183,21 +181,28 @@ class LocalSession:
         self._program = program
         self._grace_s = grace_s
         self._running = False
+        self._compile_time_s = _PYTHON_COMPILE_TIME_S if program.language.run is None else _COMPILE_TIME_S
 
     async def compile(self) -> None:
         """Send the program. Raises CompileFailed, SandboxError."""
-        limits = self._program.limits
+        limits, language = self._program.limits, self._program.language
         payload = {
             "code": self._program.code,
+            "prelude": self._program.prelude,
             "entry_point": self._program.entry_point,
+            "source_name": language.source_name,
+            "compile_argv": language.compile,
+            "run_argv": language.run,
+            "compile_time_s": self._compile_time_s,
             "cpu_time_s": limits.cpu_time_s,
             "wall_time_s": limits.wall_time_s,
             "memory_bytes": limits.memory_bytes,
+            "extra_space_bytes": language.memory_extra_bytes,
             "output_bytes": limits.output_bytes,
             "processes": limits.processes,
         }
         await self._slot.send(Kind.PROGRAM, json.dumps(payload).encode())
-        kind, detail = await self._receive(_COMPILE_TIME_S)
+        kind, detail = await self._receive(self._compile_time_s)
         if kind is Kind.COMPILE_FAILED:
             raise CompileFailed(detail.decode("utf-8", "replace"))
         if kind is not Kind.COMPILED:
@@ -209,26 +214,60 @@ class LocalSession:
     ) -> RunResult:
         """See `Session.run`. Raises RuntimeError when another run of this session is under way."""
         check_given(self._program, args, files)
-        if args or files:
-            raise SandboxError("the local sandbox gives no arguments and files yet")
-        if self._running:
-            raise RuntimeError("runs of one session are sequential")
-        self._running = True
-        try:
+        with self._one_at_a_time():
+            await self._give(args, files)
             await self._slot.send(Kind.RUN, stdin)
             kind, payload = await self._receive(self._program.limits.wall_time_s)
             if kind is not Kind.RESULT:
                 await self._slot.stop()
                 raise SandboxError(f"slot {self._slot.index} answered {kind.name} to a run")
-        finally:
-            self._running = False
         return _to_result(payload)
 
     async def converse(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:
         """See `Session.converse`."""
-        raise SandboxError("the local sandbox holds no conversations yet")
+        if not isinstance(partner, LocalSession):
+            raise TypeError("a session converses with the partner of its own pair")
+        check_given(partner._program, args, files)
+        with self._one_at_a_time(), partner._one_at_a_time():
+            await partner._give(args, files)
+            await self._slot.send(Kind.TALK)
+            await partner._slot.send(Kind.TALK)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    one = group.create_task(self._relay(partner))
+                    other = group.create_task(partner._relay(self))
+            except* SandboxError as errors:
+                raise SandboxError(str(errors.exceptions[0])) from errors
+        return one.result(), other.result()
+
+    async def _relay(self, listener: LocalSession) -> RunResult:
+        """Pass on what this one says until it ends."""
+        while True:
+            kind, payload = await self._receive(self._program.limits.wall_time_s)
+            if kind is Kind.OUTPUT:
+                await listener._slot.send(Kind.INPUT, payload)
+            elif kind is Kind.RESULT:
+                await listener._slot.send(Kind.INPUT_END)
+                return _to_result(payload)
+            else:
+                await self._slot.stop()
+                raise SandboxError(f"slot {self._slot.index} answered {kind.name} in a conversation")
+
+    async def _give(self, args: tuple[str, ...], files: Mapping[str, bytes]) -> None:
+        if args or files:
+            await self._slot.send(Kind.GIVEN, frames.pack_given(args, files))
+
+    @contextlib.contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        if self._running:
+            raise RuntimeError("runs of one session are sequential")
+        self._running = True
+        try:
+            yield
+        finally:
+            self._running = False
 
     async def _receive(self, limit_s: float) -> tuple[Kind, bytes]:
         try:
@@ -252,7 +291,6 @@ def _slot_settings(config: SandboxConfig, index: int) -> SlotSettings:
         site_packages=tuple(str(folder.resolve()) for folder in config.site_packages),
         preload=config.preload,
         tmp_bytes=config.tmp_bytes,
-        compile_time_s=_COMPILE_TIME_S,
         uid_init=first if host_is_root() else None,
         uid_candidate=first + 1 if host_is_root() else None,
     )
