@@ -54,6 +54,7 @@ class RunWatch:
         self._started_s = time.monotonic()
         self._pass_rates: dict[int, float] = {}
         self._first: tuple[int, float] | None = None
+        self._learner: LearnerStatus | None = None
         self.status: RunStatus | None = None
 
     async def __aenter__(self) -> RunWatch:
@@ -75,7 +76,9 @@ class RunWatch:
             asyncio.to_thread(read_counter, self._config.verifier.metrics, "nouscoder_verifier_tests"),
         )
         self.status = status or self.status
-        return self._assemble(phase, tuple(processes), status, learner, generation, num_tests)
+        # One that does not answer is being restarted or has ended the run: what it said last still stands.
+        self._learner = learner or self._learner
+        return self._assemble(phase, tuple(processes), status, self._learner, generation, num_tests)
 
     def _assemble(
         self,
