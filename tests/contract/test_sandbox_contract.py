@@ -13,6 +13,7 @@ from nouscoder.verifier.languages import registry
 from nouscoder.verifier.sandbox import (
     CompileFailed,
     Exit,
+    PartnerCompileFailed,
     Program,
     Sandbox,
     SandboxConfig,
@@ -151,3 +152,61 @@ def test_config_names_the_bad_field() -> None:
         SandboxConfig(slots=-1)
     with pytest.raises(ValueError, match="tmp_bytes"):
         SandboxConfig(tmp_bytes=0)
+
+
+GIVEN = "import sys\nprint(sys.argv[1:], *(open(name).read() for name in sys.argv[1:]))\n"
+SAYS = "print('hello', flush=True)\nimport sys\nsys.stdin.read()\n"
+HEARS = "import sys\nprint(len(input()), *sys.argv[1:])\n"
+EXTRA = {
+    GIVEN: lambda _: ended(b"['a', 'b'] 1 2\n"),
+    SAYS: lambda _: ended(b"hello\n"),
+    HEARS: lambda stdin: ended(b"%d x\n" % len(stdin.strip())),
+}
+TABLE.update(EXTRA)
+
+
+async def test_a_run_is_given_arguments_and_files_and_the_next_is_not(sandbox: Sandbox) -> None:
+    async with sandbox.session(Program(PYTHON, GIVEN, SHORT)) as session:
+        for _ in range(2):  # the process that compiled, and one that did not
+            result = await session.run(b"", args=("a", "b"), files={"a": b"1", "b": b"2"})
+            assert result.stdout == b"['a', 'b'] 1 2\n", result.stderr.decode()
+        if sandbox.name == "local":
+            assert (await session.run(b"")).stdout == b"[]\n"
+            assert b"FileNotFoundError" in (await session.run(b"", args=("a",))).stderr
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "main.py", "a\0"])
+async def test_a_name_that_is_no_plain_free_name_is_refused(sandbox: Sandbox, name: str) -> None:
+    async with sandbox.session(Program(PYTHON, DOUBLE, SHORT)) as session:
+        with pytest.raises(ValueError, match="name of a file"):
+            await session.run(b"", files={name: b""})
+        with pytest.raises(ValueError, match="NUL"):
+            await session.run(b"", args=("a\0",))
+
+
+async def test_two_programs_converse_and_are_told_of_the_others_end(sandbox: Sandbox) -> None:
+    async with sandbox.pair(Program(PYTHON, SAYS, SHORT), Program(PYTHON, HEARS, SHORT)) as (one, other):
+        for _ in range(2):
+            said, heard = await one.converse(other, args=("x",))
+            assert (said.exit, said.exit_code, said.stdout) == (Exit.EXITED, 0, b"hello\n")
+            assert (heard.exit, heard.exit_code, heard.stdout) == (Exit.EXITED, 0, b"5 x\n")
+
+
+async def test_the_partner_that_does_not_compile_is_told_apart(sandbox: Sandbox) -> None:
+    with pytest.raises(PartnerCompileFailed):
+        async with sandbox.pair(Program(PYTHON, DOUBLE, SHORT), Program(PYTHON, "def (", SHORT)):
+            pytest.fail("the pair must not open")
+    with pytest.raises(CompileFailed) as caught:
+        async with sandbox.pair(Program(PYTHON, "def (", SHORT), Program(PYTHON, DOUBLE, SHORT)):
+            pytest.fail("the pair must not open")
+    assert type(caught.value) is CompileFailed
+
+
+async def test_more_pairs_than_slots_take_turns(sandbox: Sandbox) -> None:
+    async def one() -> bytes:
+        async with sandbox.pair(Program(PYTHON, DOUBLE, SHORT), Program(PYTHON, DOUBLE, SHORT)) as (first, second):
+            middle = await first.run(b"1")
+            return (await second.run(middle.stdout)).stdout
+
+    async with asyncio.timeout(10):
+        assert await asyncio.gather(*(one() for _ in range(3))) == [b"4\n"] * 3

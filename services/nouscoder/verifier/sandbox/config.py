@@ -17,6 +17,7 @@ class SandboxConfig:
     preload: tuple[str, ...] = field(default=())  # modules of those folders to import once, before any candidate
     tmp_bytes: int = 256 * 1024**2  # size of a candidate's /tmp
     start_limit_s: float = 30.0  # until a slot answers
+    compile_time_s: float = 30.0  # CPU and wall time of a compiler, once a submission; python has 10 s
     grace_s: float = 10.0  # beyond a test's wall limit, until the slot itself counts as lost
     runsc: str = ""  # gVisor's program; empty looks on PATH and where deploy/build-runsc puts it
     max_sessions: int = 500  # submissions that one gVisor sandbox serves before a fresh one takes its place
@@ -27,7 +28,7 @@ class SandboxConfig:
             raise ValueError(f"max_sessions must be positive, not {self.max_sessions}")
         if self.slots < 0:
             raise ValueError(f"slots must not be negative, not {self.slots}")
-        for name in ("tmp_bytes", "start_limit_s", "grace_s"):
+        for name in ("tmp_bytes", "start_limit_s", "compile_time_s", "grace_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)!r}")
         for folder in self.site_packages:

@@ -45,7 +45,7 @@ _EXITS = {
 }
 _FIRST_UID = 1_000_000_000  # far from any user of the host; two a slot, apart for each service process
 _UIDS_A_SERVICE = 4096
-_PYTHON_COMPILE_TIME_S, _COMPILE_TIME_S = 10.0, 30.0
+_PYTHON_COMPILE_TIME_S = 10.0
 _ISOLATION = (
     *(f"namespace:{kind}" for kind in ("user", "pid", "mount", "net", "ipc", "uts")),
     "read-only-root",
@@ -113,7 +113,7 @@ class LocalSandbox:
     async def _opened(self, slot: Slot, program: Program) -> LocalSession:
         await slot.ensure_ready()
         slot.begin()
-        session = LocalSession(slot, program, self._config.grace_s)
+        session = LocalSession(slot, program, self._config)
         await session.compile()
         return session
 
@@ -176,12 +176,13 @@ class LocalSandbox:
 class LocalSession:
     """One submission in one slot."""
 
-    def __init__(self, slot: Slot, program: Program, grace_s: float) -> None:
+    def __init__(self, slot: Slot, program: Program, config: SandboxConfig) -> None:
         self._slot = slot
         self._program = program
-        self._grace_s = grace_s
+        self._grace_s = config.grace_s
         self._running = False
-        self._compile_time_s = _PYTHON_COMPILE_TIME_S if program.language.run is None else _COMPILE_TIME_S
+        by_exec = program.language.run is not None
+        self._compile_time_s = config.compile_time_s if by_exec else _PYTHON_COMPILE_TIME_S
 
     async def compile(self) -> None:
         """Send the program. Raises CompileFailed, SandboxError."""

@@ -1,0 +1,196 @@
+"""Languages that run by exec: compiled once, then a fresh process a test in a clean folder, the program read-only."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from nouscoder.submission import Limits
+from nouscoder.verifier.languages import installed
+from nouscoder.verifier.sandbox import (
+    CompileFailed,
+    Exit,
+    Program,
+    RunResult,
+    Sandbox,
+    SandboxConfig,
+    SandboxUnavailable,
+    open_sandbox,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LIMITS = Limits(wall_time_s=5, cpu_time_s=5, memory_bytes=256 << 20, output_bytes=1 << 20, processes=64)
+
+ECHO = {  # prints its input doubled, then its arguments
+    "c": '#include <stdio.h>\nint main(int c, char **v) { int n; scanf("%d", &n); printf("%d", n * 2);'
+    ' for (int i = 1; i < c; i++) printf(" %s", v[i]); puts(""); }',
+    "cpp": "#include <iostream>\nint main(int c, char **v) { int n; std::cin >> n; std::cout << n * 2;"
+    " for (int i = 1; i < c; i++) std::cout << ' ' << v[i]; std::cout << std::endl; }",
+    "java": "import java.util.*;\npublic class Main { record P(int x) {}\n public static void main(String[] a) {"
+    " P p = new P(new Scanner(System.in).nextInt() * 2); System.out.print(p.x());"
+    ' for (String s : a) System.out.print(" " + s); System.out.println(); } }',
+    "javascript": "const n = parseInt(require('fs').readFileSync(0, 'utf8'));"
+    " console.log([n * 2, ...process.argv.slice(2)].join(' '))",
+    "rust": "use std::io::Read;\n"
+    "fn main() { let mut s = String::new();"
+    " std::io::stdin().read_to_string(&mut s).unwrap();"
+    ' print!("{}", s.trim().parse::<i64>().unwrap() * 2); for a in std::env::args().skip(1) { print!(" {}", a); }'
+    " println!(); }",
+    "pypy": "import sys\nprint(int(input()) * 2, *sys.argv[1:])",
+}
+
+
+async def opened(config: SandboxConfig) -> AsyncIterator[Sandbox]:
+    made = open_sandbox(config)
+    try:
+        await made.start()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    yield made
+    await made.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def sandbox() -> AsyncIterator[Sandbox]:
+    async for made in opened(SandboxConfig(slots=1)):
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def impatient() -> AsyncIterator[Sandbox]:
+    """Compilers get 3 s."""
+    async for made in opened(SandboxConfig(slots=1, compile_time_s=3)):
+        yield made
+
+
+def program(language: str, code: str, limits: Limits = LIMITS) -> Program:
+    if language not in installed():
+        pytest.skip(f"no {language} here")
+    return Program(installed()[language], code, limits)
+
+
+async def run_twice(sandbox: Sandbox, code: str, language: str = "c") -> RunResult:
+    async with sandbox.session(program(language, code)) as session:
+        first, second = await session.run(b"1\n"), await session.run(b"1\n")
+    assert (first.exit, first.exit_code, first.signal) == (second.exit, second.exit_code, second.signal)
+    return second
+
+
+@pytest.mark.parametrize("language", ECHO)
+async def test_each_language_reads_prints_and_takes_arguments(sandbox: Sandbox, language: str) -> None:
+    async with sandbox.session(program(language, ECHO[language])) as session:
+        for number, args in ((1, ()), (2, ("a", "b c")), (3, ())):
+            result = await session.run(b"%d\n" % number, args=args)
+            wanted = " ".join((str(number * 2), *args)).encode() + b"\n"
+            assert (result.exit, result.exit_code, result.stdout) == (Exit.EXITED, 0, wanted), result.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("language", "code", "said"),
+    [
+        ("c", "int main( {", b"error"),
+        ("cpp", "int main() { return undeclared; }", b"undeclared"),
+        ("java", "public class Main { int f() { return x; } }", b"cannot find symbol"),
+        ("javascript", "let let = 1 +;", b"SyntaxError"),
+    ],
+)
+async def test_code_that_does_not_compile_says_why(sandbox: Sandbox, language: str, code: str, said: bytes) -> None:
+    with pytest.raises(CompileFailed) as caught:
+        async with sandbox.session(program(language, code)):
+            pytest.fail("the session must not open")
+    assert said.decode() in caught.value.detail
+    assert len(caught.value.detail) <= 2000
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_", "exit_code", "signal"),
+    [
+        ("int main(void) { return 3; }", Exit.EXITED, 3, 0),
+        ("#include <stdlib.h>\nint main(void) { abort(); }", Exit.SIGNALLED, 0, 6),
+        ("int main(void) { return *(volatile int *)0; }", Exit.SIGNALLED, 0, 11),
+        ("int main(void) { for (volatile int i = 0;;) i++; }", Exit.TIME_LIMIT, 0, 9),
+        (
+            "#include <stdlib.h>\n#include <string.h>\n"
+            "int main(void) { for (;;) memset(malloc(1 << 20), 1, 1 << 20); }",
+            Exit.MEMORY_LIMIT,
+            0,
+            9,
+        ),
+        ('#include <stdio.h>\nint main(void) { for (;;) puts("flood"); }', Exit.OUTPUT_LIMIT, 0, 25),
+        ("#include <unistd.h>\nint main(void) { for (;;) if (fork() < 0) break; for (;;) pause(); }", None, 0, 9),
+    ],
+)
+async def test_how_a_compiled_program_ends(
+    sandbox: Sandbox, code: str, exit_: Exit | None, exit_code: int, signal: int
+) -> None:
+    limits = Limits(wall_time_s=0.6, cpu_time_s=1, memory_bytes=64 << 20, output_bytes=1 << 16, processes=20)
+    async with sandbox.session(program("c", code, limits)) as session:
+        result = await session.run(b"")
+    assert (result.exit, result.exit_code, result.signal) == (exit_ or Exit.TIME_LIMIT, exit_code, signal)
+    async with sandbox.session(program("c", "int main(void) { return 7; }")) as session:  # and a canary
+        assert (await session.run(b"")).exit_code == 7
+
+
+async def test_a_deep_recursion_and_threads_have_room(sandbox: Sandbox) -> None:
+    deep = "int f(int n) { volatile char pad[512]; pad[0] = n; return n ? 1 + f(n - 1) + 0 * pad[0] : 0; }\n"
+    deep += '#include <stdio.h>\nint main(void) { printf("%d\\n", f(200000)); }'
+    assert (await run_twice(sandbox, deep)).stdout == b"200000\n"
+    threads = (
+        "#include <pthread.h>\n#include <stdio.h>\nvoid *g(void *p) { return p; }\nint main(void) { pthread_t t[4];"
+        " for (int i = 0; i < 4; i++) if (pthread_create(t + i, 0, g, 0)) return 1;"
+        ' for (int i = 0; i < 4; i++) pthread_join(t[i], 0); puts("ok"); }'
+    )
+    async with sandbox.session(program("c", threads, Limits())) as session:
+        assert (await session.run(b"")).stdout == b"ok\n"
+
+
+async def test_a_run_finds_its_program_read_only_and_nothing_of_the_run_before(sandbox: Sandbox) -> None:
+    code = (
+        "#include <dirent.h>\n#include <fcntl.h>\n#include <stdio.h>\n#include <string.h>\n#include <unistd.h>\n"
+        'int main(void) { int seen = 0; DIR *d = opendir("."); struct dirent *e;'
+        ' while ((e = readdir(d))) if (!strcmp(e->d_name, "kept")) seen = 1;'
+        ' int kept = open("kept", O_CREAT | O_WRONLY, 0600);'
+        ' printf("%d %d %d %d %d\\n", seen, kept >= 0, open("main.c", O_WRONLY),'
+        ' open("/program/new", O_CREAT | O_WRONLY, 0600), unlink("main")); }'
+    )
+    assert (await run_twice(sandbox, code)).stdout == b"0 1 -1 -1 -1\n"
+
+
+async def test_a_program_gets_files_and_python_alone_has_entry_points(sandbox: Sandbox) -> None:
+    code = '#include <stdio.h>\nint main(void) { FILE *f = fopen("in.txt", "r"); putchar(f ? fgetc(f) : \'-\'); }'
+    async with sandbox.session(program("c", code)) as session:
+        assert (await session.run(b"", files={"in.txt": b"7"})).stdout == b"7"
+        assert (await session.run(b"")).stdout == b"-"
+    with pytest.raises(ValueError, match="only python"):
+        Program(installed()["c"], code, LIMITS, entry_point="f")
+
+
+async def test_a_prelude_is_there_before_the_program_and_shifts_no_line(sandbox: Sandbox) -> None:
+    python = installed()["python"]
+    code = "from __future__ import annotations\nprint(sqrt(4))\n1 / 0\n"
+    async with sandbox.session(Program(python, code, LIMITS, prelude="from math import *\n")) as session:
+        for _ in range(2):
+            result = await session.run(b"")
+            assert result.stdout == b"2.0\n"
+            assert b'"/tmp/main.py", line 3' in result.stderr
+
+
+BOMBS = {
+    "endless include": '#include "/dev/zero"\n',
+    "included again and again": '#include "main.c"\n#include "main.c"\n',
+    "huge initialised data": "char x[1ull << 33] = {1};\nint main(void) { return 0; }",
+    "message flood": "#define A x y z;\n#define B A A A A A A A A\n#define C B B B B B B B B\nC C C C C C C C",
+    "secrets of the host": '#include "/etc/shadow"\n',
+    "secrets of the service": '#include "/work/main/pyproject.toml"\n',
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+async def test_a_hostile_source_is_a_compile_error(impatient: Sandbox, name: str) -> None:
+    with pytest.raises(CompileFailed) as caught:
+        await run_twice(impatient, BOMBS[name])
+    assert 0 < len(caught.value.detail) <= 2000
+    assert "root:" not in caught.value.detail
+    assert (await run_twice(impatient, "int main(void) { return 7; }")).exit_code == 7
