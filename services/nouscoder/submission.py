@@ -31,14 +31,44 @@ class ComparatorKind(StrEnum):
     EXACT = "exact"
     LINES = "lines"
     TOKENS = "tokens"
+    UNORDERED_LINES = "unordered_lines"
+
+
+class Profile(StrEnum):
+    """Whose truth counts."""
+
+    PROCESS = "process"  # each test is a real process, as a person would run it
+    LCB = "lcb"  # what LiveCodeBench's published grader says, its mistakes included
+
+
+class Prelude(StrEnum):
+    """What is executed in a python program's namespace before it."""
+
+    NONE = "none"
+    LCB = "lcb"  # LiveCodeBench's star imports and recursion limit
 
 
 @dataclass(frozen=True, slots=True)
 class Comparator:
-    """`float_tolerance` (absolute or relative, the wider) applies to `tokens` and to call results; 0 is off."""
+    """Tolerances apply to `tokens` and to call results; 0 is off, and the widest of those given counts.
+
+    `absolute_tolerance` and `relative_tolerance` are one each; `float_tolerance` is both at once.
+    """
 
     kind: ComparatorKind = ComparatorKind.TOKENS
     float_tolerance: float = 0.0
+    absolute_tolerance: float = 0.0
+    relative_tolerance: float = 0.0
+
+    @property
+    def absolute(self) -> float:
+        """The difference that two numbers may always have."""
+        return max(self.float_tolerance, self.absolute_tolerance)
+
+    @property
+    def relative(self) -> float:
+        """The difference that two numbers may have, in parts of the larger one."""
+        return max(self.float_tolerance, self.relative_tolerance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +103,56 @@ class CallTests:
     cases: tuple[CallCase, ...]
 
 
-Tests = StdinTests | CallTests
+@dataclass(frozen=True, slots=True)
+class AssertTests:
+    """Each case is a few lines of python that follow `setup` and the code; it passes when they end without an error.
+
+    What a case states is visible to the code that it tests: see verifier.asserting for what that means.
+    """
+
+    cases: tuple[str, ...]
+    setup: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeProgram:
+    """A program of whoever sends the tests, which says whether a candidate's output is right (testlib exit codes)."""
+
+    code: str
+    language: str = "cpp"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckerTests:
+    """Tests of a whole program whose output `checker` judges, given the files input, output and answer."""
+
+    cases: tuple[StdinCase, ...]
+    checker: JudgeProgram
+
+
+@dataclass(frozen=True, slots=True)
+class InteractiveTests:
+    """Tests of a whole program that talks with `interactor`, which is given the files input, output and answer."""
+
+    cases: tuple[StdinCase, ...]
+    interactor: JudgeProgram
+
+
+@dataclass(frozen=True, slots=True)
+class MathCase:
+    """The answer must be the same mathematical object as `expected` (LaTeX or a plain expression)."""
+
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class MathTests:
+    """Tests of an answer in words and formulas; nothing is run. The submission's code or completion is the answer."""
+
+    cases: tuple[MathCase, ...]
+
+
+Tests = StdinTests | CallTests | AssertTests | CheckerTests | InteractiveTests | MathTests
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +167,8 @@ class Submission:
     comparator: Comparator = Comparator()
     stop_on_first_failure: bool = True
     reveal: bool = True
+    profile: Profile = Profile.PROCESS
+    prelude: Prelude = Prelude.NONE
 
     def __post_init__(self) -> None:
         """Raises ValueError when not exactly one of `code` and `completion` is given."""

@@ -6,7 +6,25 @@ import json
 
 import pytest
 
-from nouscoder.submission import CallCase, CallTests, Comparator, ComparatorKind, Limits, StdinCase, StdinTests
+from nouscoder.rpc.convert import submission_from, submission_to
+from nouscoder.submission import (
+    AssertTests,
+    CallCase,
+    CallTests,
+    CheckerTests,
+    Comparator,
+    ComparatorKind,
+    InteractiveTests,
+    JudgeProgram,
+    Limits,
+    MathCase,
+    MathTests,
+    Prelude,
+    Profile,
+    StdinCase,
+    StdinTests,
+    Tests,
+)
 from nouscoder.verifier.schema import parse_submission
 from nouscoder.verifier.validation import InvalidSubmission
 
@@ -29,8 +47,8 @@ def request(**fields: object) -> dict[str, object]:
         (json.dumps(request(colour="red")).encode(), "colour"),
         (json.dumps(request(code=1)).encode(), "code"),
         (json.dumps(request(completion="both")).encode(), "body"),
-        (json.dumps(request(profile="lcb")).encode(), "profile"),
-        (json.dumps(request(tests={"type": "checker", "cases": []})).encode(), "tests.type"),
+        (json.dumps(request(profile="judge")).encode(), "profile"),
+        (json.dumps(request(tests={"type": "guess", "cases": []})).encode(), "tests.type"),
         (json.dumps(request(tests={"cases": []})).encode(), "tests.type"),
         (json.dumps(request(tests={"type": "stdin", "cases": []})).encode(), "tests.cases"),
         (
@@ -56,10 +74,41 @@ def test_what_is_no_submission_is_refused_by_field(body: bytes, field: str) -> N
     assert str(refusal.value).startswith(field)
 
 
-@pytest.mark.parametrize("kind", ["assert", "checker", "interactive", "math"])
-def test_types_of_tests_that_come_later_are_said_to(kind: str) -> None:
-    with pytest.raises(InvalidSubmission, match=f"tests.type: '{kind}' is not supported yet"):
-        parse_submission(json.dumps(request(tests={"type": kind, "cases": []})))
+def test_a_type_of_tests_that_is_none_is_refused_with_the_list() -> None:
+    with pytest.raises(InvalidSubmission, match=r"tests\.type: 'guess' is none of stdin, call, assert, checker"):
+        parse_submission(json.dumps(request(tests={"type": "guess", "cases": []})))
+
+
+JUDGE = {"language": "c", "code": "int main(){}"}
+
+
+@pytest.mark.parametrize(
+    ("tests", "record"),
+    [
+        ({"type": "assert", "cases": ["assert f(1)"], "setup": "x = 1"}, AssertTests(("assert f(1)",), "x = 1")),
+        (
+            {"type": "checker", "cases": [{"input": "1", "output": "2"}], "checker": JUDGE},
+            CheckerTests((StdinCase("1", "2"),), JudgeProgram("int main(){}", "c")),
+        ),
+        (
+            {"type": "interactive", "cases": [{"input": "1"}], "interactor": {"code": "x"}},
+            InteractiveTests((StdinCase("1", ""),), JudgeProgram("x", "cpp")),
+        ),
+        ({"type": "math", "cases": [{"expected": "1/2"}]}, MathTests((MathCase("1/2"),))),
+    ],
+)
+def test_every_type_of_tests_reaches_the_submission_and_survives_the_protocol(tests: object, record: Tests) -> None:
+    submission = parse_submission(json.dumps(request(tests=tests)))
+    assert submission.tests == record
+    assert submission_from(submission_to(submission)) == submission
+
+
+def test_profile_prelude_and_tolerances_survive_the_protocol() -> None:
+    comparator = {"type": "unordered_lines", "absolute_tolerance": 0.25, "relative_tolerance": 0.5}
+    submission = parse_submission(json.dumps(request(profile="lcb", prelude="lcb", comparator=comparator)))
+    assert (submission.profile, submission.prelude) == (Profile.LCB, Prelude.LCB)
+    assert (submission.comparator.absolute, submission.comparator.relative) == (0.25, 0.5)
+    assert submission_from(submission_to(submission)) == submission
 
 
 def test_defaults_and_every_field_reach_the_submission() -> None:

@@ -5,7 +5,6 @@ Arrays travel as packed little-endian bytes. Every `*_from` raises InvalidMessag
 
 from __future__ import annotations
 
-import json
 import sys
 from array import array
 from collections.abc import Iterable
@@ -14,25 +13,12 @@ from nouscoder.batch import Batch, GradedRollout
 from nouscoder.ledger import Ledger
 from nouscoder.policy import PolicyManifest
 from nouscoder.rollout import FinishReason, Rollout, Sampling, Task, VersionSpan
-from nouscoder.submission import (
-    CallCase,
-    CallTests,
-    Comparator,
-    ComparatorKind,
-    JsonValue,
-    Limits,
-    StdinCase,
-    StdinTests,
-    Submission,
-    Tests,
-)
+from nouscoder.rpc.faults import InvalidMessage as InvalidMessage
+from nouscoder.rpc.tests_convert import tests_from as tests_from
+from nouscoder.rpc.tests_convert import tests_to as tests_to
+from nouscoder.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, Submission
 from nouscoder.v1 import broker_pb2, policy_pb2, rollout_pb2, verdict_pb2
 from nouscoder.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
-
-
-class InvalidMessage(ValueError):
-    """A message from outside breaks the protocol; the text names the field."""
-
 
 _KIND_OUT = {kind: verdict_pb2.VerdictKind.Value(f"VERDICT_KIND_{kind.name}") for kind in VerdictKind}
 _KIND_IN: dict[int, VerdictKind] = {number: kind for kind, number in _KIND_OUT.items()}
@@ -42,6 +28,10 @@ _COMPARE_OUT = {kind: verdict_pb2.ComparatorKind.Value(f"COMPARATOR_KIND_{kind.n
 _COMPARE_IN: dict[int, ComparatorKind] = {number: kind for kind, number in _COMPARE_OUT.items()} | {
     0: ComparatorKind.TOKENS
 }
+_PROFILE_OUT = {profile: verdict_pb2.Profile.Value(f"PROFILE_{profile.name}") for profile in Profile}
+_PROFILE_IN: dict[int, Profile] = {number: profile for profile, number in _PROFILE_OUT.items()} | {0: Profile.PROCESS}
+_PRELUDE_OUT = {prelude: verdict_pb2.Prelude.Value(f"PRELUDE_{prelude.name}") for prelude in Prelude}
+_PRELUDE_IN: dict[int, Prelude] = {number: prelude for prelude, number in _PRELUDE_OUT.items()} | {0: Prelude.NONE}
 
 
 def _pack(typecode: str, values: Iterable[float]) -> bytes:
@@ -188,61 +178,23 @@ def limits_from(message: verdict_pb2.Limits) -> Limits:
 
 def comparator_to(comparator: Comparator) -> verdict_pb2.Comparator:
     """Domain -> protocol."""
-    return verdict_pb2.Comparator(kind=_COMPARE_OUT[comparator.kind], float_tolerance=comparator.float_tolerance)
+    return verdict_pb2.Comparator(
+        kind=_COMPARE_OUT[comparator.kind],
+        float_tolerance=comparator.float_tolerance,
+        absolute_tolerance=comparator.absolute_tolerance,
+        relative_tolerance=comparator.relative_tolerance,
+    )
 
 
 def comparator_from(message: verdict_pb2.Comparator) -> Comparator:
     """Protocol -> domain."""
     if message.kind not in _COMPARE_IN:
         raise InvalidMessage(f"comparator.kind {message.kind} is unknown")
-    if not message.float_tolerance >= 0:
-        raise InvalidMessage("comparator.float_tolerance must be at least 0")
-    return Comparator(_COMPARE_IN[message.kind], message.float_tolerance)
-
-
-def _json_in(text: str, field: str) -> JsonValue:
-    try:
-        value: JsonValue = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidMessage(f"{field} is not JSON: {error}") from error
-    return value
-
-
-def _call_case_from(message: verdict_pb2.CallCase, field: str) -> CallCase:
-    args = _json_in(message.args_json or "[]", f"{field}.args_json")
-    kwargs = _json_in(message.kwargs_json or "{}", f"{field}.kwargs_json")
-    if not isinstance(args, list) or not isinstance(kwargs, dict):
-        raise InvalidMessage(f"{field}: args_json must be an array and kwargs_json an object")
-    return CallCase(tuple(args), kwargs, _json_in(message.expected_json or "null", f"{field}.expected_json"))
-
-
-def tests_to(tests: Tests) -> verdict_pb2.Tests:
-    """Domain -> protocol."""
-    if isinstance(tests, StdinTests):
-        cases = [verdict_pb2.StdinCase(input=case.input, output=case.output) for case in tests.cases]
-        return verdict_pb2.Tests(stdin=verdict_pb2.StdinTests(cases=cases))
-    calls = [
-        verdict_pb2.CallCase(
-            args_json=json.dumps(list(case.args)),
-            kwargs_json=json.dumps(case.kwargs),
-            expected_json=json.dumps(case.expected),
-        )
-        for case in tests.cases
-    ]
-    return verdict_pb2.Tests(call=verdict_pb2.CallTests(entry_point=tests.entry_point, cases=calls))
-
-
-def tests_from(message: verdict_pb2.Tests) -> Tests:
-    """Protocol -> domain."""
-    kind = message.WhichOneof("kind")
-    if kind == "stdin":
-        return StdinTests(tuple(StdinCase(case.input, case.output) for case in message.stdin.cases))
-    if kind == "call":
-        if not message.call.entry_point:
-            raise InvalidMessage("tests.call.entry_point is empty")
-        cases = [_call_case_from(case, f"tests.call.cases[{i}]") for i, case in enumerate(message.call.cases)]
-        return CallTests(message.call.entry_point, tuple(cases))
-    raise InvalidMessage("tests has neither stdin nor call")
+    tolerances = {name: getattr(message, f"{name}_tolerance") for name in ("float", "absolute", "relative")}
+    for name, value in tolerances.items():
+        if not value >= 0:
+            raise InvalidMessage(f"comparator.{name}_tolerance must be at least 0")
+    return Comparator(_COMPARE_IN[message.kind], *tolerances.values())
 
 
 def submission_to(submission: Submission) -> verdict_pb2.Submission:
@@ -254,6 +206,8 @@ def submission_to(submission: Submission) -> verdict_pb2.Submission:
         comparator=comparator_to(submission.comparator),
         run_all_tests=not submission.stop_on_first_failure,
         withhold_failure=not submission.reveal,
+        profile=_PROFILE_OUT[submission.profile],
+        prelude=_PRELUDE_OUT[submission.prelude],
     )
     if submission.code is not None:
         message.code = submission.code
@@ -267,6 +221,10 @@ def submission_from(message: verdict_pb2.Submission) -> Submission:
     source = message.WhichOneof("source")
     if source is None:
         raise InvalidMessage("submission has neither code nor completion")
+    if message.profile not in _PROFILE_IN:
+        raise InvalidMessage(f"submission.profile {message.profile} is unknown")
+    if message.prelude not in _PRELUDE_IN:
+        raise InvalidMessage(f"submission.prelude {message.prelude} is unknown")
     return Submission(
         tests=tests_from(message.tests),
         code=message.code if source == "code" else None,
@@ -276,6 +234,8 @@ def submission_from(message: verdict_pb2.Submission) -> Submission:
         comparator=comparator_from(message.comparator),
         stop_on_first_failure=not message.run_all_tests,
         reveal=not message.withhold_failure,
+        profile=_PROFILE_IN[message.profile],
+        prelude=_PRELUDE_IN[message.prelude],
     )
 
 

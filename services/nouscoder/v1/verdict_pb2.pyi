@@ -85,6 +85,8 @@ class _ComparatorKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Compar
     """Line by line, trailing white space ignored."""
     COMPARATOR_KIND_TOKENS: _ComparatorKind.ValueType  # 3
     """White-space separated tokens."""
+    COMPARATOR_KIND_UNORDERED_LINES: _ComparatorKind.ValueType  # 4
+    """The same lines in any order, trailing white space ignored."""
 
 class ComparatorKind(_ComparatorKind, metaclass=_ComparatorKindEnumTypeWrapper):
     """How an output is compared with what was expected."""
@@ -97,7 +99,57 @@ COMPARATOR_KIND_LINES: ComparatorKind.ValueType  # 2
 """Line by line, trailing white space ignored."""
 COMPARATOR_KIND_TOKENS: ComparatorKind.ValueType  # 3
 """White-space separated tokens."""
+COMPARATOR_KIND_UNORDERED_LINES: ComparatorKind.ValueType  # 4
+"""The same lines in any order, trailing white space ignored."""
 Global___ComparatorKind: _TypeAlias = ComparatorKind  # noqa: Y015
+
+class _Profile:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ProfileEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Profile.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PROFILE_UNSPECIFIED: _Profile.ValueType  # 0
+    """Means process."""
+    PROFILE_PROCESS: _Profile.ValueType  # 1
+    """Each test is a real process, as a person would run it."""
+    PROFILE_LCB: _Profile.ValueType  # 2
+    """What LiveCodeBench's published grader says, its mistakes included."""
+
+class Profile(_Profile, metaclass=_ProfileEnumTypeWrapper):
+    """Whose truth counts."""
+
+PROFILE_UNSPECIFIED: Profile.ValueType  # 0
+"""Means process."""
+PROFILE_PROCESS: Profile.ValueType  # 1
+"""Each test is a real process, as a person would run it."""
+PROFILE_LCB: Profile.ValueType  # 2
+"""What LiveCodeBench's published grader says, its mistakes included."""
+Global___Profile: _TypeAlias = Profile  # noqa: Y015
+
+class _Prelude:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PreludeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Prelude.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PRELUDE_UNSPECIFIED: _Prelude.ValueType  # 0
+    """Means none."""
+    PRELUDE_NONE: _Prelude.ValueType  # 1
+    """Nothing."""
+    PRELUDE_LCB: _Prelude.ValueType  # 2
+    """LiveCodeBench's star imports and recursion limit."""
+
+class Prelude(_Prelude, metaclass=_PreludeEnumTypeWrapper):
+    """What is executed in a python program's namespace before it."""
+
+PRELUDE_UNSPECIFIED: Prelude.ValueType  # 0
+"""Means none."""
+PRELUDE_NONE: Prelude.ValueType  # 1
+"""Nothing."""
+PRELUDE_LCB: Prelude.ValueType  # 2
+"""LiveCodeBench's star imports and recursion limit."""
+Global___Prelude: _TypeAlias = Prelude  # noqa: Y015
 
 @_typing.final
 class Limits(_message.Message):
@@ -145,19 +197,27 @@ class Comparator(_message.Message):
 
     KIND_FIELD_NUMBER: _builtins.int
     FLOAT_TOLERANCE_FIELD_NUMBER: _builtins.int
+    ABSOLUTE_TOLERANCE_FIELD_NUMBER: _builtins.int
+    RELATIVE_TOLERANCE_FIELD_NUMBER: _builtins.int
     kind: Global___ComparatorKind.ValueType
     """Unspecified means tokens."""
     float_tolerance: _builtins.float
     """Absolute or relative difference allowed between numbers; 0 is off."""
+    absolute_tolerance: _builtins.float
+    """Absolute difference allowed between numbers; 0 is off."""
+    relative_tolerance: _builtins.float
+    """Relative difference allowed between numbers; 0 is off."""
     def __init__(
         self,
         *,
         kind: Global___ComparatorKind.ValueType = ...,
         float_tolerance: _builtins.float = ...,
+        absolute_tolerance: _builtins.float = ...,
+        relative_tolerance: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["float_tolerance", b"float_tolerance", "kind", b"kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absolute_tolerance", b"absolute_tolerance", "float_tolerance", b"float_tolerance", "kind", b"kind", "relative_tolerance", b"relative_tolerance"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -272,6 +332,166 @@ class CallTests(_message.Message):
 Global___CallTests: _TypeAlias = CallTests  # noqa: Y015
 
 @_typing.final
+class AssertTests(_message.Message):
+    """Tests that are python statements."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CASES_FIELD_NUMBER: _builtins.int
+    SETUP_FIELD_NUMBER: _builtins.int
+    setup: _builtins.str
+    """Python that is executed before the code."""
+    @_builtins.property
+    def cases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Each follows setup and the code in a process of its own."""
+
+    def __init__(
+        self,
+        *,
+        cases: _abc.Iterable[_builtins.str] | None = ...,
+        setup: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "setup", b"setup"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssertTests: _TypeAlias = AssertTests  # noqa: Y015
+
+@_typing.final
+class JudgeProgram(_message.Message):
+    """A program of whoever sends the tests; testlib exit codes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    LANGUAGE_FIELD_NUMBER: _builtins.int
+    code: _builtins.str
+    """Its source."""
+    language: _builtins.str
+    """Its language; empty means cpp."""
+    def __init__(
+        self,
+        *,
+        code: _builtins.str = ...,
+        language: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "language", b"language"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JudgeProgram: _TypeAlias = JudgeProgram  # noqa: Y015
+
+@_typing.final
+class CheckerTests(_message.Message):
+    """Tests of a whole program whose output a checker judges."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CASES_FIELD_NUMBER: _builtins.int
+    CHECKER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def cases(self) -> _containers.RepeatedCompositeFieldContainer[Global___StdinCase]:
+        """In the order of the data set; output is the checker's answer file."""
+
+    @_builtins.property
+    def checker(self) -> Global___JudgeProgram:
+        """Says whether an output is right."""
+
+    def __init__(
+        self,
+        *,
+        cases: _abc.Iterable[Global___StdinCase] | None = ...,
+        checker: Global___JudgeProgram | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checker", b"checker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "checker", b"checker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckerTests: _TypeAlias = CheckerTests  # noqa: Y015
+
+@_typing.final
+class InteractiveTests(_message.Message):
+    """Tests of a whole program that talks with an interactor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CASES_FIELD_NUMBER: _builtins.int
+    INTERACTOR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def cases(self) -> _containers.RepeatedCompositeFieldContainer[Global___StdinCase]:
+        """In the order of the data set; input and output are files of the interactor's."""
+
+    @_builtins.property
+    def interactor(self) -> Global___JudgeProgram:
+        """Talks with the program and says whether it did right."""
+
+    def __init__(
+        self,
+        *,
+        cases: _abc.Iterable[Global___StdinCase] | None = ...,
+        interactor: Global___JudgeProgram | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["interactor", b"interactor"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "interactor", b"interactor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InteractiveTests: _TypeAlias = InteractiveTests  # noqa: Y015
+
+@_typing.final
+class MathCase(_message.Message):
+    """One test of an answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXPECTED_FIELD_NUMBER: _builtins.int
+    expected: _builtins.str
+    """LaTeX, or a plain expression."""
+    def __init__(
+        self,
+        *,
+        expected: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected", b"expected"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MathCase: _TypeAlias = MathCase  # noqa: Y015
+
+@_typing.final
+class MathTests(_message.Message):
+    """Tests of an answer in words and formulas."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CASES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def cases(self) -> _containers.RepeatedCompositeFieldContainer[Global___MathCase]:
+        """In the order of the data set."""
+
+    def __init__(
+        self,
+        *,
+        cases: _abc.Iterable[Global___MathCase] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MathTests: _TypeAlias = MathTests  # noqa: Y015
+
+@_typing.final
 class Tests(_message.Message):
     """The tests of a submission."""
 
@@ -279,6 +499,10 @@ class Tests(_message.Message):
 
     STDIN_FIELD_NUMBER: _builtins.int
     CALL_FIELD_NUMBER: _builtins.int
+    ASSERTS_FIELD_NUMBER: _builtins.int
+    CHECKER_FIELD_NUMBER: _builtins.int
+    INTERACTIVE_FIELD_NUMBER: _builtins.int
+    MATH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def stdin(self) -> Global___StdinTests:
         """Whole programs."""
@@ -287,17 +511,37 @@ class Tests(_message.Message):
     def call(self) -> Global___CallTests:
         """Functions."""
 
+    @_builtins.property
+    def asserts(self) -> Global___AssertTests:
+        """Python statements."""
+
+    @_builtins.property
+    def checker(self) -> Global___CheckerTests:
+        """Whole programs with a checker."""
+
+    @_builtins.property
+    def interactive(self) -> Global___InteractiveTests:
+        """Whole programs with an interactor."""
+
+    @_builtins.property
+    def math(self) -> Global___MathTests:
+        """Answers."""
+
     def __init__(
         self,
         *,
         stdin: Global___StdinTests | None = ...,
         call: Global___CallTests | None = ...,
+        asserts: Global___AssertTests | None = ...,
+        checker: Global___CheckerTests | None = ...,
+        interactive: Global___InteractiveTests | None = ...,
+        math: Global___MathTests | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "kind", b"kind", "stdin", b"stdin"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["asserts", b"asserts", "call", b"call", "checker", b"checker", "interactive", b"interactive", "kind", b"kind", "math", b"math", "stdin", b"stdin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "kind", b"kind", "stdin", b"stdin"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asserts", b"asserts", "call", b"call", "checker", b"checker", "interactive", b"interactive", "kind", b"kind", "math", b"math", "stdin", b"stdin"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["stdin", "call"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["stdin", "call", "asserts", "checker", "interactive", "math"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -317,6 +561,8 @@ class Submission(_message.Message):
     COMPARATOR_FIELD_NUMBER: _builtins.int
     RUN_ALL_TESTS_FIELD_NUMBER: _builtins.int
     WITHHOLD_FAILURE_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
+    PRELUDE_FIELD_NUMBER: _builtins.int
     code: _builtins.str
     """A program."""
     completion: _builtins.str
@@ -327,6 +573,10 @@ class Submission(_message.Message):
     """Run every test even after a failure (for soft rewards). Default: stop at the first."""
     withhold_failure: _builtins.bool
     """Leave inputs, expected and real outputs out of the answer."""
+    profile: Global___Profile.ValueType
+    """Whose truth counts."""
+    prelude: Global___Prelude.ValueType
+    """What a python program finds in its namespace."""
     @_builtins.property
     def tests(self) -> Global___Tests:
         """What it must pass."""
@@ -350,10 +600,12 @@ class Submission(_message.Message):
         comparator: Global___Comparator | None = ...,
         run_all_tests: _builtins.bool = ...,
         withhold_failure: _builtins.bool = ...,
+        profile: Global___Profile.ValueType = ...,
+        prelude: Global___Prelude.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "comparator", b"comparator", "completion", b"completion", "limits", b"limits", "source", b"source", "tests", b"tests"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "comparator", b"comparator", "completion", b"completion", "language", b"language", "limits", b"limits", "run_all_tests", b"run_all_tests", "source", b"source", "tests", b"tests", "withhold_failure", b"withhold_failure"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "comparator", b"comparator", "completion", b"completion", "language", b"language", "limits", b"limits", "prelude", b"prelude", "profile", b"profile", "run_all_tests", b"run_all_tests", "source", b"source", "tests", b"tests", "withhold_failure", b"withhold_failure"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["code", "completion"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015

@@ -6,8 +6,9 @@ nesting is walked without recursion, and nothing of it is ever executed.
 Text is compared as bytes, white space is ASCII white space:
 - exact: byte for byte;
 - lines: white space at the end of lines and empty lines at the end are ignored;
-- tokens: white-space separated tokens. With a float tolerance two numbers may differ by it, absolutely or relatively,
-  whichever is wider; two integers must still be equal, so that a large count cannot be wrong by a few.
+- unordered_lines: as lines, but in any order, each as often as expected;
+- tokens: white-space separated tokens. With tolerances two numbers may differ by the absolute one or by the relative
+  one, whichever is wider; two integers must still be equal, so that a large count cannot be wrong by a few.
 
 Values (call results) are compared as Python's == would after JSON, where a tuple is a list, except that
 - a bool equals only a bool (`1 == True` is a known false positive of public graders);
@@ -20,6 +21,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 
 from nouscoder.submission import Comparator, ComparatorKind, JsonValue
@@ -51,7 +53,9 @@ def same_text(expected: str, actual: bytes, comparator: Comparator) -> bool:
         return wanted == actual
     if comparator.kind is ComparatorKind.LINES:
         return _same_lines(wanted, actual)
-    return _same_tokens(wanted, actual, comparator.float_tolerance)
+    if comparator.kind is ComparatorKind.UNORDERED_LINES:
+        return _same_unordered_lines(wanted, actual)
+    return _same_tokens(wanted, actual, comparator)
 
 
 def _same_lines(wanted: bytes, actual: bytes) -> bool:
@@ -62,25 +66,35 @@ def _same_lines(wanted: bytes, actual: bytes) -> bool:
     return all(w.rstrip() == a.rstrip() for w, a in zip(wanted_lines, actual_lines, strict=True))
 
 
-def _same_tokens(wanted: bytes, actual: bytes, tolerance: float) -> bool:
+def _same_unordered_lines(wanted: bytes, actual: bytes) -> bool:
+    wanted_lines = wanted.rstrip().split(b"\n")
+    actual_lines = actual.rstrip().split(b"\n", len(wanted_lines))
+    if len(wanted_lines) != len(actual_lines):
+        return False
+    return Counter(line.rstrip() for line in wanted_lines) == Counter(line.rstrip() for line in actual_lines)
+
+
+def _same_tokens(wanted: bytes, actual: bytes, comparator: Comparator) -> bool:
     wanted_tokens = wanted.split()
     # A bounded split: output with far more tokens than expected never becomes a list of them.
     actual_tokens = actual.split(None, len(wanted_tokens))
     if wanted_tokens == actual_tokens:
         return True
-    if tolerance <= 0 or len(wanted_tokens) != len(actual_tokens):
+    absolute, relative = comparator.absolute, comparator.relative
+    if max(absolute, relative) <= 0 or len(wanted_tokens) != len(actual_tokens):
         return False
-    return all(w == a or _close_tokens(w, a, tolerance) for w, a in zip(wanted_tokens, actual_tokens, strict=True))
+    pairs = zip(wanted_tokens, actual_tokens, strict=True)
+    return all(w == a or _close_tokens(w, a, absolute, relative) for w, a in pairs)
 
 
-def _close_tokens(wanted: bytes, actual: bytes, tolerance: float) -> bool:
+def _close_tokens(wanted: bytes, actual: bytes, absolute: float, relative: float) -> bool:
     if len(actual) > MAX_NUMBER_BYTES or len(wanted) > MAX_NUMBER_BYTES:
         return False
     if _INTEGER.fullmatch(wanted) and _INTEGER.fullmatch(actual):
         return int(wanted) == int(actual)
     if not (_NUMBER.fullmatch(wanted) and _NUMBER.fullmatch(actual)):
         return False
-    return _close(float(wanted), float(actual), tolerance, tolerance)
+    return _close(float(wanted), float(actual), absolute, relative)
 
 
 def _close(wanted: float, actual: float, absolute: float, relative: float) -> bool:
@@ -109,8 +123,12 @@ def _parse_int(text: str) -> int | HugeInt:
     return int(text) if len(text.lstrip("-")) <= MAX_INT_DIGITS else HugeInt(text)
 
 
-def same_value(expected: object, actual: object, float_tolerance: float = 0.0) -> bool:
-    """Whether two JSON values are the same in the sense of this module's docstring."""
+def same_value(expected: object, actual: object, absolute: float = 0.0, relative: float = 0.0) -> bool:
+    """Whether two JSON values are the same in the sense of this module's docstring, floats within the wider tolerance.
+
+    Rounding is tolerated at least.
+    """
+    absolute, relative = max(absolute, ROUNDING_ABSOLUTE), max(relative, ROUNDING_RELATIVE)
     pending = [(expected, actual)]
     while pending:
         wanted, got = pending.pop()
@@ -122,27 +140,25 @@ def same_value(expected: object, actual: object, float_tolerance: float = 0.0) -
             if not isinstance(got, dict) or wanted.keys() != got.keys():
                 return False
             pending.extend((wanted[key], got[key]) for key in wanted)
-        elif not _same_scalar(wanted, got, float_tolerance):
+        elif not _same_scalar(wanted, got, absolute, relative):
             return False
     return True
 
 
-def _same_scalar(wanted: object, actual: object, tolerance: float) -> bool:
+def _same_scalar(wanted: object, actual: object, absolute: float, relative: float) -> bool:
     if isinstance(wanted, bool) or isinstance(actual, bool):
         return wanted is actual
     if isinstance(wanted, float) or isinstance(actual, float):
-        return _same_float(wanted, actual, tolerance)
+        return _same_float(wanted, actual, absolute, relative)
     return type(wanted) is type(actual) and wanted == actual
 
 
-def _same_float(wanted: object, actual: object, tolerance: float) -> bool:
+def _same_float(wanted: object, actual: object, absolute: float, relative: float) -> bool:
     if not (isinstance(wanted, int | float) and isinstance(actual, int | float)):
         return False
     if wanted == actual:
         return True
     try:
-        return _close(
-            float(wanted), float(actual), max(tolerance, ROUNDING_ABSOLUTE), max(tolerance, ROUNDING_RELATIVE)
-        )
+        return _close(float(wanted), float(actual), absolute, relative)
     except OverflowError:  # an integer beyond every float
         return False

@@ -9,9 +9,22 @@ from __future__ import annotations
 
 import re
 
+from nouscoder.submission import MathTests, Submission
+
 _THINK_OPEN = "<think>"
 _THINK_CLOSE = "</think>"
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})([^\n]*)")
+
+
+def text_to_grade(submission: Submission) -> str | None:
+    """The program of a submission, or its answer for math tests; None when there is nothing to grade."""
+    if submission.code is not None:
+        return submission.code
+    completion = submission.completion or ""
+    if not isinstance(submission.tests, MathTests):
+        return extract_code(completion)
+    answer = _without_reasoning(completion)
+    return answer if answer.strip() else None
 
 
 def extract_code(completion: str) -> str | None:

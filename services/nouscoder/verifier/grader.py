@@ -22,12 +22,12 @@ from enum import StrEnum
 
 from nouscoder.submission import Submission
 from nouscoder.verdict import TestOutcome, Verdict, VerdictKind
-from nouscoder.verifier.extract import extract_code
-from nouscoder.verifier.languages import installed
+from nouscoder.verifier.extract import text_to_grade
 from nouscoder.verifier.metrics import VerifierMetrics
 from nouscoder.verifier.progress import Progress
-from nouscoder.verifier.sandbox.base import CompileFailed, Program, Sandbox, SandboxError
-from nouscoder.verifier.validation import Bounds, validate
+from nouscoder.verifier.runs import open_runs, partner_patience_s, program_of
+from nouscoder.verifier.sandbox.base import CompileFailed, PartnerCompileFailed, Program, Sandbox, SandboxError
+from nouscoder.verifier.validation import Bounds, InvalidSubmission, validate
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ class FailureCause(StrEnum):
     SANDBOX = "sandbox"  # the backend said so
     SANDBOX_SILENT = "sandbox_silent"  # the backend did not answer in time
     GRADER = "grader"  # a fault in the gateway itself
+    JUDGE = "judge"  # a checker or an interactor failed, or a gold answer cannot be read
 
 
 class QueueFull(Exception):
@@ -105,15 +106,14 @@ class Grader:
         """
         validate(submission, self._policy.bounds)
         begun = time.monotonic()
-        code = submission.code if submission.code is not None else extract_code(submission.completion or "")
+        code = text_to_grade(submission)
         progress = Progress(submission, self._sandbox.name, begun)
         if code is None:
             verdict = progress.ended(VerdictKind.NO_CODE, "the completion holds no code")
         else:
-            language = installed()[submission.language]
-            program = Program(language, code, submission.limits, progress.judge.entry_point)
+            program = program_of(submission, code, progress.judge)
             async with self._slot():
-                verdict = await self._attempts(program, progress, on_outcome)
+                verdict = await self._attempts(submission, program, progress, on_outcome)
         self._metrics.graded(verdict)
         return verdict
 
@@ -146,13 +146,17 @@ class Grader:
     def _tell_load(self) -> None:
         self._metrics.load(self._waiting, self._busy, self._sandbox.num_slots)
 
-    async def _attempts(self, program: Program, progress: Progress, on_outcome: OnOutcome | None) -> Verdict:
+    async def _attempts(
+        self, submission: Submission, program: Program, progress: Progress, on_outcome: OnOutcome | None
+    ) -> Verdict:
         """Run what is left of the tests until done; each failure of ours costs one attempt and one sandbox."""
         message = ""
         for _ in range(self._policy.attempts):
             try:
                 async with asyncio.timeout(self._policy.attempt_patience_s(program)):
-                    return await self._attempt(program, progress, on_outcome)
+                    return await self._attempt(submission, program, progress, on_outcome)
+            except PartnerCompileFailed as failure:
+                raise InvalidSubmission("tests", f"the judge does not compile: {failure.detail[-2000:]}") from None
             except CompileFailed as failure:
                 return progress.ended(VerdictKind.COMPILE_ERROR, failure.detail[-2000:])
             except TimeoutError:
@@ -169,17 +173,23 @@ class Grader:
         log.warning("internal error", extra={"cause": cause.value, "detail": message[:500]})
         return message
 
-    async def _attempt(self, program: Program, progress: Progress, on_outcome: OnOutcome | None) -> Verdict:
+    async def _attempt(
+        self, submission: Submission, program: Program, progress: Progress, on_outcome: OnOutcome | None
+    ) -> Verdict:
+        patience_s = self._policy.run_patience_s(program) + partner_patience_s(submission)
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(self._policy.open_patience_s):
-                session = await stack.enter_async_context(self._sandbox.session(program))
+                opened = open_runs(self._sandbox, submission, program, progress.judge)
+                runs = await stack.enter_async_context(opened)
             while (index := progress.next_test()) is not None:
                 if progress.spent_s > self._policy.max_submission_s:
                     limit = f"its tests together took more than {self._policy.max_submission_s:g} s"
                     return progress.ended(VerdictKind.TIME_LIMIT_EXCEEDED, limit)
-                async with asyncio.timeout(self._policy.run_patience_s(program)):
-                    result = await session.run(progress.judge.stdin(index))
-                outcome = await progress.record(index, result)
+                async with asyncio.timeout(patience_s):
+                    result, ruling = await runs.run(index)
+                if ruling is not None and ruling.outcome is VerdictKind.INTERNAL_ERROR:
+                    self._count(FailureCause.JUDGE, ruling.remark)
+                outcome = await progress.record(index, result, ruling)
                 self._metrics.tested(outcome)
                 if on_outcome is not None:
                     on_outcome(outcome)

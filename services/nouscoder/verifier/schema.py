@@ -3,71 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from nouscoder.reward import reward_of
-from nouscoder.submission import (
-    CallCase,
-    CallTests,
-    Comparator,
-    ComparatorKind,
-    Limits,
-    StdinCase,
-    StdinTests,
-    Submission,
-)
+from nouscoder.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, Submission
 from nouscoder.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
+from nouscoder.verifier.schema_tests import TEST_TYPES, Body, TestsBody
 from nouscoder.verifier.validation import InvalidSubmission
 
-_LATER = {"tests.type": ("assert", "checker", "interactive", "math"), "profile": ("lcb",)}
 _DEFAULT = Limits()
-
-
-class Body(BaseModel):
-    """Base of every record that comes in: unknown fields fail, "1" is not 1."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class StdinCaseBody(Body):
-    """One run of the whole program."""
-
-    input: str = Field(description="what the program reads on stdin")
-    output: str = Field(description="what it must print")
-
-
-class StdinTestsBody(Body):
-    """Tests of a whole program."""
-
-    type: Literal["stdin"]
-    cases: list[StdinCaseBody] = Field(min_length=1)
-
-    def record(self) -> StdinTests:
-        """The domain's record."""
-        return StdinTests(tuple(StdinCase(case.input, case.output) for case in self.cases))
-
-
-class CallCaseBody(Body):
-    """One call."""
-
-    args: list[JsonValue] = Field([], description="positional arguments")
-    kwargs: dict[str, JsonValue] = Field({}, description="keyword arguments")
-    expected: JsonValue = Field(description="what the call must return")
-
-
-class CallTestsBody(Body):
-    """Tests of one function, or of a method of `class Solution`."""
-
-    type: Literal["call"]
-    entry_point: str = Field(description="name of the function or method")
-    cases: list[CallCaseBody] = Field(min_length=1)
-
-    def record(self) -> CallTests:
-        """The domain's record."""
-        cases: list[Any] = [CallCase(tuple(case.args), case.kwargs, case.expected) for case in self.cases]
-        return CallTests(self.entry_point, tuple(cases))
 
 
 class LimitsBody(Body):
@@ -83,8 +29,16 @@ class LimitsBody(Body):
 class ComparatorBody(Body):
     """How outputs are compared; a call's result is always compared as a value."""
 
-    type: Literal["exact", "lines", "tokens"] = "tokens"
+    type: Literal["exact", "lines", "tokens", "unordered_lines"] = "tokens"
     float_tolerance: float = Field(0.0, ge=0, description="absolute or relative, the wider; 0 is off")
+    absolute_tolerance: float = Field(0.0, ge=0, description="of numbers; 0 is off")
+    relative_tolerance: float = Field(0.0, ge=0, description="of numbers, in parts of the larger one; 0 is off")
+
+    def record(self) -> Comparator:
+        """The domain's record."""
+        return Comparator(
+            ComparatorKind(self.type), self.float_tolerance, self.absolute_tolerance, self.relative_tolerance
+        )
 
 
 class GradeRequest(Body):
@@ -93,10 +47,11 @@ class GradeRequest(Body):
     language: str = "python"
     code: str | None = Field(None, description="the program; or give `completion`")
     completion: str | None = Field(None, description="a model's answer; its last fenced block is the program")
-    tests: Annotated[StdinTestsBody | CallTestsBody, Field(discriminator="type")]
+    tests: TestsBody
     limits: LimitsBody = LimitsBody()
     comparator: ComparatorBody = ComparatorBody()
-    profile: Literal["process"] = "process"
+    profile: Literal["process", "lcb"] = Field("process", description="lcb: what LiveCodeBench's grader would say")
+    prelude: Literal["none", "lcb"] = Field("none", description="lcb: LiveCodeBench's star imports, for python")
     stop_on_first_failure: bool = True
     reveal: Literal["first_failure", "none"] = "first_failure"
 
@@ -114,9 +69,11 @@ class GradeRequest(Body):
             completion=self.completion,
             language=self.language,
             limits=Limits(**self.limits.model_dump()),
-            comparator=Comparator(ComparatorKind(self.comparator.type), self.comparator.float_tolerance),
+            comparator=self.comparator.record(),
             stop_on_first_failure=self.stop_on_first_failure,
             reveal=self.reveal != "none",
+            profile=Profile(self.profile),
+            prelude=Prelude(self.prelude),
         )
 
 
@@ -219,11 +176,8 @@ def _fault_of(error: ValidationError) -> InvalidSubmission:
     kind, context = fault["type"], fault.get("ctx", {})
     field = _field_name(fault["loc"])
     if kind == "union_tag_invalid":
-        field, given = "tests.type", context.get("tag")
-    else:
-        given = fault["input"]
-    if kind in ("union_tag_invalid", "literal_error") and given in _LATER.get(field, ()):
-        return InvalidSubmission(field, f"{given!r} is not supported yet")
+        given = str(context.get("tag"))
+        return InvalidSubmission("tests.type", f"{given!r:.40} is none of {', '.join(TEST_TYPES)}")
     if kind == "union_tag_not_found":
         return InvalidSubmission("tests.type", "is missing")
     if kind == "json_invalid":
@@ -235,7 +189,7 @@ def _fault_of(error: ValidationError) -> InvalidSubmission:
 
 def _field_name(loc: tuple[int | str, ...]) -> str:
     """tests.cases[0].input from pydantic's path, which also holds the tag of a union."""
-    parts = [part for at, part in enumerate(loc) if not (at == 1 and loc[0] == "tests" and part in ("stdin", "call"))]
+    parts = [part for at, part in enumerate(loc) if not (at == 1 and loc[0] == "tests" and part in TEST_TYPES)]
     name = ""
     for part in parts:
         name += f"[{part}]" if isinstance(part, int) else f".{part}"

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from nouscoder.submission import CallTests, Limits, Submission
+from nouscoder.submission import (
+    AssertTests,
+    CallTests,
+    CheckerTests,
+    InteractiveTests,
+    Limits,
+    MathTests,
+    Prelude,
+    Profile,
+    StdinTests,
+    Submission,
+)
+from nouscoder.verifier import mathematics
 from nouscoder.verifier.languages import installed
 
 
@@ -28,18 +40,51 @@ class Bounds:
 
 def validate(submission: Submission, bounds: Bounds) -> None:
     """Raises InvalidSubmission naming the first field at fault."""
-    if submission.language not in installed():
-        there = ", ".join(installed())
-        raise InvalidSubmission("language", f"{submission.language!r:.40} cannot be graded here; these can: {there}")
+    _require_language(submission.language, "language")
     if not submission.tests.cases:
         raise InvalidSubmission("tests.cases", "must hold at least one test")
     if len(submission.tests.cases) > bounds.num_tests:
         raise InvalidSubmission("tests.cases", f"may hold at most {bounds.num_tests} tests")
     if isinstance(submission.tests, CallTests) and not submission.tests.entry_point.isidentifier():
         raise InvalidSubmission("tests.entry_point", "must be the name of a function or method")
-    if not submission.comparator.float_tolerance >= 0:
-        raise InvalidSubmission("comparator.float_tolerance", "must be at least 0")
+    _validate_type(submission)
+    _validate_profile(submission)
+    for name in ("float_tolerance", "absolute_tolerance", "relative_tolerance"):
+        if not getattr(submission.comparator, name) >= 0:
+            raise InvalidSubmission(f"comparator.{name}", "must be at least 0")
     for item in fields(Limits):
         asked, most = getattr(submission.limits, item.name), getattr(bounds.limits, item.name)
         if not asked <= most:
             raise InvalidSubmission(f"limits.{item.name}", f"may be at most {most} here, not {asked!r:.40}")
+
+
+def _require_language(language: str, field: str) -> None:
+    if language not in installed():
+        raise InvalidSubmission(field, f"{language!r:.40} cannot be graded here; these can: {', '.join(installed())}")
+
+
+def _validate_type(submission: Submission) -> None:
+    """What single types of tests need."""
+    match submission.tests:
+        case CallTests() | AssertTests() if submission.language != "python":
+            raise InvalidSubmission("language", "call and assert tests are python's alone")
+        case CheckerTests() as tests:
+            _require_language(tests.checker.language, "tests.checker.language")
+        case InteractiveTests() as tests:
+            _require_language(tests.interactor.language, "tests.interactor.language")
+        case MathTests() if not mathematics.is_installed():
+            raise InvalidSubmission("tests.type", "math needs the library math-verify here: install nouscoder[math]")
+        case _:
+            pass
+
+
+def _validate_profile(submission: Submission) -> None:
+    """What LiveCodeBench's own grader does not know is refused, not guessed."""
+    if submission.prelude is not Prelude.NONE and submission.language != "python":
+        raise InvalidSubmission("prelude", "is python's alone")
+    if submission.profile is Profile.PROCESS:
+        return
+    if submission.language != "python" or not isinstance(submission.tests, StdinTests | CallTests):
+        raise InvalidSubmission("profile", "lcb grades python with stdin and call tests alone")
+    if isinstance(submission.tests, CallTests) and any(case.kwargs for case in submission.tests.cases):
+        raise InvalidSubmission("profile", "lcb knows no keyword arguments")

@@ -1,0 +1,163 @@
+"""The `lcb` profile: what LiveCodeBench's published grader says of a python program, its mistakes included.
+
+Source: LiveCodeBench, lcb_runner/evaluation/testing_util.py, as published with release v6. The program runs in one
+process for all its tests (lcb_driver.py, inside a sandbox); the rules of comparison are here, in the gateway. Verdicts
+for its codes: -2 is wrong_answer, -3 time_limit_exceeded, -4 runtime_error (code that does not compile among them), -1
+(the process died) runtime_error, or time_limit_exceeded when the whole took more than (limit + 1) a test + 5 s.
+
+What is not copied: a returned object with an `__eq__` of its own is wrong here, whatever it would answer; memory and
+output are limited; the limit is the submission's, where LiveCodeBench has 6 s.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from decimal import Decimal, DecimalException
+from functools import cache
+from pathlib import Path
+
+from nouscoder.submission import CallTests, JsonValue, Limits, StdinTests
+from nouscoder.verdict import VerdictKind
+from nouscoder.verifier.comparators import UnreadableResult, parse_result, result_bound
+from nouscoder.verifier.judges.base import encoded, readable
+from nouscoder.verifier.sandbox.base import Exit, RunResult
+
+_MODULES = (
+    "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json"
+)
+# What LiveCodeBench puts before every program; `"prelude": "lcb"` puts it before one of the process profile.
+PRELUDE = (
+    "".join(f"from {name} import *\n" for name in f"{_MODULES} builtins typing".split())
+    + "".join(f"import {name}\n" for name in _MODULES.split())
+    + "sys.setrecursionlimit(50000)\n"
+)
+_ENTRY = "lcb_grade"
+_MAX_RUN_S = 600.0
+
+
+class LcbJudge:
+    """All tests of a submission, in the order of the request, from one run: `batch_input`, then `split`."""
+
+    entry_point: str | None = _ENTRY
+    prelude = ""
+
+    def __init__(self, tests: StdinTests | CallTests, limit_s: float) -> None:
+        self._limit_s = math.ceil(limit_s)  # an alarm takes whole seconds
+        self._entry = tests.entry_point if isinstance(tests, CallTests) else None
+        self._inputs: list[JsonValue]
+        if isinstance(tests, CallTests):
+            self._inputs = [list(case.args) for case in tests.cases]
+            self._expected: list[JsonValue] = [case.expected for case in tests.cases]
+        else:
+            self._inputs = [case.input for case in tests.cases]
+            self._expected = [case.output for case in tests.cases]
+        self.num_tests = len(tests.cases)
+        self._batch = json.dumps({"args": [self._entry, self._inputs, self._limit_s], "kwargs": {}}).encode()
+        self._expected_json = [json.dumps(expected) for expected in self._expected]
+
+    def source(self, code: str) -> str:
+        """The driver, which holds the code as a string."""
+        return f"{_driver()}\nPRELUDE = {PRELUDE!r}\nSOURCE = {code!r}\n"
+
+    def batch_input(self) -> bytes:
+        """What the one process is given."""
+        return self._batch
+
+    def run_limits(self, limits: Limits) -> Limits:
+        """Limits of that process: LiveCodeBench's bound on the whole, at most ten minutes."""
+        whole_s = min(_MAX_RUN_S, (self._limit_s + 1) * self.num_tests + 5.0)
+        return replace(limits, wall_time_s=whole_s, cpu_time_s=whole_s)
+
+    def input_size(self, index: int) -> int:
+        """The same for all, so that tests keep the order of the request."""
+        return 0
+
+    def stdin(self, index: int) -> bytes:
+        """Only `batch_input` is ever given to a process."""
+        return self._batch
+
+    def split(self, whole: RunResult) -> list[RunResult]:
+        """The one run as one result a test; a test without a line shares the fate of the process."""
+        told: list[RunResult] = []
+        for line in (whole.result or b"").split(b"\n")[: self.num_tests]:
+            result = self._result_of(line, whole)
+            if result is None:
+                break
+            told.append(result)
+        if whole.exit is Exit.EXITED and whole.exit_code == 0:
+            whole = replace(whole, exit_code=1)  # it ended before it said anything of this test
+        return told + [whole] * (self.num_tests - len(told))
+
+    def _result_of(self, line: bytes, whole: RunResult) -> RunResult | None:
+        parts = _split_line(line)
+        if parts is None:
+            return None
+        status, output, seconds = parts
+        told = replace(whole, exit=Exit.EXITED, exit_code=0, signal=0, result=None, stderr=b"", stdout=b"")
+        told = replace(told, wall_time_s=seconds, cpu_time_s=min(seconds, whole.cpu_time_s))
+        match status:
+            case "ok":
+                text = output if self._entry is None and isinstance(output, str) else json.dumps(output)
+                return replace(told, stdout=encoded(text))
+            case "late":
+                return replace(told, exit=Exit.TIME_LIMIT)
+            case "error":
+                return replace(told, exit_code=1, stderr=str(output).encode("utf8", "replace"))
+        return None
+
+    def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
+        """By LiveCodeBench's comparison."""
+        expected = self._expected[index]
+        if self._entry is None and isinstance(expected, str):
+            right = same_as_lcb_prints(expected, result.stdout.decode("utf8", "surrogatepass"))
+        else:
+            try:
+                # Plain ==, so that True is 1 and 0.1 + 0.2 is not 0.3.
+                bound = result_bound(self._expected_json[index])
+                right = bool(parse_result(result.stdout, bound) == expected)
+            except (UnreadableResult, RecursionError):
+                right = False
+        return VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER
+
+    def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:
+        """Input, expected and real output; values as JSON."""
+        given, expected = self._inputs[index], self._expected[index]
+        return _text(given), _text(expected), readable(result.stdout)
+
+
+def same_as_lcb_prints(expected: str, printed: str) -> bool:
+    """Stripped lines, as many, each the same or the same list of decimals."""
+    wanted_lines = [line.strip() for line in expected.strip().split("\n")]
+    lines = [line.strip() for line in printed.strip().split("\n", len(wanted_lines))]
+    if len(lines) != len(wanted_lines):
+        return False
+    return all(w == a or _same_decimals(w, a) for w, a in zip(wanted_lines, lines, strict=True))
+
+
+def _same_decimals(wanted: str, actual: str) -> bool:
+    wanted_words = wanted.split()
+    words = actual.split(None, len(wanted_words))
+    try:
+        return len(words) == len(wanted_words) and [Decimal(w) for w in words] == [Decimal(w) for w in wanted_words]
+    except (DecimalException, ValueError):
+        return False
+
+
+def _split_line(line: bytes) -> tuple[str, JsonValue, float] | None:
+    """A line of the driver: (status, output, seconds). Hostile: the program could have written it."""
+    try:
+        status, output, seconds = json.loads(line)
+        return str(status), output, max(0.0, min(float(seconds), _MAX_RUN_S))
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+@cache
+def _driver() -> str:
+    return Path(__file__).with_name("lcb_driver.py").read_text("utf-8")
+
+
+def _text(value: JsonValue) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,48 @@
+"""Whole programs: stdin in; stdout compared, or handed to a checker, or to an interactor."""
+
+from __future__ import annotations
+
+from nouscoder.submission import CheckerTests, Comparator, InteractiveTests, StdinTests
+from nouscoder.verdict import VerdictKind
+from nouscoder.verifier.comparators import same_text
+from nouscoder.verifier.judges.base import encoded, readable
+from nouscoder.verifier.sandbox.base import RunResult
+
+
+class StdinJudge:
+    """stdin in, stdout compared. With a checker or interactor the comparison is that program's; see `partners`."""
+
+    entry_point: str | None = None
+
+    def __init__(
+        self, tests: StdinTests | CheckerTests | InteractiveTests, comparator: Comparator, prelude: str = ""
+    ) -> None:
+        self._cases = tests.cases
+        self._comparator = comparator
+        self._compares = isinstance(tests, StdinTests)
+        self.prelude = prelude
+        self.num_tests = len(tests.cases)
+
+    def source(self, code: str) -> str:
+        """The code itself."""
+        return code
+
+    def input_size(self, index: int) -> int:
+        """Characters of the input."""
+        return len(self._cases[index].input)
+
+    def stdin(self, index: int) -> bytes:
+        """The case's input."""
+        return encoded(self._cases[index].input)
+
+    def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
+        """Accepted when stdout is the expected output, or when that is for somebody else to say."""
+        if not self._compares:
+            return VerdictKind.ACCEPTED
+        right = same_text(self._cases[index].output, result.stdout, self._comparator)
+        return VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER
+
+    def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:
+        """Input, expected output and stdout."""
+        case = self._cases[index]
+        return case.input, case.output, readable(result.stdout)
