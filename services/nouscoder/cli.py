@@ -157,6 +157,25 @@ def why_stalled(
     typer.echo(asyncio.run(why_stalled_text(address, as_json=as_json)))
 
 
+bench_app = typer.Typer(no_args_is_help=True, help="Figures beside their controls, measured in the same run.")
+app.add_typer(bench_app, name="bench")
+
+
+@bench_app.command("verifier")
+def bench_verifier(
+    scale: Annotated[float, typer.Option(min=0.01, help="multiplies the number of submissions")] = 1.0,
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Grade through the REST API under load, beside bare interpreter spawns."""
+    import json
+
+    from nouscoder.bench import verifier
+
+    result = asyncio.run(verifier.bench_verifier(tuple(overrides or ()), scale))
+    typer.echo(json.dumps(verifier.as_record(result), indent=1) if as_json else verifier.as_text(result))
+
+
 def main() -> None:
     """Entry point: a NousCoderError is one line on stderr and exit code 1."""
     try:

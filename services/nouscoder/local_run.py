@@ -16,20 +16,25 @@ SHARED_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
 SERVICES = ("broker", "verifier", "generation", "learner")
 
 
+def free_addresses(count: int) -> list[str]:
+    """Addresses on this machine that nobody listened on a moment ago."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for free in sockets:
+            free.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
+
+
 def with_addresses(config: Config) -> Config:
     """`config` with every address of the four services on a free port of this machine.
 
     The ports stay the same over restarts of a process, so that its clients find it again.
     """
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(2 * len(SERVICES))]
-        for free in sockets:
-            free.bind(("127.0.0.1", 0))
-        ports = [free.getsockname()[1] for free in sockets]
+    addresses = free_addresses(2 * len(SERVICES))
     sections = {}
     for index, name in enumerate(SERVICES):
         section = getattr(config, name)
-        update = {"grpc": f"127.0.0.1:{ports[2 * index]}", "metrics": f"127.0.0.1:{ports[2 * index + 1]}"}
+        update = {"grpc": addresses[2 * index], "metrics": addresses[2 * index + 1]}
         sections[name] = section.model_copy(update=update)
     return config.model_copy(update=sections)
 

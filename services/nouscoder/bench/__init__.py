@@ -1,0 +1,1 @@
+"""Figures beside their controls, both from the same run: machines are noisy, so ratios count."""

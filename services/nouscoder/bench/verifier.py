@@ -1,0 +1,219 @@
+"""`nouscoder bench verifier`: the grading service under load through its REST API, beside what bare processes cost.
+
+Client and service share the cores of this machine, the cache is off, and full isolation is on. Rates are a core: the
+wall-clock rate divided by the number of cores. Each block of load stands between two measurements of the control, so
+that a machine that slows down slows both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nouscoder.bench.controls import bare_spawn, fork_and_wait, rate
+from nouscoder.bench.processes import Usage, usage_of
+from nouscoder.errors import NousCoderError
+from nouscoder.local_run import free_addresses
+from nouscoder.verifier.client import AsyncClient
+
+_START_LIMIT_S = 60.0
+_CONTROL_S = 2.0
+_AT_ONCE = 8
+
+
+class BenchError(NousCoderError):
+    """The bench could not be run, or a verdict under load was wrong; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """One kind of load. `multiple` is tests a second and core over bare interpreter spawns a second on one core."""
+
+    submissions: int
+    tests_a_submission: int
+    wall_s: float
+    tests_per_second_per_core: float
+    bare_spawns_per_second: float
+    multiple: float
+    gateway_cpu_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Answers at half of what the machine can do, in seconds; 20 tests a submission."""
+
+    submissions: int
+    load_submissions_per_second: float
+    p50_s: float
+    p99_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierBench:
+    """Every figure of one run. `peak_memory_bytes` is the highest sum of proportional set sizes seen."""
+
+    backend: str
+    num_cores: int
+    bare_spawns_per_second: float
+    forks_per_second: float
+    many_small_tests: Throughput
+    one_test_submissions: Throughput
+    latency_at_half_load: Latency
+    peak_memory_bytes: int
+
+
+def submission(number: int, num_tests: int) -> dict[str, Any]:
+    """A program of its own (so that nothing can be answered from memory) with trivial tests that it passes."""
+    cases = [{"input": f"{i} {number}\n", "output": f"{i + number}\n"} for i in range(num_tests)]
+    code = f"# {number}\na, b = map(int, input().split())\nprint(a + b)\n"
+    return {"code": code, "tests": {"type": "stdin", "cases": cases}, "limits": {"memory_bytes": 1 << 30}}
+
+
+class Bench:
+    """One service and its client."""
+
+    def __init__(self, pid: int, client: AsyncClient) -> None:
+        self._pid = pid
+        self._client = client
+        self._num_sent = 0
+        self.peak_memory_bytes = 0
+        self.backend = ""
+
+    async def warm_up(self) -> None:
+        """Until every slot has graded."""
+        await self._load(4 * (os.cpu_count() or 1), 5)
+
+    async def throughput(self, num_submissions: int, num_tests: int, rounds: int = 4) -> Throughput:
+        """Alternate load and control `rounds` times."""
+        spawns = [await asyncio.to_thread(rate, bare_spawn, _CONTROL_S)]
+        wall_s, own_s, children_s = 0.0, 0.0, 0.0
+        for _ in range(rounds):
+            before = usage_of(self._pid)
+            wall_s += await self._load(num_submissions // rounds, num_tests)
+            after = usage_of(self._pid)
+            own_s += after.own_cpu_s - before.own_cpu_s
+            children_s += after.children_cpu_s - before.children_cpu_s
+            spawns.append(await asyncio.to_thread(rate, bare_spawn, _CONTROL_S))
+        spawn_rate = statistics.median(spawns)
+        num_done = num_submissions // rounds * rounds
+        per_core = num_done * num_tests / wall_s / (os.cpu_count() or 1)
+        share = own_s / (own_s + children_s)
+        return Throughput(
+            num_done, num_tests, wall_s, per_core, spawn_rate, per_core / spawn_rate, gateway_cpu_share=share
+        )
+
+    async def latency(self, per_second: float, num_submissions: int) -> Latency:
+        """Submissions at random moments (a Poisson stream), whether or not earlier ones are answered."""
+        moments = random.Random(0)
+        tasks = []
+        begun = time.perf_counter()
+        due = 0.0
+        for _ in range(num_submissions):
+            due += moments.expovariate(per_second)
+            await asyncio.sleep(max(0.0, begun + due - time.perf_counter()))
+            tasks.append(asyncio.create_task(self._timed(20)))
+        times = sorted(await asyncio.gather(*tasks))
+        p99 = times[min(len(times) - 1, round(0.99 * len(times)))]
+        return Latency(num_submissions, per_second, statistics.median(times), p99)
+
+    async def _load(self, num_submissions: int, num_tests: int) -> float:
+        waiting = iter(range(num_submissions))
+        begun = time.perf_counter()
+
+        async def sender() -> None:
+            for _ in waiting:
+                await self._timed(num_tests)
+
+        await asyncio.gather(*(sender() for _ in range(_AT_ONCE)))
+        self._note(usage_of(self._pid))
+        return time.perf_counter() - begun
+
+    async def _timed(self, num_tests: int) -> float:
+        self._num_sent += 1
+        begun = time.perf_counter()
+        answer = await self._client.grade_record(submission(self._num_sent, num_tests))
+        spent_s = time.perf_counter() - begun
+        self.backend = str(answer["backend"])
+        if (answer["verdict"], answer["passed"]) != ("accepted", num_tests):
+            raise BenchError(f"a right program got {answer['verdict']} with {answer['passed']} of {num_tests} passed")
+        return spent_s
+
+    def _note(self, usage: Usage) -> None:
+        self.peak_memory_bytes = max(self.peak_memory_bytes, usage.memory_bytes)
+
+
+async def bench_verifier(overrides: tuple[str, ...] = (), scale: float = 1.0) -> VerifierBench:
+    """Start a service, load it, stop it. `scale` multiplies the number of submissions."""
+    async with running_service(overrides) as (pid, url), AsyncClient(url) as client:
+        bench = Bench(pid, client)
+        await bench.warm_up()
+        forks = await asyncio.to_thread(rate, fork_and_wait, _CONTROL_S)
+        many = await bench.throughput(max(8, round(100 * scale)), 50)
+        single = await bench.throughput(max(8, round(800 * scale)), 1)
+        capacity = many.tests_per_second_per_core * (os.cpu_count() or 1) / 20
+        latency = await bench.latency(capacity / 2, max(20, round(400 * scale)))
+        return VerifierBench(
+            backend=bench.backend,
+            num_cores=os.cpu_count() or 1,
+            bare_spawns_per_second=statistics.median([many.bare_spawns_per_second, single.bare_spawns_per_second]),
+            forks_per_second=forks,
+            many_small_tests=many,
+            one_test_submissions=single,
+            latency_at_half_load=latency,
+            peak_memory_bytes=bench.peak_memory_bytes,
+        )
+
+
+@asynccontextmanager
+async def running_service(overrides: tuple[str, ...]) -> AsyncIterator[tuple[int, str]]:
+    """The pid and URL of a verifier of our own, with the cache off. Raises BenchError when it does not come up."""
+    grpc, http = free_addresses(2)
+    command = [sys.executable, "-m", "nouscoder", "serve", "verifier", "--grpc", grpc, "--http", http]
+    for override in ("verifier.cache_entries=0", *overrides):
+        command += ["--set", override]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(_START_LIMIT_S):
+            while line := await process.stderr.readline():
+                if b'"http"' in line:
+                    break
+            else:
+                raise BenchError("the verifier ended at its start")
+        drain = asyncio.create_task(process.stderr.read())
+        yield process.pid, f"http://{http}"
+        drain.cancel()
+    except TimeoutError:
+        raise BenchError(f"the verifier did not come up within {_START_LIMIT_S:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+def as_text(result: VerifierBench) -> str:
+    """A table for people."""
+    many, single, late = result.many_small_tests, result.one_test_submissions, result.latency_at_half_load
+    rows = [
+        f"backend {result.backend}, {result.num_cores} cores, cache off, client and service on the same cores",
+        f"control: {result.bare_spawns_per_second:.0f} bare interpreter spawns/s,"
+        f" {result.forks_per_second:.0f} forks/s",
+        f"many small tests: {many.tests_per_second_per_core:.0f} tests/s a core = {many.multiple:.2f}x bare spawns",
+        f"one-test submissions: {single.tests_per_second_per_core:.0f}/s a core = {single.multiple:.2f}x bare spawns",
+        f"20 tests at half load: p50 {late.p50_s * 1e3:.0f} ms, p99 {late.p99_s * 1e3:.0f} ms",
+        f"gateway: {many.gateway_cpu_share:.0%} of the service's CPU; peak memory {result.peak_memory_bytes >> 20} MiB",
+    ]
+    return "\n".join(rows)
+
+
+def as_record(result: VerifierBench) -> dict[str, Any]:
+    """The same for scripts."""
+    return asdict(result)

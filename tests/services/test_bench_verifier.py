@@ -1,0 +1,39 @@
+"""The bench runs for real and holds every figure against its control; no speed is asserted."""
+
+from __future__ import annotations
+
+import os
+
+from nouscoder.bench.processes import descendants, usage_of
+from nouscoder.bench.verifier import as_record, as_text, bench_verifier
+
+
+async def test_the_bench_measures_a_real_service_beside_its_control() -> None:
+    result = await bench_verifier(scale=0.04)
+    many, single = result.many_small_tests, result.one_test_submissions
+    assert result.backend == "local"
+    for block in (many, single):
+        assert block.multiple == block.tests_per_second_per_core / block.bare_spawns_per_second
+        assert block.tests_per_second_per_core > 0
+        assert 0 < block.gateway_cpu_share < 1
+    assert 0 < result.latency_at_half_load.p50_s <= result.latency_at_half_load.p99_s
+    assert result.peak_memory_bytes > 10 << 20
+    assert as_record(result)["many_small_tests"]["multiple"] == many.multiple
+    assert f"{many.multiple:.2f}x bare spawns" in as_text(result)
+
+
+def test_usage_counts_a_process_and_what_is_below_it() -> None:
+    child = os.fork()
+    if not child:
+        try:
+            os.read(0, 0)
+            while True:
+                os.getpid()
+        finally:
+            os._exit(0)
+    try:
+        assert child in descendants(os.getpid())
+        assert usage_of(child).memory_bytes > 0
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
