@@ -13,39 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator
 
-from nouscoder.verifier.harness import frames
-from nouscoder.verifier.harness.frames import Kind
 from nouscoder.verifier.harness.settings import SlotSettings
-from nouscoder.verifier.sandbox.base import (
-    NO_FILES,
-    CompileFailed,
-    Exit,
-    PartnerCompileFailed,
-    Program,
-    RunResult,
-    SandboxError,
-    Session,
-    check_given,
-)
+from nouscoder.verifier.sandbox.base import CompileFailed, PartnerCompileFailed, Program, SandboxError
+from nouscoder.verifier.sandbox.cgroup import Groups
 from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.launch import HostLaunch
+from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Slot, host_is_root
 
-_EXITS = {
-    frames.Ended.EXITED: Exit.EXITED,
-    frames.Ended.SIGNALLED: Exit.SIGNALLED,
-    frames.Ended.TIME_LIMIT: Exit.TIME_LIMIT,
-    frames.Ended.MEMORY_LIMIT: Exit.MEMORY_LIMIT,
-    frames.Ended.OUTPUT_LIMIT: Exit.OUTPUT_LIMIT,
-}
 _FIRST_UID = 1_000_000_000  # far from any user of the host; two a slot, apart for each service process
 _UIDS_A_SERVICE = 4096
-_PYTHON_COMPILE_TIME_S = 10.0
+_COMPILER_MEMORY_BYTES, _COMPILER_PROCESSES = 2 * 1024**3, 256  # as in harness/command.py
+_OWN_BYTES, _OWN_PROCESSES = 256 * 1024**2, 16
 _ISOLATION = (
     *(f"namespace:{kind}" for kind in ("user", "pid", "mount", "net", "ipc", "uts")),
     "read-only-root",
@@ -64,6 +47,7 @@ class LocalSandbox:
     def __init__(self, config: SandboxConfig) -> None:
         self.num_slots = config.slots or len(os.sched_getaffinity(0))
         self._config = config
+        self._groups = Groups()
         self._slots = [self._make_slot(i) for i in range(self.num_slots)]
         # One beside each slot, started when a pair first needs it.
         seconds = range(self.num_slots, 2 * self.num_slots)
@@ -73,7 +57,8 @@ class LocalSandbox:
         self._open = False
 
     def _make_slot(self, index: int) -> Slot:
-        return Slot(index, self._config, HostLaunch(self._config, _slot_settings(self._config, index)))
+        launch = HostLaunch(self._config, _slot_settings(self._config, index))
+        return Slot(index, self._config, launch, group=self._groups.make(index))
 
     async def start(self) -> None:
         """Bring every slot up. Raises SandboxUnavailable."""
@@ -86,13 +71,13 @@ class LocalSandbox:
         self._open = True
 
     @contextlib.asynccontextmanager
-    async def session(self, program: Program) -> AsyncIterator[LocalSession]:
+    async def session(self, program: Program) -> AsyncIterator[SlotSession]:
         """See `Sandbox.session`."""
         async with self._slot() as slot:
             yield await self._opened(slot, program)
 
     @contextlib.asynccontextmanager
-    async def pair(self, program: Program, partner: Program) -> AsyncIterator[tuple[LocalSession, LocalSession]]:
+    async def pair(self, program: Program, partner: Program) -> AsyncIterator[tuple[SlotSession, SlotSession]]:
         """See `Sandbox.pair`."""
         async with self._slot() as slot:
             first = await self._opened(slot, program)
@@ -110,14 +95,15 @@ class LocalSandbox:
         finally:
             await asyncio.shield(self._give_back(slot))
 
-    async def _opened(self, slot: Slot, program: Program) -> LocalSession:
+    async def _opened(self, slot: Slot, program: Program) -> SlotSession:
+        slot.group.limit(**_group_limits(program, self._config))
         await slot.ensure_ready()
         slot.begin()
-        session = LocalSession(slot, program, self._config)
+        session = SlotSession(slot, program, self._config)
         await session.compile()
         return session
 
-    async def _opened_partner(self, slot: Slot, program: Program) -> LocalSession:
+    async def _opened_partner(self, slot: Slot, program: Program) -> SlotSession:
         try:
             return await self._opened(slot, program)
         except CompileFailed as failure:
@@ -127,7 +113,7 @@ class LocalSandbox:
     def isolation(self) -> tuple[str, ...]:
         """See `Sandbox`."""
         users = ("separate-users",) if host_is_root() else ()
-        return (*_ISOLATION, *users)
+        return (*_ISOLATION, *users, *(f"cgroup:{name}" for name in self._groups.names))
 
     def pids(self) -> list[int]:
         """Process ids of the slots' zygotes, for tests and diagnosis."""
@@ -141,7 +127,10 @@ class LocalSandbox:
             waiter = self._waiting.popleft()
             if not waiter.done():
                 waiter.set_exception(SandboxError("the sandbox was closed"))
-        await asyncio.gather(*(slot.stop() for slot in (*self._slots, *self._seconds.values())))
+        slots = (*self._slots, *self._seconds.values())
+        await asyncio.gather(*(slot.stop() for slot in slots))
+        for slot in slots:
+            await asyncio.to_thread(slot.group.remove)
 
     async def _acquire(self) -> Slot:
         if not self._open:
@@ -173,117 +162,13 @@ class LocalSandbox:
         self._free.append(slot)
 
 
-class LocalSession:
-    """One submission in one slot."""
-
-    def __init__(self, slot: Slot, program: Program, config: SandboxConfig) -> None:
-        self._slot = slot
-        self._program = program
-        self._grace_s = config.grace_s
-        self._running = False
-        by_exec = program.language.run is not None
-        self._compile_time_s = config.compile_time_s if by_exec else _PYTHON_COMPILE_TIME_S
-
-    async def compile(self) -> None:
-        """Send the program. Raises CompileFailed, SandboxError."""
-        limits, language = self._program.limits, self._program.language
-        payload = {
-            "code": self._program.code,
-            "prelude": self._program.prelude,
-            "entry_point": self._program.entry_point,
-            "source_name": language.source_name,
-            "compile_argv": language.compile,
-            "run_argv": language.run,
-            "compile_time_s": self._compile_time_s,
-            "cpu_time_s": limits.cpu_time_s,
-            "wall_time_s": limits.wall_time_s,
-            "memory_bytes": limits.memory_bytes,
-            "extra_space_bytes": language.memory_extra_bytes,
-            "output_bytes": limits.output_bytes,
-            "processes": limits.processes,
-        }
-        await self._slot.send(Kind.PROGRAM, json.dumps(payload).encode())
-        kind, detail = await self._receive(self._compile_time_s)
-        if kind is Kind.COMPILE_FAILED:
-            raise CompileFailed(detail.decode("utf-8", "replace"))
-        if kind is not Kind.COMPILED:
-            await self._slot.stop()
-            raise SandboxError(f"slot {self._slot.index} answered {kind.name} to a program")
-
-    async def run(
-        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
-    ) -> RunResult:
-        """See `Session.run`. Raises RuntimeError when another run of this session is under way."""
-        check_given(self._program, args, files)
-        with self._one_at_a_time():
-            await self._give(args, files)
-            await self._slot.send(Kind.RUN, stdin)
-            kind, payload = await self._receive(self._program.limits.wall_time_s)
-            if kind is not Kind.RESULT:
-                await self._slot.stop()
-                raise SandboxError(f"slot {self._slot.index} answered {kind.name} to a run")
-        return _to_result(payload)
-
-    async def converse(
-        self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
-    ) -> tuple[RunResult, RunResult]:
-        """See `Session.converse`."""
-        if not isinstance(partner, LocalSession):
-            raise TypeError("a session converses with the partner of its own pair")
-        check_given(partner._program, args, files)
-        with self._one_at_a_time(), partner._one_at_a_time():
-            await partner._give(args, files)
-            await self._slot.send(Kind.TALK)
-            await partner._slot.send(Kind.TALK)
-            try:
-                async with asyncio.TaskGroup() as group:
-                    one = group.create_task(self._relay(partner))
-                    other = group.create_task(partner._relay(self))
-            except* SandboxError as errors:
-                raise SandboxError(str(errors.exceptions[0])) from errors
-        return one.result(), other.result()
-
-    async def _relay(self, listener: LocalSession) -> RunResult:
-        """Pass on what this one says until it ends."""
-        while True:
-            kind, payload = await self._receive(self._program.limits.wall_time_s)
-            if kind is Kind.OUTPUT:
-                await listener._slot.send(Kind.INPUT, payload)
-            elif kind is Kind.RESULT:
-                await listener._slot.send(Kind.INPUT_END)
-                return _to_result(payload)
-            else:
-                await self._slot.stop()
-                raise SandboxError(f"slot {self._slot.index} answered {kind.name} in a conversation")
-
-    async def _give(self, args: tuple[str, ...], files: Mapping[str, bytes]) -> None:
-        if args or files:
-            await self._slot.send(Kind.GIVEN, frames.pack_given(args, files))
-
-    @contextlib.contextmanager
-    def _one_at_a_time(self) -> Iterator[None]:
-        if self._running:
-            raise RuntimeError("runs of one session are sequential")
-        self._running = True
-        try:
-            yield
-        finally:
-            self._running = False
-
-    async def _receive(self, limit_s: float) -> tuple[Kind, bytes]:
-        try:
-            return await self._slot.receive(limit_s + self._grace_s)
-        except SandboxError:
-            await self._slot.stop()
-            raise
-
-
-def _to_result(payload: bytes) -> RunResult:
-    r = frames.unpack_result(payload)
-    exit_ = _EXITS[frames.Ended(r.ended)]
-    return RunResult(
-        exit_, r.exit_code, r.signal, r.wall_time_s, r.cpu_time_s, r.memory_bytes, r.stdout, r.stderr, r.result
-    )
+def _group_limits(program: Program, config: SandboxConfig) -> dict[str, int]:
+    """Of a slot's group: the program or its compiler, the files of a run in tmpfs, and the slot's own processes."""
+    limits, compiles = program.limits, program.language.compile is not None
+    files = 2 * config.tmp_bytes + 4 * limits.output_bytes
+    memory = max(limits.memory_bytes, _COMPILER_MEMORY_BYTES if compiles else 0)
+    processes = max(limits.processes, _COMPILER_PROCESSES if compiles else 0)
+    return {"memory": memory + files + _OWN_BYTES, "pids": processes + _OWN_PROCESSES}
 
 
 def _slot_settings(config: SandboxConfig, index: int) -> SlotSettings:

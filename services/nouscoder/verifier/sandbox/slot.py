@@ -6,6 +6,7 @@ INVARIANT: a slot whose stream is out of step is killed, never used again; `ensu
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from enum import Enum
 from nouscoder.verifier.harness import frames
 from nouscoder.verifier.harness.frames import Kind
 from nouscoder.verifier.sandbox.base import SandboxError, SandboxUnavailable
+from nouscoder.verifier.sandbox.cgroup import UNGROUPED, Group
 from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.launch import ENVIRONMENT, Launch
 
@@ -33,8 +35,16 @@ class SlotState(Enum):
 class Slot:
     """Used by one session at a time."""
 
-    def __init__(self, index: int, config: SandboxConfig, launch: Launch, max_sessions: float = math.inf) -> None:
+    def __init__(
+        self,
+        index: int,
+        config: SandboxConfig,
+        launch: Launch,
+        max_sessions: float = math.inf,
+        group: Group = UNGROUPED,
+    ) -> None:
         self.index = index
+        self.group = group
         self.state = SlotState.DOWN
         self._config = config
         self._launch = launch
@@ -142,6 +152,8 @@ class Slot:
             )
         except OSError as error:
             raise SandboxUnavailable(self._launch.explain(str(error))) from error
+        with contextlib.suppress(OSError):  # it has ended: the missing HELLO tells why
+            self.group.add(self._process.pid)
         self._log = b""
         self._num_sessions = 0
         self._in_step = True

@@ -1,0 +1,157 @@
+"""Control groups of the slots, version 1 or 2: the sum of a slot's memory and processes, bounded by the kernel.
+
+INVARIANT: a group that `Groups` made is gone after `remove`, and those of a service that was killed go when the next
+one starts.
+
+Where this process may not make groups there are none, and the harness's own watch (sampling and rlimits) bounds a run
+alone. The bounds here are wider than a program's limit, for a slot's memory is also its files in tmpfs: they keep the
+neighbours safe, the harness finds the verdict.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+_PREFIX = "nouscoder-"
+_REMOVE_LIMIT_S = 2.0
+_V1_FILES = {"memory": ("memory.limit_in_bytes", "memory.oom_control"), "pids": ("pids.max", "")}
+_V2_FILES = {"memory": ("memory.max", "memory.events"), "pids": ("pids.max", "")}
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """One resource: the folder in which groups are made, the file that takes the limit, the one that counts kills."""
+
+    name: str
+    folder: Path
+    limit_file: str
+    events_file: str
+
+
+class Group:
+    """Of one slot, in every controller found."""
+
+    def __init__(self, controllers: tuple[Controller, ...], name: str) -> None:
+        self._folders = {c.name: c.folder / name for c in controllers}
+        self._controllers = controllers
+        self._set: dict[str, int] = {}
+        for folder in set(self._folders.values()):
+            folder.mkdir(exist_ok=True)
+        events = [self._folders[c.name] / c.events_file for c in controllers if c.events_file]
+        self._events = os.open(events[0], os.O_RDONLY | os.O_CLOEXEC) if events else -1
+
+    def add(self, pid: int) -> None:
+        """Take a process in, with all that it will start. Raises OSError when it has ended or may not be moved."""
+        for folder in set(self._folders.values()):
+            (folder / "cgroup.procs").write_text(str(pid))
+
+    def limit(self, **limits: int) -> None:
+        """Set limits by controller (memory in bytes, pids), where they differ. A refused one stays as it was."""
+        for controller in self._controllers:
+            wanted = limits.get(controller.name)
+            if wanted is None or self._set.get(controller.name) == wanted:
+                continue
+            with contextlib.suppress(OSError):
+                (self._folders[controller.name] / controller.limit_file).write_text(str(wanted))
+                self._set[controller.name] = wanted
+
+    def num_killed(self) -> int:
+        """Processes that the kernel has killed here for want of memory."""
+        if self._events < 0:
+            return 0
+        words = os.pread(self._events, 4096, 0).split()
+        return int(words[words.index(b"oom_kill") + 1])
+
+    def remove(self) -> None:
+        """Remove it; processes that are still dying are waited for, a little. Never raises."""
+        if self._events >= 0:
+            os.close(self._events)
+            self._events = -1
+        end = time.monotonic() + _REMOVE_LIMIT_S
+        for folder in set(self._folders.values()):
+            while not _removed(folder) and time.monotonic() < end:
+                time.sleep(0.005)
+
+
+UNGROUPED = Group((), "")
+
+
+class Groups:
+    """Makes the slots' groups. `names` are the controllers in force, none where this host gives none."""
+
+    def __init__(self, root: Path = ROOT, own: str | None = None) -> None:
+        """`own` is the text of /proc/self/cgroup."""
+        with contextlib.suppress(OSError):
+            own = Path("/proc/self/cgroup").read_text() if own is None else own
+        found = _version_1(root, own or "") or _version_2(root, own or "")
+        self._controllers = tuple(c for c in found if _usable(c.folder))
+        self.names = tuple(c.name for c in self._controllers)
+        for controller in self._controllers:
+            _sweep(controller.folder)
+
+    def make(self, index: int) -> Group:
+        """The group of slot `index` of this process."""
+        return Group(self._controllers, f"{_PREFIX}{os.getpid()}-{index}")
+
+
+def _version_1(root: Path, own: str) -> list[Controller]:
+    """One hierarchy a controller, each at its place of our own group."""
+    found = []
+    for line in own.splitlines():
+        _, names, path = line.split(":", 2)
+        for name in set(names.split(",")) & _V1_FILES.keys():
+            mounted = next((m for m in (root / name, root / names) if m.is_dir()), None)
+            if mounted is not None:
+                at = mounted / path.lstrip("/")
+                found.append(Controller(name, at if at.is_dir() else mounted, *_V1_FILES[name]))
+    return found
+
+
+def _version_2(root: Path, own: str) -> list[Controller]:
+    """Our own group, if it is delegated to us and we can leave it to groups below (a group with both has no limits)."""
+    path = next((line[3:] for line in own.splitlines() if line.startswith("0::")), None)
+    if path is None or not (root / "cgroup.controllers").is_file():
+        return []
+    at = root / path.lstrip("/")
+    at = at if at.is_dir() else root
+    with contextlib.suppress(OSError):
+        if not {"memory", "pids"} <= set((at / "cgroup.subtree_control").read_text().split()):
+            leaf = at / f"{_PREFIX}service"
+            leaf.mkdir(exist_ok=True)
+            (leaf / "cgroup.procs").write_text(str(os.getpid()))
+            (at / "cgroup.subtree_control").write_text("+memory +pids")
+        return [Controller(name, at, *files) for name, files in _V2_FILES.items()]
+    return []
+
+
+def _usable(folder: Path) -> bool:
+    probe = folder / f"{_PREFIX}{os.getpid()}-probe"
+    try:
+        probe.mkdir()
+        probe.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the groups of services that are no more."""
+    for group in folder.glob(f"{_PREFIX}*-*"):
+        pid = group.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            _removed(group)
+
+
+def _removed(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,162 @@
+"""One submission in one slot, spoken in frames: for every backend whose slots run the harness.
+
+INVARIANT: after an answer that does not fit the question the slot is stopped, and the session gives SandboxError only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import Iterator, Mapping
+
+from nouscoder.verifier.harness import frames
+from nouscoder.verifier.harness.frames import Kind
+from nouscoder.verifier.sandbox.base import (
+    NO_FILES,
+    CompileFailed,
+    Exit,
+    Program,
+    RunResult,
+    SandboxError,
+    Session,
+    check_given,
+)
+from nouscoder.verifier.sandbox.config import SandboxConfig
+from nouscoder.verifier.sandbox.slot import Slot
+
+_EXITS = {
+    frames.Ended.EXITED: Exit.EXITED,
+    frames.Ended.SIGNALLED: Exit.SIGNALLED,
+    frames.Ended.TIME_LIMIT: Exit.TIME_LIMIT,
+    frames.Ended.MEMORY_LIMIT: Exit.MEMORY_LIMIT,
+    frames.Ended.OUTPUT_LIMIT: Exit.OUTPUT_LIMIT,
+}
+_PYTHON_COMPILE_TIME_S = 10.0
+_OUT_OF_MEMORY = RunResult(Exit.MEMORY_LIMIT, 0, signal.SIGKILL, 0.0, 0.0, 0, b"", b"")
+
+
+class SlotSession:
+    """One submission in one slot."""
+
+    def __init__(self, slot: Slot, program: Program, config: SandboxConfig) -> None:
+        self._slot = slot
+        self._program = program
+        self._grace_s = config.grace_s
+        self._num_killed = slot.group.num_killed()
+        self._running = False
+        by_exec = program.language.run is not None
+        self._compile_time_s = config.compile_time_s if by_exec else _PYTHON_COMPILE_TIME_S
+
+    async def compile(self) -> None:
+        """Send the program. Raises CompileFailed, SandboxError."""
+        limits, language = self._program.limits, self._program.language
+        payload = {
+            "code": self._program.code,
+            "prelude": self._program.prelude,
+            "entry_point": self._program.entry_point,
+            "source_name": language.source_name,
+            "compile_argv": language.compile,
+            "run_argv": language.run,
+            "compile_time_s": self._compile_time_s,
+            "cpu_time_s": limits.cpu_time_s,
+            "wall_time_s": limits.wall_time_s,
+            "memory_bytes": limits.memory_bytes,
+            "extra_space_bytes": language.memory_extra_bytes,
+            "output_bytes": limits.output_bytes,
+            "processes": limits.processes,
+        }
+        await self._slot.send(Kind.PROGRAM, json.dumps(payload).encode())
+        kind, detail = await self._receive(self._compile_time_s)
+        if kind is Kind.COMPILE_FAILED:
+            raise CompileFailed(detail.decode("utf-8", "replace"))
+        if kind is not Kind.COMPILED:
+            await self._slot.stop()
+            raise SandboxError(f"slot {self._slot.index} answered {kind.name} to a program")
+
+    async def run(
+        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> RunResult:
+        """See `Session.run`. Raises RuntimeError when another run of this session is under way."""
+        check_given(self._program, args, files)
+        with self._one_at_a_time():
+            await self._give(args, files)
+            try:
+                await self._slot.send(Kind.RUN, stdin)
+                kind, payload = await self._receive(self._program.limits.wall_time_s)
+            except SandboxError:
+                if self._was_short_of_memory():  # the kernel took init for the program
+                    return _OUT_OF_MEMORY
+                raise
+            if kind is not Kind.RESULT:
+                await self._slot.stop()
+                raise SandboxError(f"slot {self._slot.index} answered {kind.name} to a run")
+        return self._to_result(payload)
+
+    def _to_result(self, payload: bytes) -> RunResult:
+        r = frames.unpack_result(payload)
+        exit_ = _EXITS[frames.Ended(r.ended)]
+        if self._was_short_of_memory():  # of several processes, perhaps, and the one that we waited for went on
+            exit_ = Exit.MEMORY_LIMIT
+        return RunResult(
+            exit_, r.exit_code, r.signal, r.wall_time_s, r.cpu_time_s, r.memory_bytes, r.stdout, r.stderr, r.result
+        )
+
+    def _was_short_of_memory(self) -> bool:
+        """Whether the kernel has killed a process of this session for the memory of the slot's group."""
+        before, self._num_killed = self._num_killed, self._slot.group.num_killed()
+        return self._num_killed > before
+
+    async def converse(
+        self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> tuple[RunResult, RunResult]:
+        """See `Session.converse`."""
+        if not isinstance(partner, SlotSession):
+            raise TypeError("a session converses with the partner of its own pair")
+        check_given(partner._program, args, files)
+        with self._one_at_a_time(), partner._one_at_a_time():
+            await partner._give(args, files)
+            await self._slot.send(Kind.TALK)
+            await partner._slot.send(Kind.TALK)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    one = group.create_task(self._relay(partner))
+                    other = group.create_task(partner._relay(self))
+            except* SandboxError as errors:
+                raise SandboxError(str(errors.exceptions[0])) from errors
+        return one.result(), other.result()
+
+    async def _relay(self, listener: SlotSession) -> RunResult:
+        """Pass on what this one says until it ends."""
+        while True:
+            kind, payload = await self._receive(self._program.limits.wall_time_s)
+            if kind is Kind.OUTPUT:
+                await listener._slot.send(Kind.INPUT, payload)
+            elif kind is Kind.RESULT:
+                await listener._slot.send(Kind.INPUT_END)
+                return self._to_result(payload)
+            else:
+                await self._slot.stop()
+                raise SandboxError(f"slot {self._slot.index} answered {kind.name} in a conversation")
+
+    async def _give(self, args: tuple[str, ...], files: Mapping[str, bytes]) -> None:
+        if args or files:
+            await self._slot.send(Kind.GIVEN, frames.pack_given(args, files))
+
+    @contextlib.contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        if self._running:
+            raise RuntimeError("runs of one session are sequential")
+        self._running = True
+        try:
+            yield
+        finally:
+            self._running = False
+
+    async def _receive(self, limit_s: float) -> tuple[Kind, bytes]:
+        try:
+            return await self._slot.receive(limit_s + self._grace_s)
+        except SandboxError:
+            await self._slot.stop()
+            raise

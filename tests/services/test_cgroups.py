@@ -1,0 +1,99 @@
+"""Groups of slots: found for both versions, limits written once, nothing left behind; kills are memory limits."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nouscoder.submission import Limits
+from nouscoder.verifier.languages import installed
+from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, SandboxUnavailable, open_sandbox
+from nouscoder.verifier.sandbox.cgroup import ROOT, UNGROUPED, Groups
+
+
+def make_files(folder: Path, *names: str) -> None:
+    """What the kernel would make."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).write_text("")
+
+
+def test_version_1_groups_are_made_where_we_are(tmp_path: Path) -> None:
+    for controller in ("memory", "pids"):
+        (tmp_path / controller / "mine").mkdir(parents=True)
+    groups = Groups(tmp_path, "4:memory:/mine\n8:pids:/elsewhere\n0::/\n")
+    assert sorted(groups.names) == ["memory", "pids"]
+    assert not list(tmp_path.glob("**/nouscoder-*"))  # nothing before a slot wants one
+    folders = [tmp_path / "memory" / "mine", tmp_path / "pids"]  # a path that is not to be seen from here: the mount
+    for folder in folders:
+        make_files(folder / f"nouscoder-{os.getpid()}-3", "memory.oom_control")
+    group = groups.make(3)
+    group.add(77)
+    group.limit(memory=1000, pids=5)
+    made = {file.name: file.read_text() for folder in folders for file in folder.glob("nouscoder-*/*")}
+    assert (made["cgroup.procs"], made["memory.limit_in_bytes"], made["pids.max"]) == ("77", "1000", "5")
+
+
+def test_version_2_groups_leave_our_own_to_them(tmp_path: Path) -> None:
+    make_files(tmp_path, "cgroup.controllers")
+    make_files(tmp_path / "mine", "cgroup.subtree_control")
+    make_files(tmp_path / "mine" / f"nouscoder-{os.getpid()}-0", "memory.events")
+    groups = Groups(tmp_path, "0::/mine\n")
+    assert sorted(groups.names) == ["memory", "pids"]
+    assert (tmp_path / "mine" / "cgroup.subtree_control").read_text() == "+memory +pids"
+    assert (tmp_path / "mine" / "nouscoder-service" / "cgroup.procs").read_text() == str(os.getpid())
+    group = groups.make(0)
+    events = tmp_path / "mine" / f"nouscoder-{os.getpid()}-0" / "memory.events"
+    events.write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
+    assert group.num_killed() == 2
+    group.limit(memory=4096)
+    assert (events.parent / "memory.max").read_text() == "4096"
+
+
+def test_a_host_without_groups_gives_none(tmp_path: Path) -> None:
+    groups = Groups(tmp_path, "0::/\n")
+    assert groups.names == ()
+    group = groups.make(0)
+    group.add(1)
+    group.limit(memory=1)
+    group.remove()
+    assert (group.num_killed(), UNGROUPED.num_killed()) == (0, 0)
+
+
+def ours() -> set[Path]:
+    """Groups of this process."""
+    return set(ROOT.glob(f"**/nouscoder-{os.getpid()}-*"))
+
+
+async def test_many_processes_past_the_group_are_a_memory_limit_and_close_leaves_no_group() -> None:
+    sandbox = open_sandbox(SandboxConfig(slots=1, tmp_bytes=1 << 20))
+    try:
+        await sandbox.start()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    try:
+        if "cgroup:memory" not in sandbox.isolation:
+            pytest.skip("this host gives no memory groups")
+        assert ours()
+        shared = (  # shared mappings, which adding up resident sizes cannot tell from one that all have
+            "import mmap, os\nfor _ in range(12):\n    if os.fork() == 0:\n        m = mmap.mmap(-1, 40 << 20)\n"
+            "        for at in range(0, 40 << 20, 4096): m[at] = 1\n        import time; time.sleep(9)\n"
+            "for _ in range(12): os.wait()\n"
+        )
+        limits = Limits(wall_time_s=1, cpu_time_s=5, memory_bytes=64 << 20, output_bytes=1 << 10, processes=30)
+        async with sandbox.session(Program(installed()["python"], shared, limits)) as session:
+            assert (await session.run(b"")).exit is Exit.MEMORY_LIMIT
+        async with sandbox.session(Program(installed()["python"], "print(input())", limits)) as session:
+            assert (await session.run(b"canary")).stdout == b"canary\n"
+    finally:
+        await sandbox.close()
+    assert not ours()
+
+
+def test_groups_of_a_service_that_was_killed_are_swept(tmp_path: Path) -> None:
+    (tmp_path / "memory" / "nouscoder-999999999-0").mkdir(parents=True)
+    (tmp_path / "memory" / f"nouscoder-{os.getppid()}-0").mkdir()
+    Groups(tmp_path, "4:memory:/\n")
+    assert [folder.name for folder in (tmp_path / "memory").iterdir()] == [f"nouscoder-{os.getppid()}-0"]
