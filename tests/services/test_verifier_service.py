@@ -22,11 +22,13 @@ from nouscoder.verdict import VerdictKind
 from nouscoder.verifier import AsyncClient, GradingFailed
 from nouscoder.verifier.client import Patience
 from nouscoder.verifier.grader import Grader, GradingPolicy
+from nouscoder.verifier.grpc_gate import GrpcGate
 from nouscoder.verifier.http import Door, make_app
 from nouscoder.verifier.listener import start_http
 from nouscoder.verifier.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import NO_FILES, Exit, Program, RunResult, SandboxError, Session
 from nouscoder.verifier.service import Servicer
+from nouscoder.verifier.tokens import Keyring
 
 GOOD = RunResult(Exit.EXITED, 0, 0, 0.01, 0.01, 1000, b"", b"")
 MAX_BODY = 200_000
@@ -41,6 +43,7 @@ class WordSandbox:
 
     def __init__(self) -> None:
         self.let_go = asyncio.Event()
+        self.hangs_on = b""
         self.open = 0
 
     async def start(self) -> None:
@@ -73,7 +76,7 @@ class _WordSession:
     ) -> RunResult:
         if self.code == "break":
             raise SandboxError("broken")
-        if self.code == "hang":
+        if self.code == "hang" or (stdin and stdin == self.sandbox.hangs_on):
             await self.sandbox.let_go.wait()
         return replace(GOOD, stdout=stdin)
 
@@ -104,7 +107,7 @@ async def service() -> AsyncIterator[Running]:
     door = Door()
     async with AsyncExitStack() as stack:
         url = "http://" + await start_http(make_app(grader, registry, door, MAX_BODY), "127.0.0.1:0", stack)
-        server = grpc.aio.server()
+        server = grpc.aio.server(interceptors=[GrpcGate(Keyring())])
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(Servicer(grader, ("layer",)), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
@@ -239,6 +242,47 @@ async def test_a_deadline_frees_the_sandbox(service: Running) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as late:
         await service.stub.Grade(message, timeout=0.2)
     assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await settled(lambda: service.sandbox.open == 0 and service.grader.unfinished == 0)
+
+
+async def test_an_http_deadline_is_504_and_frees_the_sandbox(service: Running) -> None:
+    late = await service.http.post("/v1/grade", json=request("hang"), headers={"X-Deadline-S": "0.1"})
+    assert (late.status_code, late.json()["field"]) == (504, "X-Deadline-S")
+    assert "deadline of 0.1 s" in late.json()["detail"]
+    await settled(lambda: service.sandbox.open == 0 and service.grader.unfinished == 0)
+    for bad in ("soon", "0", "-1", "nan", "1e9"):
+        refused = await service.http.post("/v1/grade", json=request(), headers={"X-Deadline-S": bad})
+        assert (refused.status_code, refused.json()["field"]) == (422, "X-Deadline-S")
+    in_time = await service.http.post("/v1/grade", json=request(), headers={"X-Deadline-S": "10"})
+    assert in_time.json()["verdict"] == "accepted"
+
+
+async def test_a_deadline_in_the_middle_of_a_stream_is_told_as_its_last_event(service: Running) -> None:
+    first, hang = ("first", "first"), ("x", "x")
+    service.sandbox.hangs_on = b"x"
+    body = request("cat", first, hang)
+    late = await service.http.post("/v1/grade/stream", json=body, headers={"X-Deadline-S": "0.2"})
+    events = late.text.strip().split("\n\n")
+    assert [event.split("\n")[0] for event in events] == ["event: outcome", "event: fault"]
+    assert json.loads(events[1].split("data: ")[1])["field"] == "X-Deadline-S"
+    lines = json.dumps({"id": 1, **request()}) + "\n" + json.dumps({"id": 2, **request("hang")})
+    batch = await service.http.post("/v1/grade/batch", content=lines, headers={"X-Deadline-S": "0.2"})
+    answers = [json.loads(line) for line in batch.text.splitlines()]
+    assert [answers[0]["id"], answers[1]["field"]] == [1, "X-Deadline-S"]
+    await settled(lambda: service.sandbox.open == 0 and service.grader.unfinished == 0)
+
+
+async def test_a_reader_of_a_stream_or_a_batch_that_goes_away_frees_its_sandbox(service: Running) -> None:
+    service.sandbox.hangs_on = b"x"
+    body = request("cat", ("first", "first"), ("x", "x"))
+    async with service.http.stream("POST", "/v1/grade/stream", json=body) as answer:
+        assert await anext(answer.aiter_lines()) == "event: outcome"
+        await settled(lambda: service.sandbox.open == 1)
+    await settled(lambda: service.sandbox.open == 0 and service.grader.unfinished == 0)
+    lines = json.dumps({"id": 1, **request()}) + "\n" + json.dumps({"id": 2, **request("hang")})
+    async with service.http.stream("POST", "/v1/grade/batch", content=lines) as answer:
+        assert json.loads(await anext(answer.aiter_lines()))["id"] == 1
+        await settled(lambda: service.sandbox.open == 1)
     await settled(lambda: service.sandbox.open == 0 and service.grader.unfinished == 0)
 
 

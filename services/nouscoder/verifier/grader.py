@@ -2,9 +2,9 @@
 
 extract code -> wait for a slot -> fresh sandbox -> tests, hardest first -> outcome of each -> verdict.
 
-INVARIANT: a submission that `grade` takes in gets exactly one verdict, unless its caller is cancelled; at most
-`sandbox.num_slots` submissions hold a sandbox and at most `max_queue` wait for one; a slot is free again as soon as
-the verdict is known, the caller is cancelled or the sandbox has failed.
+INVARIANT: a submission that `grade` takes in gets exactly one verdict, unless its caller is cancelled or the queue
+refuses it; at most `sandbox.num_slots` submissions hold a sandbox and at most `max_queue` wait for one; a slot is free
+again as soon as the verdict is known, the caller is cancelled or the sandbox has failed.
 
 A failure of ours is tried again once in another sandbox, then answered as internal_error; whatever the candidate does,
 the answer is one of the other verdicts.
@@ -15,22 +15,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
+from typing import TypeVar
 
 from nouscoder.submission import Submission
 from nouscoder.verdict import TestOutcome, Verdict, VerdictKind
+from nouscoder.verifier.caller import current_caller
+from nouscoder.verifier.crowd import Crowd
 from nouscoder.verifier.extract import text_to_grade
+from nouscoder.verifier.fair_queue import FairSlots
+from nouscoder.verifier.fair_queue import QueueFull as QueueFull
 from nouscoder.verifier.metrics import VerifierMetrics
 from nouscoder.verifier.progress import Progress
 from nouscoder.verifier.runs import open_runs, partner_patience_s, program_of
 from nouscoder.verifier.sandbox.base import CompileFailed, PartnerCompileFailed, Program, Sandbox, SandboxError
+from nouscoder.verifier.timed import run_timed, stretched
 from nouscoder.verifier.validation import Bounds, InvalidSubmission, validate
 
 log = logging.getLogger(__name__)
 
+Ran = TypeVar("Ran")
 OnOutcome = Callable[[TestOutcome], None]
 
 
@@ -41,14 +49,6 @@ class FailureCause(StrEnum):
     SANDBOX_SILENT = "sandbox_silent"  # the backend did not answer in time
     GRADER = "grader"  # a fault in the gateway itself
     JUDGE = "judge"  # a checker or an interactor failed, or a gold answer cannot be read
-
-
-class QueueFull(Exception):
-    """Too many submissions wait; try again in `retry_after_s` seconds."""
-
-    def __init__(self, retry_after_s: int) -> None:
-        super().__init__(f"the queue is full, try again in {retry_after_s} s")
-        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class GradingPolicy:
 
     def run_patience_s(self, program: Program) -> float:
         """Seconds in which a sandbox must have told how one run ended."""
-        return program.limits.wall_time_s + self.run_grace_s
+        return stretched(program.limits).wall_time_s + self.run_grace_s
 
     def attempt_patience_s(self, program: Program) -> float:
         """Seconds that one sandbox may take for a whole submission."""
@@ -78,11 +78,12 @@ class Grader:
         self._sandbox = sandbox
         self._metrics = metrics
         self._policy = policy or GradingPolicy()
-        self._slots = asyncio.Semaphore(sandbox.num_slots)
-        self._waiting = 0
-        self._busy = 0
-        self._mean_s = 0.1
-        self._tell_load()
+        self._crowd = Crowd()
+        self._slots = FairSlots(
+            sandbox.num_slots,
+            self._policy.max_queue,
+            lambda waiting, busy: metrics.load(waiting, busy, sandbox.num_slots),
+        )
 
     @property
     def backend(self) -> str:
@@ -97,7 +98,7 @@ class Grader:
     @property
     def unfinished(self) -> int:
         """Submissions that wait or run."""
-        return self._waiting + self._busy
+        return self._slots.waiting + self._slots.busy
 
     async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
         """The verdict of one submission; `on_outcome` hears of each test as it ends.
@@ -112,39 +113,10 @@ class Grader:
             verdict = progress.ended(VerdictKind.NO_CODE, "the completion holds no code")
         else:
             program = program_of(submission, code, progress.judge)
-            async with self._slot():
+            async with self._slots.slot(current_caller().client):
                 verdict = await self._attempts(submission, program, progress, on_outcome)
         self._metrics.graded(verdict)
         return verdict
-
-    @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
-        if self._slots.locked() and self._waiting >= self._policy.max_queue:
-            raise QueueFull(self._retry_after_s())
-        self._waiting += 1
-        self._tell_load()
-        try:
-            await self._slots.acquire()
-        finally:
-            self._waiting -= 1
-            self._tell_load()
-        self._busy += 1
-        self._tell_load()
-        begun = time.monotonic()
-        try:
-            yield
-        finally:
-            self._mean_s += 0.1 * (time.monotonic() - begun - self._mean_s)
-            self._busy -= 1
-            self._slots.release()
-            self._tell_load()
-
-    def _retry_after_s(self) -> int:
-        """Whole seconds in which about half the queue should be gone."""
-        return max(1, min(60, round(self._waiting / 2 * self._mean_s / self._sandbox.num_slots)))
-
-    def _tell_load(self) -> None:
-        self._metrics.load(self._waiting, self._busy, self._sandbox.num_slots)
 
     async def _attempts(
         self, submission: Submission, program: Program, progress: Progress, on_outcome: OnOutcome | None
@@ -179,14 +151,15 @@ class Grader:
         patience_s = self._policy.run_patience_s(program) + partner_patience_s(submission)
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(self._policy.open_patience_s):
-                opened = open_runs(self._sandbox, submission, program, progress.judge)
+                enforced = replace(program, limits=stretched(program.limits))
+                opened = open_runs(self._sandbox, submission, enforced, progress.judge)
                 runs = await stack.enter_async_context(opened)
             while (index := progress.next_test()) is not None:
                 if progress.spent_s > self._policy.max_submission_s:
                     limit = f"its tests together took more than {self._policy.max_submission_s:g} s"
                     return progress.ended(VerdictKind.TIME_LIMIT_EXCEEDED, limit)
-                async with asyncio.timeout(patience_s):
-                    result, ruling = await runs.run(index)
+                run = partial(_within, patience_s, partial(runs.run, index))
+                result, ruling = await run_timed(run, program.limits, self._crowd)
                 if ruling is not None and ruling.outcome is VerdictKind.INTERNAL_ERROR:
                     self._count(FailureCause.JUDGE, ruling.remark)
                 outcome = await progress.record(index, result, ruling)
@@ -194,3 +167,9 @@ class Grader:
                 if on_outcome is not None:
                     on_outcome(outcome)
         return progress.verdict()
+
+
+async def _within(patience_s: float, run: Callable[[], Awaitable[Ran]]) -> Ran:
+    """What one run gave. Raises TimeoutError when the sandbox is silent for `patience_s` seconds."""
+    async with asyncio.timeout(patience_s):
+        return await run()

@@ -11,6 +11,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
 from typing import TypeVar
 
 import grpc
@@ -29,6 +30,7 @@ from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_eve
 from nouscoder.submission import Limits, Submission
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verdict import Verdict
+from nouscoder.verifier.audit import AuditedGrader, AuditLog
 from nouscoder.verifier.cache import CachedGrader, Grading
 from nouscoder.verifier.caller import CallerFilter, current_caller
 from nouscoder.verifier.grader import Grader, QueueFull
@@ -145,9 +147,15 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         sandbox = open_sandbox(sandbox_config(section))
         stack.push_async_callback(sandbox.close)
         await sandbox.start()
-        grader = QuotaGrader(_grader(sandbox, section, VerifierMetrics(registry)), Quotas())
+        grader: Grading = QuotaGrader(_grader(sandbox, section, VerifierMetrics(registry)), Quotas())
         keyring = open_keyring(section.tokens_file)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, keyring.reload)
+        on_hangup = [keyring.reload]
+        if section.audit_log:
+            audit = AuditLog(Path(section.audit_log), section.audit_source)
+            stack.callback(audit.close)
+            on_hangup.append(audit.reopen)
+            grader = AuditedGrader(grader, audit)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: [act() for act in on_hangup])
         door = Door()
         await _start_http(section, make_app(grader, registry, door, section.max_body_bytes, keyring), door, stack)
         stack.push_async_callback(_let_finish, grader, section.drain_s)

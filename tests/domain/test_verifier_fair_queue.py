@@ -1,0 +1,131 @@
+"""Slots shared between clients: round robin, bounded, nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nouscoder.verifier.fair_queue import FairSlots, QueueFull
+
+CLIENTS = "abc"
+MAX_WAITING = 6
+Event = tuple[str, int]
+
+
+@dataclass
+class Office:
+    """Clients come, wait, are served and leave; notes who was served when."""
+
+    slots: FairSlots = field(default_factory=lambda: FairSlots(2, MAX_WAITING, lambda waiting, busy: None))
+    waiting: list[tuple[str, asyncio.Task[None]]] = field(default_factory=list)
+    inside: list[asyncio.Event] = field(default_factory=list)
+    served: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    passed_over: dict[str, dict[str, int]] = field(default_factory=dict)  # waiting client -> others served meanwhile
+
+    async def come(self, client: str) -> None:
+        """One submission, from arrival to its end."""
+        try:
+            async with self.slots.slot(client):
+                self.serve(client)
+                leave = asyncio.Event()
+                self.inside.append(leave)
+                await leave.wait()
+        except QueueFull as refusal:
+            self.refused.append(client)
+            assert refusal.retry_after_s >= 1  # noqa: PT017
+
+    def serve(self, client: str) -> None:
+        """Note it, and who of the others was passed over."""
+        self.served.append(client)
+        self.passed_over.pop(client, None)
+        for other in CLIENTS:
+            if other != client and len(self.slots._queues.get(other, ())):
+                counts = self.passed_over.setdefault(other, {})
+                counts[client] = counts.get(client, 0) + 1
+                assert counts[client] <= 1, f"{client} was served twice while {other} waited"
+            elif other != client:
+                self.passed_over.pop(other, None)
+
+
+async def play(events: list[Event]) -> Office:
+    office = Office()
+    tasks: list[asyncio.Task[None]] = []
+    for kind, number in events:
+        if kind == "come":
+            task = asyncio.create_task(office.come(CLIENTS[number % 3]))
+            tasks.append(task)
+        elif kind == "leave" and office.inside:
+            office.inside.pop(number % len(office.inside)).set()
+        elif kind == "cancel" and tasks:
+            tasks[number % len(tasks)].cancel()
+        for _ in range(4):
+            await asyncio.sleep(0)
+        for client in CLIENTS:
+            if not office.slots._queues.get(client):
+                office.passed_over.pop(client, None)
+        assert office.slots.busy <= 2
+        assert office.slots.waiting <= MAX_WAITING
+        assert office.slots.waiting == sum(map(len, office.slots._queues.values()))
+        assert office.slots.busy == 2 or not office.slots.waiting, "a slot is idle while somebody waits"
+    while office.slots.busy or office.slots.waiting:
+        for leave in office.inside:
+            leave.set()
+        office.inside.clear()
+        for _ in range(4):
+            await asyncio.sleep(0)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    cancelled = sum(task.cancelled() for task in tasks)
+    assert len(tasks) <= len(office.served) + len(office.refused) + cancelled
+    return office
+
+
+@given(st.lists(st.tuples(st.sampled_from(["come", "come", "leave", "cancel"]), st.integers(0, 20)), max_size=80))
+def test_nobody_is_served_twice_while_another_waits_whatever_happens(events: list[Event]) -> None:
+    """The invariant of fair_queue.py over any history of arrivals, ends and cancellations."""
+    asyncio.run(play(events))
+
+
+async def test_a_flood_of_one_client_costs_another_one_turn_only() -> None:
+    slots = FairSlots(1, 100, lambda waiting, busy: None)
+    order: list[str] = []
+
+    async def one(client: str) -> None:
+        async with slots.slot(client):
+            order.append(client)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(one("flood") for _ in range(50)), *(one("small") for _ in range(5)))
+    assert order[:11] == ["flood", *["flood", "small"] * 5]
+
+
+async def test_a_full_queue_refuses_the_newest_of_the_client_that_fills_it() -> None:
+    slots = FairSlots(1, 4, lambda waiting, busy: None)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(slots.slot("flood"))
+        served: list[str] = []
+
+        async def one(name: str) -> None:
+            async with slots.slot(name.split("-")[0]):
+                served.append(name)
+
+        flood = [asyncio.ensure_future(one(f"flood-{n}")) for n in range(4)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull):
+            await one("flood-4")
+        small = [asyncio.ensure_future(one(f"small-{n}")) for n in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull):
+            await one("small-2")
+        with pytest.raises(QueueFull):
+            await flood[3]
+        with pytest.raises(QueueFull):
+            await flood[2]
+        await stack.aclose()
+    await asyncio.gather(*flood[:2], *small)
+    assert served == ["flood-0", "small-0", "flood-1", "small-1"]

@@ -1,0 +1,98 @@
+"""The audit log: a line a submission, whatever becomes of it, and no program in it unless asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from nouscoder.submission import StdinCase, StdinTests, Submission
+from nouscoder.verdict import VerdictKind
+from nouscoder.verifier.audit import AuditedGrader, AuditLog, AuditUnusable
+from nouscoder.verifier.caller import Caller, Quota, set_caller
+from nouscoder.verifier.grader import Grader
+from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.verifier.quotas import QuotaExceeded, QuotaGrader, Quotas
+from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
+from nouscoder.verifier.validation import InvalidSubmission
+
+SECRET = "print('SECRET')"
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+async def audited(log: AuditLog) -> AuditedGrader:
+    sandbox = FakeSandbox({SECRET: lambda stdin: ended(b"SECRET-output")})
+    await sandbox.start()
+    return AuditedGrader(QuotaGrader(Grader(sandbox, VerifierMetrics(CollectorRegistry())), Quotas()), log)
+
+
+def submission(code: str = SECRET, language: str = "python") -> Submission:
+    return Submission(StdinTests((StdinCase("SECRET-input", "SECRET-output"),) * 2), code, language=language)
+
+
+async def test_every_submission_leaves_one_line_and_no_source(tmp_path: Path) -> None:
+    """The invariant of audit.py."""
+    file = tmp_path / "audit.jsonl"
+    log = AuditLog(file)
+    grader = await audited(log)
+    set_caller(Caller("ann", "r-1", Quota(submissions_per_minute=4)))
+    assert (await grader.grade(submission())).kind is VerdictKind.ACCEPTED
+    with pytest.raises(InvalidSubmission):
+        await grader.grade(submission(language="cobol"))
+    task = asyncio.ensure_future(grader.grade(submission()))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await grader.grade(submission("1"))
+    with pytest.raises(QuotaExceeded):
+        await grader.grade(submission())
+    log.close()
+    assert "SECRET" not in file.read_text()
+    told = lines(file)
+    assert [(one["verdict"], one["refused"]) for one in told] == [
+        ("accepted", ""),
+        (None, "InvalidSubmission"),
+        (None, "CancelledError"),
+        ("wrong_answer", ""),
+        (None, "QuotaExceeded"),
+    ]
+    first = told[0]
+    assert first.pop("duration_s") > 0
+    assert first.pop("time").endswith("Z")
+    assert first == {
+        "client": "ann",
+        "request_id": "r-1",
+        "language": "python",
+        "num_tests": 2,
+        "verdict": "accepted",
+        "passed": 2,
+        "cached": False,
+        "refused": "",
+        "source_sha256": hashlib.sha256(SECRET.encode()).hexdigest(),
+    }
+
+
+async def test_the_program_is_there_when_asked_for_and_a_moved_file_is_begun_anew(tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    log = AuditLog(file, with_source=True)
+    grader = await audited(log)
+    await grader.grade(submission())
+    file.rename(tmp_path / "old.jsonl")
+    log.reopen()
+    await grader.grade(submission("1"))
+    log.close()
+    assert lines(tmp_path / "old.jsonl")[0]["source"] == SECRET
+    assert [one["source"] for one in lines(file)] == ["1"]
+
+
+def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(AuditUnusable, match=r"none/audit\.jsonl cannot be written: No such file"):
+        AuditLog(tmp_path / "none" / "audit.jsonl")
