@@ -1,6 +1,6 @@
 """The `lcb` profile: what LiveCodeBench's published grader says of a python program, its mistakes included.
 
-Source: LiveCodeBench, lcb_runner/evaluation/testing_util.py, as published with release v6. The program runs in one
+Source: LiveCodeBench, lcb_runner/evaluation/testing_util.py, as published in May 2025. The program runs in one
 process for all its tests (lcb_driver.py, inside a sandbox); the rules of comparison are here, in the gateway. Verdicts
 for its codes: -2 is wrong_answer, -3 time_limit_exceeded, -4 runtime_error (code that does not compile among them), -1
 (the process died) runtime_error, or time_limit_exceeded when the whole took more than (limit + 1) a test + 5 s.

@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 import types
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import mock_open, patch
@@ -96,13 +97,44 @@ def _load(code: str, limit_s: int) -> Any:
         signal.alarm(0)
 
 
+class _Buffer:
+    """sys.stdin.buffer: every read is the whole, every line the first."""
+
+    def __init__(self, given: str) -> None:
+        self._given = given.encode("utf-8")
+
+    def read(self, *_: object) -> bytes:
+        return self._given
+
+    def readline(self, *_: object) -> bytes:
+        return self._given.split(b"\n")[0] + b"\n"
+
+
+class _Stdin:
+    """sys.stdin: lines lose their ends, `read` and `readlines` begin anew each time, and it cannot be iterated."""
+
+    def __init__(self, given: str) -> None:
+        self._given = given
+        self._lines = iter(given.split("\n"))
+        self._text = io.StringIO(given)
+        self.buffer = _Buffer(given)
+
+    def read(self, *_: object) -> str:
+        return self._given
+
+    def readline(self, *_: object) -> str:
+        return next(self._lines)
+
+    def readlines(self, *_: object) -> list[str]:
+        return self._given.split("\n")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._text, name)
+
+
 def _speak(method: Callable[[], object], given: str) -> None:
     """Call the program with its stdin in memory."""
-    lines = iter(given.split("\n"))
-    stdin: Any = io.StringIO(given)
-    stdin.readline = lambda *args: next(lines)
-    stdin.readlines = lambda *args: given.split("\n")
-    stdin.read = lambda *args: given
+    stdin: Any = _Stdin(given)
     real = sys.stdin
     sys.stdin = stdin
     try:
@@ -144,7 +176,8 @@ def _encoded(value: Any, depth: int) -> object:
             return plain(value)
     if isinstance(value, list) and kind.__eq__ is list.__eq__ and depth < 400:
         return [_encoded(item, depth + 1) for item in value]
-    if isinstance(value, dict) and kind.__eq__ is dict.__eq__ and depth < 400 and all(type(k) is str for k in value):
+    as_dict = (dict.__eq__, Counter.__eq__, OrderedDict.__eq__)
+    if isinstance(value, dict) and kind.__eq__ in as_dict and depth < 400 and all(type(k) is str for k in value):
         return {key: _encoded(item, depth + 1) for key, item in value.items()}
     return {"\0": kind.__name__}
 
@@ -157,6 +190,7 @@ def _failed(error: Exception, started: float) -> None:
 def lcb_grade(entry_point: str | None, inputs: list[Any], limit_s: int) -> None:
     """A line a test: ["ok", output, seconds], or ["late" | "error", why, seconds], after which nothing more comes."""
     signal.signal(signal.SIGALRM, _on_alarm)
+    sys.set_int_max_str_digits(50000)
     _take_away()
     signal.alarm(limit_s)
     started = _now()

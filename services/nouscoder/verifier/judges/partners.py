@@ -16,6 +16,8 @@ from nouscoder.verifier.sandbox.base import Exit, RunResult
 _RIGHT = 0
 _WRONG = frozenset({1, 2, 4, 7, 8})
 _SIGPIPE = 13
+# What programs say that read or write after their partner has left.
+_LEFT_ALONE = (b"BrokenPipeError", b"Broken pipe", b"EOFError", b"NoSuchElementException")
 _REMARK_CHARS = 500
 
 
@@ -33,31 +35,34 @@ def ruling_of_checker(check: RunResult) -> Ruling:
         return Ruling(VerdictKind.ACCEPTED, _remark(check))
     if check.exit is Exit.EXITED and check.exit_code in _WRONG:
         return Ruling(VerdictKind.WRONG_ANSWER, _remark(check))
-    return Ruling(VerdictKind.INTERNAL_ERROR, f"the checker {_end_of(check)}: {_remark(check)}")
+    return _at_fault("checker", check)
 
 
 def ruling_of_interactor(candidate: RunResult, interactor: RunResult) -> Ruling | None:
     """The outcome of a conversation; None when the candidate's own end says it (a limit, an error of its own).
 
-    A candidate whose partner leaves fails at its next word, and an interactor whose candidate dies reads an early
-    end: where both ended badly, whoever ended first is the cause.
+    Where both ended badly the candidate's own error counts, unless it is the one that a partner causes who has left.
     """
     if candidate.exit in (Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT):
         return None
     if interactor.exit is not Exit.EXITED or interactor.exit_code not in _WRONG | {_RIGHT}:
-        return Ruling(VerdictKind.INTERNAL_ERROR, f"the interactor {_end_of(interactor)}: {_remark(interactor)}")
+        return _at_fault("interactor", interactor)
     failed = candidate.exit is Exit.SIGNALLED or candidate.exit_code != 0
     if interactor.exit_code == _RIGHT:
         return None if failed else Ruling(VerdictKind.ACCEPTED, _remark(interactor))
-    left_alone = candidate.signal == _SIGPIPE or b"BrokenPipeError" in candidate.stderr[-1000:]
-    if failed and not left_alone and candidate.wall_time_s <= interactor.wall_time_s:
+    if failed and candidate.signal != _SIGPIPE and not any(sign in candidate.stderr[-1000:] for sign in _LEFT_ALONE):
         return None
     return Ruling(VerdictKind.WRONG_ANSWER, _remark(interactor))
 
 
+def _at_fault(name: str, judge: RunResult) -> Ruling:
+    remark = _remark(judge)
+    return Ruling(VerdictKind.INTERNAL_ERROR, f"the {name} {_end_of(judge)}" + (f": {remark}" if remark else ""))
+
+
 def _remark(judge: RunResult) -> str:
     """What a judge says of itself: on stderr, as testlib does, or on stdout."""
-    return (readable(judge.stderr[:_REMARK_CHARS]).strip() or readable(judge.stdout[:_REMARK_CHARS]).strip()).strip()
+    return readable(judge.stderr[:_REMARK_CHARS]).strip() or readable(judge.stdout[:_REMARK_CHARS]).strip()
 
 
 def _end_of(judge: RunResult) -> str:

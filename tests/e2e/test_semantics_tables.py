@@ -1,0 +1,140 @@
+"""Hand-checked truth: what a person's own shell says of each program of semantics/*.toml, and what LiveCodeBench says.
+
+`verdict` must come out under the process profile for every program; `lcb`, where it is told, under the lcb profile.
+A language that this host lacks is left out, by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tomllib
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from nouscoder.config import load_config
+from nouscoder.submission import Submission
+from nouscoder.verifier import mathematics
+from nouscoder.verifier.grader import Grader
+from nouscoder.verifier.languages import installed
+from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox import open_sandbox
+from nouscoder.verifier.schema import parse_submission
+from nouscoder.verifier.settings import sandbox_config
+
+_TABLES = sorted(Path(__file__).with_name("semantics").glob("*.toml"))
+_LIMITS = {"wall_time_s": 8.0, "cpu_time_s": 4.0}
+_JUDGES = {
+    "sum": """#include <stdio.h>
+int main(int c, char **v) {
+  long n, x, y; FILE *i = fopen(v[1], "r"), *o = fopen(v[2], "r");
+  if (fscanf(i, "%ld", &n) != 1) return 3;
+  if (fscanf(o, "%ld %ld", &x, &y) != 2) return 2;
+  return x + y != n;
+}""",
+    "answer": """#include <stdio.h>
+int main(int c, char **v) {
+  char x[99] = "", y[99] = ""; fgets(x, 99, fopen(v[2], "r")); fgets(y, 4, fopen(v[3], "r"));
+  return x[0] != y[0] || x[2] != y[2];
+}""",
+    "broken": "int main(void) { return 3; }",
+    "points": "int main(void) { return 7; }",
+    "guess": """#include <stdio.h>
+int main(int c, char **v) {
+  long n, x; if (fscanf(fopen(v[1], "r"), "%ld", &n) != 1) return 3;
+  for (int k = 0; k < 12; k++) {
+    if (scanf("%ld", &x) != 1) return 2;
+    puts(x == n ? "=" : x < n ? "<" : ">"); fflush(stdout);
+    if (x == n) return 0;
+  }
+  return 1;
+}""",
+}
+
+
+def _programs() -> list[dict[str, Any]]:
+    return [program for path in _TABLES for program in tomllib.loads(path.read_text("utf-8"))["program"]]
+
+
+def _tests(program: Mapping[str, Any]) -> dict[str, Any]:
+    """The request's field `tests`, from the short forms of the tables."""
+    if "tests" in program:
+        return dict(program["tests"])
+    if "call" in program:
+        calls = [{"args": args, "expected": expected} for args, expected in program["call"]]
+        return {"type": "call", "entry_point": "f", "cases": calls}
+    if "math" in program:
+        return {"type": "math", "cases": [{"expected": gold} for gold in program["math"]]}
+    given = program.get("input", "")
+    if "input_repeat" in program:
+        part, times = program["input_repeat"]
+        given = part * times
+    pairs = program.get("cases", [[given, program.get("output", "")]])
+    cases = [{"input": one, "output": other} for one, other in pairs]
+    for kind, judge in (("checker", "checker"), ("interactive", "interactor")):
+        if judge in program:
+            code = {"language": "c", "code": _JUDGES[program[judge]]}
+            return {"type": kind, "cases": cases, judge: code}
+    return {"type": "stdin", "cases": cases}
+
+
+def _submission(program: Mapping[str, Any], profile: str) -> Submission:
+    request: dict[str, Any] = {name: program[name] for name in ("code", "completion", "language") if name in program}
+    limits = {name: program[name] for name in ("wall_time_s", "memory_bytes", "output_bytes") if name in program}
+    request |= {
+        "tests": _tests(program),
+        "limits": _LIMITS | limits,
+        "comparator": program.get("comparator", {}),
+        "prelude": program.get("prelude", "none"),
+        "stop_on_first_failure": not program.get("all_tests", False),
+        "profile": profile,
+    }
+    return parse_submission(json.dumps(request))
+
+
+def _can_run(program: Mapping[str, Any]) -> bool:
+    judged = "checker" in program or "interactor" in program
+    needed = {program.get("language", "python")} | ({"c"} if judged else set())
+    return needed <= set(installed()) and ("math" not in program or mathematics.is_installed())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def grader() -> AsyncIterator[Grader]:
+    sandbox = open_sandbox(sandbox_config(load_config(None).verifier))
+    await sandbox.start()
+    yield Grader(sandbox, VerifierMetrics(CollectorRegistry()))
+    await sandbox.close()
+
+
+async def _differences(grader: Grader, profile: str, truth: str) -> list[str]:
+    """The programs whose verdict under `profile` is not what their column `truth` says."""
+    programs = [program for program in _programs() if truth in program and _can_run(program)]
+    work = (grader.grade(_submission(program, profile)) for program in programs)
+    verdicts = await asyncio.gather(*work)
+    return [
+        f"{program['name']}: {verdict.kind.value}, not {program[truth]}; {verdict.detail} {verdict.first_failure}"
+        for program, verdict in zip(programs, verdicts, strict=True)
+        if verdict.kind.value != program[truth]
+    ]
+
+
+def test_the_tables_hold_what_is_promised() -> None:
+    programs = _programs()
+    names = [program["name"] for program in programs]
+    assert len(programs) >= 150
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_process_profile_tells_the_truth_of_every_program(grader: Grader) -> None:
+    assert await _differences(grader, "process", "verdict") == []
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_lcb_profile_says_what_livecodebench_says(grader: Grader) -> None:
+    assert await _differences(grader, "lcb", "lcb") == []
