@@ -108,9 +108,18 @@ class GvisorIsolation:
     namespaces = _NAMESPACES
 
     def enter(self) -> None:
-        """Take the harness out of sight; it has been loaded."""
-        with contextlib.suppress(OSError):
-            kernel.unmount(os.path.dirname(os.path.abspath(__file__)))
+        """Take away what the sentry gives every sandbox and candidates must not have, and the harness (it is loaded).
+
+        /dev/shm would otherwise outlive the tests: as with Linux it becomes the test's own /tmp.
+        """
+        for folder in ("/sys", "/dev/pts", os.path.dirname(os.path.abspath(__file__))):
+            with contextlib.suppress(OSError):
+                kernel.unmount(folder)
+        os.rmdir("/dev/shm")
+        os.symlink("/tmp", "/dev/shm")
+        for name in ("ptmx", "tty", "fuse", "net/tun"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"/dev/{name}")
 
     def admit(self, pid: int) -> None:
         """Nothing: users are the sandbox's own."""

@@ -1,0 +1,185 @@
+"""Every program of programs/*.toml, through the grader and every backend that this host can run: it gets the verdict it
+must get, leaves nothing behind, and an honest submission right after it is graded as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from nouscoder.submission import Limits, StdinCase, StdinTests, Submission
+from nouscoder.verdict import Verdict, VerdictKind
+from nouscoder.verifier.grader import Grader
+from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox import Sandbox, SandboxConfig, SandboxUnavailable, open_sandbox
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+CANARY = Submission(StdinTests((StdinCase("41\n", "42"),)), "print(int(input()) + 1)", limits=Limits(20.0, 10.0))
+PROJECT = Path(__file__).resolve().parents[2]
+SETTLE_S = 10.0
+
+
+class Attack(Protocol):
+    """See conftest.py."""
+
+    name: str
+    verdicts: frozenset[VerdictKind]
+    table: Mapping[str, Any]
+
+    def submission(self, filled: Mapping[str, str]) -> Submission: ...
+
+
+def family(pid: int) -> dict[int, str]:
+    """The living processes below `pid`: pid to name."""
+    found: dict[int, str] = {}
+    todo = [pid]
+    while todo:
+        parent = todo.pop()
+        try:
+            for thread in Path(f"/proc/{parent}/task").iterdir():
+                children = [int(child) for child in (thread / "children").read_text().split()]
+                todo += children
+                for child in children:
+                    found[child] = Path(f"/proc/{child}/comm").read_text().strip()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class HostState:
+    """What no submission may change on the host."""
+
+    mounts: str
+    cgroups: frozenset[str]
+    objects: tuple[int, ...]  # System V shared memory, semaphores, message queues
+    strange_files: frozenset[str]  # of users that only sandboxes have
+    num_descriptors: int
+
+    @staticmethod
+    def now() -> HostState:
+        """As it is."""
+        own = f"nouscoder-{os.getpid()}"
+        cgroups = {folder for folder, _, _ in os.walk("/sys/fs/cgroup") if own in folder}
+        objects = tuple(len(Path(f"/proc/sysvipc/{kind}").read_text().split("\n")) for kind in ("shm", "sem", "msg"))
+        strange = set()
+        for folder in ("/", "/tmp", "/dev/shm", "/var/tmp", "/run"):
+            for entry in os.scandir(folder) if os.path.isdir(folder) else ():
+                try:
+                    if entry.stat(follow_symlinks=False).st_uid >= 1_000_000_000:
+                        strange.add(entry.path)
+                except FileNotFoundError:
+                    continue
+        mounts = Path("/proc/self/mounts").read_text()
+        return HostState(mounts, frozenset(cgroups), objects, frozenset(strange), len(os.listdir("/proc/self/fd")))
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """A started backend with one slot, and what a quiet host looks like with it."""
+
+    sandbox: Sandbox
+    grader: Grader
+    filled: Mapping[str, str]
+    num_processes: int
+    state: HostState
+
+    async def check_canary(self) -> None:
+        """An honest submission is graded as ever."""
+        verdict = await self.grader.grade(CANARY)
+        assert verdict.kind is VerdictKind.ACCEPTED, verdict
+
+    async def check_nothing_left(self) -> None:
+        """Back to the quiet host, within a limit. gVisor's own helper processes are told by their name."""
+        end = asyncio.get_running_loop().time() + SETTLE_S
+        while True:
+            left = {pid: name for pid, name in family(os.getpid()).items() if self._is_ours(name)}
+            state = HostState.now()
+            if len(left) <= self.num_processes and state == self.state:
+                return
+            assert asyncio.get_running_loop().time() < end, f"left: {left} of {self.num_processes}, {state}"
+            await asyncio.sleep(0.02)
+
+    def _is_ours(self, name: str) -> bool:
+        return self.sandbox.name != "runsc" or not name.startswith(("runsc", "exe", "systrap"))
+
+
+async def open_arena(backend: str, filled: Mapping[str, str]) -> Arena:
+    """Skips with what is missing when this host cannot run the backend."""
+    try:
+        sandbox = open_sandbox(SandboxConfig(backend=backend, slots=1))
+        await sandbox.start()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
+    await grader.grade(CANARY)
+    await asyncio.sleep(0.3)  # the slot makes its next namespaces
+    num_processes = len(family(os.getpid())) if backend != "runsc" else 0
+    return Arena(sandbox, grader, filled, num_processes, HostState.now())
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["local", "runsc"])
+async def arena(request: pytest.FixtureRequest) -> AsyncIterator[Arena]:
+    name = f"nouscoder-attacked-{os.getpid()}"
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        socket.create_server(("127.0.0.1", 0)) as gateway,
+        socket.socket(socket.AF_UNIX) as abstract,
+        socket.socket(socket.AF_UNIX) as named,
+    ):
+        abstract.bind("\0" + name)
+        abstract.listen()
+        named.bind(f"{folder}/socket")
+        named.listen()
+        os.chmod(folder, 0o755)
+        os.chmod(f"{folder}/socket", 0o777)
+        filled = {
+            "@PROJECT@": str(PROJECT),
+            "@PORT@": str(gateway.getsockname()[1]),
+            "@ABSTRACT@": name,
+            "@SOCKET@": f"{folder}/socket",
+        }
+        before = set(family(os.getpid()))
+        made = await open_arena(request.param, filled)
+        yield made
+        await made.sandbox.close()
+        async with asyncio.timeout(SETTLE_S):
+            while set(family(os.getpid())) - before:
+                await asyncio.sleep(0.02)
+
+
+def check(attack: Attack, verdict: Verdict) -> None:
+    """The right verdict, for both tests, and no word of ours in it."""
+    assert verdict.kind in attack.verdicts, verdict
+    if verdict.kind is not VerdictKind.COMPILE_ERROR:
+        assert verdict.graded == 2
+        assert {outcome.outcome for outcome in verdict.tests} <= attack.verdicts, verdict.tests
+
+
+async def test_attack(arena: Arena, attack: Attack) -> None:
+    if attack.table.get("machine", platform.machine()) != platform.machine():
+        pytest.skip(f"knows the call numbers of {attack.table['machine']}")
+    if arena.sandbox.name not in attack.table.get("backends", (arena.sandbox.name,)):
+        pytest.skip(f"{attack.table['why']}")
+    verdict = await arena.grader.grade(attack.submission(arena.filled))
+    check(attack, verdict)
+    await arena.check_canary()
+    await arena.check_nothing_left()
+
+
+def test_the_corpus_is_as_large_as_promised(attacks: Mapping[str, Attack]) -> None:
+    assert len(attacks) >= 70
+    assert {name.partition("/")[0] for name in attacks} == {
+        "compiling", "control", "files", "inspection", "kernel", "memory", "network", "output", "processes", "signals",
+    }  # fmt: skip

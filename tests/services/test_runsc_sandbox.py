@@ -1,0 +1,81 @@
+"""The `runsc` backend's invariant: a gVisor sandbox serves a bounded number of submissions, and none after a doubt."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from nouscoder.submission import Limits
+from nouscoder.verifier.languages import registry
+from nouscoder.verifier.sandbox import Program, SandboxConfig, SandboxError, SandboxUnavailable
+from nouscoder.verifier.sandbox.runsc import HOW_TO_GET, RunscSandbox, find_runsc
+
+LIMITS = Limits(wall_time_s=20.0, cpu_time_s=10.0, memory_bytes=256 << 20)
+DOUBLE = Program(registry()["python"], "print(int(input()) * 2)", LIMITS)
+SLEEP = Program(registry()["python"], "import time; time.sleep(60)", LIMITS)
+
+
+@pytest.fixture
+async def sandbox(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[RunscSandbox]:
+    """One slot that serves two submissions a gVisor sandbox; its bundles are the only files of `tmp_path`."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    try:
+        made = RunscSandbox(SandboxConfig(backend="runsc", slots=1, max_sessions=2))
+        await made.start()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    yield made
+    await made.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def doubled(sandbox: RunscSandbox) -> int:
+    """Grade one program; returns the pid of the sandbox that ran it."""
+    async with sandbox.session(DOUBLE) as session:
+        pid = sandbox.pids()[0]
+        assert (await session.run(b"21")).stdout == b"42\n"
+    return pid
+
+
+async def test_a_sandbox_is_replaced_after_its_submissions(sandbox: RunscSandbox) -> None:
+    pids = [await doubled(sandbox) for _ in range(5)]
+    assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]
+
+
+async def test_a_sandbox_that_dies_is_our_failure_and_is_replaced(sandbox: RunscSandbox) -> None:
+    async with sandbox.session(SLEEP) as session:
+        (pid,) = sandbox.pids()
+        waiting = asyncio.create_task(session.run(b""))
+        await asyncio.sleep(0.1)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(SandboxError):
+            await waiting
+    assert await doubled(sandbox) != pid
+
+
+async def test_it_says_what_isolates(sandbox: RunscSandbox) -> None:
+    assert sandbox.isolation[0] == "gvisor:systrap"
+    assert "namespace:user" not in sandbox.isolation
+
+
+def test_without_runsc_it_says_how_to_get_it() -> None:
+    with pytest.raises(SandboxUnavailable, match="build-runsc") as caught:
+        RunscSandbox(SandboxConfig(backend="runsc", slots=1, runsc="/nowhere/runsc"))
+    assert HOW_TO_GET in str(caught.value)
+
+
+def test_runsc_is_found_where_it_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert find_runsc() is None
+    program = tmp_path / "nouscoder" / "bin" / "runsc"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    assert find_runsc() == program
