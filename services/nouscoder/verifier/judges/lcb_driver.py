@@ -111,19 +111,18 @@ class _Buffer:
 
 
 class _Stdin:
-    """sys.stdin: lines lose their ends, `read` and `readlines` begin anew each time, and it cannot be iterated."""
+    """sys.stdin: `read` and `readlines` begin anew each time, and it cannot be iterated."""
 
     def __init__(self, given: str) -> None:
         self._given = given
-        self._lines = iter(given.split("\n"))
         self._text = io.StringIO(given)
         self.buffer = _Buffer(given)
 
     def read(self, *_: object) -> str:
         return self._given
 
-    def readline(self, *_: object) -> str:
-        return next(self._lines)
+    def readline(self, *size: Any) -> str:
+        return self._text.readline(*size)
 
     def readlines(self, *_: object) -> list[str]:
         return self._given.split("\n")
@@ -133,12 +132,21 @@ class _Stdin:
 
 
 def _speak(method: Callable[[], object], given: str) -> None:
-    """Call the program with its stdin in memory."""
-    stdin: Any = _Stdin(given)
+    """Call the program with its stdin in memory.
+
+    A program that has bound the real sys.stdin (`from sys import stdin`) finds other readers there: its lines lose
+    their ends.
+    """
+    lines = iter(given.split("\n"))
     real = sys.stdin
-    sys.stdin = stdin
+    readers: dict[str, Any] = {
+        "read": lambda *_: given,
+        "readlines": lambda *_: given.split("\n"),
+        "readline": lambda *_: next(lines),
+    }
     try:
-        with patch("builtins.open", mock_open(read_data=given)):
+        with patch.multiple(real, **readers), patch("builtins.open", mock_open(read_data=given)):
+            sys.stdin = _Stdin(given)
             method()
     except SystemExit:
         pass
