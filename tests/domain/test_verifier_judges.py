@@ -1,0 +1,200 @@
+"""Judges are pure: what a checker's, an interactor's and a driver's words are worth."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from nouscoder.submission import (
+    AssertTests,
+    CallCase,
+    CallTests,
+    CheckerTests,
+    Comparator,
+    ComparatorKind,
+    InteractiveTests,
+    JudgeProgram,
+    Limits,
+    Prelude,
+    Profile,
+    StdinCase,
+    StdinTests,
+    Submission,
+    Tests,
+)
+from nouscoder.verdict import VerdictKind
+from nouscoder.verifier.comparators import same_text, same_value
+from nouscoder.verifier.judges.asserting import AssertJudge
+from nouscoder.verifier.judges.lcb import LcbJudge, same_as_lcb_prints
+from nouscoder.verifier.judges.partners import Ruling, ruling_of_checker, ruling_of_interactor
+from nouscoder.verifier.judging import judge_for, outcome_of
+from nouscoder.verifier.sandbox.base import Exit, RunResult
+from nouscoder.verifier.sandbox.fake import ended
+from nouscoder.verifier.validation import Bounds, InvalidSubmission, validate
+
+OK, WRONG, ERROR = VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.RUNTIME_ERROR
+OURS, LATE = VerdictKind.INTERNAL_ERROR, VerdictKind.TIME_LIMIT_EXCEEDED
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"), [(0, OK), (1, WRONG), (2, WRONG), (3, OURS), (4, WRONG), (7, WRONG), (8, WRONG), (77, OURS)]
+)
+def test_a_checkers_exit_code_is_testlibs(code: int, outcome: VerdictKind) -> None:
+    ruling = ruling_of_checker(ended(exit_code=code, stderr=b"wrong answer 3rd token"))
+    assert ruling.outcome is outcome
+    assert "3rd token" in ruling.remark
+
+
+@pytest.mark.parametrize("exit_", [Exit.SIGNALLED, Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT])
+def test_a_checker_that_breaks_is_never_the_candidates_failure(exit_: Exit) -> None:
+    assert ruling_of_checker(ended(exit=exit_)).outcome is OURS
+
+
+@pytest.mark.parametrize(
+    ("candidate", "interactor", "outcome"),
+    [
+        (ended(), ended(), OK),
+        (ended(), ended(exit_code=1), WRONG),
+        (ended(exit_code=1), ended(), None),
+        (ended(exit_code=1, stderr=b"ZeroDivisionError"), ended(exit_code=2), None),
+        (ended(exit_code=1, stderr=b"BrokenPipeError: [Errno 32]"), ended(exit_code=1), WRONG),
+        (ended(exit_code=1, stderr=b"EOFError: EOF when reading a line"), ended(exit_code=1), WRONG),
+        (ended(exit=Exit.SIGNALLED, signal=13), ended(exit_code=1), WRONG),
+        (ended(exit=Exit.SIGNALLED, signal=11), ended(exit_code=1), None),
+        (ended(exit=Exit.TIME_LIMIT), ended(exit_code=2), None),
+        (ended(exit=Exit.TIME_LIMIT), ended(exit=Exit.TIME_LIMIT), None),
+        (ended(), ended(exit_code=3), OURS),
+        (ended(), ended(exit=Exit.SIGNALLED, signal=11), OURS),
+    ],
+)
+def test_a_conversation_is_judged_by_who_failed(
+    candidate: RunResult, interactor: RunResult, outcome: VerdictKind | None
+) -> None:
+    ruling = ruling_of_interactor(candidate, interactor)
+    assert (ruling.outcome if ruling else None) is outcome
+
+
+def test_an_assert_passes_only_with_the_token_of_its_case() -> None:
+    judge = AssertJudge(AssertTests(("assert f(1) == 2", "assert f(2) == 3")))
+    tokens = [json.loads(judge.stdin(index))["args"][1] for index in range(2)]
+    assert tokens[0] != tokens[1]
+    assert judge.answer_outcome(0, ended(result=json.dumps([tokens[0], True]).encode())) is OK
+    assert judge.answer_outcome(0, ended(result=json.dumps([tokens[0], False]).encode())) is WRONG
+    forged = [None, b"", b"true", b'["", true]', json.dumps([tokens[1], True]).encode()]
+    assert [judge.answer_outcome(0, ended(result=said)) for said in forged] == [ERROR] * 5
+
+
+def test_what_is_no_python_in_assert_tests_is_the_senders_fault() -> None:
+    for tests, field in ((AssertTests(("assert (",)), "tests.cases[0]"), (AssertTests(("",), "def"), "tests.setup")):
+        with pytest.raises(InvalidSubmission) as refusal:
+            judge_for(Submission(tests, "x = 1"))
+        assert refusal.value.field == field
+
+
+def lcb_judge(*pairs: tuple[str, str]) -> LcbJudge:
+    return LcbJudge(StdinTests(tuple(StdinCase(*pair) for pair in pairs)), limit_s=5.5)
+
+
+def test_the_lines_of_the_lcb_driver_become_results_up_to_the_first_bad_one() -> None:
+    judge = lcb_judge(("a", "1"), ("b", "2"), ("c", "3"), ("d", "4"))
+    lines = b'["ok", "1", 0.5]\n["late", "x", 6]\nnull\n["ok", "3", 0.1]\n'
+    results = judge.split(ended(result=lines))
+    outcomes = [outcome_of(judge, index, result) for index, result in enumerate(results)]
+    assert outcomes == [OK, LATE, ERROR, ERROR]
+    assert results[0].wall_time_s == 0.5
+
+
+@pytest.mark.parametrize("line", [b"[]", b'"abc"', b'["ok", "1", "x"]', b"[" * 100_000, b"\xff", b'{"ok": 1}', b"nan"])
+def test_a_forged_line_proves_nothing(line: bytes) -> None:
+    judge = lcb_judge(("a", "1"))
+    (result,) = judge.split(ended(result=line))
+    assert outcome_of(judge, 0, result) is ERROR
+
+
+def test_an_lcb_process_that_died_or_ran_out_of_time_says_so_of_the_tests_it_left() -> None:
+    judge = lcb_judge(("a", "1"), ("b", "2"))
+    dead = ended(exit=Exit.SIGNALLED, signal=9, result=b'["ok", "1", 0]\n')
+    assert [outcome_of(judge, i, result) for i, result in enumerate(judge.split(dead))] == [OK, ERROR]
+    late = replace(dead, exit=Exit.TIME_LIMIT)
+    assert [outcome_of(judge, i, result) for i, result in enumerate(judge.split(late))] == [OK, LATE]
+
+
+def test_the_lcb_process_is_given_inputs_alone_and_its_bound_on_the_whole() -> None:
+    judge = lcb_judge(("given one", "expected one"), ("given two", "expected two"))
+    assert b"given two" in judge.batch_input()
+    assert b"expected" not in judge.batch_input() + judge.source("print(1)").encode()
+    assert judge.run_limits(Limits(wall_time_s=5.5)).wall_time_s == (6 + 1) * 2 + 5
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "same"),
+    [
+        ("1 2", " 1  2 \n\n", True),
+        ("1", "1.0", True),
+        ("1\n2", "1 2", False),
+        ("a b", "a  b", False),
+        ("1e400", "1E+400", True),
+        ("1", "sNaN", False),
+        ("NaN", "nan", False),
+        ("1", "1\n" * 100_000, False),
+    ],
+)
+def test_lcb_compares_lines_and_decimals(expected: str, printed: str, same: bool) -> None:
+    assert same_as_lcb_prints(expected, printed) is same
+
+
+@pytest.mark.parametrize(
+    ("submission", "field"),
+    [
+        (Submission(AssertTests(("assert 1",)), "x", language="c"), "language"),
+        (Submission(CallTests("f", (CallCase(),)), "x", language="c"), "language"),
+        (Submission(StdinTests((StdinCase("", ""),)), "x", language="c", prelude=Prelude.LCB), "prelude"),
+        (Submission(StdinTests((StdinCase("", ""),)), "x", language="c", profile=Profile.LCB), "profile"),
+        (Submission(AssertTests(("assert 1",)), "x", profile=Profile.LCB), "profile"),
+        (Submission(CallTests("f", (CallCase(kwargs={"a": 1}),)), "x", profile=Profile.LCB), "profile"),
+        (
+            Submission(StdinTests((StdinCase("", ""),)), "x", comparator=Comparator(relative_tolerance=-1.0)),
+            "comparator.relative_tolerance",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_field(submission: Submission, field: str) -> None:
+    with pytest.raises(InvalidSubmission) as refusal:
+        validate(submission, Bounds())
+    assert refusal.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("tests", "field"),
+    [
+        (CheckerTests((StdinCase("", ""),), JudgeProgram("x", "cobol")), "tests.checker.language"),
+        (InteractiveTests((StdinCase("", ""),), JudgeProgram("x", "cobol")), "tests.interactor.language"),
+    ],
+)
+def test_a_judge_in_an_unknown_language_is_refused(tests: Tests, field: str) -> None:
+    with pytest.raises(InvalidSubmission, match="python") as refusal:
+        validate(Submission(tests, "x"), Bounds())
+    assert refusal.value.field == field
+
+
+def test_unordered_lines_are_a_multiset() -> None:
+    unordered = Comparator(ComparatorKind.UNORDERED_LINES)
+    assert same_text("a\nb\na", b"b\na  \na\n\n", unordered)
+    assert not same_text("a\nb\na", b"b\nb\na", unordered)
+    assert not same_text("a", b"a\n" + b"b\n" * 100_000, unordered)
+
+
+def test_absolute_and_relative_tolerances_are_apart() -> None:
+    absolute, relative = Comparator(absolute_tolerance=0.1), Comparator(relative_tolerance=0.1)
+    assert same_text("0.0 5.0", b"0.05 5.05", absolute)
+    assert not same_text("0.0", b"0.05", relative)
+    assert same_text("100.0", b"109.0", relative)
+    assert not same_text("100.0", b"109.0", absolute)
+    assert same_value([100.0], [109.0], relative=0.1)
+    assert not same_value([100.0], [109.0], absolute=0.1)
+
+
+def test_a_remark_that_is_not_there_is_empty() -> None:
+    assert ruling_of_checker(ended()) == Ruling(OK, "")
