@@ -157,6 +157,16 @@ def why_stalled(
     typer.echo(asyncio.run(why_stalled_text(address, as_json=as_json)))
 
 
+@app.command()
+def doctor(as_json: JsonOption = False) -> None:
+    """What this host can give and how to get what is missing; exit code 0 when the default configuration can run."""
+    from nouscoder.doctor import run_doctor
+
+    text, code = run_doctor(as_json=as_json)
+    typer.echo(text)
+    raise typer.Exit(code)
+
+
 bench_app = typer.Typer(no_args_is_help=True, help="Figures beside their controls, measured in the same run.")
 app.add_typer(bench_app, name="bench")
 

@@ -66,7 +66,8 @@ class RunscSandbox(LocalSandbox):
     @property
     def isolation(self) -> tuple[str, ...]:
         """See `Sandbox`."""
-        inner = tuple(layer for layer in super().isolation if layer not in ("namespace:user", "separate-users"))
+        left_out = ("namespace:user", "separate-users", "cgroup:")
+        inner = (layer for layer in super().isolation if not layer.startswith(left_out))
         return ("gvisor:systrap", *inner, "separate-users")
 
     def _make_slot(self, index: int) -> Slot:

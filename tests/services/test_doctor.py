@@ -1,0 +1,70 @@
+"""The doctor tries each layer, says how to get what is missing, and fails only when the default cannot run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from nouscoder import doctor, host_probe
+from nouscoder.doctor import Finding, run_doctor
+from nouscoder.verifier.harness import kernel
+from nouscoder.verifier.sandbox import SandboxUnavailable
+
+
+def test_this_host_runs_the_default_configuration() -> None:
+    command = [sys.executable, "-m", "nouscoder", "doctor", "--json"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    said = json.loads(answer.stdout)
+    findings = {finding["name"]: finding for finding in said["findings"]}
+    assert set(findings) == {
+        "namespaces", "seccomp", "separate users", "cgroups", "sandbox local", "sandbox runsc", "languages", "redis",
+        "torch", "gpu", "disk",
+    }  # fmt: skip
+    broken = [finding["name"] for finding in said["findings"] if finding["needed"] and not finding["ok"]]
+    assert said["ok"] is not bool(broken)
+    assert answer.returncode == (1 if broken else 0)
+    assert all(finding["ok"] or finding["fix"] for finding in said["findings"])
+    assert "python" in findings["languages"]["detail"].split()
+
+
+@pytest.mark.parametrize(("needed", "code"), [(True, 1), (False, 0)])
+def test_only_what_is_needed_makes_it_fail(monkeypatch: pytest.MonkeyPatch, needed: bool, code: int) -> None:
+    missing = Finding("warp drive", False, needed, "not here", "build one")
+    monkeypatch.setattr(doctor, "examine", lambda: [missing])
+    text, returned = run_doctor(as_json=False)
+    assert returned == code
+    assert "to get it: build one" in text
+    assert ("cannot run: warp drive" in text) is needed
+
+
+def test_without_runsc_it_names_the_command_that_builds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_runsc", lambda: None)
+    finding = doctor._gvisor()
+    assert (finding.ok, finding.needed) == (False, False)
+    assert "deploy/build-runsc" in finding.fix
+
+
+def test_a_refused_namespace_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(namespaces: int) -> None:
+        if namespaces & kernel.CLONE_NEWNET:
+            raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(kernel, "unshare", refuse)
+    probe = host_probe.probe_host()
+    assert probe.refused == {"net": "Operation not permitted"}
+    finding = doctor._namespaces(probe)
+    assert not finding.ok
+    assert "net (Operation not permitted)" in finding.detail
+    assert finding.fix
+
+
+def test_a_sandbox_that_does_not_start_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(config: object) -> None:
+        raise SandboxUnavailable("the local sandbox cannot start: no clone")
+
+    monkeypatch.setattr(doctor, "open_sandbox", broken)
+    finding = doctor._sandbox("local", needed=True, fix="be root")
+    assert (finding.ok, finding.detail, finding.fix) == (False, "the local sandbox cannot start: no clone", "be root")
