@@ -1,0 +1,126 @@
+"""Checkers, interactors, the lcb profile and mathematics through the grader: who is given what, and whose fault is it.
+
+Shows the INVARIANT of verifier.runs: expected outputs go to a judge's sandbox and never to the candidate's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from nouscoder.submission import (
+    CheckerTests,
+    InteractiveTests,
+    JudgeProgram,
+    Limits,
+    MathCase,
+    MathTests,
+    Profile,
+    StdinCase,
+    StdinTests,
+    Submission,
+    Tests,
+)
+from nouscoder.verdict import Verdict, VerdictKind
+from nouscoder.verifier import mathematics
+from nouscoder.verifier.grader import Grader
+from nouscoder.verifier.judges.partners import Ruling
+from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox.fake import Behaviour, FakeSandbox, ended
+from nouscoder.verifier.validation import InvalidSubmission
+
+SECRET = "the-answer"
+CASES = (StdinCase("given", SECRET),)
+CHECKER = JudgeProgram("judge = 1", "python")
+
+
+async def graded(
+    tests: Tests, table: Mapping[str, Behaviour], **fields: object
+) -> tuple[Verdict, FakeSandbox, CollectorRegistry]:
+    """The verdict of the program `candidate = 1`, where `table` says what programs do."""
+    sandbox, registry = FakeSandbox(table), CollectorRegistry()
+    await sandbox.start()
+    submission = Submission(tests, "candidate = 1", **fields)  # type: ignore[arg-type]
+    return await Grader(sandbox, VerifierMetrics(registry)).grade(submission), sandbox, registry
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(0, VerdictKind.ACCEPTED), (1, VerdictKind.WRONG_ANSWER), (3, VerdictKind.INTERNAL_ERROR)],
+)
+async def test_a_checker_is_given_three_files_and_the_candidate_the_input_alone(code: int, kind: VerdictKind) -> None:
+    table = {"candidate = 1": lambda _: ended(b"said"), "judge = 1": lambda _: ended(exit_code=code, stderr=b"why")}
+    verdict, sandbox, registry = await graded(CheckerTests(CASES, CHECKER), table)
+    assert verdict.kind is kind
+    candidate, checker = sandbox.given
+    assert (candidate.stdin, candidate.args, dict(candidate.files)) == (b"given", (), {})
+    assert checker.args == ("input", "output", "answer")
+    assert dict(checker.files) == {"input": b"given", "output": b"said", "answer": SECRET.encode()}
+    blamed = registry.get_sample_value("nouscoder_verifier_internal_errors_total", {"cause": "judge"})
+    assert (blamed or 0) == (kind is VerdictKind.INTERNAL_ERROR)
+    if verdict.first_failure is not None:
+        assert "why" in verdict.first_failure.stderr
+
+
+async def test_a_failed_candidate_is_not_checked() -> None:
+    table = {"candidate = 1": lambda _: ended(exit_code=1), "judge = 1": lambda _: ended()}
+    verdict, sandbox, _ = await graded(CheckerTests(CASES, CHECKER), table)
+    assert (verdict.kind, sandbox.num_runs) == (VerdictKind.RUNTIME_ERROR, 1)
+
+
+async def test_an_interactor_is_given_the_files_and_the_candidate_nothing() -> None:
+    table = {"candidate = 1": lambda _: ended(b"hello"), "judge = 1": lambda said: ended(exit_code=said != b"hello")}
+    verdict, sandbox, _ = await graded(InteractiveTests(CASES, CHECKER), table)
+    assert verdict.kind is VerdictKind.ACCEPTED
+    candidate, interactor = sandbox.given
+    assert SECRET not in repr(candidate)
+    assert dict(interactor.files) == {"input": b"given", "answer": SECRET.encode()}
+
+
+async def test_a_judge_that_does_not_compile_is_the_fault_of_who_sent_it() -> None:
+    with pytest.raises(InvalidSubmission, match="the judge does not compile") as refusal:
+        await graded(CheckerTests(CASES, JudgeProgram("(", "python")), {})
+    assert refusal.value.field == "tests"
+
+
+async def test_the_lcb_profile_runs_one_process_without_any_expected_output_and_stops_at_the_first_failure() -> None:
+    cases = tuple(StdinCase(f"input {n}", f"{SECRET} {n}") for n in range(3))
+    lines = [["ok", f"{SECRET} 0", 0.1], ["ok", "wrong", 0.1], ["ok", f"{SECRET} 2", 0.1]]
+
+    class Everything(dict[str, Behaviour]):
+        """Whatever is run writes those lines."""
+
+        def get(self, key: str, default: object = None) -> Behaviour:
+            """For the fake sandbox's look-up."""
+            return lambda _: ended(result="\n".join(map(json.dumps, lines)).encode())
+
+    sandbox = FakeSandbox()
+    sandbox._table = Everything()
+    await sandbox.start()
+    submission = Submission(
+        StdinTests(cases), "candidate = 1", profile=Profile.LCB, stop_on_first_failure=False, limits=Limits(2.0)
+    )
+    verdict = await Grader(sandbox, VerifierMetrics(CollectorRegistry())).grade(submission)
+    assert (verdict.kind, verdict.passed, verdict.graded) == (VerdictKind.WRONG_ANSWER, 1, 2)
+    assert sandbox.num_runs == 1
+    assert SECRET not in repr(sandbox.given)
+
+
+async def test_math_takes_no_sandbox_and_every_gold_answer_has_its_ruling() -> None:
+    pytest.importorskip("math_verify")
+    tests = MathTests((MathCase(r"\frac{1}{2}"), MathCase("0.25")))
+    verdict, sandbox, _ = await graded(tests, {})
+    assert (verdict.kind, sandbox.num_sessions) == (VerdictKind.WRONG_ANSWER, 0)
+    rulings = await mathematics.rule(tests, r"so \boxed{0.5}", 10.0)
+    assert rulings == [Ruling(VerdictKind.ACCEPTED), Ruling(VerdictKind.WRONG_ANSWER)]
+
+
+async def test_an_answer_that_cannot_be_compared_in_time_is_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("math_verify")
+    monkeypatch.setattr(mathematics, "_START_S", 3.0)
+    # Whether sympy gives up or the limit ends it, a tower of powers must neither pass nor hang.
+    rulings = await mathematics.rule(MathTests((MathCase("7"),)), r"$\boxed{9^{9^{9^{9^{9}}}}}$", 0.5)
+    assert rulings[0].outcome in (VerdictKind.TIME_LIMIT_EXCEEDED, VerdictKind.WRONG_ANSWER)
