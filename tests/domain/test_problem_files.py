@@ -8,7 +8,21 @@ import pytest
 
 from nouscoder.data.problems import ProblemFileError, load_problems, save_problems
 from nouscoder.problem import Problem
-from nouscoder.submission import CallCase, CallTests, Comparator, ComparatorKind, Limits, StdinCase, StdinTests
+from nouscoder.submission import (
+    AssertTests,
+    CallCase,
+    CallTests,
+    CheckerTests,
+    Comparator,
+    ComparatorKind,
+    InteractiveTests,
+    JudgeProgram,
+    Limits,
+    MathCase,
+    MathTests,
+    StdinCase,
+    StdinTests,
+)
 
 STDIN = Problem(
     problem_id="a",
@@ -20,12 +34,19 @@ STDIN = Problem(
     family="sums",
 )
 CALL = Problem("b", "call", CallTests("f", (CallCase((1, [2, None]), {"k": "v"}, {"x": 1.5}),)))
+JUDGE = JudgeProgram("int main(){}", "c")
+OTHERS = [
+    Problem("c", "assert", AssertTests(("assert f(1)",), "import math")),
+    Problem("d", "checker", CheckerTests((StdinCase("1", "2"),), JUDGE)),
+    Problem("e", "interactive", InteractiveTests((StdinCase("1", ""),), JUDGE)),
+    Problem("f", "math", MathTests((MathCase("1/2"),)), comparator=Comparator(absolute_tolerance=0.5)),
+]
 
 
 def test_problems_survive_the_file(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "problems.jsonl"
-    save_problems(file, [STDIN, CALL])
-    assert load_problems(file) == [STDIN, CALL]
+    save_problems(file, [STDIN, CALL, *OTHERS])
+    assert load_problems(file) == [STDIN, CALL, *OTHERS]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +54,7 @@ def test_problems_survive_the_file(tmp_path: Path) -> None:
     [
         ("", "holds no problem"),
         ("{}\n", "line 1: KeyError: 'problem_id'"),
-        ('{"problem_id": "a", "prompt": "", "tests": {"type": "magic"}}\n', "line 1: .*'magic' is neither"),
+        ('{"problem_id": "a", "prompt": "", "tests": {"type": "magic"}}\n', "line 1: .*'magic' is none of stdin, call"),
         ("not json\n", "line 1: JSONDecodeError"),
     ],
 )

@@ -10,7 +10,31 @@ from typing import Any
 
 from nouscoder.errors import Unusable
 from nouscoder.problem import Problem
-from nouscoder.submission import CallCase, CallTests, Comparator, ComparatorKind, Limits, StdinCase, StdinTests, Tests
+from nouscoder.submission import (
+    AssertTests,
+    CallCase,
+    CallTests,
+    CheckerTests,
+    Comparator,
+    ComparatorKind,
+    InteractiveTests,
+    JudgeProgram,
+    Limits,
+    MathCase,
+    MathTests,
+    StdinCase,
+    StdinTests,
+    Tests,
+)
+
+_TYPES: dict[type[Tests], str] = {
+    StdinTests: "stdin",
+    CallTests: "call",
+    AssertTests: "assert",
+    CheckerTests: "checker",
+    InteractiveTests: "interactive",
+    MathTests: "math",
+}
 
 
 class ProblemFileError(Unusable):
@@ -51,17 +75,31 @@ def load_problems(path: Path) -> list[Problem]:
 
 def _record(problem: Problem) -> dict[str, Any]:
     record = asdict(problem)
-    record["tests"]["type"] = "stdin" if isinstance(problem.tests, StdinTests) else "call"
+    record["tests"]["type"] = _TYPES[type(problem.tests)]
     return record
 
 
 def _tests(record: dict[str, Any]) -> Tests:
-    if record["type"] == "stdin":
-        return StdinTests(tuple(StdinCase(**case) for case in record["cases"]))
-    if record["type"] == "call":
-        cases = (CallCase(tuple(c["args"]), c.get("kwargs", {}), c["expected"]) for c in record["cases"])
-        return CallTests(record["entry_point"], tuple(cases))
-    raise ValueError(f"tests.type {record['type']!r} is neither stdin nor call")
+    match record["type"]:
+        case "stdin":
+            return StdinTests(_stdin_cases(record))
+        case "call":
+            cases = (CallCase(tuple(c["args"]), c.get("kwargs", {}), c["expected"]) for c in record["cases"])
+            return CallTests(record["entry_point"], tuple(cases))
+        case "assert":
+            return AssertTests(tuple(record["cases"]), record.get("setup", ""))
+        case "checker":
+            return CheckerTests(_stdin_cases(record), JudgeProgram(**record["checker"]))
+        case "interactive":
+            return InteractiveTests(_stdin_cases(record), JudgeProgram(**record["interactor"]))
+        case "math":
+            return MathTests(tuple(MathCase(**case) for case in record["cases"]))
+        case other:
+            raise ValueError(f"tests.type {other!r} is none of {', '.join(_TYPES.values())}")
+
+
+def _stdin_cases(record: dict[str, Any]) -> tuple[StdinCase, ...]:
+    return tuple(StdinCase(**case) for case in record["cases"])
 
 
 def _problem(record: dict[str, Any]) -> Problem:
