@@ -2,7 +2,7 @@
 
 This file is never imported by the service: its text, followed by values for PRELUDE and SOURCE, is what a sandbox runs.
 It is given the inputs alone and writes a line of JSON a test to descriptor 3; comparing is done elsewhere.
-It has the faults of the grader that it stands for on purpose (docs/grading.md lists them): the code of a stdin problem
+It has the faults of the grader that it stands for on purpose (docs/verdicts.md lists them): the code of a stdin problem
 becomes the body of a function, stdin is a text in memory with a few methods replaced, only what goes through sys.stdout
 counts, and the time limit is an alarm that the program can turn off.
 """
