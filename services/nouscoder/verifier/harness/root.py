@@ -32,7 +32,7 @@ def enter_root(read_only: tuple[str, ...]) -> None:
     # Opened before anything is hidden by the staging mount, and bound through /proc/self/fd.
     wanted = [
         p
-        for p in (*SYSTEM_PATHS, *_settings_of_runtimes(), *outside_system(read_only))
+        for p in (*SYSTEM_PATHS, *settings_of_runtimes(), *outside_system(read_only))
         if os.path.isdir(p) and not os.path.islink(p)
     ]
     links = [p for p in SYSTEM_PATHS if os.path.islink(p)]
@@ -65,7 +65,7 @@ def outside_system(paths: tuple[str, ...]) -> list[str]:
     return [p for p in real if not any(p == s or p.startswith(s + "/") for s in SYSTEM_PATHS)]
 
 
-def _settings_of_runtimes() -> list[str]:
+def settings_of_runtimes() -> list[str]:
     """Folders of /etc that a language's runtime reads (Debian's java keeps its security settings there)."""
     return [entry.path for entry in os.scandir("/etc") if entry.name.startswith("java") and entry.is_dir()]
 

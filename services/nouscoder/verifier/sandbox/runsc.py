@@ -20,7 +20,13 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from nouscoder.verifier.harness.root import COPIED, SYSTEM_PATHS, WRITTEN, outside_system
+from nouscoder.verifier.harness.root import (
+    COPIED,
+    SYSTEM_PATHS,
+    WRITTEN,
+    outside_system,
+    settings_of_runtimes,
+)
 from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
 from nouscoder.verifier.sandbox.config import SandboxConfig
@@ -138,7 +144,8 @@ class RunscLaunch:
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "nodev"]},
         ]
-        binds = {path: path for path in (*SYSTEM_PATHS, *outside_system(self._prefixes)) if os.path.isdir(path)}
+        wanted = (*SYSTEM_PATHS, *settings_of_runtimes(), *outside_system(self._prefixes))
+        binds = {path: path for path in wanted if os.path.isdir(path)}
         binds[str(_INSIDE)] = str(HARNESS)
         for target, source in binds.items():
             place = root / target.lstrip("/")
