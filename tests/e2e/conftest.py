@@ -152,3 +152,29 @@ def loop_run(tmp_path: Path) -> Iterator[Callable[..., LoopRun]]:
     for run in runs:
         if run.process is not None and run.process.poll() is None:
             run.kill_tree()
+
+
+@pytest.fixture(scope="session")
+def grading_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`nouscoder serve verifier` on a free port, with the real sandbox and no token; the URL of its REST API."""
+    told = tmp_path_factory.mktemp("verifier") / "log"
+    command = [sys.executable, "-m", "nouscoder", "serve", "verifier", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
+    environment = {key: value for key, value in os.environ.items() if key != "NOUSCODER_VERIFIER_TOKENS"}
+    with told.open("wb") as log:
+        process = subprocess.Popen(command, stderr=log, env=environment)
+    try:
+        yield f"http://{_http_address(process, told)}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _http_address(process: subprocess.Popen[bytes], told: Path, limit_s: float = 60) -> str:
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end and process.poll() is None:
+        lines = [json.loads(line) for line in told.read_text().splitlines() if line.endswith("}")]
+        for line in lines:
+            if "http" in line:
+                return str(line["http"])
+        time.sleep(0.05)
+    pytest.fail(f"the verifier does not listen:\n{told.read_text()[-2000:]}")

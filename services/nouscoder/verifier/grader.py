@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -32,7 +32,14 @@ from nouscoder.verifier.fair_queue import QueueFull as QueueFull
 from nouscoder.verifier.metrics import VerifierMetrics
 from nouscoder.verifier.progress import Progress
 from nouscoder.verifier.runs import open_runs, partner_patience_s, program_of
-from nouscoder.verifier.sandbox.base import CompileFailed, PartnerCompileFailed, Program, Sandbox, SandboxError
+from nouscoder.verifier.sandbox.base import (
+    CompileFailed,
+    PartnerCompileFailed,
+    Program,
+    RunResult,
+    Sandbox,
+    SandboxError,
+)
 from nouscoder.verifier.timed import run_timed, stretched
 from nouscoder.verifier.validation import Bounds, InvalidSubmission, validate
 
@@ -117,6 +124,19 @@ class Grader:
                 verdict = await self._attempts(submission, program, progress, on_outcome)
         self._metrics.graded(verdict)
         return verdict
+
+    async def run_once(self, program: Program, stdin: bytes, files: Mapping[str, bytes]) -> RunResult:
+        """One run of a program that nobody judges, in a slot like any other's.
+
+        Raises CompileFailed, SandboxError, QueueFull, and ValueError for files that cannot be given.
+        """
+        async with self._slots.slot(current_caller().client):
+            try:
+                async with asyncio.timeout(self._policy.open_patience_s + self._policy.run_patience_s(program)):
+                    async with self._sandbox.session(program) as session, self._crowd.among_others():
+                        return await session.run(stdin, files=files)
+            except TimeoutError:
+                raise SandboxError("the sandbox did not answer in time") from None
 
     async def _attempts(
         self, submission: Submission, program: Program, progress: Progress, on_outcome: OnOutcome | None

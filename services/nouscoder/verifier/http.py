@@ -9,23 +9,27 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from nouscoder import __version__
-from nouscoder.verdict import Verdict
 from nouscoder.verifier.body import BodyFault, read_body
 from nouscoder.verifier.cache import Grading
 from nouscoder.verifier.gatekeeper import Gatekeeper
 from nouscoder.verifier.grader import QueueFull
+from nouscoder.verifier.languages import installed
+from nouscoder.verifier.playground import playground
+from nouscoder.verifier.run_code import CodeRunner, RunCodeAnswer, RunCodeRequest, parse_run_code
 from nouscoder.verifier.schema import Fault, GradeAnswer, GradeRequest, answer_json, parse_submission
 from nouscoder.verifier.streams import batch_lines, server_events
 from nouscoder.verifier.tokens import Keyring
 from nouscoder.verifier.validation import InvalidSubmission
+
+Answer = TypeVar("Answer")
 
 _JSON = "application/json"
 _FAULTS: dict[int | str, dict[str, Any]] = {
@@ -63,9 +67,17 @@ class Draining(Exception):
 
 
 def make_app(
-    grader: Grading, registry: CollectorRegistry, door: Door, max_body_bytes: int, keyring: Keyring | None = None
+    grader: Grading,
+    registry: CollectorRegistry,
+    door: Door,
+    max_body_bytes: int,
+    keyring: Keyring | None = None,
+    runner: CodeRunner | None = None,
 ) -> FastAPI:
-    """The API over `grader`, for the holders of `keyring`'s tokens; without one for everybody."""
+    """The API over `grader`, for the holders of `keyring`'s tokens; without one for everybody.
+
+    With a `runner` there is /run_code too.
+    """
     app = FastAPI(title="NousCoder verifier", version=__version__, docs_url=None, redoc_url=None)
     app.add_middleware(Gatekeeper, keyring=keyring or Keyring())
     _add_faults(app)
@@ -96,8 +108,23 @@ def make_app(
         lines = (await read_body(request, max_body_bytes)).split(b"\n")
         return StreamingResponse(batch_lines(grader, lines), media_type="application/x-ndjson")
 
+    if runner is not None:
+        _add_run_code(app, runner, door, max_body_bytes)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
+
+
+def _add_run_code(app: FastAPI, runner: CodeRunner, door: Door, max_body_bytes: int) -> None:
+    request_schema = {"$ref": _REF.format(model="RunCodeRequest")}
+    extra = {"requestBody": {"required": True, "content": {_JSON: {"schema": request_schema}}}}
+
+    @app.post("/run_code", response_model=RunCodeAnswer, responses=_FAULTS, openapi_extra=extra)
+    async def run_code(request: Request) -> Response:
+        """Run one program once, as SandboxFusion would."""
+        _enter(door)
+        asked = parse_run_code(await read_body(request, max_body_bytes))
+        answer = await _while_connected(request, runner.run(asked))
+        return Response(answer.model_dump_json(), media_type=_JSON)
 
 
 def _enter(door: Door) -> None:
@@ -111,7 +138,7 @@ async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
         yield part
 
 
-async def _while_connected(request: Request, work: Awaitable[Verdict]) -> Verdict:
+async def _while_connected(request: Request, work: Awaitable[Answer]) -> Answer:
     """Await `work`; a client that goes away cancels it, so that its slot is free at once."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))
@@ -154,6 +181,12 @@ def _add_health(app: FastAPI, door: Door) -> None:
 
 def _add_pages(app: FastAPI, registry: CollectorRegistry, door: Door) -> None:
     _add_health(app, door)
+    page = playground(installed())
+
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def index() -> Response:
+        """The playground."""
+        return HTMLResponse(page.text, headers=page.headers)
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
@@ -187,5 +220,6 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas.update(request.pop("$defs", {}))
         schemas["GradeRequest"] = request
+        schemas["RunCodeRequest"] = RunCodeRequest.model_json_schema(ref_template=_REF)
         app.openapi_schema = json.loads(json.dumps(document))
     return app.openapi_schema

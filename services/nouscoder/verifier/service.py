@@ -40,6 +40,7 @@ from nouscoder.verifier.languages import installed
 from nouscoder.verifier.listener import start_http
 from nouscoder.verifier.metrics import VerifierMetrics
 from nouscoder.verifier.quotas import QuotaGrader, Quotas
+from nouscoder.verifier.run_code import CodeRunner
 from nouscoder.verifier.sandbox import Sandbox, open_sandbox
 from nouscoder.verifier.settings import grading_policy, sandbox_config
 from nouscoder.verifier.streams import grade_events, grade_patiently, spread
@@ -143,11 +144,14 @@ async def serve(config: Config, with_broker: bool = False) -> None:
     for handler in logging.getLogger().handlers:
         handler.addFilter(CallerFilter())
     registry = CollectorRegistry()
+    metrics = VerifierMetrics(registry)
     async with AsyncExitStack() as stack:
         sandbox = open_sandbox(sandbox_config(section))
         stack.push_async_callback(sandbox.close)
         await sandbox.start()
-        grader: Grading = QuotaGrader(_grader(sandbox, section, VerifierMetrics(registry)), Quotas())
+        core, quotas, audit = Grader(sandbox, metrics, grading_policy(section)), Quotas(), None
+        cached = CachedGrader(core, metrics, section.cache_entries) if section.cache_entries else core
+        grader: Grading = QuotaGrader(cached, quotas)
         keyring = open_keyring(section.tokens_file)
         on_hangup = [keyring.reload]
         if section.audit_log:
@@ -157,16 +161,13 @@ async def serve(config: Config, with_broker: bool = False) -> None:
             grader = AuditedGrader(grader, audit)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: [act() for act in on_hangup])
         door = Door()
-        await _start_http(section, make_app(grader, registry, door, section.max_body_bytes, keyring), door, stack)
+        runner = CodeRunner(core, quotas, audit)
+        app = make_app(grader, registry, door, section.max_body_bytes, keyring, runner)
+        await _start_http(section, app, door, stack)
         stack.push_async_callback(_let_finish, grader, section.drain_s)
         await start_grpc(_served(section, Servicer(grader, _isolation(sandbox)), registry, keyring), stack)
         stack.callback(door.close)
         await run_until_stopped(stop, *_workers(config, grader, with_broker))
-
-
-def _grader(sandbox: Sandbox, section: VerifierSection, metrics: VerifierMetrics) -> Grading:
-    grader = Grader(sandbox, metrics, grading_policy(section))
-    return CachedGrader(grader, metrics, section.cache_entries) if section.cache_entries else grader
 
 
 async def _start_http(section: VerifierSection, app: FastAPI, door: Door, stack: AsyncExitStack) -> None:
