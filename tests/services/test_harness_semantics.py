@@ -116,6 +116,13 @@ PRINTS_OK = [
     "import sys; print('ok', file=sys.__stdout__)",
     "import warnings; warnings.warn('noise'); print('ok')",
     "import time; assert time.time() > 1.6e9; print('ok')",
+    "import threading as t; assert t.main_thread().native_id == t.get_native_id(); print('ok')",
+    "import threading as t; assert t.current_thread() is t.main_thread() and t.active_count() == 1; print('ok')",
+    "import os\nos.register_at_fork(after_in_child=lambda: print('ok', flush=True))\n"
+    "if os.fork() == 0: os._exit(0)\nos.wait()",
+    "import signal, os\nsignal.signal(signal.SIGUSR1, lambda *_: print('ok'))\nos.kill(os.getpid(), signal.SIGUSR1)",
+    "import subprocess, threading\nt = threading.Thread(target=subprocess.run, args=(['/bin/echo', 'ok'],))\n"
+    "t.start(); t.join()",
 ]
 
 

@@ -14,6 +14,7 @@ import io
 import marshal
 import math
 import os
+import random
 import resource
 import signal
 import sys
@@ -31,6 +32,7 @@ _NUM_FILES = 512
 _COMMAND_SPACE_BYTES = 512 * 1024**2  # libraries, stacks and whatever else a program maps that is not its data
 # Bound here: every attribute looked up in a fresh fork copies a page.
 _set_limit, _chdir, _unblock = resource.setrlimit, os.chdir, _signal.pthread_sigmask
+_seed, _set_native_id = random.seed, threading.main_thread()._set_native_id  # type: ignore[attr-defined]
 _set_groups, _set_users, _INTERRUPT = os.setresgid, os.setresuid, (_signal.SIGINT,)
 
 
@@ -126,6 +128,12 @@ class TestLimits:
             _set_users(CANDIDATE_ID, CANDIDATE_ID, CANDIDATE_ID)
         else:
             kernel.drop_capabilities()
+
+
+def after_fork() -> None:
+    """What the interpreter does after a fork and a program can see: other random numbers, the main thread's id."""
+    _seed()
+    _set_native_id()
 
 
 def count_cpu_from(used_s: float, cpu_time_s: float) -> None:

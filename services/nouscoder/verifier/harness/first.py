@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import candidate
+from . import candidate, kernel
 from .candidate import Compiled, Job, Program
 from .files import write_all
 from .run import Run, RunFailed, end_all
@@ -33,7 +33,7 @@ class FirstRun(Run):
         """Fork the first test's process: it compiles, reports, and waits. Returns a job in that process only."""
         report_out, report_in = os.pipe()
         go_out, go_in = os.pipe()
-        self._pid = os.fork()
+        self._pid = kernel.fork()
         if self._pid == 0:
             return self._compile_in_child(report_in, go_out, limit_s)
         os.close(report_in)
@@ -73,6 +73,7 @@ class FirstRun(Run):
     def _compile_in_child(self, report_in: int, go_out: int, limit_s: float) -> Job:
         report, go = 4, 5
         try:
+            candidate.after_fork()
             self._wire(report_in, go_out)
             seconds = math.ceil(limit_s)
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))

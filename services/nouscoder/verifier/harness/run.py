@@ -13,8 +13,8 @@ import signal
 import time
 from collections.abc import Callable
 
-from . import frames
-from .candidate import CANDIDATE_ID, Confinement, Job, Program, TestLimits
+from . import frames, kernel
+from .candidate import CANDIDATE_ID, Confinement, Job, Program, TestLimits, after_fork
 from .files import Files, read_all, write_all
 from .memory import LOOK_EVERY_S, MemoryWatch
 
@@ -80,9 +80,10 @@ class Run:
         """Fork a process, confine it and let it `begin`. Returns a job in that process only."""
         self._fill_stdin(stdin)
         self._started_s = time.monotonic()
-        self._pid = os.fork()
+        self._pid = kernel.fork()
         if self._pid == 0:
             try:
+                after_fork()
                 self._wire()
                 self._plan.limits.confine()
                 return begin()
