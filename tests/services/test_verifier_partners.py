@@ -29,6 +29,7 @@ from nouscoder.verifier import mathematics
 from nouscoder.verifier.grader import Grader
 from nouscoder.verifier.judges.partners import Ruling
 from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox.base import SandboxError
 from nouscoder.verifier.sandbox.fake import Behaviour, FakeSandbox, ended
 from nouscoder.verifier.validation import InvalidSubmission
 
@@ -118,9 +119,20 @@ async def test_math_takes_no_sandbox_and_every_gold_answer_has_its_ruling() -> N
     assert rulings == [Ruling(VerdictKind.ACCEPTED), Ruling(VerdictKind.WRONG_ANSWER)]
 
 
-async def test_an_answer_that_cannot_be_compared_in_time_is_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_cannot_be_compared_in_time_costs_its_limit_and_the_next_is_answered() -> None:
     pytest.importorskip("math_verify")
-    monkeypatch.setattr(mathematics, "_START_S", 3.0)
     # Whether sympy gives up or the limit ends it, a tower of powers must neither pass nor hang.
     rulings = await mathematics.rule(MathTests((MathCase("7"),)), r"$\boxed{9^{9^{9^{9^{9}}}}}$", 0.5)
     assert rulings[0].outcome in (VerdictKind.TIME_LIMIT_EXCEEDED, VerdictKind.WRONG_ANSWER)
+    assert await mathematics.rule(MathTests((MathCase("7"),)), "7", 10.0) == [Ruling(VerdictKind.ACCEPTED)]
+
+
+async def test_a_mathematics_process_that_died_is_ours_and_a_fresh_one_answers() -> None:
+    pytest.importorskip("math_verify")
+    process = mathematics.MathProcess()
+    request = b'10 {"gold": ["7"], "answer": "7"}\n'
+    assert process.ask(request, 10.0) == {"right": [True]}
+    with pytest.raises(SandboxError):
+        process.ask(b"not a number\n", 10.0)
+    assert process.ask(request, 10.0) == {"right": [True]}
+    process.stop()
