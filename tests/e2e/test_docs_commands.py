@@ -1,0 +1,53 @@
+"""The commands that README.md and docs/grading.md show are run as they stand, against a running service.
+
+A block is run when its fence says `sh tested`; what its output must hold follows in a comment, `<!-- gives: ... -->`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```sh tested\n(?P<script>.*?)^```\n(?P<after>[^\n]*)", re.DOTALL | re.MULTILINE)
+GIVES = re.compile(r"<!-- gives: (.*) -->")
+
+
+def blocks() -> list[tuple[str, str, str]]:
+    """(where, script, the line after) of every block."""
+    found = []
+    for name in ("README.md", "docs/grading.md"):
+        text = (ROOT / name).read_text(encoding="utf8")
+        for match in BLOCK.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            found.append((f"{name}:{line}", match["script"], match["after"]))
+    return found
+
+
+BLOCKS = blocks()
+
+
+def test_both_documents_have_blocks_and_each_says_what_it_gives() -> None:
+    assert {where.split(":")[0] for where, _, _ in BLOCKS} == {"README.md", "docs/grading.md"}
+    assert [where for where, _, after in BLOCKS if not GIVES.fullmatch(after)] == []
+
+
+@pytest.mark.parametrize(("script", "after"), [block[1:] for block in BLOCKS], ids=[block[0] for block in BLOCKS])
+def test_a_documented_command_does_what_it_says(script: str, after: str, grading_url: str, tmp_path: Path) -> None:
+    script = script.replace("http://127.0.0.1:8080", grading_url).replace(".venv/bin/nouscoder", "nouscoder")
+    (tmp_path / "nouscoder").write_text(f'#!/bin/sh\nexec {sys.executable} -m nouscoder "$@"\n')
+    (tmp_path / "nouscoder").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["bash", "-euo", "pipefail", "-c", script]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=environment, cwd=tmp_path
+    )
+    gives = GIVES.fullmatch(after)
+    assert gives is not None
+    assert done.returncode == 0, done.stderr
+    assert gives[1] in done.stdout
