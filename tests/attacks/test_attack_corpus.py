@@ -5,8 +5,10 @@ must get, leaves nothing behind, and an honest submission right after it is grad
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import platform
+import random
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -28,6 +30,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 CANARY = Submission(StdinTests((StdinCase("41\n", "42"),)), "print(int(input()) + 1)", limits=Limits(20.0, 10.0))
 PROJECT = Path(__file__).resolve().parents[2]
 SETTLE_S = 10.0
+ROUNDS = int(os.environ.get("NOUSCODER_ATTACK_ROUNDS", "20"))
+CONCURRENCY = 8
 
 
 class Attack(Protocol):
@@ -37,7 +41,7 @@ class Attack(Protocol):
     verdicts: frozenset[VerdictKind]
     table: Mapping[str, Any]
 
-    def submission(self, filled: Mapping[str, str]) -> Submission: ...
+    def submission(self, filled: Mapping[str, str], patience: float = 1.0) -> Submission: ...
 
 
 def family(pid: int) -> dict[int, str]:
@@ -115,10 +119,10 @@ class Arena:
         return self.sandbox.name != "runsc" or not name.startswith(("runsc", "exe", "systrap"))
 
 
-async def open_arena(backend: str, filled: Mapping[str, str]) -> Arena:
+async def open_arena(backend: str, filled: Mapping[str, str], slots: int = 1) -> Arena:
     """Skips with what is missing when this host cannot run the backend."""
     try:
-        sandbox = open_sandbox(SandboxConfig(backend=backend, slots=1))
+        sandbox = open_sandbox(SandboxConfig(backend=backend, slots=slots))
         await sandbox.start()
     except SandboxUnavailable as error:
         pytest.skip(str(error))
@@ -167,15 +171,55 @@ def check(attack: Attack, verdict: Verdict) -> None:
         assert {outcome.outcome for outcome in verdict.tests} <= attack.verdicts, verdict.tests
 
 
+def is_meant(attack: Attack, backend: str) -> bool:
+    """Whether it says anything about this machine and backend."""
+    machines = (attack.table.get("machine", platform.machine()),)
+    return platform.machine() in machines and backend in attack.table.get("backends", (backend,))
+
+
 async def test_attack(arena: Arena, attack: Attack) -> None:
-    if attack.table.get("machine", platform.machine()) != platform.machine():
-        pytest.skip(f"knows the call numbers of {attack.table['machine']}")
-    if arena.sandbox.name not in attack.table.get("backends", (arena.sandbox.name,)):
-        pytest.skip(f"{attack.table['why']}")
+    if not is_meant(attack, arena.sandbox.name):
+        pytest.skip(
+            f"not for {platform.machine()} with {arena.sandbox.name}: {attack.table.get('why', 'call numbers')}"
+        )
     verdict = await arena.grader.grade(attack.submission(arena.filled))
     check(attack, verdict)
     await arena.check_canary()
     await arena.check_nothing_left()
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("backend", ["local", "runsc"])
+async def test_the_corpus_again_and_again_leaves_the_service_as_it_was(
+    attacks: Mapping[str, Attack], backend: str
+) -> None:
+    """ROUNDS times, eight at once, in an order of its own each time: memory and descriptors stay what they were."""
+    filled = {"@PROJECT@": str(PROJECT), "@PORT@": "9", "@ABSTRACT@": "nobody", "@SOCKET@": "/tmp/no.socket"}
+    arena = await open_arena(backend, filled, slots=CONCURRENCY)
+    meant = [attack for attack in attacks.values() if is_meant(attack, backend)]
+    lane = asyncio.Semaphore(CONCURRENCY)
+
+    async def grade(attack: Attack) -> None:
+        async with lane:
+            verdict = await arena.grader.grade(attack.submission(filled, patience=8.0))
+        check(attack, verdict)
+
+    try:
+        sizes = []
+        for number in range(ROUNDS):
+            random.Random(number).shuffle(meant)
+            await asyncio.gather(*(grade(attack) for attack in meant))
+            await arena.check_canary()
+            await arena.check_nothing_left()
+            gc.collect()
+            sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE"))
+        print(f"{backend}: resident MiB a round {[size >> 20 for size in sizes]}")
+        # The first rounds fill caches and the allocator's free lists.
+        settled = sizes[len(sizes) // 4]
+        assert max(sizes) < settled + max(32 << 20, settled // 5), sizes
+    finally:
+        await arena.sandbox.close()
 
 
 def test_the_corpus_is_as_large_as_promised(attacks: Mapping[str, Attack]) -> None:
