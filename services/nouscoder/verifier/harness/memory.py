@@ -19,10 +19,13 @@ class MemoryWatch:
     def __init__(self, proc_fd: int, *, forked: bool) -> None:
         """`forked` processes share the warm interpreter's memory, which then counts for nothing."""
         self._proc_fd = proc_fd
-        self._own_private, self._own_shared = self._look("1") if forked else (0, 0)
+        self._own = None if forked else (0, 0)
 
     def used_bytes(self) -> int:
         """What the processes hold (beyond what each shares with the warm interpreter it was forked from)."""
+        if self._own is None:  # only now: most runs end before the first look
+            self._own = self._look("1")
+        own_private, own_shared = self._own
         private = shared = 0
         for name in os.listdir(self._proc_fd):
             if not name.isdigit() or name == "1":
@@ -31,8 +34,8 @@ class MemoryWatch:
                 own, common = self._look(name)
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it ended meanwhile
-            private += max(0, own - self._own_private)
-            shared = max(shared, common - self._own_shared)
+            private += max(0, own - own_private)
+            shared = max(shared, common - own_shared)
         return (private + shared) * _PAGE_BYTES
 
     def _look(self, name: str) -> tuple[int, int]:
