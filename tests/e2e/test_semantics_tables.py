@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import tomllib
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -27,6 +30,26 @@ from nouscoder.verifier.sandbox import open_sandbox
 from nouscoder.verifier.schema import parse_submission
 from nouscoder.verifier.settings import sandbox_config
 
+_PUBLISHED = "NOUSCODER_LCB_TESTING_UTIL"
+_CODES = {True: "accepted", False: "wrong_answer", -1: "runtime_error", -2: "wrong_answer"}
+_CODES |= {-3: "time_limit_exceeded", -4: "runtime_error"}
+# stdin must be empty for the program; the result goes out by a descriptor that the grader does not touch.
+_RUN_PUBLISHED = """
+import importlib.util, json, os, sys
+sample, code, timeout_s = json.load(sys.stdin)
+os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+out = os.dup(2)
+os.dup2(1, 2)
+write = os.write
+sys.set_int_max_str_digits(50000)
+spec = importlib.util.spec_from_file_location("published", sys.argv[1])
+published = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(published)
+dumps = json.dumps
+sys.argv = ["-"]
+results, _ = published.run_test({"input_output": dumps(sample)}, test=code, timeout=timeout_s)
+write(out, b"RESULT " + dumps(results).encode())
+"""
 _TABLES = sorted(Path(__file__).with_name("semantics").glob("*.toml"))
 _LIMITS = {"wall_time_s": 8.0, "cpu_time_s": 4.0}
 _JUDGES = {
@@ -138,3 +161,51 @@ async def test_the_process_profile_tells_the_truth_of_every_program(grader: Grad
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_lcb_profile_says_what_livecodebench_says(grader: Grader) -> None:
     assert await _differences(grader, "lcb", "lcb") == []
+
+
+@pytest.mark.skipif(
+    _PUBLISHED not in os.environ, reason=f"{_PUBLISHED} names no copy of LiveCodeBench's testing_util.py"
+)
+def test_the_lcb_column_is_what_the_published_grader_itself_says(tmp_path: Path) -> None:
+    """The control: the same programs through a copy of the published file, which is no part of this project."""
+    programs = [program for program in _programs() if "lcb" in program]
+    said = {program["name"]: _published_verdict(program, tmp_path) for program in programs}
+    assert len(said) >= 150
+    assert {name: verdict for name, verdict in said.items() if verdict != _lcb_column(programs)[name]} == {}
+
+
+def _lcb_column(programs: list[dict[str, Any]]) -> dict[str, str]:
+    return {program["name"]: program["lcb"] for program in programs}
+
+
+def _published_verdict(program: Mapping[str, Any], folder: Path) -> str:
+    """What run_test of the published file says, in a process of its own, under its own bound on the whole."""
+    tests, code = _tests(program), program["code"]
+    timeout_s = int(program.get("wall_time_s", _LIMITS["wall_time_s"]))
+    sample: dict[str, Any] = {"inputs": [], "outputs": []}
+    for case in tests["cases"]:
+        if tests["type"] == "call":
+            # It knows no call without arguments: such an f is given one that it does not look at.
+            sample["fn_name"] = "f"
+            sample["inputs"].append("\n".join(json.dumps(arg) for arg in case["args"] or [0]))
+            sample["outputs"].append(json.dumps(case["expected"]))
+            if not case["args"]:
+                code = code.replace("def f():", "def f(*_):").replace("def f(self):", "def f(self, *_):")
+        else:
+            sample["inputs"].append(case["input"])
+            sample["outputs"].append(case["output"])
+    request = json.dumps([sample, code, timeout_s])
+    bound_s = (timeout_s + 1) * len(sample["inputs"]) + 5
+    command = [sys.executable, "-c", _RUN_PUBLISHED, os.environ[_PUBLISHED]]
+    with (folder / "request").open("w+") as file:
+        file.write(request)
+        file.seek(0)
+        try:
+            ended = subprocess.run(
+                command, stdin=file, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=bound_s, cwd=folder
+            )
+        except subprocess.TimeoutExpired:
+            return "runtime_error"
+    last_line = ended.stderr.decode("utf8", "replace").rpartition("RESULT ")[2]
+    codes = json.loads(last_line) if b"RESULT " in ended.stderr else [-1]
+    return _CODES[next((one for one in codes if one is not True), True)]
