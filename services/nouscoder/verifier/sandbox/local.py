@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 
 from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.sandbox.base import CompileFailed, PartnerCompileFailed, Program, SandboxError
-from nouscoder.verifier.sandbox.cgroup import Groups
+from nouscoder.verifier.sandbox.cgroup import UNGROUPED, Groups
 from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.launch import HostLaunch
 from nouscoder.verifier.sandbox.session import SlotSession
@@ -113,7 +113,8 @@ class LocalSandbox:
     def isolation(self) -> tuple[str, ...]:
         """See `Sandbox`."""
         users = ("separate-users",) if host_is_root() else ()
-        return (*_ISOLATION, *users, *(f"cgroup:{name}" for name in self._groups.names))
+        grouped = self._slots[0].group is not UNGROUPED
+        return (*_ISOLATION, *users, *(f"cgroup:{name}" for name in self._groups.names if grouped))
 
     def pids(self) -> list[int]:
         """Process ids of the slots' zygotes, for tests and diagnosis."""
