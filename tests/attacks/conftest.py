@@ -51,7 +51,7 @@ class Attack:
     def submission(self, filled: Mapping[str, str], patience: float = 1.0) -> Submission:
         """As two equal tests, so that the process that compiled and one that was forked later are both attacked.
 
-        `patience` multiplies the wall limit of those that can end in another way, for a crowded machine.
+        `patience` multiplies the time limits of those that can end in another way, for a crowded machine.
         """
         secret = {"@SECRET@": secrets.token_hex(16), **filled}
         table = self.table
@@ -67,9 +67,10 @@ class Attack:
     def _limits(self, patience: float) -> Limits:
         table = self.table
         only_time = self.verdicts == {VerdictKind.TIME_LIMIT_EXCEEDED}
-        wall_s = table.get("wall_s", _QUICK_S if only_time else 5.0) * (1.0 if only_time else patience)
+        factor = 1.0 if only_time else patience
+        wall_s = table.get("wall_s", _QUICK_S if only_time else 5.0) * factor
         memory = table.get("memory_mib", 256) << 20
-        return Limits(wall_s, table.get("cpu_s", 5.0), memory, 1 << 20, table.get("processes", 20))
+        return Limits(wall_s, table.get("cpu_s", 5.0) * factor, memory, 1 << 20, table.get("processes", 20))
 
 
 def _fill(value: Any, filled: Mapping[str, str]) -> Any:
