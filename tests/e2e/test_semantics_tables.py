@@ -132,6 +132,7 @@ async def grader() -> AsyncIterator[Grader]:
     await sandbox.start()
     yield Grader(sandbox, VerifierMetrics(CollectorRegistry()))
     await sandbox.close()
+    await asyncio.sleep(0.1)  # lets the pipes of the slots' processes close before the loop does
 
 
 async def _differences(grader: Grader, profile: str, truth: str) -> list[str]:
