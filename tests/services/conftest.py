@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from nouscoder.broker.core import Broker
 from nouscoder.broker.redis_server import start_redis
 from nouscoder.broker.rules import Rules
