@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 
-.PHONY: demo test test-heavy check format bench proto lock clean real-input
+.PHONY: demo test test-heavy test-soak check format bench proto lock clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -11,9 +11,14 @@ demo: .venv/demo.ready
 test: .venv/dev.ready
 	$(BIN)/pytest
 
-# Minutes long: each process killed in turn, the demo for three seeds, every real problem.
+# Minutes long: each process killed in turn, an exact resume, the demo.
 test-heavy: .venv/dev.ready
 	$(BIN)/pytest -m heavy
+
+# Up to an hour: more seeds of the demo; the attack corpus through gVisor, and again and again at eight at once.
+test-soak: .venv/dev.ready
+	deploy/build-runsc
+	$(BIN)/pytest -m soak
 
 check: .venv/dev.ready
 	$(BIN)/ruff check .

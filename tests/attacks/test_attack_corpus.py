@@ -1,6 +1,6 @@
 """Every program of programs/*.toml, through the grader and every backend that this host can run: it gets the verdict it
 must get, leaves nothing behind, and an honest submission right after it is graded as ever. Through `runsc`, where a
-fork takes milliseconds, with the heavy tests.
+fork takes milliseconds, with the soak tests.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ async def open_arena(backend: str, filled: Mapping[str, str], slots: int = 1) ->
 
 
 @pytest_asyncio.fixture(
-    loop_scope="module", scope="module", params=["local", pytest.param("runsc", marks=pytest.mark.heavy)]
+    loop_scope="module", scope="module", params=["local", pytest.param("runsc", marks=pytest.mark.soak)]
 )
 async def arena(request: pytest.FixtureRequest) -> AsyncIterator[Arena]:
     name = f"nouscoder-attacked-{os.getpid()}"
@@ -191,7 +191,7 @@ async def test_attack(arena: Arena, attack: Attack) -> None:
     await arena.check_nothing_left()
 
 
-@pytest.mark.heavy
+@pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("backend", ["local", "runsc"])
 async def test_the_corpus_again_and_again_leaves_the_service_as_it_was(

@@ -43,11 +43,15 @@ def assert_complete(run: Any) -> None:
     run.wait_until_gone()
 
 
-def test_the_demo_runs_to_its_end_in_separate_processes(loop_run: MakeRun) -> None:
+def test_the_demo_runs_to_its_end_in_separate_processes_and_stands_still_without_the_verifier(
+    loop_run: MakeRun,
+) -> None:
     run = loop_run("learner.keep_checkpoints=3")
     run.start()
     pids = {service: run.pid(service) for service in SERVICES}
     assert len(set(pids.values())) == len(SERVICES)
+    run.until(lambda: len(run.steps()) >= 2, "the first batch")
+    assert_nothing_is_scored_without(run, pids["verifier"])
     assert_complete(run)
     report = (run.folder / "report.html").read_text(encoding="utf8")
     assert "<svg" in report
@@ -61,6 +65,19 @@ def test_the_demo_runs_to_its_end_in_separate_processes(loop_run: MakeRun) -> No
     assert {"seed", "steps", "pass_at_1_before", "pass_at_1_after", "learning_seconds", "ledger", "balanced"} <= set(
         run.summary()
     )
+
+
+def assert_nothing_is_scored_without(run: Any, verifier: int) -> None:
+    """While the verifier is stopped no rollout is scored and no reward changes; the ledger balances all the same."""
+    os.kill(verifier, signal.SIGSTOP)
+    try:
+        settled = settled_status(run)
+        again = run.status()
+        for key in ("rollouts_graded", "rollouts_accepted", "batches_committed"):
+            assert again[key] == settled[key]
+        assert again["balanced"] is True
+    finally:
+        os.kill(verifier, signal.SIGCONT)
 
 
 def test_every_service_may_be_killed_in_one_run(loop_run: MakeRun) -> None:
@@ -84,23 +101,6 @@ def test_a_service_killed_in_the_middle_of_a_run_costs_nothing(loop_run: MakeRun
     assert_complete(run)
 
 
-def test_without_the_verifier_nothing_is_scored_and_with_it_the_run_goes_on(loop_run: MakeRun) -> None:
-    run = loop_run()
-    run.start()
-    run.until(lambda: len(run.steps()) >= 2, "the first batch")
-    verifier = run.pid("verifier")
-    os.kill(verifier, signal.SIGSTOP)
-    try:
-        settled = settled_status(run)
-        again = run.status()
-        for key in ("rollouts_graded", "rollouts_accepted", "batches_committed"):
-            assert again[key] == settled[key]
-        assert again["balanced"] is True
-    finally:
-        os.kill(verifier, signal.SIGCONT)
-    assert_complete(run)
-
-
 def settled_status(run: Any) -> dict[str, Any]:
     """The status once all that was graded before the stop is trained on: two looks a second apart agree."""
     last: dict[str, Any] = run.status()
@@ -113,19 +113,7 @@ def settled_status(run: Any) -> dict[str, Any]:
     raise AssertionError(f"rollouts are still being scored while the verifier stands still: {last}")
 
 
-def test_a_run_killed_as_a_whole_resumes_at_the_next_step(loop_run: MakeRun) -> None:
-    run = loop_run()
-    run.start()
-    run.until(lambda: len(run.steps()) >= 4, "step 4")
-    run.kill_tree()
-    run.wait_until_gone()
-    before = run.steps()
-    run.start(resume=True)
-    assert_complete(run)
-    assert run.steps()[: len(before) - len(before) % 2] == before[: len(before) - len(before) % 2]
-
-
-def test_ctrl_c_stops_everything_within_five_seconds(loop_run: MakeRun) -> None:
+def test_ctrl_c_stops_everything_within_five_seconds_and_the_run_resumes(loop_run: MakeRun) -> None:
     run = loop_run()
     run.start()
     run.until(lambda: len(run.steps()) >= 2, "the first batch")
@@ -134,6 +122,26 @@ def test_ctrl_c_stops_everything_within_five_seconds(loop_run: MakeRun) -> None:
     assert run.wait(10) == 130
     assert time.monotonic() - pressed < 5  # the promise itself, not a speed figure
     run.wait_until_gone(1)
+    resume_and_compare(run)
+
+
+@pytest.mark.heavy
+def test_a_run_killed_as_a_whole_resumes_at_the_next_step(loop_run: MakeRun) -> None:
+    run = loop_run()
+    run.start()
+    run.until(lambda: len(run.steps()) >= 4, "step 4")
+    run.kill_tree()
+    run.wait_until_gone()
+    resume_and_compare(run)
+
+
+def resume_and_compare(run: Any) -> None:
+    """The resumed run ends as planned, and the lines of whole batches are those of before."""
+    before = run.steps()
+    before = before[: len(before) - len(before) % 2]
+    run.start(resume=True)
+    assert_complete(run)
+    assert run.steps()[: len(before)] == before
 
 
 def nouscoder(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

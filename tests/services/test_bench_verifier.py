@@ -9,7 +9,7 @@ from nouscoder.bench.verifier import as_record, as_text, bench_verifier
 
 
 async def test_the_bench_measures_a_real_service_beside_its_control() -> None:
-    result = await bench_verifier(scale=0.04)
+    result = await bench_verifier(scale=0.04, control_s=0.1)
     many, single = result.many_small_tests, result.one_test_submissions
     assert result.backend == "local"
     for block in (many, single):

@@ -25,7 +25,6 @@ from nouscoder.local_run import free_addresses
 from nouscoder.verifier.client import AsyncClient
 
 _START_LIMIT_S = 60.0
-_CONTROL_S = 2.0
 _AT_ONCE = 8
 
 
@@ -80,8 +79,9 @@ def submission(number: int, num_tests: int) -> dict[str, Any]:
 class Bench:
     """One service and its client."""
 
-    def __init__(self, pid: int, client: AsyncClient) -> None:
+    def __init__(self, pid: int, client: AsyncClient, control_s: float) -> None:
         self._pid = pid
+        self._control_s = control_s
         self._client = client
         self._num_sent = 0
         self.peak_memory_bytes = 0
@@ -93,7 +93,7 @@ class Bench:
 
     async def throughput(self, num_submissions: int, num_tests: int, rounds: int = 4) -> Throughput:
         """Alternate load and control `rounds` times."""
-        spawns = [await asyncio.to_thread(rate, bare_spawn, _CONTROL_S)]
+        spawns = [await asyncio.to_thread(rate, bare_spawn, self._control_s)]
         wall_s, own_s, children_s = 0.0, 0.0, 0.0
         for _ in range(rounds):
             before = usage_of(self._pid)
@@ -101,7 +101,7 @@ class Bench:
             after = usage_of(self._pid)
             own_s += after.own_cpu_s - before.own_cpu_s
             children_s += after.children_cpu_s - before.children_cpu_s
-            spawns.append(await asyncio.to_thread(rate, bare_spawn, _CONTROL_S))
+            spawns.append(await asyncio.to_thread(rate, bare_spawn, self._control_s))
         spawn_rate = statistics.median(spawns)
         num_done = num_submissions // rounds * rounds
         per_core = num_done * num_tests / wall_s / (os.cpu_count() or 1)
@@ -150,12 +150,12 @@ class Bench:
         self.peak_memory_bytes = max(self.peak_memory_bytes, usage.memory_bytes)
 
 
-async def bench_verifier(overrides: tuple[str, ...] = (), scale: float = 1.0) -> VerifierBench:
-    """Start a service, load it, stop it. `scale` multiplies the number of submissions."""
+async def bench_verifier(overrides: tuple[str, ...] = (), scale: float = 1.0, control_s: float = 2.0) -> VerifierBench:
+    """Start a service, load it, stop it. `scale` multiplies the submissions; each control takes `control_s` seconds."""
     async with running_service(overrides) as (pid, url), AsyncClient(url) as client:
-        bench = Bench(pid, client)
+        bench = Bench(pid, client, control_s)
         await bench.warm_up()
-        forks = await asyncio.to_thread(rate, fork_and_wait, _CONTROL_S)
+        forks = await asyncio.to_thread(rate, fork_and_wait, control_s)
         many = await bench.throughput(max(8, round(100 * scale)), 50)
         single = await bench.throughput(max(8, round(800 * scale)), 1)
         capacity = many.tests_per_second_per_core * (os.cpu_count() or 1) / 20
