@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
+UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
 .PHONY: demo test test-heavy test-soak check format bench proto lock clean real-input
 
@@ -43,8 +44,8 @@ proto: .venv/dev.ready
 
 # Pins every dependency with hashes and without addresses.
 lock: .venv/dev.ready
-	$(BIN)/uv pip compile -q pyproject.toml --extra dev --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11 -o requirements/dev.txt
-	$(BIN)/uv pip compile -q pyproject.toml --extra demo --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11 -c requirements/dev.txt -o requirements/demo.txt
+	$(UV) pip compile -q pyproject.toml --extra dev --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11 -o requirements/dev.txt
+	$(UV) pip compile -q pyproject.toml --extra demo --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11 -c requirements/dev.txt -o requirements/demo.txt
 
 .venv/%.ready: requirements/%.txt pyproject.toml deploy/setup-venv
 	PYTHON=$(PYTHON) deploy/setup-venv $*
