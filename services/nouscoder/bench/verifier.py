@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nouscoder.bench.controls import bare_spawn, fork_and_wait, rate
+from nouscoder.bench.controls import bare_spawn, forks_per_second, rate
 from nouscoder.bench.processes import Usage, usage_of
 from nouscoder.errors import NousCoderError
 from nouscoder.local_run import free_addresses
@@ -155,7 +155,7 @@ async def bench_verifier(overrides: tuple[str, ...] = (), scale: float = 1.0, co
     async with running_service(overrides) as (pid, url), AsyncClient(url) as client:
         bench = Bench(pid, client, control_s)
         await bench.warm_up()
-        forks = await asyncio.to_thread(rate, fork_and_wait, control_s)
+        forks = await asyncio.to_thread(forks_per_second, control_s)
         many = await bench.throughput(max(8, round(100 * scale)), 50)
         single = await bench.throughput(max(8, round(800 * scale)), 1)
         capacity = many.tests_per_second_per_core * (os.cpu_count() or 1) / 20
