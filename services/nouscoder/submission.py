@@ -157,7 +157,10 @@ Tests = StdinTests | CallTests | AssertTests | CheckerTests | InteractiveTests |
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """Code to grade. Give `code`, or `completion` to have the code extracted from a model's answer."""
+    """Code to grade. Give `code`, or `completion` to have the code extracted from a model's answer.
+
+    `problem_id`, where there is one, lets the service learn in which order the problem's tests are best run.
+    """
 
     tests: Tests
     code: str | None = None
@@ -169,6 +172,7 @@ class Submission:
     reveal: bool = True
     profile: Profile = Profile.PROCESS
     prelude: Prelude = Prelude.NONE
+    problem_id: str = ""
 
     def __post_init__(self) -> None:
         """Raises ValueError when not exactly one of `code` and `completion` is given."""

@@ -124,9 +124,12 @@ def test_defaults_and_every_field_reach_the_submission() -> None:
         "reveal": "none",
         "language": "python",
         "profile": "process",
+        "problem_id": "abc/1",
     }
     whole = parse_submission(json.dumps(record))
     assert whole.tests == CallTests("f", (CallCase((1,), {"k": 2.5}, None),))
     assert whole.limits == Limits(wall_time_s=1.0, processes=2)
     assert whole.comparator == Comparator(ComparatorKind.LINES, 0.5)
     assert (whole.completion, whole.stop_on_first_failure, whole.reveal) == ("```x```", False, False)
+    assert (plain.problem_id, whole.problem_id) == ("", "abc/1")
+    assert submission_from(submission_to(whole)) == whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
@@ -108,3 +109,15 @@ async def test_the_least_recently_used_is_forgotten_first() -> None:
     for code in ("accepted#1", "accepted#2", "accepted#1", "accepted#3", "accepted#1", "accepted#2"):
         await grader.grade(submission(code))
     assert inner.graded == ["accepted#1", "accepted#2", "accepted#3", "accepted#2"]
+
+
+async def test_who_names_no_problem_is_not_answered_by_an_order_that_was_learned() -> None:
+    inner = CountingGrader()
+    grader = cached(inner)
+    plain = submission()
+    for one in (plain, replace(plain, problem_id="p"), replace(plain, problem_id="p")):
+        await grader.grade(one)
+    assert len(inner.graded) == 2
+    for problem_id in ("", "p", "q"):
+        await grader.grade(replace(plain, problem_id=problem_id, stop_on_first_failure=False))
+    assert len(inner.graded) == 3, "where every test is run, the order bears on nothing"

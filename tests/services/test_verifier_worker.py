@@ -166,6 +166,7 @@ def test_a_rollout_is_code_or_an_answer_that_holds_code(text_is_code: bool) -> N
     submission = submission_of(LeasedGrading(Lease("l", 1, 1), "r", "p", "text"), tests)
     assert (submission.code, submission.completion) == (("text", None) if text_is_code else (None, "text"))
     assert not submission.stop_on_first_failure
+    assert submission.problem_id == "p"
 
 
 async def test_a_real_broker_s_rollouts_are_graded_over_grpc(broker_rig, new_broker: Callable[..., Broker]) -> None:  # type: ignore[no-untyped-def]

@@ -208,6 +208,7 @@ def submission_to(submission: Submission) -> verdict_pb2.Submission:
         withhold_failure=not submission.reveal,
         profile=_PROFILE_OUT[submission.profile],
         prelude=_PRELUDE_OUT[submission.prelude],
+        problem_id=submission.problem_id,
     )
     if submission.code is not None:
         message.code = submission.code
@@ -236,6 +237,7 @@ def submission_from(message: verdict_pb2.Submission) -> Submission:
         reveal=not message.withhold_failure,
         profile=_PROFILE_IN[message.profile],
         prelude=_PRELUDE_IN[message.prelude],
+        problem_id=message.problem_id,
     )
 
 

@@ -563,6 +563,7 @@ class Submission(_message.Message):
     WITHHOLD_FAILURE_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
     PRELUDE_FIELD_NUMBER: _builtins.int
+    PROBLEM_ID_FIELD_NUMBER: _builtins.int
     code: _builtins.str
     """A program."""
     completion: _builtins.str
@@ -577,6 +578,8 @@ class Submission(_message.Message):
     """Whose truth counts."""
     prelude: Global___Prelude.ValueType
     """What a python program finds in its namespace."""
+    problem_id: _builtins.str
+    """Lets the service run first the tests that failed programs for this problem before; empty means none."""
     @_builtins.property
     def tests(self) -> Global___Tests:
         """What it must pass."""
@@ -602,10 +605,11 @@ class Submission(_message.Message):
         withhold_failure: _builtins.bool = ...,
         profile: Global___Profile.ValueType = ...,
         prelude: Global___Prelude.ValueType = ...,
+        problem_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "comparator", b"comparator", "completion", b"completion", "limits", b"limits", "source", b"source", "tests", b"tests"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "comparator", b"comparator", "completion", b"completion", "language", b"language", "limits", b"limits", "prelude", b"prelude", "profile", b"profile", "run_all_tests", b"run_all_tests", "source", b"source", "tests", b"tests", "withhold_failure", b"withhold_failure"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "comparator", b"comparator", "completion", b"completion", "language", b"language", "limits", b"limits", "prelude", b"prelude", "problem_id", b"problem_id", "profile", b"profile", "run_all_tests", b"run_all_tests", "source", b"source", "tests", b"tests", "withhold_failure", b"withhold_failure"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["code", "completion"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015

@@ -54,6 +54,7 @@ class GradeRequest(Body):
     prelude: Literal["none", "lcb"] = Field("none", description="lcb: LiveCodeBench's star imports, for python")
     stop_on_first_failure: bool = True
     reveal: Literal["first_failure", "none"] = "first_failure"
+    problem_id: str = Field("", description="lets the service run first the tests that failed programs for it before")
 
     @model_validator(mode="after")
     def _one_source(self) -> GradeRequest:
@@ -74,6 +75,7 @@ class GradeRequest(Body):
             reveal=self.reveal != "none",
             profile=Profile(self.profile),
             prelude=Prelude(self.prelude),
+            problem_id=self.problem_id,
         )
 
 

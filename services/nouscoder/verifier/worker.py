@@ -169,6 +169,7 @@ def submission_of(grading: LeasedGrading, tests: GradingTests) -> Submission:
         comparator=tests.comparator,
         stop_on_first_failure=not tests.run_all_tests,
         reveal=False,
+        problem_id=grading.problem_id,
     )
 
 
