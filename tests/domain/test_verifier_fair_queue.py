@@ -14,6 +14,7 @@ from nouscoder.verifier.fair_queue import FairSlots, QueueFull
 
 CLIENTS = "abc"
 MAX_WAITING = 6
+KINDS = ["come", "come", "leave", "cancel", "extra", "give back"]
 Event = tuple[str, int]
 
 
@@ -24,6 +25,7 @@ class Office:
     slots: FairSlots = field(default_factory=lambda: FairSlots(2, MAX_WAITING, lambda waiting, busy: None))
     waiting: list[tuple[str, asyncio.Task[None]]] = field(default_factory=list)
     inside: list[asyncio.Event] = field(default_factory=list)
+    extra: int = 0
     served: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     passed_over: dict[str, dict[str, int]] = field(default_factory=dict)  # waiting client -> others served meanwhile
@@ -62,6 +64,12 @@ async def play(events: list[Event]) -> Office:
             tasks.append(task)
         elif kind == "leave" and office.inside:
             office.inside.pop(number % len(office.inside)).set()
+        elif kind == "extra" and office.slots.take_extra():
+            assert not office.slots.waiting
+            office.extra += 1
+        elif kind == "give back" and office.extra:
+            office.extra -= 1
+            office.slots.give_back_extra()
         elif kind == "cancel" and tasks:
             tasks[number % len(tasks)].cancel()
         for _ in range(4):
@@ -69,10 +77,12 @@ async def play(events: list[Event]) -> Office:
         for client in CLIENTS:
             if not office.slots._queues.get(client):
                 office.passed_over.pop(client, None)
-        assert office.slots.busy <= 2
+        assert office.extra == office.slots.extra <= office.slots.busy <= 2
         assert office.slots.waiting <= MAX_WAITING
         assert office.slots.waiting == sum(map(len, office.slots._queues.values()))
         assert office.slots.busy == 2 or not office.slots.waiting, "a slot is idle while somebody waits"
+    for _ in range(office.extra):
+        office.slots.give_back_extra()
     while office.slots.busy or office.slots.waiting:
         for leave in office.inside:
             leave.set()
@@ -85,9 +95,9 @@ async def play(events: list[Event]) -> Office:
     return office
 
 
-@given(st.lists(st.tuples(st.sampled_from(["come", "come", "leave", "cancel"]), st.integers(0, 20)), max_size=80))
+@given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 20)), max_size=80))
 def test_nobody_is_served_twice_while_another_waits_whatever_happens(events: list[Event]) -> None:
-    """The invariant of fair_queue.py over any history of arrivals, ends and cancellations."""
+    """The invariant of fair_queue.py over any history of arrivals, ends, cancellations and extra slots."""
     asyncio.run(play(events))
 
 
@@ -129,3 +139,24 @@ async def test_a_full_queue_refuses_the_newest_of_the_client_that_fills_it() -> 
         await stack.aclose()
     await asyncio.gather(*flood[:2], *small)
     assert served == ["flood-0", "small-0", "flood-1", "small-1"]
+
+
+async def test_an_extra_slot_is_given_while_one_is_idle_and_nobody_waits_and_whoever_came_first_gets_it_back() -> None:
+    slots = FairSlots(2, 4, lambda waiting, busy: None)
+    async with slots.slot("a"):
+        assert slots.take_extra()
+        assert not slots.take_extra(), "none is idle"
+        served = asyncio.Event()
+
+        async def other() -> None:
+            async with slots.slot("b"):
+                served.set()
+
+        task = asyncio.ensure_future(other())
+        await asyncio.sleep(0)
+        assert (slots.waiting, slots.take_extra()) == (1, False)
+        slots.give_back_extra()
+        assert not slots.take_extra(), "it is another's now"
+        await asyncio.wait_for(task, 1)
+        assert served.is_set()
+    assert (slots.busy, slots.extra, slots.waiting) == (0, 0, 0)

@@ -76,6 +76,11 @@ class ScriptedSandbox:
         """None here holds conversations."""
         raise NotImplementedError
 
+    async def announce(
+        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> None:
+        """Nothing here is done ahead."""
+
 
 def grader_of(sandbox: ScriptedSandbox, **policy: float) -> Grader:
     """A grader with its own metrics."""
@@ -321,3 +326,69 @@ async def test_a_submission_that_cannot_be_graded_is_refused_by_field(submission
     with pytest.raises(InvalidSubmission) as refusal:
         await grader_of(ScriptedSandbox()).grade(submission)
     assert refusal.value.field == field
+
+
+async def test_lanes_are_one_submission_s_tests_on_idle_slots_and_are_counted() -> None:
+    gate = Gate()
+
+    async def behaviour(stdin: bytes) -> RunResult:
+        if stdin != b"first":
+            return await gate(stdin)
+        await asyncio.sleep(0.005)
+        return replace(GOOD, stdout=stdin)
+
+    sandbox = ScriptedSandbox(behaviour, num_slots=3)
+    grader = grader_of(sandbox, least_lane_s=0.0)
+    pairs = [("first", "first"), *[(str(n), str(n)) for n in range(9)]]
+    task = asyncio.ensure_future(grader.grade(stdin_submission(*pairs)))
+    await settled(lambda: sandbox.open == 3)
+    assert (grader.unfinished, sample(grader, "sandboxes", state="busy")) == (1, 3)
+    gate.opened.set()
+    assert (await task).passed == 10
+    assert (grader.unfinished, sample(grader, "sandboxes", state="busy"), sandbox.open) == (0, 0, 0)
+    assert sample(grader, "extra_lanes_total") == 2
+
+
+async def test_a_borderline_run_is_alone_also_of_its_own_submission_s_other_tests() -> None:
+    running: set[bytes] = set()
+    alone: list[set[bytes]] = []
+    seen = 0
+
+    async def behaviour(stdin: bytes) -> RunResult:
+        nonlocal seen
+        running.add(stdin)
+        try:
+            await asyncio.sleep(0.005)
+            if stdin != b"border":
+                return replace(GOOD, stdout=stdin)
+            seen += 1
+            alone.append(set(running))
+            return replace(GOOD, stdout=stdin, wall_time_s=10.5 if seen == 1 else 1.0)
+        finally:
+            running.discard(stdin)
+
+    pairs = [("longest!", "longest!"), ("border", "border"), *[(f"{n:04d}", f"{n:04d}") for n in range(12)]]
+    sandbox = ScriptedSandbox(behaviour, num_slots=2)
+    submission = stdin_submission(*pairs, limits=Limits(wall_time_s=10, cpu_time_s=20))
+    verdict = await grader_of(sandbox, least_lane_s=0.0).grade(submission)
+    assert (verdict.kind, verdict.graded, sandbox.most_open) == (VerdictKind.ACCEPTED, 14, 2)
+    assert len(alone) == 2
+    assert alone[1] == {b"border"}
+
+
+async def test_a_wrong_program_is_stopped_sooner_once_the_problem_is_known() -> None:
+    """Two programs fail on the shortest of ten tests: the second one at once, if it names the problem."""
+    pairs = [("x" * n, "no" if n == 1 else "x" * n) for n in range(1, 11)]
+
+    async def graded(grader: Grader, **fields: object) -> tuple[int, VerdictKind, int]:
+        verdict = await grader.grade(stdin_submission(*pairs, **fields))  # type: ignore[arg-type]
+        assert verdict.first_failure is not None
+        return verdict.graded, verdict.kind, verdict.first_failure.index
+
+    grader = grader_of(ScriptedSandbox())
+    assert await graded(grader, problem_id="p") == (10, VerdictKind.WRONG_ANSWER, 0)
+    assert await graded(grader, problem_id="p") == (1, VerdictKind.WRONG_ANSWER, 0)
+    assert await graded(grader) == (10, VerdictKind.WRONG_ANSWER, 0), "who names no problem has the order by length"
+    assert await graded(grader, problem_id="another") == (10, VerdictKind.WRONG_ANSWER, 0)
+    everything = await grader.grade(stdin_submission(*pairs, problem_id="p", stop_on_first_failure=False))
+    assert (everything.graded, everything.passed) == (10, 9)

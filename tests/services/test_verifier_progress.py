@@ -1,37 +1,137 @@
-"""The bookkeeping of one submission and of many: a test is recorded once, and only so many are in hand."""
+"""The bookkeeping of one submission and of many: the answer is the sequential one, and only so many are in hand."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nouscoder.submission import StdinCase, StdinTests, Submission
-from nouscoder.verdict import VerdictKind
+from nouscoder.verdict import TestOutcome, Verdict, VerdictKind
+from nouscoder.verifier.judging import judge_for
+from nouscoder.verifier.order import hardest_first
 from nouscoder.verifier.progress import Progress
 from nouscoder.verifier.sandbox.fake import ended
 from nouscoder.verifier.streams import spread
 
 
-async def test_a_test_is_recorded_once_and_nothing_is_asked_for_after_the_last() -> None:
-    tests = StdinTests((StdinCase("a", "x"), StdinCase("bb", "x")))
-    progress = Progress(Submission(tests, "code"), "fake", 0.0)
-    assert (progress.next_test(), progress.next_test()) == (1, 1)
-    await progress.record(1, ended(b"x"))
-    with pytest.raises(ValueError, match="not the one"):
+def progress_of(submission: Submission, max_spent_s: float = float("inf")) -> Progress:
+    """At its beginning, longest input first."""
+    judge = judge_for(submission)
+    order = hardest_first([judge.input_size(index) for index in range(judge.num_tests)])
+    return Progress(submission, judge, order, "fake", 0.0, max_spent_s)
+
+
+async def test_a_test_is_in_one_hand_recorded_once_and_handed_out_again_when_given_back() -> None:
+    progress = progress_of(Submission(StdinTests((StdinCase("a", "x"), StdinCase("bb", "x"))), "code"))
+    assert (progress.take(), progress.num_left, progress.take(), progress.take()) == (1, 1, 0, None)
+    progress.give_back(1)
+    with pytest.raises(ValueError, match="nobody's hand"):
         await progress.record(1, ended(b"x"))
-    await progress.record(0, ended(b"x"))
-    assert progress.next_test() is None
-    assert progress.verdict().kind is VerdictKind.ACCEPTED
-    with pytest.raises(ValueError, match="not the one"):
-        await progress.record(0, ended(b"x"))
+    assert (progress.num_left, progress.take()) == (1, 1)
+    assert await progress.record(0, ended(b"x")) == []
+    assert [one.index for one in await progress.record(1, ended(b"x"))] == [1, 0]
+    with pytest.raises(ValueError, match="nobody's hand"):
+        progress.give_back(1)
+    assert (progress.is_known, progress.take(), progress.verdict().kind) == (True, None, VerdictKind.ACCEPTED)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A submission whose test `index` gets `passes[index]` after `seconds[index]`; inputs of these lengths."""
+
+    passes: Sequence[bool]
+    seconds: Sequence[int]
+    lengths: Sequence[int]
+    stops: bool
+    max_spent_s: float
+
+    def submission(self) -> Submission:
+        """Every program answers `yes`."""
+        answers = ["yes" if passed else "no" for passed in self.passes]
+        cases = tuple(StdinCase("i" * length, answer) for length, answer in zip(self.lengths, answers, strict=True))
+        return Submission(StdinTests(cases), "code", stop_on_first_failure=self.stops)
+
+
+@st.composite
+def some_case(draw: st.DrawFn) -> Case:
+    number = draw(st.integers(1, 12))
+    many = {"min_size": number, "max_size": number}
+    return Case(
+        passes=draw(st.lists(st.sampled_from([True, True, True, False]), **many)),  # type: ignore[arg-type]
+        seconds=draw(st.lists(st.integers(0, 4), **many)),  # type: ignore[arg-type]
+        lengths=draw(st.lists(st.integers(0, 3), **many)),  # type: ignore[arg-type]
+        stops=draw(st.booleans()),
+        max_spent_s=draw(st.sampled_from([5.0, 20.0, float("inf")])),
+    )
+
+
+def one_after_the_other(case: Case) -> tuple[VerdictKind, list[int], int | None]:
+    """(verdict, tests in order, first failure) of somebody who runs tests in sequence, in as few words as can be."""
+    told: list[int] = []
+    failures: list[int] = []
+    for index in hardest_first(case.lengths):
+        if sum(case.seconds[one] for one in told) > case.max_spent_s:
+            return VerdictKind.TIME_LIMIT_EXCEEDED, told, min(failures, default=None)
+        told.append(index)
+        if not case.passes[index]:
+            failures.append(index)
+            if case.stops:
+                break
+    return (VerdictKind.WRONG_ANSWER if failures else VerdictKind.ACCEPTED), told, min(failures, default=None)
+
+
+async def run_by_many(case: Case, num_hands: int, chance: random.Random) -> tuple[Verdict, list[TestOutcome]]:
+    """Up to `num_hands` tests in hand; which of them ends next, and whether it is given back, is chance."""
+    progress = progress_of(case.submission(), case.max_spent_s)
+    hands: list[int] = []
+    told: list[TestOutcome] = []
+    num_given_back = 0
+    while not progress.is_known:
+        while len(hands) < num_hands and chance.random() < 0.7 and (index := progress.take()) is not None:
+            assert index not in hands
+            hands.append(index)
+        if not hands:
+            continue
+        index = hands.pop(chance.randrange(len(hands)))
+        if chance.random() < 0.2 and num_given_back < 20:
+            num_given_back += 1
+            progress.give_back(index)
+            continue
+        mattered = progress.counts(index)
+        certain = await progress.record(index, replace(ended(b"yes"), wall_time_s=float(case.seconds[index])))
+        assert mattered or not certain
+        told.extend(certain)
+    assert not any(map(progress.counts, hands))
+    assert (progress.take(), progress.num_left) == (None, 0)
+    return progress.verdict(), told
+
+
+@given(some_case(), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_the_verdict_is_the_sequential_one_in_whatever_order_tests_end(
+    case: Case, num_hands: int, chance: random.Random
+) -> None:
+    """The invariant of progress.py."""
+    verdict, told = asyncio.run(run_by_many(case, num_hands, chance))
+    kind, indices, failure = one_after_the_other(case)
+    assert [one.index for one in told] == indices
+    assert [one.index for one in verdict.tests] == sorted(indices)
+    assert (verdict.kind, verdict.graded, verdict.total) == (kind, len(indices), len(case.passes))
+    assert verdict.passed == sum(case.passes[index] for index in indices)
+    assert (verdict.first_failure.index if verdict.first_failure else None) == failure
 
 
 async def test_a_large_output_is_judged_as_a_small_one() -> None:
     wanted = "7 " * 1_000_000
-    progress = Progress(Submission(StdinTests((StdinCase("", wanted),)), "code"), "fake", 0.0)
-    assert (await progress.record(0, ended(wanted.encode()))).outcome is VerdictKind.ACCEPTED
+    progress = progress_of(Submission(StdinTests((StdinCase("", wanted),)), "code"))
+    assert progress.take() == 0
+    (outcome,) = await progress.record(0, ended(wanted.encode()))
+    assert outcome.outcome is VerdictKind.ACCEPTED
 
 
 async def numbers(count: int) -> AsyncIterator[int]:

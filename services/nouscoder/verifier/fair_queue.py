@@ -3,7 +3,8 @@
 INVARIANT: at most `num_slots` slots are taken and at most `max_waiting` submissions wait; while a client waits, any
 other client gets at most one slot before it does (round robin); within a client the order is that of arrival. When the
 queue is full, a client with less than its share of it gets a place and the newest of the client with the longest part
-is refused in its stead.
+is refused in its stead. An extra slot is given only while a slot is idle and nobody waits, so nobody's turn is later
+for one that was given after his arrival.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class FairSlots:
         self.num_slots = num_slots
         self.waiting = 0
         self.busy = 0
+        self.extra = 0  # of the busy ones, those that are a second one of some submission
         self._max_waiting = max_waiting
         self._tell_load = tell_load
         self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # the first one is next
@@ -46,6 +48,20 @@ class FairSlots:
         finally:
             self._mean_s += 0.1 * (time.monotonic() - begun - self._mean_s)
             self._release()
+
+    def take_extra(self) -> bool:
+        """Take one more slot for a submission that has one, to be given back soon after `waiting` rises; or not."""
+        if self.waiting or self.busy >= self.num_slots:
+            return False
+        self.extra += 1
+        self.busy += 1
+        self._tell_load(self.waiting, self.busy)
+        return True
+
+    def give_back_extra(self) -> None:
+        """Once for each time that `take_extra` was true."""
+        self.extra -= 1
+        self._release()
 
     async def _acquire(self, client: str) -> None:
         if self.busy < self.num_slots and not self.waiting:

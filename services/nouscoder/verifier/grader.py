@@ -3,8 +3,9 @@
 extract code -> wait for a slot -> fresh sandbox -> tests, hardest first -> outcome of each -> verdict.
 
 INVARIANT: a submission that `grade` takes in gets exactly one verdict, unless its caller is cancelled or the queue
-refuses it; at most `sandbox.num_slots` submissions hold a sandbox and at most `max_queue` wait for one; a slot is free
-again as soon as the verdict is known, the caller is cancelled or the sandbox has failed.
+refuses it; at most `sandbox.num_slots` sandboxes are held, of as many submissions unless nobody waits (lanes.py), and
+at most `max_queue` submissions wait; a slot is free again as soon as the verdict is known, the caller is cancelled or
+the sandbox has failed.
 
 A failure of ours is tried again once in another sandbox, then answered as internal_error; whatever the candidate does,
 the answer is one of the other verdicts.
@@ -13,25 +14,28 @@ the answer is one of the other verdicts.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from functools import partial
-from typing import TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from nouscoder.submission import Submission
-from nouscoder.verdict import TestOutcome, Verdict, VerdictKind
+from nouscoder.verdict import Verdict, VerdictKind
 from nouscoder.verifier.caller import current_caller
 from nouscoder.verifier.crowd import Crowd
 from nouscoder.verifier.extract import text_to_grade
+from nouscoder.verifier.failures import count_error
 from nouscoder.verifier.fair_queue import FairSlots
 from nouscoder.verifier.fair_queue import QueueFull as QueueFull
+from nouscoder.verifier.judges.base import Judge
+from nouscoder.verifier.judging import judge_for
+from nouscoder.verifier.kill_rates import KillRates, KillTable
+from nouscoder.verifier.lane_work import LaneWork
+from nouscoder.verifier.lane_work import OnOutcome as OnOutcome
+from nouscoder.verifier.lanes import Lanes
 from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.verifier.order import hardest_first
 from nouscoder.verifier.progress import Progress
-from nouscoder.verifier.runs import open_runs, partner_patience_s, program_of
+from nouscoder.verifier.runs import has_free_order, has_lanes, program_of
 from nouscoder.verifier.sandbox.base import (
     CompileFailed,
     PartnerCompileFailed,
@@ -40,22 +44,8 @@ from nouscoder.verifier.sandbox.base import (
     Sandbox,
     SandboxError,
 )
-from nouscoder.verifier.timed import run_timed, stretched
+from nouscoder.verifier.timed import stretched
 from nouscoder.verifier.validation import Bounds, InvalidSubmission, validate
-
-log = logging.getLogger(__name__)
-
-Ran = TypeVar("Ran")
-OnOutcome = Callable[[TestOutcome], None]
-
-
-class FailureCause(StrEnum):
-    """Why the infrastructure failed: the label of `verifier_internal_errors_total`."""
-
-    SANDBOX = "sandbox"  # the backend said so
-    SANDBOX_SILENT = "sandbox_silent"  # the backend did not answer in time
-    GRADER = "grader"  # a fault in the gateway itself
-    JUDGE = "judge"  # a checker or an interactor failed, or a gold answer cannot be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +57,7 @@ class GradingPolicy:
     open_patience_s: float = 60.0
     run_grace_s: float = 30.0
     max_submission_s: float = 600.0
+    least_lane_s: float = 0.01  # of tests left to each lane, below which no further one is opened
     bounds: Bounds = Bounds()
 
     def run_patience_s(self, program: Program) -> float:
@@ -86,6 +77,7 @@ class Grader:
         self._metrics = metrics
         self._policy = policy or GradingPolicy()
         self._crowd = Crowd()
+        self._kill_rates = KillRates()
         self._slots = FairSlots(
             sandbox.num_slots,
             self._policy.max_queue,
@@ -105,25 +97,36 @@ class Grader:
     @property
     def unfinished(self) -> int:
         """Submissions that wait or run."""
-        return self._slots.waiting + self._slots.busy
+        return self._slots.waiting + self._slots.busy - self._slots.extra
 
     async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
-        """The verdict of one submission; `on_outcome` hears of each test as it ends.
+        """The verdict of one submission; `on_outcome` hears of each test once its outcome is certain.
 
         Raises InvalidSubmission when it cannot be graded as it stands and QueueFull when too many wait.
         """
         validate(submission, self._policy.bounds)
         begun = time.monotonic()
         code = text_to_grade(submission)
-        progress = Progress(submission, self._sandbox.name, begun)
+        judge = judge_for(submission)
         if code is None:
+            progress = self._progress(submission, judge, begun, None)
             verdict = progress.ended(VerdictKind.NO_CODE, "the completion holds no code")
         else:
-            program = program_of(submission, code, progress.judge)
-            async with self._slots.slot(current_caller().client):
+            program = program_of(submission, code, judge)
+            client = current_caller().client
+            async with self._slots.slot(client):
+                learned = self._kill_rates.table(client, submission, judge) if has_free_order(submission) else None
+                progress = self._progress(submission, judge, begun, learned)
                 verdict = await self._attempts(submission, program, progress, on_outcome)
+            if learned is not None:
+                learned.learn(verdict.tests)
         self._metrics.graded(verdict)
         return verdict
+
+    def _progress(self, submission: Submission, judge: Judge, begun: float, learned: KillTable | None) -> Progress:
+        sizes = [judge.input_size(index) for index in range(judge.num_tests)]
+        order = hardest_first(sizes, learned.rates() if learned is not None else None)
+        return Progress(submission, judge, order, self._sandbox.name, begun, self._policy.max_submission_s)
 
     async def run_once(self, program: Program, stdin: bytes, files: Mapping[str, bytes]) -> RunResult:
         """One run of a program that nobody judges, in a slot like any other's.
@@ -142,54 +145,32 @@ class Grader:
         self, submission: Submission, program: Program, progress: Progress, on_outcome: OnOutcome | None
     ) -> Verdict:
         """Run what is left of the tests until done; each failure of ours costs one attempt and one sandbox."""
+        work = self._work(submission, program, progress.judge, on_outcome)
+        most = self._sandbox.num_slots if has_lanes(submission) else 1
         message = ""
         for _ in range(self._policy.attempts):
             try:
                 async with asyncio.timeout(self._policy.attempt_patience_s(program)):
-                    return await self._attempt(submission, program, progress, on_outcome)
+                    await Lanes(progress, self._slots, work, most, self._policy.least_lane_s).run()
+                return progress.verdict()
             except PartnerCompileFailed as failure:
                 raise InvalidSubmission("tests", f"the judge does not compile: {failure.detail[-2000:]}") from None
             except CompileFailed as failure:
                 return progress.ended(VerdictKind.COMPILE_ERROR, failure.detail[-2000:])
-            except TimeoutError:
-                message = self._count(FailureCause.SANDBOX_SILENT, "the sandbox did not answer in time")
-            except SandboxError as error:
-                message = self._count(FailureCause.SANDBOX, str(error))
             except Exception as error:
-                log.exception("grading failed")
-                message = self._count(FailureCause.GRADER, f"{type(error).__name__} in the grader")
+                message = count_error(self._metrics, error)
+                most = 1
         return progress.ended(VerdictKind.INTERNAL_ERROR, message)
 
-    def _count(self, cause: FailureCause, message: str) -> str:
-        self._metrics.failed(cause.value)
-        log.warning("internal error", extra={"cause": cause.value, "detail": message[:500]})
-        return message
-
-    async def _attempt(
-        self, submission: Submission, program: Program, progress: Progress, on_outcome: OnOutcome | None
-    ) -> Verdict:
-        patience_s = self._policy.run_patience_s(program) + partner_patience_s(submission)
-        async with AsyncExitStack() as stack:
-            async with asyncio.timeout(self._policy.open_patience_s):
-                enforced = replace(program, limits=stretched(program.limits))
-                opened = open_runs(self._sandbox, submission, enforced, progress.judge)
-                runs = await stack.enter_async_context(opened)
-            while (index := progress.next_test()) is not None:
-                if progress.spent_s > self._policy.max_submission_s:
-                    limit = f"its tests together took more than {self._policy.max_submission_s:g} s"
-                    return progress.ended(VerdictKind.TIME_LIMIT_EXCEEDED, limit)
-                run = partial(_within, patience_s, partial(runs.run, index))
-                result, ruling = await run_timed(run, program.limits, self._crowd)
-                if ruling is not None and ruling.outcome is VerdictKind.INTERNAL_ERROR:
-                    self._count(FailureCause.JUDGE, ruling.remark)
-                outcome = await progress.record(index, result, ruling)
-                self._metrics.tested(outcome)
-                if on_outcome is not None:
-                    on_outcome(outcome)
-        return progress.verdict()
-
-
-async def _within(patience_s: float, run: Callable[[], Awaitable[Ran]]) -> Ran:
-    """What one run gave. Raises TimeoutError when the sandbox is silent for `patience_s` seconds."""
-    async with asyncio.timeout(patience_s):
-        return await run()
+    def _work(self, submission: Submission, program: Program, judge: Judge, on_outcome: OnOutcome | None) -> LaneWork:
+        return LaneWork(
+            sandbox=self._sandbox,
+            submission=submission,
+            program=program,
+            judge=judge,
+            crowd=self._crowd,
+            metrics=self._metrics,
+            open_patience_s=self._policy.open_patience_s,
+            run_patience_s=self._policy.run_patience_s(program),
+            on_outcome=on_outcome,
+        )

@@ -34,6 +34,11 @@ class VerifierMetrics:
         self._ours = Counter(
             f"{prefix}internal_errors", "Failures of ours while grading, by cause", ["cause"], registry=registry
         )
+        self._lanes = Counter(
+            f"{prefix}extra_lanes",
+            "Sandboxes opened beside the first of a submission, on idle slots",
+            registry=registry,
+        )
         for kind in VerdictKind:
             self._submissions.labels(kind.value)
             if kind not in (VerdictKind.NO_CODE, VerdictKind.COMPILE_ERROR):
@@ -50,6 +55,10 @@ class VerifierMetrics:
         """A test was run."""
         self._tests.labels(outcome.outcome.value).inc()
         self._test_s.observe(outcome.wall_time_s)
+
+    def lane_opened(self) -> None:
+        """A submission got a sandbox beside its first."""
+        self._lanes.inc()
 
     def failed(self, cause: str) -> None:
         """The infrastructure failed once; `cause` is a FailureCause value."""

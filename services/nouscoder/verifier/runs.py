@@ -11,7 +11,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from nouscoder.submission import CheckerTests, InteractiveTests, JudgeProgram, Limits, MathTests, StdinCase, Submission
+from nouscoder.submission import (
+    CheckerTests,
+    InteractiveTests,
+    JudgeProgram,
+    Limits,
+    MathTests,
+    Profile,
+    StdinCase,
+    Submission,
+)
 from nouscoder.verdict import VerdictKind
 from nouscoder.verifier import mathematics
 from nouscoder.verifier.judges.base import Judge, encoded
@@ -50,6 +59,16 @@ def program_of(submission: Submission, code: str, judge: Judge) -> Program:
             limits.processes,
         )
     return Program(language, judge.source(code), limits, judge.entry_point, judge.prelude)
+
+
+def has_free_order(submission: Submission) -> bool:
+    """Whether each test is a process of its own, so that any of them can be run before any other."""
+    return submission.profile is Profile.PROCESS and not isinstance(submission.tests, MathTests)
+
+
+def has_lanes(submission: Submission) -> bool:
+    """Whether tests can be run beside each other; a conversation keeps two processes busy as it is."""
+    return has_free_order(submission) and not isinstance(submission.tests, InteractiveTests)
 
 
 def partner_patience_s(submission: Submission) -> float:
