@@ -186,6 +186,25 @@ def bench_verifier(
     typer.echo(json.dumps(verifier.as_record(result), indent=1) if as_json else verifier.as_text(result))
 
 
+@bench_app.command("verifier-load")
+def bench_verifier_load(
+    seconds: Annotated[float, typer.Option(min=1, help="how long it is overloaded")] = 600.0,
+    submissions: Annotated[int, typer.Option(min=20, help="different submissions, of every verdict")] = 500,
+    greed: Annotated[float, typer.Option(min=1, help="the first client asks so many times as often as others")] = 1.0,
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Ask twice what a grading service can do, from four clients; exit code 0 when all was as it must be."""
+    import json
+
+    from nouscoder.bench import load, load_result
+
+    plan = load_result.LoadPlan(num_seconds=seconds, num_submissions=submissions, greed=greed)
+    result = asyncio.run(load.bench_load(plan, tuple(overrides or ())))
+    typer.echo(json.dumps(load_result.as_record(result), indent=1) if as_json else load_result.as_text(result))
+    raise typer.Exit(1 if load_result.complaints(result) else 0)
+
+
 def main() -> None:
     """Entry point: a NousCoderError is one line on stderr and exit code 1."""
     try:

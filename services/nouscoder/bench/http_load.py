@@ -141,6 +141,7 @@ class LeanClient:
         self._places = asyncio.Semaphore(num_connections)
         self._free: list[_Connection] = []
         self._num_stray_bytes = 0
+        self.num_open = 0  # connections, in use and free
 
     @property
     def num_stray_bytes(self) -> int:
@@ -171,6 +172,7 @@ class LeanClient:
             self._drop(connection)
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(_Connection, self._host, self._port)
+        self.num_open += 1
         return connection
 
     def _put_back(self, connection: _Connection) -> None:
@@ -181,6 +183,7 @@ class LeanClient:
 
     def _drop(self, connection: _Connection) -> None:
         connection.close()
+        self.num_open -= 1
         self._num_stray_bytes += connection.num_stray_bytes
 
     async def close(self) -> None:

@@ -1,0 +1,23 @@
+"""The bar of long work: on stderr, and only where somebody looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+@contextmanager
+def progress_bar(name: str, total: float) -> Iterator[Callable[[float], None]]:
+    """Give the function that says how much more is done."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        shown = bar.add_task(name, total=total)
+
+        def advance(more: float) -> None:
+            bar.advance(shown, more)
+
+        yield advance

@@ -1,0 +1,26 @@
+"""The load's submissions: every verdict, all different, the same for a seed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+from nouscoder.bench.mixture import mixture
+from nouscoder.verdict import VerdictKind
+from nouscoder.verifier.languages import registry
+from nouscoder.verifier.schema import parse_submission
+
+
+def test_it_holds_every_verdict_of_a_candidate_and_no_submission_twice() -> None:
+    samples = mixture(500, frozenset(registry()))
+    kinds = Counter(sample.truth for sample in samples)
+    assert set(kinds) == {kind.value for kind in VerdictKind} - {"internal_error"}
+    assert min(kinds.values()) >= 10
+    assert len({sample.body for sample in samples}) == len({sample.number for sample in samples}) == 500
+    for sample in samples:
+        parse_submission(sample.body)
+
+
+def test_a_seed_makes_the_same_ones_again_and_a_missing_language_is_left_out() -> None:
+    assert mixture(60, {"python"}, 3) == mixture(60, {"python"}, 3) != mixture(60, {"python"}, 4)
+    assert {json.loads(s.body).get("language", "python") for s in mixture(200, {"python"})} == {"python"}

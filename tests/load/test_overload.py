@@ -1,0 +1,37 @@
+"""The grading service at twice its capacity: nothing lost, doubled or wrong, and equal shares. No speed is asserted."""
+
+from __future__ import annotations
+
+import pytest
+
+from nouscoder.bench.load import bench_load
+from nouscoder.bench.load_result import LoadPlan, LoadResult, as_record, as_text, complaints
+
+
+def check(result: LoadResult) -> None:
+    """Everything that `complaints` names, and that it has looked at something."""
+    assert complaints(result) == [], as_text(result)
+    assert sum(result.statuses.values()) == sum(client.num_sent for client in result.clients)
+    assert sum(client.num_verdicts for client in result.clients) == result.statuses[200] == result.num_metered
+    assert result.statuses[429] == sum(client.num_refused for client in result.clients) > 0
+    assert all(seconds >= 1 for seconds in result.retry_after_s)
+    assert len(result.verdicts) == 8  # every verdict but internal_error
+    assert as_record(result)["complaints"] == []
+
+
+async def test_twice_the_capacity_loses_doubles_and_changes_nothing() -> None:
+    check(await bench_load(LoadPlan(num_seconds=10, num_submissions=100, overload=3)))
+
+
+async def test_who_asks_five_times_as_often_gets_no_larger_share() -> None:
+    result = await bench_load(LoadPlan(num_seconds=8, num_submissions=100, greed=5))
+    check(result)
+    greedy, *others = result.clients
+    assert greedy.num_sent > 3 * max(client.num_sent for client in others)
+    assert greedy.num_sandboxed <= 1.1 * max(client.num_sandboxed for client in others) + 3
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+async def test_ten_minutes_at_twice_the_capacity() -> None:
+    check(await bench_load(LoadPlan()))
