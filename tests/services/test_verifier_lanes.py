@@ -147,7 +147,7 @@ async def test_idle_slots_take_tests_of_a_submission_once_its_first_has_ended() 
     [
         (lambda: Rig([True] * 9, num_slots=1), "no slot is idle"),
         (lambda: Rig([True] * 9, most=1), "the type of tests has one lane"),
-        (lambda: Rig([True] * 9, open_s=4.0), "7 s of tests are less than twice what opening costs"),
+        (lambda: Rig([True] * 9, open_s=4.0), "7 s of tests are less than three times what opening costs"),
         (lambda: Rig([True]), "there is one test"),
     ],
 )
@@ -159,7 +159,7 @@ async def test_no_lane_is_added(rig_of: Callable[[], Rig], why: str) -> None:
 
 
 async def test_an_expensive_opening_is_worth_it_while_much_is_left() -> None:
-    rig = Rig([True] * 10, open_s=3.5)
+    rig = Rig([True] * 10, open_s=2.5)
     rig.work.let_go()
     await rig.grade()
     assert rig.work.num_extra == 1, "8 s are left after the first test for one lane: but for two, 4 s each"

@@ -24,7 +24,10 @@ from nouscoder.verifier.progress import Progress
 from nouscoder.verifier.runs import Ran, Runs
 from nouscoder.verifier.sandbox.base import CompileFailed, SandboxError
 
-WORTH = 2.0  # times the opening of a lane: what each lane must have left to do for another one to be opened
+# Times the opening of a lane: what each lane must have left to do for another one to be opened. Where one lane has
+# three times as much, two end sooner by at least as much as the second one costs. Measured with `local` on two cores:
+# opening takes 3.4 ms and a trivial test 2.5 ms (python); compiling C++ takes 0.5 s.
+WORTH = 3.0
 
 _CLOSING = -1
 _Lane = asyncio.Task[None]
