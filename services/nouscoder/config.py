@@ -141,7 +141,7 @@ class VerifierSection(Section):
     max_queue: int = Field(1024, ge=1, description="submissions waiting before new ones are refused")
     cache_entries: int = Field(4096, ge=0, description="verdicts remembered for identical submissions; 0 is off")
     max_submission_s: float = Field(600.0, gt=0, description="seconds all tests of a submission may take together")
-    max_body_bytes: int = Field(64 * 1024**2, ge=1024, description="largest request of the REST API")
+    max_body_bytes: int = Field(64 * 1024**2, ge=1024, description="largest request, over REST and gRPC")
     drain_s: float = Field(10.0, ge=0, description="seconds from SIGTERM for submissions inside to get their verdict")
     libraries: tuple[str, ...] = Field(
         ("sortedcontainers",), description="packages installed here that candidates may import too"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -106,7 +107,21 @@ def test_the_lines_of_the_lcb_driver_become_results_up_to_the_first_bad_one() ->
     assert results[0].wall_time_s == 0.5
 
 
-@pytest.mark.parametrize("line", [b"[]", b'"abc"', b'["ok", "1", "x"]', b"[" * 100_000, b"\xff", b'{"ok": 1}', b"nan"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[]",
+        b'"abc"',
+        b'["ok", "1", "x"]',
+        b'["ok", "1", 1' + b"0" * 400 + b"]",
+        b'[["ok"], "1", 1]',
+        b"[" * 100_000,
+        b"\xff",
+        b'{"ok": 1}',
+        b"nan",
+    ],
+    ids=lambda line: repr(line[:20]),
+)
 def test_a_forged_line_proves_nothing(line: bytes) -> None:
     judge = lcb_judge(("a", "1"))
     (result,) = judge.split(ended(result=line))
@@ -158,6 +173,11 @@ def test_lcb_compares_lines_and_decimals(expected: str, printed: str, same: bool
             Submission(StdinTests((StdinCase("", ""),)), "x", comparator=Comparator(relative_tolerance=-1.0)),
             "comparator.relative_tolerance",
         ),
+        (
+            Submission(StdinTests((StdinCase("", ""),)), "x", comparator=Comparator(absolute_tolerance=math.inf)),
+            "comparator.absolute_tolerance",
+        ),
+        (Submission(AssertTests(("pass",), "x;" * 1_000_000), "x"), "tests"),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_field(submission: Submission, field: str) -> None:

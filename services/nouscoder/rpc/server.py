@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 256 * 1024**2
 _OPTIONS = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
 ]
@@ -46,6 +45,7 @@ class Served:
     drain_s: float = 10.0
     credentials: grpc.ServerCredentials | None = None
     interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+    max_message_bytes: int = MAX_MESSAGE_BYTES  # of one that comes in
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -67,7 +67,8 @@ def stop_event() -> asyncio.Event:
 async def start_grpc(served: Served, stack: AsyncExitStack) -> str:
     """Start listening; `stack` undoes it by draining. Returns the address in use. Raises AddressError."""
     host, port = split_address(served.address)
-    server = grpc.aio.server(options=_OPTIONS, interceptors=list(served.interceptors))
+    options = [*_OPTIONS, ("grpc.max_receive_message_length", served.max_message_bytes)]
+    server = grpc.aio.server(options=options, interceptors=list(served.interceptors))
     served.register(server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

@@ -104,8 +104,11 @@ def _close(wanted: float, actual: float, absolute: float, relative: float) -> bo
 
 
 def result_bound(expected_json: str) -> int:
-    """Bytes that no encoding of an equal value reaches (escapes and digits make one character at most 32 bytes)."""
-    return 4096 + 32 * len(expected_json)
+    """Bytes that no encoding of an equal value reaches.
+
+    Escapes and digits make one character at most 64 bytes: 1e+308 is an integer of 309 digits too.
+    """
+    return 4096 + 64 * len(expected_json)
 
 
 def parse_result(encoded: bytes, max_bytes: int) -> JsonValue | HugeInt:

@@ -1,12 +1,16 @@
-"""What every gRPC call passes first: its id and its token. Health and reflection are open."""
+"""What every gRPC call passes first: its id, its token, and whether its bytes are a message. Health and reflection are
+open.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 
+from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.verifier.caller import ANONYMOUS, Caller, request_id_from, set_caller
 from nouscoder.verifier.tokens import Keyring
 
@@ -36,7 +40,7 @@ class GrpcGate(grpc.aio.ServerInterceptor):
         if caller is None:
             return _refusal(handler)
         set_caller(caller)
-        return handler
+        return _tolerant(handler)
 
     def _caller(self, metadata: dict[str, Any]) -> Caller | None:
         given = metadata.get("x-request-id")
@@ -52,13 +56,41 @@ async def _refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> Non
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "give a valid token: authorization: Bearer TOKEN")
 
 
+class _Unreadable:
+    """In the place of a request whose bytes are no message: the servicer finds that out when it asks what it says."""
+
+    request_id = ""
+
+    @property
+    def submission(self) -> NoReturn:
+        """Raises InvalidMessage."""
+        raise InvalidMessage("submission: the request is no message of this service, or a text in it is not UTF-8")
+
+
+def _tolerant(handler: _Handler) -> _Handler:
+    """`handler`, which also takes bytes that are no message."""
+    read: Any = handler.request_deserializer
+
+    def deserialize(data: bytes) -> object:
+        try:
+            return read(data)
+        except DecodeError:
+            return _Unreadable()
+
+    act = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    return _maker(handler)(act, deserialize, handler.response_serializer)
+
+
 def _refusal(handler: _Handler) -> _Handler:
     """A handler of the same kind that lets nobody in and reads nothing."""
-    makers: dict[tuple[bool, bool], Any] = {
+    return _maker(handler)(_refuse)
+
+
+def _maker(handler: _Handler) -> Callable[..., _Handler]:
+    makers: dict[tuple[bool, bool], Callable[..., _Handler]] = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }
-    made: _Handler = makers[handler.request_streaming, handler.response_streaming](_refuse)
-    return made
+    return makers[handler.request_streaming, handler.response_streaming]

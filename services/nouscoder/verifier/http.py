@@ -15,10 +15,12 @@ from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.requests import ClientDisconnect
 
 from nouscoder import __version__
 from nouscoder.verifier.body import BodyFault, read_body
 from nouscoder.verifier.cache import Grading
+from nouscoder.verifier.document import complete
 from nouscoder.verifier.gatekeeper import Gatekeeper
 from nouscoder.verifier.grader import QueueFull
 from nouscoder.verifier.languages import installed
@@ -209,6 +211,7 @@ def _add_faults(app: FastAPI) -> None:
 
     add(InvalidSubmission, lambda error: _fault(422, str(error), error.field))
     add(BodyFault, lambda error: _fault(error.status, f"body: {error}", "body"))
+    add(ClientDisconnect, lambda _: _fault(499, "body: the client went away", "body"))
     add(QueueFull, lambda error: _fault(429, str(error), **{"Retry-After": str(error.retry_after_s)}))
     add(Draining, lambda _: _fault(503, "the service is draining", **{"Retry-After": "1"}))
 
@@ -221,5 +224,6 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         schemas.update(request.pop("$defs", {}))
         schemas["GradeRequest"] = request
         schemas["RunCodeRequest"] = RunCodeRequest.model_json_schema(ref_template=_REF)
+        complete(document, tuple(installed()))
         app.openapi_schema = json.loads(json.dumps(document))
     return app.openapi_schema

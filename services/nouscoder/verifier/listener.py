@@ -1,4 +1,8 @@
-"""Serving an ASGI application inside the service's own event loop, without signal handlers of its own."""
+"""Serving an ASGI application inside the service's own event loop, without signal handlers of its own.
+
+INVARIANT: no connection is kept for more than HEAD_PATIENCE_S, nor for more than MAX_HEAD_BYTES and one packet, without
+the whole head of a request.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,73 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
 
 from nouscoder.rpc.server import AddressError, split_address
 
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as _UvicornProtocol
+else:  # whichever parser is installed
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol as _UvicornProtocol
+
 STOP_PATIENCE_S = 5.0
+HEAD_PATIENCE_S = 30.0
+MAX_HEAD_BYTES = 65536
+
+
+class _Protocol(_UvicornProtocol):
+    """Hangs up on clients that neither have a request answered nor send the whole head of one: late, or endless."""
+
+    _patience: asyncio.TimerHandle | None = None
+    _head_bytes: int | None = None  # None outside heads; only httptools tells of them, h11 has a bound of its own
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if answering:
+            self._wait_no_more()
+        if self._head_bytes is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes <= MAX_HEAD_BYTES or self.transport.is_closing():
+                return
+            if answering:
+                self.transport.close()
+            else:
+                self.send_400_response("The head of the request is too long.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = None
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        self._wait()
+        super().on_response_complete()
+        if not self.cycle.response_complete:  # one that was sent ahead
+            self._wait_no_more()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._wait_no_more()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._wait_no_more()
+        self._patience = self.loop.call_later(HEAD_PATIENCE_S, self.transport.close)
+
+    def _wait_no_more(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
 
 class _Server(uvicorn.Server):
@@ -35,6 +99,7 @@ async def start_http(app: FastAPI, address: str, stack: AsyncExitStack, tls: ssl
     host, _ = split_address(address)
     config = uvicorn.Config(
         app,
+        http=_Protocol,
         log_config=None,
         log_level="warning",
         access_log=False,

@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 FULL_NAME = "nouscoder.v1.VerifierService"
 Answer = TypeVar("Answer")
 _Context = grpc.aio.ServicerContext[object, object]
+_Request = verifier_pb2.GradeRequest | verifier_pb2.GradeStreamRequest | verifier_pb2.GradeBatchRequest
 
 
 class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
@@ -67,7 +68,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> verifier_pb2.GradeResponse:
         """One submission."""
         await _greet(context)
-        submission = await _submission(request.submission, context)
+        submission = await _submission(request, context)
         verdict = await _answered(self._grader.grade(submission), context)
         return verifier_pb2.GradeResponse(verdict=verdict_to(verdict))
 
@@ -76,7 +77,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> AsyncIterator[verifier_pb2.GradeStreamResponse]:
         """One submission, test by test."""
         await _greet(context)
-        submission = await _submission(request.submission, context)
+        submission = await _submission(request, context)
         async with aclosing(grade_events(self._grader, submission)) as events:  # type: ignore[type-var]
             while (event := await _answered(anext(events, None), context)) is not None:
                 if isinstance(event, Verdict):
@@ -91,7 +92,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
         await _greet(context)
 
         async def grade(request: verifier_pb2.GradeBatchRequest) -> verifier_pb2.GradeBatchResponse:
-            submission = await _submission(request.submission, context, f"{request.request_id}: ")
+            submission = await _submission(request, context, f"{request.request_id:.100}: ")
             verdict = await _answered(grade_patiently(self._grader, submission), context)
             return verifier_pb2.GradeBatchResponse(request_id=request.request_id, verdict=verdict_to(verdict))
 
@@ -118,9 +119,9 @@ async def _greet(context: _Context) -> None:
     await context.send_initial_metadata((("x-request-id", current_caller().request_id),))
 
 
-async def _submission(message: object, context: _Context, prefix: str = "") -> Submission:
+async def _submission(request: _Request, context: _Context, prefix: str = "") -> Submission:
     try:
-        return submission_from(message)  # type: ignore[arg-type]
+        return submission_from(request.submission)
     except InvalidMessage as error:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{prefix}{error}")
 
@@ -189,6 +190,7 @@ def _served(section: VerifierSection, servicer: Servicer, registry: CollectorReg
         drain_s=section.drain_s,
         credentials=grpc_credentials(section.tls),
         interceptors=[GrpcGate(keyring)],
+        max_message_bytes=section.max_body_bytes,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from nouscoder.verifier.schema import answer_json, answer_record, outcome_record
 from nouscoder.verifier.validation import InvalidSubmission
 
 QUEUE_PATIENCE_S = 120.0
+_MAX_ID_CHARS = 200
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -121,9 +123,9 @@ async def _answer_line(grader: Grading, number: int, line: bytes) -> dict[str, A
     """`number` counts lines from 0; it stands for the id of a line that has none."""
     request_id: object = number
     try:
-        record = json.loads(line)
+        record = json.loads(line.decode())
         if isinstance(record, dict) and "id" in record:
-            request_id = record.pop("id")
+            request_id = _checked_id(record.pop("id"))
             line = json.dumps(record).encode()
         verdict = await grade_patiently(grader, parse_submission(line))
     except InvalidSubmission as error:
@@ -133,3 +135,11 @@ async def _answer_line(grader: Grading, number: int, line: bytes) -> dict[str, A
     except QueueFull as error:
         return {"id": request_id, "error": str(error), "field": None}
     return {"id": request_id, **answer_record(verdict)}
+
+
+def _checked_id(given: object) -> object:
+    if isinstance(given, list | dict) or given != given or given in (math.inf, -math.inf):
+        raise InvalidSubmission("id", "must be a text or a number")
+    if len(str(given)) > _MAX_ID_CHARS:
+        raise InvalidSubmission("id", f"may have at most {_MAX_ID_CHARS} characters")
+    return given

@@ -99,7 +99,7 @@ def unpack_result(payload: bytes) -> Result:
     ended, code, signal, wall, cpu, memory, num_out, num_err, num_result = _RESULT.unpack_from(payload)
     out_end = _RESULT.size + num_out
     err_end = out_end + num_err
-    if len(payload) != err_end + max(num_result, 0):
+    if num_result < -1 or len(payload) != err_end + max(num_result, 0):
         raise ValueError("RESULT frame of the wrong length")
     result = payload[err_end:] if num_result >= 0 else None
     return Result(

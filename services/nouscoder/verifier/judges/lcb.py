@@ -94,17 +94,17 @@ class LcbJudge:
         parts = _split_line(line)
         if parts is None:
             return None
-        status, output, seconds = parts
+        status, output, written, seconds = parts
         told = replace(whole, exit=Exit.EXITED, exit_code=0, signal=0, result=None, stderr=b"", stdout=b"")
         told = replace(told, wall_time_s=seconds, cpu_time_s=min(seconds, whole.cpu_time_s))
         match status:
             case "ok":
-                text = output if self._entry is None and isinstance(output, str) else json.dumps(output)
+                text = output if self._entry is None and isinstance(output, str) else written
                 return replace(told, stdout=encoded(text))
             case "late":
                 return replace(told, exit=Exit.TIME_LIMIT)
             case "error":
-                return replace(told, exit_code=1, stderr=str(output).encode("utf8", "replace"))
+                return replace(told, exit_code=1, stderr=encoded(output if isinstance(output, str) else written))
         return None
 
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
@@ -145,12 +145,12 @@ def _same_decimals(wanted: str, actual: str) -> bool:
         return False
 
 
-def _split_line(line: bytes) -> tuple[str, JsonValue, float] | None:
-    """A line of the driver: (status, output, seconds). Hostile: the program could have written it."""
+def _split_line(line: bytes) -> tuple[object, JsonValue, str, float] | None:
+    """A line of the driver: (status, output, the same as JSON, seconds). Hostile: the program could have written it."""
     try:
         status, output, seconds = json.loads(line)
-        return str(status), output, max(0.0, min(float(seconds), _MAX_RUN_S))
-    except (ValueError, TypeError, RecursionError):
+        return status, output, json.dumps(output), max(0.0, min(float(seconds), _MAX_RUN_S))
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return None
 
 
