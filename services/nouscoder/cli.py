@@ -167,6 +167,17 @@ def doctor(as_json: JsonOption = False) -> None:
     raise typer.Exit(code)
 
 
+@app.command()
+def prepare() -> None:
+    """Do once what makes compilers of this host quick: go's standard library, compiled for the sandboxes."""
+    from nouscoder.verifier.languages import find_installed, registry
+    from nouscoder.verifier.prepared import prepare as prepare_language
+
+    for language in find_installed(registry()).values():
+        if language.prepare is not None:
+            typer.echo(f"{language.name}: {prepare_language(language)}")
+
+
 bench_app = typer.Typer(no_args_is_help=True, help="Figures beside their controls, measured in the same run.")
 app.add_typer(bench_app, name="bench")
 

@@ -22,6 +22,7 @@ from nouscoder.errors import NousCoderError
 from nouscoder.host_probe import Probe, probe_host
 from nouscoder.submission import Limits
 from nouscoder.verifier.languages import installed, registry
+from nouscoder.verifier.prepared import HOW_TO_PREPARE
 from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, open_sandbox
 from nouscoder.verifier.sandbox.cgroup import Groups
 from nouscoder.verifier.sandbox.runsc import HOW_TO_GET, find_runsc
@@ -150,9 +151,11 @@ def _gvisor() -> Finding:
 def _languages() -> Finding:
     there = installed()
     missing = [name for name in registry() if name not in there]
-    fix = "" if not missing else "install " + ", ".join(_PACKAGES.get(name, name) for name in missing)
+    slow = [name for name, language in there.items() if language.prepare is not None and language.prepared is None]
+    fixes = ["install " + ", ".join(_PACKAGES.get(name, name) for name in missing)] if missing else []
+    fixes += [f"{HOW_TO_PREPARE} (so that {', '.join(slow)} compiles in less than a second)"] if slow else []
     detail = " ".join(there) + (f"; not here: {' '.join(missing)}" if missing else "")
-    return Finding("languages", not missing, False, detail, fix)
+    return Finding("languages", not missing and not slow, False, detail, "; ".join(fixes))
 
 
 def _redis() -> Finding:

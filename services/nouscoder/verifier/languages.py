@@ -15,16 +15,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from nouscoder.verifier.prepared import PLACE, folder_of
+
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
 _REGISTRY = Path(__file__).with_name("languages.toml")
-_KEYS = {"source", "compile", "run", "time_factor", "memory_extra_bytes", "detect"}
+_OPTIONAL = {"compile", "run", "prepare", "compile_prepared"}
+_KEYS = _OPTIONAL | {"source", "time_factor", "memory_extra_bytes", "detect"}
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
     """How programs of one language are compiled and run. `run` is None for python: the warm interpreter runs it.
 
-    Of an installed language the tools in `compile`, `run` and `detect` are absolute paths.
+    Of an installed language the tools in every command and in `detect` are absolute paths; `prepared` is the
+    folder that `compile` needs and candidates must see, where it has one (prepared.py).
     """
 
     name: str
@@ -34,6 +38,9 @@ class Language:
     time_factor: float
     memory_extra_bytes: int
     detect: tuple[str, ...]
+    prepare: tuple[str, ...] | None = None
+    compile_prepared: tuple[str, ...] | None = None
+    prepared: Path | None = None
 
 
 def registry(path: Path = _REGISTRY) -> Mapping[str, Language]:
@@ -55,12 +62,25 @@ def find_installed(languages: Mapping[str, Language], search_path: str = SEARCH_
 @functools.cache
 def installed() -> Mapping[str, Language]:
     """The languages of this host, looked for once a process."""
-    return find_installed(registry())
+    return MappingProxyType({name: _made_use_of(one) for name, one in find_installed(registry()).items()})
+
+
+def prepared_folders() -> tuple[str, ...]:
+    """What candidates must see of the host so that their compilers find what was prepared."""
+    return tuple(str(language.prepared) for language in installed().values() if language.prepared is not None)
+
+
+def _made_use_of(language: Language) -> Language:
+    """With what was prepared for it, if it was."""
+    if language.compile_prepared is None or not (folder := folder_of(language)).is_dir():
+        return language
+    argv = tuple(word.replace(PLACE, str(folder)) for word in language.compile_prepared)
+    return replace(language, compile=argv, prepared=folder)
 
 
 def _language(name: str, table: Mapping[str, Any]) -> Language:
     unknown = table.keys() - _KEYS
-    missing = _KEYS - {"compile", "run"} - table.keys()
+    missing = _KEYS - _OPTIONAL - table.keys()
     if unknown or missing:
         raise ValueError(f"languages.toml: [{name}] has unknown keys {sorted(unknown)}, lacks {sorted(missing)}")
     if not table["time_factor"] > 0 or table["memory_extra_bytes"] < 0:
@@ -68,12 +88,18 @@ def _language(name: str, table: Mapping[str, Any]) -> Language:
     return Language(
         name=name,
         source_name=table["source"],
-        compile=tuple(table["compile"]) if "compile" in table else None,
-        run=tuple(table["run"]) if "run" in table else None,
+        compile=_argv(table, "compile"),
+        run=_argv(table, "run"),
         time_factor=float(table["time_factor"]),
         memory_extra_bytes=int(table["memory_extra_bytes"]),
         detect=tuple(table["detect"]),
+        prepare=_argv(table, "prepare"),
+        compile_prepared=_argv(table, "compile_prepared"),
     )
+
+
+def _argv(table: Mapping[str, Any], key: str) -> tuple[str, ...] | None:
+    return tuple(table[key]) if key in table else None
 
 
 def _resolved(language: Language, tools: Mapping[str, str]) -> Language:
@@ -84,5 +110,7 @@ def _resolved(language: Language, tools: Mapping[str, str]) -> Language:
         language,
         compile=argv(language.compile),
         run=argv(language.run),
+        prepare=argv(language.prepare),
+        compile_prepared=argv(language.compile_prepared),
         detect=tuple(tools[tool] for tool in language.detect),
     )

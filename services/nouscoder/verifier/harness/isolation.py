@@ -66,7 +66,7 @@ class LinuxIsolation:
             _write("/proc/self/setgroups", "deny")
             _write("/proc/self/uid_map", f"0 {uid} 1")
             _write("/proc/self/gid_map", f"0 {gid} 1")
-        root.enter_root((sys.base_prefix, *self._settings.site_packages))
+        root.enter_root((sys.base_prefix, *self._settings.site_packages, *self._settings.read_only))
 
     def admit(self, pid: int) -> None:
         """Write the id maps."""

@@ -14,6 +14,7 @@ class SlotSettings(NamedTuple):
 
     site_packages: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
+    read_only: tuple[str, ...] = ()  # more folders of the host that candidates see, at the same paths
     tmp_bytes: int = 256 * 1024**2
     tmp_inodes: int = 65536
     stack_bytes: int = 256 * 1024**2
@@ -31,4 +32,5 @@ class SlotSettings(NamedTuple):
         values = json.loads(text)
         values["site_packages"] = tuple(values["site_packages"])
         values["preload"] = tuple(values["preload"])
+        values["read_only"] = tuple(values["read_only"])
         return SlotSettings(**values)

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from nouscoder.verifier.harness.settings import SlotSettings
+from nouscoder.verifier.languages import prepared_folders
 from nouscoder.verifier.sandbox.base import CompileFailed, PartnerCompileFailed, Program, SandboxError
 from nouscoder.verifier.sandbox.cgroup import UNGROUPED, Groups
 from nouscoder.verifier.sandbox.config import SandboxConfig
@@ -177,6 +178,7 @@ def _slot_settings(config: SandboxConfig, index: int) -> SlotSettings:
     return SlotSettings(
         site_packages=tuple(str(folder.resolve()) for folder in config.site_packages),
         preload=config.preload,
+        read_only=prepared_folders(),
         tmp_bytes=config.tmp_bytes,
         uid_init=first if host_is_root() else None,
         uid_candidate=first + 1 if host_is_root() else None,

@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from nouscoder.verifier.harness.root import (
@@ -28,15 +28,18 @@ from nouscoder.verifier.harness.root import (
     settings_of_runtimes,
 )
 from nouscoder.verifier.harness.settings import SlotSettings
+from nouscoder.verifier.languages import prepared_folders
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
 from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.launch import ENTRY_NAME, ENVIRONMENT, HARNESS, interpreter, kill, python_command
 from nouscoder.verifier.sandbox.local import LocalSandbox
-from nouscoder.verifier.sandbox.slot import Slot, host_is_root
+from nouscoder.verifier.sandbox.runsc_folders import SANDBOX_NAME, new_folder, runsc_command, sweep
+from nouscoder.verifier.sandbox.slot import Slot
+
+log = logging.getLogger(__name__)
 
 HOW_TO_GET = "build it once with deploy/build-runsc, or name it in verifier.sandbox.runsc"
 _INSIDE = Path("/harness")
-_NAME = "slot"
 _DELETE_LIMIT_S = 10.0
 _END_LIMIT_S = 2.0
 # What the harness's init needs over its own namespaces; candidates have none of them.
@@ -69,6 +72,13 @@ class RunscSandbox(LocalSandbox):
         self._runsc = runsc
         super().__init__(config)
 
+    async def start(self) -> None:
+        """See `Sandbox`; first what a killed service has left here is put away."""
+        left = await asyncio.to_thread(sweep, self._runsc)
+        if left:
+            log.warning("sandboxes of a killed service were put away", extra={"num_sandboxes": len(left)})
+        await super().start()
+
     @property
     def isolation(self) -> tuple[str, ...]:
         """See `Sandbox`."""
@@ -86,20 +96,21 @@ class RunscLaunch:
     def __init__(self, runsc: Path, config: SandboxConfig) -> None:
         self._runsc = runsc
         self._python = interpreter(config)
-        self._prefixes = (_prefix_of(self._python), *(str(p.resolve()) for p in config.site_packages))
+        site_packages = tuple(str(folder.resolve()) for folder in config.site_packages)
+        self._visible = (_prefix_of(self._python), *site_packages, *prepared_folders())
         self._settings = SlotSettings(
-            site_packages=self._prefixes[1:], preload=config.preload, tmp_bytes=config.tmp_bytes, kernel="gvisor"
+            site_packages=site_packages, preload=config.preload, tmp_bytes=config.tmp_bytes, kernel="gvisor"
         )
         self._folder: Path | None = None
 
     def command(self) -> list[str]:
         """Make the bundle anew; returns the argv that runs it in the foreground."""
         self._forget_folder()
-        self._folder = Path(tempfile.mkdtemp(prefix="nouscoder-runsc-"))
+        self._folder = new_folder()
         root = self._folder / "root"
         mounts = self._fill(root)
         (self._folder / "config.json").write_text(json.dumps(self._bundle(root, mounts)))
-        return [*self._program(), "run", "--bundle", str(self._folder), _NAME]
+        return runsc_command(self._runsc, self._folder, "run", "--bundle", str(self._folder), SANDBOX_NAME)
 
     async def put_away(self, process: asyncio.subprocess.Process) -> None:
         """Kill the sandbox and its gofer with `runsc delete --force`, then the waiting parent and the folder."""
@@ -117,16 +128,12 @@ class RunscLaunch:
         """See `Launch.explain`."""
         return f"the runsc sandbox cannot start: {reason} (program: {self._runsc}; `nouscoder doctor` tells more)"
 
-    def _program(self) -> list[str]:
-        flags = ["--platform=systrap", "--network=none", "--ignore-cgroups", "--overlay2=none", "--host-uds=none"]
-        rootless = [] if host_is_root() else ["--rootless"]
-        return [str(self._runsc), f"--root={self._folder}/state", *flags, *rootless]
-
     async def _delete(self) -> None:
+        if self._folder is None:
+            return
         null = asyncio.subprocess.DEVNULL
-        deleting = await asyncio.create_subprocess_exec(
-            *self._program(), "delete", "--force", _NAME, stdin=null, stdout=null, stderr=null
-        )
+        command = runsc_command(self._runsc, self._folder, "delete", "--force", SANDBOX_NAME)
+        deleting = await asyncio.create_subprocess_exec(*command, stdin=null, stdout=null, stderr=null)
         try:
             async with asyncio.timeout(_DELETE_LIMIT_S):
                 await deleting.wait()
@@ -144,7 +151,7 @@ class RunscLaunch:
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "nodev"]},
         ]
-        wanted = (*SYSTEM_PATHS, *settings_of_runtimes(), *outside_system(self._prefixes))
+        wanted = (*SYSTEM_PATHS, *settings_of_runtimes(), *outside_system(self._visible))
         binds = {path: path for path in wanted if os.path.isdir(path)}
         binds[str(_INSIDE)] = str(HARNESS)
         for target, source in binds.items():
