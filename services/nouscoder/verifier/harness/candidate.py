@@ -6,6 +6,7 @@ tests, 3 (where the returned value is written; the candidate can write there too
 
 from __future__ import annotations
 
+import _random
 import _signal  # type: ignore[import-not-found]  # the enum-free calls of signal
 import atexit
 import contextlib
@@ -32,7 +33,8 @@ _NUM_FILES = 512
 _COMMAND_SPACE_BYTES = 512 * 1024**2  # libraries, stacks and whatever else a program maps that is not its data
 # Bound here: every attribute looked up in a fresh fork copies a page.
 _set_limit, _chdir, _unblock = resource.setrlimit, os.chdir, _signal.pthread_sigmask
-_seed, _set_native_id = random.seed, threading.main_thread()._set_native_id  # type: ignore[attr-defined]
+_seed, _generator = _random.Random.seed, random._inst  # type: ignore[attr-defined]
+_set_native_id = threading.main_thread()._set_native_id  # type: ignore[attr-defined]
 _set_groups, _set_users, _INTERRUPT = os.setresgid, os.setresuid, (_signal.SIGINT,)
 
 
@@ -132,7 +134,7 @@ class TestLimits:
 
 def after_fork() -> None:
     """What the interpreter does after a fork and a program can see: other random numbers, the main thread's id."""
-    _seed()
+    _seed(_generator)  # what random.seed() comes to, from the kernel's randomness
     _set_native_id()
 
 
@@ -231,8 +233,9 @@ class Job:
 
         That last part costs 5 ms of copied pages and shows only in destructors of objects that modules hold.
         """
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
+        if threading._shutdown_locks or threading._threading_atexits or atexit._ncallbacks():  # type: ignore[attr-defined]
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
         status = _flush(status)
         namespace = self.namespace
         for private in (True, False):

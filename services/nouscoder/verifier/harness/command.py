@@ -14,6 +14,7 @@ from typing import NoReturn
 from . import frames
 from .candidate import Confinement, Job, Program, TestLimits
 from .folder import Folder
+from .inbox import Inbox
 from .memory import MemoryWatch
 from .root import PROGRAM_FOLDER
 from .run import Plan, Run, RunFailed
@@ -45,15 +46,15 @@ def compile_plan(program: Program, confinement: Confinement, files_dir: int, mem
     return Plan(compiler, confinement, files_dir, memory, limits)
 
 
-def build(plan: Plan, folder: Folder, stream_in: int) -> tuple[Job | None, bytes | None]:
-    """(a job, in the compiler's process only; why it does not compile or None). Raises RunFailed, RunAbandoned."""
+def build(plan: Plan, folder: Folder, inbox: Inbox) -> tuple[Job | None, bytes | None]:
+    """(a job, in the compiler's process only; why it does not compile or None). Raises RunFailed, SessionEnded."""
     program = plan.program
     folder.open_program(program.source_name, program.source())
     problem = None
     if program.compile_argv is not None:
         if shutil.which(program.compile_argv[0]) is None:
             raise RunFailed(f"there is no {program.compile_argv[0]} inside the sandbox")
-        run = Run(plan, stream_in)
+        run = Run(plan, inbox)
         job = run.start(b"", Command(program.compile_argv).beginning(()))
         if job is not None:
             return job, None

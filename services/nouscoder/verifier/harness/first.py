@@ -106,7 +106,7 @@ class FirstRun(Run):
     def _read_report(self, deadline_s: float) -> bytes:
         poll = select.poll()
         poll.register(self._report, select.POLLIN)
-        poll.register(self._stream_in, select.POLLIN)
+        poll.register(self._inbox.fd, select.POLLIN)
         chunks: list[bytes] = []
         while True:
             ready = dict(poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000))
@@ -115,9 +115,9 @@ class FirstRun(Run):
                 if not chunk:
                     break
                 chunks.append(chunk)
-            elif self._stream_in in ready:
+            elif self._inbox.fd in ready:
                 # The first RUN may already be here; only END and a closed stream matter, and both can wait for that.
-                poll.unregister(self._stream_in)
+                poll.unregister(self._inbox.fd)
             else:
                 return b""
         return b"".join(chunks)

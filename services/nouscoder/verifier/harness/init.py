@@ -18,9 +18,10 @@ from .candidate import Confinement, Job, Program, make_script_surroundings
 from .command import Command, build, compile_plan
 from .first import FirstRun, Script
 from .folder import Folder
+from .inbox import Inbox
 from .isolation import Isolation
 from .memory import MemoryWatch
-from .run import Plan, Run, RunAbandoned, RunFailed, SessionEnded, end_all
+from .run import Plan, Run, RunFailed, SessionEnded, end_all
 from .settings import SlotSettings
 from .talk import Talk
 
@@ -38,8 +39,8 @@ class Init:
     ) -> None:
         self._isolation = isolation
         self._folder = Folder(settings, isolation)
-        self._files_dir = self._proc_fd = -1
-        self._in = stream_in
+        self._files_dir = self._proc_fd = self._report = -1
+        self._inbox = Inbox(stream_in)
         self._out = stream_out
         with open("/proc/self/statm") as statm:
             vm_pages = int(statm.read().split()[0])
@@ -50,22 +51,35 @@ class Init:
             base_vm_bytes=vm_pages * resource.getpagesize(),
         )
 
-    def serve(self, release: int) -> Job:
-        """Returns only in a candidate's process."""
+    def serve(self, orders: int, report: int) -> Job:
+        """Settle at the first byte of `orders`, take the stream over at the second, leave it with a byte to `report`.
+
+        Returns only in a candidate's process.
+        """
+        self._report = _move_up(report)
         try:
-            os.read(release, 1)  # the zygote has written our id maps
-            os.close(release)
-            self._settle()
+            _await_order(orders)  # the zygote has written our id maps
+            problem = self._settled()
+            _await_order(orders)  # the submission before has ended: the stream is ours
+            os.close(orders)
+            if problem:
+                self._fail(problem)
             frames.write_frame(self._out, frames.Kind.READY)
             return self._session()
         except SessionEnded:
-            os._exit(EXIT_ENDED)
-        except RunAbandoned:
-            self._await_end()
+            self._leave()
         except frames.StreamClosed:
             os._exit(EXIT_STREAM_CLOSED)
         except (OSError, RunFailed) as error:
             self._fail(str(error))
+
+    def _settled(self) -> str:
+        """Why it cannot; told later, for the stream is still another's."""
+        try:
+            self._settle()
+        except OSError as error:
+            return str(error)
+        return ""
 
     def _settle(self) -> None:
         os.setresgid(0, 0, 0)
@@ -78,12 +92,12 @@ class Init:
         kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=700")
         self._files_dir = _move_up(os.open("/tmp", os.O_RDONLY | os.O_DIRECTORY))
         self._folder.mount()
-        candidate.confine_session(self._confinement, (self._in, self._out))
+        candidate.confine_session(self._confinement, (self._inbox.fd, self._out))
 
     def _session(self) -> Job:
-        kind, payload = frames.read_frame(self._in)
+        kind, payload = self._inbox.next()
         if kind is frames.Kind.END:
-            os._exit(EXIT_ENDED)
+            self._leave()
         if kind is not frames.Kind.PROGRAM:
             self._fail(f"expected PROGRAM, not {kind.name}")
         program = Program(**json.loads(payload))
@@ -93,7 +107,7 @@ class Init:
         self._folder.hold_script(program.source_name, program.source())
         memory = MemoryWatch(self._proc_fd, forked=True)
         plan = Plan(program, self._confinement, self._files_dir, memory)
-        first = FirstRun(plan, self._in)
+        first = FirstRun(plan, self._inbox)
         job = first.start_compiling(program.compile_time_s)
         if job is not None:
             return job
@@ -106,7 +120,7 @@ class Init:
     def _command(self, program: Program, run_argv: list[str]) -> Job:
         memory = MemoryWatch(self._proc_fd, forked=False)
         compiling = compile_plan(program, self._confinement, self._files_dir, memory)
-        job, problem = build(compiling, self._folder, self._in)
+        job, problem = build(compiling, self._folder, self._inbox)
         if job is not None:
             return job
         if problem is not None:
@@ -123,7 +137,7 @@ class Init:
     def _runs(self, plan: Plan, runner: Script | Command, first: FirstRun | None) -> Job:
         given = frames.Given()
         while True:
-            kind, payload = frames.read_frame(self._in)
+            kind, payload = self._inbox.next()
             if kind is frames.Kind.GIVEN:
                 given = frames.unpack_given(payload)
                 continue
@@ -131,7 +145,7 @@ class Init:
                 continue
             if kind is frames.Kind.END:
                 end_all()
-                os._exit(EXIT_ENDED)
+                self._leave()
             self._folder.give(given)
             run: Run
             job = None
@@ -142,7 +156,7 @@ class Init:
                 if first is not None:
                     first.drop()
                 talks = kind is frames.Kind.TALK
-                run = Talk(plan, self._in, self._out) if talks else Run(plan, self._in)
+                run = Talk(plan, self._inbox, self._out) if talks else Run(plan, self._inbox)
                 job = run.start(payload, runner.beginning(given.args))
             else:
                 self._fail(f"expected RUN, not {kind.name}")
@@ -155,9 +169,15 @@ class Init:
 
     def _await_end(self) -> NoReturn:
         try:
-            frames.read_frame(self._in)
+            while self._inbox.next()[0] is not frames.Kind.END:  # a run asked for before the refusal was known
+                pass
         except frames.StreamClosed:
             os._exit(EXIT_STREAM_CLOSED)
+        self._leave()
+
+    def _leave(self) -> NoReturn:
+        """The stream is free as soon as the byte is out; taking the namespaces down takes longer."""
+        os.write(self._report, b"1")
         os._exit(EXIT_ENDED)
 
     def _fail(self, reason: str) -> NoReturn:
@@ -165,6 +185,11 @@ class Init:
             frames.write_frame(self._out, frames.Kind.FAILED, reason.encode())
         finally:
             os._exit(_EXIT_FAILED)
+
+
+def _await_order(orders: int) -> None:
+    if not os.read(orders, 1):
+        os._exit(EXIT_STREAM_CLOSED)  # the zygote is gone
 
 
 def _move_up(fd: int) -> int:

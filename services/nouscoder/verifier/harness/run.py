@@ -10,12 +10,14 @@ import os
 import resource
 import select
 import signal
+import sys
 import time
 from collections.abc import Callable
 
 from . import frames, kernel
 from .candidate import CANDIDATE_ID, Confinement, Job, Program, TestLimits, after_fork
 from .files import Files, read_all, write_all
+from .inbox import Inbox
 from .memory import LOOK_EVERY_S, MemoryWatch
 
 _ALL_FDS = 1 << 20
@@ -25,12 +27,11 @@ _FLOOD_BYTES = 64 * 1024
 _MEMORY_WORDS = (b"MemoryError", b"std::bad_alloc", b"Cannot allocate memory", b"out of memory", b"OutOfMemoryError")
 
 
+_kept: list[object] = []
+
+
 class RunFailed(Exception):
     """The sandbox could not start the program: ours, not the candidate's."""
-
-
-class RunAbandoned(Exception):
-    """The gateway ended the session in the middle of a run; everything is dead."""
 
 
 class SessionEnded(Exception):
@@ -66,10 +67,10 @@ class Plan:
 class Run:
     """Used once: `start`, then `finish`."""
 
-    def __init__(self, plan: Plan, stream_in: int) -> None:
+    def __init__(self, plan: Plan, inbox: Inbox) -> None:
         self._plan = plan
         self._program = plan.program
-        self._stream_in = stream_in
+        self._inbox = inbox
         self._files = Files.make(plan.isolation, plan.files_dir, plan.program.entry_point is not None)
         self._pid = 0
         self._started_s = 0.0
@@ -84,6 +85,7 @@ class Run:
         self._pid = kernel.fork()
         if self._pid == 0:
             try:
+                _kept.append(sys._getframe())
                 after_fork()
                 self._wire()
                 self._plan.limits.confine()
@@ -93,7 +95,7 @@ class Run:
         return None
 
     def finish(self) -> frames.Result:
-        """Wait for the end, kill what is left, and say what happened. Raises RunAbandoned, RunFailed."""
+        """Wait for the end, kill what is left, and say what happened. Raises SessionEnded, RunFailed."""
         in_time = self._await_end(self._started_s + self._program.wall_time_s)
         too_big = self._peak_bytes > self._program.memory_bytes
         wall_s = time.monotonic() - self._started_s
@@ -154,20 +156,22 @@ class Run:
     def _await_end(self, deadline_s: float) -> bool:
         """False when the time is over; True when the process ended by itself or holds too much memory.
 
-        Raises RunAbandoned when the gateway wants no answer.
+        Raises SessionEnded when the gateway wants no answer; frames of a run to come are kept for it.
         """
         fd = os.pidfd_open(self._pid)
         poll = select.poll()
         poll.register(fd, select.POLLIN)
-        poll.register(self._stream_in, select.POLLIN)
+        poll.register(self._inbox.fd, select.POLLIN)
         try:
             while (left_s := deadline_s - time.monotonic()) > 0:
                 ready = [number for number, _ in poll.poll(min(left_s, LOOK_EVERY_S) * 1000)]
                 if fd in ready:
                     return True
                 if ready:
-                    end_all()
-                    raise RunAbandoned
+                    if not self._inbox.keep_early():
+                        end_all()
+                        raise SessionEnded
+                    continue
                 self._peak_bytes = max(self._peak_bytes, self._plan.memory.used_bytes())
                 if self._peak_bytes > self._program.memory_bytes:
                     return True

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from . import candidate, frames
 from .candidate import Job
 from .files import write_all
+from .inbox import Inbox
 from .memory import LOOK_EVERY_S
 from .run import Plan, Run, RunFailed, SessionEnded, end_all, kill_all
 
@@ -24,8 +25,8 @@ _CHUNK_BYTES = 1 << 16
 class Talk(Run):
     """Used once: `start`, then `finish`."""
 
-    def __init__(self, plan: Plan, stream_in: int, stream_out: int) -> None:
-        super().__init__(plan, stream_in)
+    def __init__(self, plan: Plan, inbox: Inbox, stream_out: int) -> None:
+        super().__init__(plan, inbox)
         self._stream_out = stream_out
         self._child_ends = self._input, self._output = -1, -1
         self._unsent = bytearray()
@@ -60,7 +61,7 @@ class Talk(Run):
     def _await_end(self, deadline_s: float) -> bool:
         fd = os.pidfd_open(self._pid)
         poll = select.poll()
-        for number in (fd, self._output, self._stream_in):
+        for number in (fd, self._output, self._inbox.fd):
             poll.register(number, select.POLLIN)
         try:
             while (left_s := deadline_s - time.monotonic()) > 0:
@@ -74,7 +75,7 @@ class Talk(Run):
                     while self._pass_on():  # what was said last
                         pass
                     return True
-                if self._stream_in in ready:
+                if self._inbox.fd in ready:
                     self._hear()
                 if self._input in ready:
                     self._feed()
@@ -107,7 +108,7 @@ class Talk(Run):
             self._input_ended = True
 
     def _hear(self) -> None:
-        kind, payload = frames.read_frame(self._stream_in)
+        kind, payload = self._inbox.next()
         if kind is frames.Kind.INPUT:
             if not self._input_ended:
                 self._unsent += payload

@@ -1,7 +1,7 @@
 """A slot's warm interpreter: builds the root once, then gives every submission a fresh set of namespaces.
 
-INVARIANT: the zygote never reads a submission, so nothing of one can reach the processes of the next.
-It makes the next sandbox as soon as the last one ends, so a submission finds its namespaces ready.
+INVARIANT: the zygote never reads a submission, so nothing of one can reach the processes of the next; of the sandboxes
+that it has made one has the stream and one stands by, so that a submission finds its namespaces ready.
 """
 
 from __future__ import annotations
@@ -46,22 +46,60 @@ def main(settings_json: str) -> Job:
         _give_up(stream_out, str(error))
 
 
-def _serve(init: Init, isolation: Isolation) -> Job:
-    while True:
-        release, hold = os.pipe()
-        pid = kernel.fork_into(isolation.namespaces)
-        if pid == 0:
-            os.close(hold)
-            return init.serve(release)
-        os.close(release)
-        isolation.admit(pid)
-        os.write(hold, b"1")
-        os.close(hold)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if status == EXIT_STREAM_CLOSED:
-            os._exit(0)
+class _Standby:
+    """A sandbox: settled at once, in use from `begin` to the end of its submission."""
+
+    def __init__(self, pid: int, orders: int, report: int) -> None:
+        self._pid, self._orders, self._report = pid, orders, report
+
+    def begin(self) -> None:
+        """Hand it the stream."""
+        os.write(self._orders, b"1")
+        os.close(self._orders)
+
+    def await_end(self) -> None:
+        """Until it has left the stream; its namespaces may still be on their way down. Ends us when it failed."""
+        left = os.read(self._report, 1)
+        os.close(self._report)
+        if not left:
+            self.reap()
+
+    def reap(self) -> None:
+        """Until nothing is left of it."""
+        status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         if status != EXIT_ENDED:
-            os._exit(1)
+            os._exit(0 if status == EXIT_STREAM_CLOSED else 1)
+
+
+def _serve(init: Init, isolation: Isolation) -> Job:
+    current = _stand_by(init, isolation)
+    last: _Standby | None = None
+    while not isinstance(current, Job):
+        current.begin()
+        following = _stand_by(init, isolation)
+        if isinstance(following, Job):
+            return following
+        if last is not None:
+            last.reap()
+        current.await_end()
+        last, current = current, following
+    return current
+
+
+def _stand_by(init: Init, isolation: Isolation) -> _Standby | Job:
+    """Make a sandbox. The job is returned in a candidate's process only."""
+    orders, command = os.pipe()
+    report, told = os.pipe()
+    pid = kernel.fork_into(isolation.namespaces)
+    if pid == 0:
+        os.close(command)
+        os.close(report)
+        return init.serve(orders, told)
+    os.close(orders)
+    os.close(told)
+    isolation.admit(pid)
+    os.write(command, b"1")
+    return _Standby(pid, command, report)
 
 
 def _move_stream() -> tuple[int, int]:

@@ -20,6 +20,7 @@ from nouscoder.verifier.languages import Language
 NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 _MAX_GIVEN_BYTES = 1 << 29
 _MAX_GIVEN = 256
+_MAX_NAME_BYTES = 200
 
 
 class Exit(StrEnum):
@@ -106,6 +107,16 @@ class Session(Protocol):
         """
         ...
 
+    async def announce(
+        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> None:
+        """Say what will be run next, while a run is under way: a hint, so that the sandbox need not wait between two.
+
+        The run announced may begin as soon as the one under way has ended, whether or not it is asked for later. At
+        most one at a time; a backend may do nothing. Raises as `run` does.
+        """
+        ...
+
     async def converse(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:
@@ -160,7 +171,9 @@ def check_given(program: Program, args: tuple[str, ...], files: Mapping[str, byt
     if any("\0" in arg for arg in args):
         raise ValueError("an argument must not hold a NUL character")
     for name in files:
-        if name in ("", ".", "..", program.language.source_name) or "/" in name or "\0" in name or len(name) > 200:
+        num_bytes = len(name.encode("utf8", "surrogatepass"))
+        taken = name in ("", ".", "..", program.language.source_name)
+        if taken or "/" in name or "\0" in name or num_bytes > _MAX_NAME_BYTES:
             raise ValueError(f"{name!r:.60} cannot be the name of a file of a run")
     if sum(map(len, files.values())) > _MAX_GIVEN_BYTES:
         raise ValueError(f"the files of a run hold at most {_MAX_GIVEN_BYTES} bytes together")

@@ -1,6 +1,7 @@
 """One submission in one slot, spoken in frames: for every backend whose slots run the harness.
 
-INVARIANT: after an answer that does not fit the question the slot is stopped, and the session gives SandboxError only.
+INVARIANT: after an answer that does not fit the question the slot is stopped, and the session gives SandboxError only;
+at most one run is announced beyond the one that is awaited, and its answer is never taken for another's.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _EXITS = {
     frames.Ended.OUTPUT_LIMIT: Exit.OUTPUT_LIMIT,
 }
 _PYTHON_COMPILE_TIME_S = 10.0
+_Asked = tuple[bytes, tuple[str, ...], Mapping[str, bytes]]
 _OUT_OF_MEMORY = RunResult(Exit.MEMORY_LIMIT, 0, signal.SIGKILL, 0.0, 0.0, 0, b"", b"")
 
 
@@ -46,6 +48,7 @@ class SlotSession:
         self._grace_s = config.grace_s
         self._num_killed = slot.group.num_killed()
         self._running = False
+        self._announced: _Asked | None = None
         by_exec = program.language.run is not None
         self._compile_time_s = config.compile_time_s if by_exec else _PYTHON_COMPILE_TIME_S
 
@@ -80,28 +83,51 @@ class SlotSession:
     ) -> RunResult:
         """See `Session.run`. Raises RuntimeError when another run of this session is under way."""
         check_given(self._program, args, files)
+        asked = stdin, args, files
         with self._one_at_a_time():
-            await self._give(args, files)
+            announced, self._announced = self._announced, None
+            if announced is not None and announced != asked:
+                await self._answer()
+                announced = None
             try:
-                await self._slot.send(Kind.RUN, stdin)
-                kind, payload = await self._receive(self._program.limits.wall_time_s)
+                if announced is None:
+                    await self._ask(asked)
+                payload = await self._answer()
+                short = self._was_short_of_memory()
+                if short and self._announced is not None:  # one of the two, and this one may be innocent
+                    self._announced = None
+                    await self._answer()
+                    self._was_short_of_memory()
+                    await self._ask(asked)
+                    payload = await self._answer()
+                    short = self._was_short_of_memory()
             except SandboxError:
                 if self._was_short_of_memory():  # the kernel took init for the program
                     return _OUT_OF_MEMORY
                 raise
-            if kind is not Kind.RESULT:
-                await self._slot.stop()
-                raise SandboxError(f"slot {self._slot.index} answered {kind.name} to a run")
-        return self._to_result(payload)
+        return _to_result(payload, short)
 
-    def _to_result(self, payload: bytes) -> RunResult:
-        r = frames.unpack_result(payload)
-        exit_ = _EXITS[frames.Ended(r.ended)]
-        if self._was_short_of_memory():  # of several processes, perhaps, and the one that we waited for went on
-            exit_ = Exit.MEMORY_LIMIT
-        return RunResult(
-            exit_, r.exit_code, r.signal, r.wall_time_s, r.cpu_time_s, r.memory_bytes, r.stdout, r.stderr, r.result
-        )
+    async def announce(
+        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> None:
+        """See `Session.announce`."""
+        check_given(self._program, args, files)
+        if self._announced is not None:
+            raise RuntimeError("one run is announced already")
+        self._announced = asked = stdin, args, files
+        await self._ask(asked)
+
+    async def _ask(self, asked: _Asked) -> None:
+        stdin, args, files = asked
+        await self._give(args, files)
+        await self._slot.send(Kind.RUN, stdin)
+
+    async def _answer(self) -> bytes:
+        kind, payload = await self._receive(self._program.limits.wall_time_s)
+        if kind is not Kind.RESULT:
+            await self._slot.stop()
+            raise SandboxError(f"slot {self._slot.index} answered {kind.name} to a run")
+        return payload
 
     def _was_short_of_memory(self) -> bool:
         """Whether the kernel has killed a process of this session for the memory of the slot's group."""
@@ -115,6 +141,8 @@ class SlotSession:
         if not isinstance(partner, SlotSession):
             raise TypeError("a session converses with the partner of its own pair")
         check_given(partner._program, args, files)
+        if self._announced is not None or partner._announced is not None:
+            raise RuntimeError("a run is announced: a conversation cannot come before it")
         with self._one_at_a_time(), partner._one_at_a_time():
             await partner._give(args, files)
             await self._slot.send(Kind.TALK)
@@ -135,7 +163,7 @@ class SlotSession:
                 await listener._slot.send(Kind.INPUT, payload)
             elif kind is Kind.RESULT:
                 await listener._slot.send(Kind.INPUT_END)
-                return self._to_result(payload)
+                return _to_result(payload, self._was_short_of_memory())
             else:
                 await self._slot.stop()
                 raise SandboxError(f"slot {self._slot.index} answered {kind.name} in a conversation")
@@ -160,3 +188,12 @@ class SlotSession:
         except SandboxError:
             await self._slot.stop()
             raise
+
+
+def _to_result(payload: bytes, short_of_memory: bool) -> RunResult:
+    r = frames.unpack_result(payload)
+    # Of several processes, perhaps, and the one that we waited for went on.
+    exit_ = Exit.MEMORY_LIMIT if short_of_memory else _EXITS[frames.Ended(r.ended)]
+    return RunResult(
+        exit_, r.exit_code, r.signal, r.wall_time_s, r.cpu_time_s, r.memory_bytes, r.stdout, r.stderr, r.result
+    )
