@@ -178,6 +178,37 @@ def prepare() -> None:
             typer.echo(f"{language.name}: {prepare_language(language)}")
 
 
+data_app = typer.Typer(no_args_is_help=True, help="Problem files.")
+app.add_typer(data_app, name="data")
+
+
+@data_app.callback()
+def _data() -> None:
+    """Problem files."""
+
+
+@data_app.command("inspect")
+def data_inspect(
+    file: Annotated[Path, typer.Argument(help="problem file: JSONL of ours, LeetCodeDataset or CodeContests (.gz)")],
+    flaky: Annotated[bool, typer.Option("--flaky", help="run the reference solutions, several times")] = False,
+    rounds: Annotated[int, typer.Option(min=2, help="how often each reference runs each test")] = 5,
+    as_json: JsonOption = False,
+    config_file: ConfigOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """What a problem file holds; with --flaky, exit code 1 when tests are found that cannot be relied on."""
+    from nouscoder.config import load_config
+    from nouscoder.data import inspect
+
+    if flaky:
+        section = load_config(config_file, overrides or []).verifier
+        text, code = inspect.audit_file(file, section, rounds, as_json=as_json)
+    else:
+        text, code = inspect.inspect_file(file, as_json=as_json)
+    typer.echo(text)
+    raise typer.Exit(code)
+
+
 bench_app = typer.Typer(no_args_is_help=True, help="Figures beside their controls, measured in the same run.")
 app.add_typer(bench_app, name="bench")
 

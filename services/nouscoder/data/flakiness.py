@@ -1,0 +1,88 @@
+"""What is wrong with a problem's tests, judged by what its reference solutions did in several rounds. Pure.
+
+A reference is held to be right, so a test that it does not pass, or passes only now and then, is at fault, or the
+reference is. Either way programs would be rewarded by chance.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nouscoder.verdict import VerdictKind
+
+NEAR_LIMIT = 0.5
+
+
+class Flaw(StrEnum):
+    """What can be wrong with a test, or with a whole problem."""
+
+    OUTCOME_VARIES = "outcome_varies"
+    OUTPUT_VARIES = "output_varies"
+    NEVER_PASSED = "never_passed"
+    NEAR_LIMIT = "near_limit"  # a reference takes more than NEAR_LIMIT of the time
+    NOT_RUN = "not_run"  # a reference does not compile, or cannot be graded at all
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one reference did in one test in one round. `output` is a digest, empty where none is kept."""
+
+    outcome: VerdictKind
+    output: bytes
+    share_of_limit: float  # of CPU or wall time, the larger
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One reference, all tests [num_tests]; with a `trouble`, in words, none of them."""
+
+    reference: int
+    tests: tuple[Seen, ...] = ()
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong. `test` is None when it is the whole problem."""
+
+    problem_id: str
+    test: int | None
+    flaw: Flaw
+    detail: str
+
+
+def findings_of(problem_id: str, rounds: Sequence[Round]) -> list[Finding]:
+    """Everything that is wrong with one problem, test by test."""
+    troubles = Counter(f"reference {one.reference}: {one.trouble}" for one in rounds if one.trouble)
+    found = [
+        Finding(problem_id, None, Flaw.NOT_RUN, f"{text} ({count} times)") for text, count in sorted(troubles.items())
+    ]
+    whole = [one for one in rounds if not one.trouble]
+    for test in range(len(whole[0].tests) if whole else 0):
+        seen = [(one.reference, one.tests[test]) for one in whole]
+        found += (Finding(problem_id, test, flaw, detail) for flaw, detail in _flaws(seen))
+    return found
+
+
+def _flaws(seen: Sequence[tuple[int, Seen]]) -> list[tuple[Flaw, str]]:
+    flaws = []
+    for reference in sorted({number for number, _ in seen}):
+        own = [one for number, one in seen if number == reference]
+        outcomes = Counter(one.outcome.value for one in own)
+        if len(outcomes) > 1:
+            counts = ", ".join(f"{outcome} {count} times" for outcome, count in outcomes.most_common())
+            flaws.append((Flaw.OUTCOME_VARIES, f"reference {reference}: {counts}"))
+        outputs = {one.output for one in own}
+        if len(outputs) > 1:
+            flaws.append((Flaw.OUTPUT_VARIES, f"reference {reference}: {len(outputs)} outputs in {len(own)} rounds"))
+        slowest = max(one.share_of_limit for one in own)
+        passed = VerdictKind.ACCEPTED.value in outcomes
+        if passed and slowest > NEAR_LIMIT:
+            flaws.append((Flaw.NEAR_LIMIT, f"reference {reference} took {slowest:.0%} of the limit"))
+    if not any(one.outcome is VerdictKind.ACCEPTED for _, one in seen):
+        got = ", ".join(sorted({one.outcome.value for _, one in seen}))
+        flaws.append((Flaw.NEVER_PASSED, f"{len(seen)} runs of references got {got}"))
+    return flaws

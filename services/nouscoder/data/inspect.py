@@ -1,0 +1,189 @@
+"""`nouscoder data inspect FILE`: what a problem file holds; with --flaky, what its tests are worth.
+
+The audit runs every reference solution over all tests of its problem, several rounds, through the verifier's own grader
+and the configured sandbox, without its cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from nouscoder.config import VerifierSection
+from nouscoder.data.flakiness import Finding, Round, Seen, findings_of
+from nouscoder.data.problems import ProblemFileError
+from nouscoder.data.recording import Outputs, RecordingSandbox, digest, recorded
+from nouscoder.data.references import Reference, ReferencedProblem, read_referenced
+from nouscoder.problem import Problem
+from nouscoder.progress_bar import progress_bar
+from nouscoder.submission import CallTests, StdinTests, Submission
+from nouscoder.verdict import TestOutcome, Verdict
+from nouscoder.verifier.grader import Grader
+from nouscoder.verifier.judging import judge_for
+from nouscoder.verifier.languages import registry
+from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox import open_sandbox
+from nouscoder.verifier.settings import grading_policy, sandbox_config
+from nouscoder.verifier.validation import InvalidSubmission
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a problem file holds."""
+
+    num_problems: int
+    num_tests: int
+    num_with_references: int
+    tests_by_type: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What the audit has found. Problems without a reference solution could not be looked at."""
+
+    num_problems: int
+    num_audited: int
+    num_tests: int
+    num_rounds: int
+    findings: tuple[Finding, ...]
+
+
+def contents(problems: Sequence[ReferencedProblem]) -> Contents:
+    """Counts over the whole file."""
+    return Contents(
+        num_problems=len(problems),
+        num_tests=sum(len(one.problem.tests.cases) for one in problems),
+        num_with_references=sum(bool(one.references) for one in problems),
+        tests_by_type=dict(Counter(type(one.problem.tests).__name__ for one in problems)),
+    )
+
+
+async def audit(problems: Sequence[ReferencedProblem], section: VerifierSection, num_rounds: int) -> Audit:
+    """Run the references. Raises ProblemFileError when there is none, SandboxUnavailable."""
+    audited = [one for one in problems if one.references]
+    if not audited:
+        raise ProblemFileError("no problem has a reference solution, so there is nothing to run")
+    jobs = [
+        (one.problem, number, reference)
+        for _ in range(num_rounds)  # the outer loop: rounds of one test lie apart in time
+        for one in audited
+        for number, reference in enumerate(one.references)
+    ]
+    with progress_bar("references", len(jobs)) as advance:
+        async with _grading(section) as grader:
+            rounds = await _run_all(grader, jobs, advance)
+    by_problem: dict[str, list[Round]] = {}
+    for (problem, _, _), one in zip(jobs, rounds, strict=True):
+        by_problem.setdefault(problem.problem_id, []).append(one)
+    return Audit(
+        num_problems=len(problems),
+        num_audited=len(audited),
+        num_tests=sum(len(one.problem.tests.cases) for one in audited),
+        num_rounds=num_rounds,
+        findings=tuple(found for name, own in by_problem.items() for found in findings_of(name, own)),
+    )
+
+
+@asynccontextmanager
+async def _grading(section: VerifierSection) -> AsyncIterator[Grader]:
+    sandbox = RecordingSandbox(open_sandbox(sandbox_config(section)))
+    try:
+        await sandbox.start()
+        yield Grader(sandbox, VerifierMetrics(CollectorRegistry()), grading_policy(section))
+    finally:
+        await sandbox.close()
+
+
+async def _run_all(
+    grader: Grader, jobs: Sequence[tuple[Problem, int, Reference]], advance: Callable[[float], None]
+) -> list[Round]:
+    """In order, as many at a time as there are slots: times are then those of a machine that is not crowded."""
+    rounds: list[Round | None] = [None] * len(jobs)
+    waiting = iter(enumerate(jobs))
+
+    async def runner() -> None:
+        for at, (problem, number, reference) in waiting:
+            rounds[at] = await _run(grader, problem, number, reference)
+            advance(1)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(grader.num_slots):
+            group.create_task(runner())
+    return [one for one in rounds if one is not None]
+
+
+async def _run(grader: Grader, problem: Problem, number: int, reference: Reference) -> Round:
+    submission = Submission(
+        tests=problem.tests,
+        code=reference.code,
+        language=reference.language,
+        limits=problem.limits,
+        comparator=problem.comparator,
+        stop_on_first_failure=False,
+    )
+    with recorded() as outputs:
+        try:
+            verdict = await grader.grade(submission)
+        except InvalidSubmission as error:
+            return Round(number, trouble=str(error))
+    if len(verdict.tests) != verdict.total:
+        return Round(number, trouble=f"{verdict.kind.value}: {_first_line(verdict)}")
+    given = _given(submission)
+    tests = tuple(_seen(submission, outcome, outputs, given) for outcome in verdict.tests)
+    return Round(number, tests)
+
+
+def _given(submission: Submission) -> list[bytes]:
+    """What each test's process is given, where that is the same in every round; else nothing."""
+    if not isinstance(submission.tests, StdinTests | CallTests):
+        return []
+    judge = judge_for(submission)
+    return [digest(judge.stdin(index)) for index in range(judge.num_tests)]
+
+
+def _seen(submission: Submission, outcome: TestOutcome, outputs: Outputs, given: Sequence[bytes]) -> Seen:
+    factor = registry()[submission.language].time_factor
+    limits = submission.limits
+    share = max(outcome.wall_time_s / limits.wall_time_s, outcome.cpu_time_s / limits.cpu_time_s) / factor
+    output = digest(*sorted(outputs.get(given[outcome.index], ()))) if given else b""
+    return Seen(outcome.outcome, output, share)
+
+
+def _first_line(verdict: Verdict) -> str:
+    return verdict.detail.strip().partition("\n")[0][:200]
+
+
+def inspect_file(path: Path, *, as_json: bool) -> tuple[str, int]:
+    """(what to print, exit code). Raises ProblemFileError."""
+    found = contents(read_referenced(path))
+    if as_json:
+        return json.dumps(asdict(found), indent=1), 0
+    types = ", ".join(f"{count} {name}" for name, count in found.tests_by_type.items())
+    return (
+        f"{path}: {found.num_problems} problems ({types}), {found.num_tests} tests,"
+        f" {found.num_with_references} problems with reference solutions"
+    ), 0
+
+
+def audit_file(path: Path, section: VerifierSection, num_rounds: int, *, as_json: bool) -> tuple[str, int]:
+    """(what to print, exit code): 0 when nothing was found. Raises ProblemFileError and SandboxUnavailable."""
+    result = asyncio.run(audit(read_referenced(path), section, num_rounds))
+    code = int(bool(result.findings))
+    if as_json:
+        return json.dumps(asdict(result), indent=1), code
+    lines = [
+        f"{one.problem_id}{'' if one.test is None else f' test {one.test}'}: {one.flaw.value}: {one.detail}"
+        for one in result.findings
+    ]
+    lines.append(
+        f"{path}: {result.num_audited} of {result.num_problems} problems have reference solutions; {result.num_tests}"
+        f" tests, {result.num_rounds} rounds: {len(result.findings)} findings"
+    )
+    return "\n".join(lines), code

@@ -1,0 +1,96 @@
+"""A sandbox that remembers, by what a process was given, what it printed or returned.
+
+INVARIANT: inside `recorded()` every run in a session is remembered, in that block's record and no other, whichever task
+of it has run it; the runs themselves are the inner sandbox's, unchanged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextvars import ContextVar
+
+from nouscoder.verifier.sandbox.base import NO_FILES, Program, RunResult, Sandbox, Session
+
+Outputs = dict[bytes, set[bytes]]  # digests of what runs put out, by the digest of what they were given
+
+_record: ContextVar[Outputs | None] = ContextVar("outputs", default=None)
+
+
+@contextmanager
+def recorded() -> Iterator[Outputs]:
+    """The record of what is run by this task, and by those that it starts, inside the block."""
+    outputs: Outputs = {}
+    token = _record.set(outputs)
+    try:
+        yield outputs
+    finally:
+        _record.reset(token)
+
+
+def digest(*parts: bytes) -> bytes:
+    """Of some bytes, each apart from the next."""
+    made = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        made.update(len(part).to_bytes(8, "little") + part)
+    return made.digest()
+
+
+class RecordingSandbox:
+    """`inner`, watched. Pairs (a checker, an interactor) are not."""
+
+    def __init__(self, inner: Sandbox) -> None:
+        self._inner = inner
+        self.name = inner.name
+        self.num_slots = inner.num_slots
+
+    @property
+    def isolation(self) -> tuple[str, ...]:
+        """See `Sandbox`."""
+        return self._inner.isolation
+
+    async def start(self) -> None:
+        """See `Sandbox`."""
+        await self._inner.start()
+
+    @asynccontextmanager
+    async def session(self, program: Program) -> AsyncIterator[Session]:
+        """See `Sandbox`."""
+        async with self._inner.session(program) as session:
+            yield _RecordingSession(session)
+
+    def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
+        """See `Sandbox`."""
+        return self._inner.pair(program, partner)
+
+    async def close(self) -> None:
+        """See `Sandbox`."""
+        await self._inner.close()
+
+
+class _RecordingSession:
+    def __init__(self, inner: Session) -> None:
+        self._inner = inner
+
+    async def run(
+        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> RunResult:
+        """See `Session`."""
+        result = await self._inner.run(stdin, args=args, files=files)
+        outputs = _record.get()
+        if outputs is not None:
+            outputs.setdefault(digest(stdin), set()).add(digest(result.stdout, result.result or b""))
+        return result
+
+    async def announce(
+        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> None:
+        """See `Session`."""
+        await self._inner.announce(stdin, args=args, files=files)
+
+    async def converse(
+        self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> tuple[RunResult, RunResult]:
+        """See `Session`; sessions of a pair are the inner sandbox's own, so nobody comes here."""
+        return await self._inner.converse(partner, args=args, files=files)

@@ -1,0 +1,143 @@
+"""`nouscoder data inspect --flaky` on made-up problems: a sound one, and one of each kind of flaw."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nouscoder.config import load_config
+from nouscoder.data.flakiness import Flaw, Round, Seen, findings_of
+from nouscoder.data.inspect import audit_file, inspect_file
+from nouscoder.data.problems import ProblemFileError
+from nouscoder.data.references import Reference, read_referenced
+from nouscoder.verdict import VerdictKind
+
+SECTION = load_config(None, ["verifier.sandbox.slots=2"]).verifier
+ADD = "print(sum(map(int, input().split())))"
+# Kept apart by what no seed and no clock fixes.
+RANDOM = "import os\nprint(int.from_bytes(os.urandom(8), 'little'))"
+
+
+def problem(name: str, *references: object, **fields: Any) -> dict[str, Any]:
+    cases = [{"input": "1 2\n", "output": "3\n"}, {"input": "5 6\n", "output": "11\n"}]
+    limits = {"wall_time_s": 20.0, "cpu_time_s": 10.0}
+    record: dict[str, Any] = {"problem_id": name, "prompt": "Add.", "tests": {"type": "stdin", "cases": cases}}
+    return record | {"limits": limits, "references": references} | fields
+
+
+def write(path: Path, *records: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def audited(path: Path, num_rounds: int = 4) -> tuple[dict[tuple[str, int | None], set[str]], int]:
+    """(flaws by problem and test, exit code)."""
+    text, code = audit_file(path, SECTION, num_rounds, as_json=True)
+    flaws: dict[tuple[str, int | None], set[str]] = {}
+    for finding in json.loads(text)["findings"]:
+        flaws.setdefault((finding["problem_id"], finding["test"]), set()).add(finding["flaw"])
+    return flaws, code
+
+
+def test_sound_problems_of_every_kind_give_nothing(tmp_path: Path) -> None:
+    call = {"type": "call", "entry_point": "add", "cases": [{"args": [1, 2], "expected": 3}]}
+    function = "def add(a, b): return a + b"
+    checked: dict[str, Any] = {"type": "checker", "cases": [{"input": "1 2\n", "output": ""}]}
+    checked["checker"] = {"language": "python", "code": "import sys\nsys.exit(open(sys.argv[2]).read() != '3\\n')"}
+    asserted = {"type": "assert", "cases": ["assert add(1, 2) == 3"]}
+    path = write(
+        tmp_path / "sound.jsonl",
+        problem("stdin", ADD, {"language": "python", "code": ADD}),
+        problem("call", function, tests=call),
+        problem("checker", ADD, tests=checked),
+        problem("assert", function, tests=asserted),
+        problem("no reference"),
+    )
+    text, code = audit_file(path, SECTION, 2, as_json=False)
+    assert code == 0
+    assert text.endswith("4 of 5 problems have reference solutions; 5 tests, 2 rounds: 0 findings")
+
+
+def test_each_kind_of_flaw_is_found_where_it_is(tmp_path: Path) -> None:
+    sometimes = "import os\na = input()\nprint(3 if a == '1 2' or os.urandom(1)[0] % 2 else 11)"
+    any_number: dict[str, Any] = {"type": "checker", "cases": [{"input": "", "output": ""}]}
+    any_number["checker"] = {"language": "python", "code": "import sys\nsys.exit(0)"}
+    path = write(
+        tmp_path / "flawed.jsonl",
+        problem("sound", ADD),
+        problem("coin", sometimes),
+        problem("wrong", "print(3)"),
+        problem("random", RANDOM),
+        problem("broken", "print("),
+        problem("unknown language", {"language": "cobol", "code": "x"}),
+        problem("checked", RANDOM, tests=any_number),  # its outputs differ, but that is what the checker is for
+    )
+    flaws, code = audited(path, 20)
+    assert code == 1
+    assert flaws == {
+        ("coin", 1): {"outcome_varies", "output_varies"},
+        ("wrong", 1): {"never_passed"},
+        ("random", 0): {"output_varies", "never_passed"},
+        ("random", 1): {"output_varies", "never_passed"},
+        ("broken", None): {"not_run"},
+        ("unknown language", None): {"not_run"},
+    }
+
+
+def test_a_reference_that_takes_most_of_the_time_is_named(tmp_path: Path) -> None:
+    slow = f"import time\n{ADD}\ntime.sleep(0.4)"
+    path = write(tmp_path / "slow.jsonl", problem("slow", slow, limits={"wall_time_s": 0.7, "cpu_time_s": 0.7}))
+    flaws, code = audited(path, 2)
+    assert code == 1
+    assert all("near_limit" in flaws["slow", test] for test in (0, 1))
+
+
+def test_a_flaw_in_words() -> None:
+    passed, failed = VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER
+    rounds = [Round(0, (Seen(passed, b"a", 0.6),)), Round(0, (Seen(failed, b"b", 0.1),))]
+    found = {finding.flaw: finding.detail for finding in findings_of("p", rounds)}
+    assert found == {
+        Flaw.OUTCOME_VARIES: "reference 0: accepted 1 times, wrong_answer 1 times",
+        Flaw.OUTPUT_VARIES: "reference 0: 2 outputs in 2 rounds",
+        Flaw.NEAR_LIMIT: "reference 0 took 60% of the limit",
+    }
+    assert findings_of("p", [Round(1, (Seen(passed, b"a", 0.5),)), Round(2, (Seen(failed, b"b", 0.1),))]) == []
+
+
+def test_all_kinds_of_files_are_read(tmp_path: Path) -> None:
+    ours = write(tmp_path / "ours.jsonl", problem("a", ADD, {"language": "cpp", "code": "int main(){}"}), problem("b"))
+    assert [one.references for one in read_referenced(ours)] == [
+        (Reference(ADD), Reference("int main(){}", "cpp")),
+        (),
+    ]
+    text, code = inspect_file(ours, as_json=False)
+    assert (text, code) == (f"{ours}: 2 problems (2 StdinTests), 4 tests, 1 problems with reference solutions", 0)
+
+    leetcode = tmp_path / "leet.jsonl.gz"
+    record = {
+        "task_id": "two-sum",
+        "query": "?",
+        "prompt": "",
+        "completion": "class Solution:\n    def f(self, a): return a + 1",
+        "entry_point": "Solution().f",
+        "test": "def check(candidate):\n    assert candidate(a = 1) == 2\n",
+    }
+    leetcode.write_bytes(gzip.compress(json.dumps(record).encode() + b"\n"))
+    assert audited(leetcode, 2) == ({}, 0)
+
+    contests = tmp_path / "contests.json.gz"
+    contests.write_bytes(gzip.compress(b'[{"problem": "?", "tests": {"inputs": ["1"], "outputs": ["2"]}}]'))
+    assert json.loads(inspect_file(contests, as_json=True)[0])["num_with_references"] == 0
+    with pytest.raises(ProblemFileError, match="no problem has a reference solution"):
+        audit_file(contests, SECTION, 2, as_json=False)
+
+
+@pytest.mark.parametrize("references", ["x", None, [3], [{"code": 1}], [{"code": "a", "typo": 1}], 7])
+def test_references_that_make_no_sense_are_named(tmp_path: Path, references: object) -> None:
+    path = write(tmp_path / "bad.jsonl", problem("fine", ADD), problem("bad") | {"references": references})
+    with pytest.raises(ProblemFileError, match=r"bad\.jsonl, line 2: references"):
+        read_referenced(path)
