@@ -138,6 +138,7 @@ class VerifierSection(Section):
     tokens_file: str = Field("", description="file of clients' tokens (nouscoder tokens new NAME); empty asks for none")
     audit_log: str = Field("", description="file that gets a JSON line a submission; empty turns it off")
     audit_source: bool = Field(False, description="write the programs themselves into the audit log too")
+    tracing_endpoint: str = Field("", description="traces: OTLP over HTTP, such as http://host:4318; empty is off")
     max_queue: int = Field(1024, ge=1, description="submissions waiting before new ones are refused")
     cache_entries: int = Field(4096, ge=0, description="verdicts remembered for identical submissions; 0 is off")
     max_submission_s: float = Field(600.0, gt=0, description="seconds all tests of a submission may take together")

@@ -11,6 +11,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,6 +45,7 @@ from nouscoder.verifier.run_code import CodeRunner
 from nouscoder.verifier.sandbox import Sandbox, open_sandbox
 from nouscoder.verifier.settings import grading_policy, sandbox_config
 from nouscoder.verifier.streams import grade_events, grade_patiently, spread
+from nouscoder.verifier.telemetry import open_telemetry
 from nouscoder.verifier.tls import grpc_credentials, http_context
 from nouscoder.verifier.tokens import Keyring, open_keyring
 from nouscoder.verifier.validation import InvalidSubmission
@@ -150,8 +152,10 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         sandbox = open_sandbox(sandbox_config(section))
         stack.push_async_callback(sandbox.close)
         await sandbox.start()
-        core, quotas, audit = Grader(sandbox, metrics, grading_policy(section)), Quotas(), None
-        cached = CachedGrader(core, metrics, section.cache_entries) if section.cache_entries else core
+        telemetry = open_telemetry(section.tracing_endpoint, stack)
+        core, quotas, audit = Grader(telemetry.sandbox(sandbox), metrics, grading_policy(section)), Quotas(), None
+        told = telemetry.grader(core)
+        cached = CachedGrader(told, metrics, section.cache_entries) if section.cache_entries else told
         grader: Grading = QuotaGrader(cached, quotas)
         keyring = open_keyring(section.tokens_file)
         on_hangup = [keyring.reload]
@@ -164,9 +168,11 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         door = Door()
         runner = CodeRunner(core, quotas, audit)
         app = make_app(grader, registry, door, section.max_body_bytes, keyring, runner)
+        telemetry.watch(app)
         await _start_http(section, app, door, stack)
         stack.push_async_callback(_let_finish, grader, section.drain_s)
-        await start_grpc(_served(section, Servicer(grader, _isolation(sandbox)), registry, keyring), stack)
+        served = _served(section, Servicer(grader, _isolation(sandbox)), registry, keyring)
+        await start_grpc(replace(served, interceptors=[*telemetry.interceptors(), *served.interceptors]), stack)
         stack.callback(door.close)
         await run_until_stopped(stop, *_workers(config, grader, with_broker))
 
