@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from prometheus_client import CollectorRegistry
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from nouscoder.config import Config
 from nouscoder.errors import NousCoderError
+from nouscoder.progress_bar import progress_bar
 from nouscoder.verifier.client import AsyncClient, GradingFailed
 from nouscoder.verifier.grader import Grader
 from nouscoder.verifier.metrics import VerifierMetrics
@@ -133,19 +132,11 @@ async def _grade_all(entries: list[Entry], answer: Answerer, at_once: int, out: 
     all_good = True
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(line(entry)) for entry in entries]
-        with _progress_bar() as bar:
-            shown = bar.add_task("grading", total=len(entries))
+        with progress_bar("grading", len(entries)) as advance:
             for task in tasks:
                 record = await task
                 all_good &= record.get("verdict", "internal_error") != "internal_error"
                 out.write(json.dumps(record) + "\n")
-                bar.advance(shown)
+                advance(1)
         out.flush()
     return 0 if all_good else 1
-
-
-def _progress_bar() -> Progress:
-    """On stderr, and only where somebody looks."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, disable=not console.is_terminal)
