@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nouscoder.submission import StdinCase, StdinTests, Submission
@@ -41,6 +41,25 @@ async def test_a_test_is_in_one_hand_recorded_once_and_handed_out_again_when_giv
     assert (progress.is_known, progress.take(), progress.verdict().kind) == (True, None, VerdictKind.ACCEPTED)
 
 
+async def test_a_later_failure_than_the_one_that_ends_grading_changes_nothing() -> None:
+    progress = progress_of(Submission(StdinTests((StdinCase("", "no"),) * 4), "code"))
+    assert [progress.take() for _ in range(3)] == [0, 1, 2]
+    assert await progress.record(1, ended(b"yes")) == []
+    assert (progress.counts(0), progress.counts(2), progress.num_left) == (True, False, 0)
+    assert not await progress.record(2, ended(b"yes"))
+    assert [one.index for one in await progress.record(0, ended(b"yes"))] == [0]
+    assert (progress.is_known, progress.verdict().graded) == (True, 1)
+
+
+async def test_the_time_of_all_tests_matters_only_while_one_is_left() -> None:
+    for number, kind in ((2, VerdictKind.ACCEPTED), (3, VerdictKind.TIME_LIMIT_EXCEEDED)):
+        cases = (StdinCase("", "yes"),) * number
+        progress = progress_of(Submission(StdinTests(cases), "code"), max_spent_s=5.0)
+        while (index := progress.take()) is not None:
+            await progress.record(index, replace(ended(b"yes"), wall_time_s=4.0))
+        assert (progress.verdict().kind, progress.verdict().graded) == (kind, 2)
+
+
 @dataclass(frozen=True)
 class Case:
     """A submission whose test `index` gets `passes[index]` after `seconds[index]`; inputs of these lengths."""
@@ -63,8 +82,8 @@ def some_case(draw: st.DrawFn) -> Case:
     number = draw(st.integers(1, 12))
     many = {"min_size": number, "max_size": number}
     return Case(
-        passes=draw(st.lists(st.sampled_from([True, True, True, False]), **many)),  # type: ignore[arg-type]
-        seconds=draw(st.lists(st.integers(0, 4), **many)),  # type: ignore[arg-type]
+        passes=draw(st.lists(st.sampled_from([True, True, False]), **many)),  # type: ignore[arg-type]
+        seconds=draw(st.lists(st.sampled_from([0, 1, 4]), **many)),  # type: ignore[arg-type]
         lengths=draw(st.lists(st.integers(0, 3), **many)),  # type: ignore[arg-type]
         stops=draw(st.booleans()),
         max_spent_s=draw(st.sampled_from([5.0, 20.0, float("inf")])),
@@ -112,6 +131,7 @@ async def run_by_many(case: Case, num_hands: int, chance: random.Random) -> tupl
     return progress.verdict(), told
 
 
+@settings(max_examples=200)
 @given(some_case(), st.integers(1, 5), st.randoms(use_true_random=False))
 def test_the_verdict_is_the_sequential_one_in_whatever_order_tests_end(
     case: Case, num_hands: int, chance: random.Random
