@@ -2,9 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
+SECONDS ?= 600
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: demo test test-heavy test-soak check format bench proto lock clean real-input
+.PHONY: demo test test-heavy test-soak fuzz check format bench proto lock clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -20,6 +21,10 @@ test-heavy: .venv/dev.ready
 test-soak: .venv/dev.ready
 	deploy/build-runsc
 	$(BIN)/pytest -m soak
+
+# Longer than the tests do, split over all fuzzers; what they learn is kept in .fuzz/: make fuzz SECONDS=3600
+fuzz: .venv/dev.ready
+	NOUSCODER_FUZZ_SECONDS=$(SECONDS) $(BIN)/pytest -s tests/fuzz -k "fuzz_target or rest_api"
 
 check: .venv/dev.ready
 	$(BIN)/ruff check .

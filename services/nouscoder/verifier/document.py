@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from nouscoder.submission import Limits
+from nouscoder.verifier.run_code import SANDBOX_FUSION_NAMES
 from nouscoder.verifier.validation import Bounds
 
 MAX_DEADLINE_S = 86400
@@ -27,6 +28,33 @@ _PARAMETERS = [
         "schema": {"type": "string"},
     },
 ]
+_ONE_OF_THREE = [{"$ref": f"#/components/schemas/{name}"} for name in ("TestBody", "GradeAnswer", "Fault")]
+_EVENT = {
+    "type": "object",
+    "required": ["event", "data"],
+    "properties": {
+        "event": {"enum": ["outcome", "verdict", "fault"]},
+        "data": {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": _ONE_OF_THREE}},
+    },
+}
+_STREAMS = {
+    "/v1/grade/stream": ("text/event-stream", _EVENT),
+    "/v1/grade/batch": ("application/x-ndjson", {"type": "string"}),
+}
+_PROGRAM = {
+    "language": "python",
+    "code": "print(sum(map(int, input().split())))",
+    "tests": {"type": "stdin", "cases": [{"input": "1 2\n", "output": "3\n"}]},
+}
+_CALL: dict[str, Any] = {
+    "completion": "```python\ndef add(a, b):\n    return a + b\n```",
+    "tests": {"type": "call", "entry_point": "add", "cases": [{"args": [1], "kwargs": {"b": 2}, "expected": 3}]},
+}
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "/v1/grade": {"program": _PROGRAM, "function": _CALL},
+    "/v1/grade/stream": {"program": _PROGRAM},
+    "/run_code": {"program": {"language": "python", "code": "print(6 * 7)", "run_timeout": 5}},
+}
 _REQUEST_ID = {"description": "the request's id", "required": True, "schema": {"type": "string"}}
 _RETRY_AFTER = {"description": "seconds", "required": True, "schema": {"type": "integer", "minimum": 0}}
 
@@ -44,15 +72,27 @@ def complete(document: dict[str, Any], languages: Sequence[str], bounds: Bounds 
                 response.setdefault("headers", {})["X-Request-Id"] = _REQUEST_ID
                 if status in ("429", "503"):
                     response["headers"]["Retry-After"] = _RETRY_AFTER
-    schemas = document["components"]["schemas"]
+    for path, (media_type, schema) in _STREAMS.items():
+        document["paths"][path]["post"]["responses"]["200"]["content"] = {media_type: {"schema": schema}}
+    for path, examples in _EXAMPLES.items():
+        content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        content["examples"] = {name: {"value": value} for name, value in examples.items()}
+    _bound(document["components"]["schemas"], languages, bounds or Bounds())
+
+
+def _bound(schemas: dict[str, Any], languages: Sequence[str], most: Bounds) -> None:
+    """What validation refuses, as far as JSON Schema can say it."""
     schemas["GradeRequest"]["properties"]["language"]["enum"] = list(languages)
     schemas["GradeRequest"]["oneOf"] = [
         {"required": [name], "properties": {name: {"type": "string"}}} for name in ("code", "completion")
     ]
     schemas["JudgeProgramBody"]["properties"]["language"]["enum"] = list(languages)
-    most = bounds or Bounds()
     for limit in fields(Limits):
         schemas["LimitsBody"]["properties"][limit.name]["maximum"] = getattr(most.limits, limit.name)
     for name, schema in schemas.items():
         if name.endswith("TestsBody"):
             schema["properties"]["cases"]["maxItems"] = most.num_tests
+    run_code = schemas["RunCodeRequest"]["properties"]
+    run_code["language"]["enum"] = [*languages, *SANDBOX_FUSION_NAMES]
+    run_code["run_timeout"]["maximum"] = most.limits.wall_time_s
+    run_code["memory_limit_MB"]["maximum"] = most.limits.memory_bytes // 1024**2

@@ -50,7 +50,8 @@ _REF = "#/components/schemas/{model}"
 _REQUEST = {
     "requestBody": {"required": True, "content": {_JSON: {"schema": {"$ref": _REF.format(model="GradeRequest")}}}}
 }
-_LINES = {"requestBody": {"required": True, "content": {"application/x-ndjson": {"schema": {"type": "string"}}}}}
+_REQUESTS = {"type": "array", "items": {"$ref": _REF.format(model="GradeRequest")}, "description": "one a line"}
+_LINES = {"requestBody": {"required": True, "content": {"application/x-ndjson": {"schema": _REQUESTS}}}}
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from nouscoder.verifier.quotas import Quotas
 from nouscoder.verifier.sandbox.base import CompileFailed, Exit, Program, RunResult, SandboxError
 from nouscoder.verifier.validation import Bounds, InvalidSubmission, validate
 
-_NAMES = {"nodejs": "javascript"}  # SandboxFusion's name: ours
+SANDBOX_FUSION_NAMES = {"nodejs": "javascript"}  # theirs: ours
 _CPU_A_WALL = 8.0  # SandboxFusion limits wall time alone; threads may use several cores
 _BOUNDS = Bounds()
 _STOPPED = {
@@ -47,7 +47,7 @@ class RunCodeRequest(BaseModel):
 
     def program(self) -> Program:
         """What the sandbox is to run. Raises InvalidSubmission naming the field at fault."""
-        language = _NAMES.get(self.language, self.language)
+        language = SANDBOX_FUSION_NAMES.get(self.language, self.language)
         memory_bytes = self.memory_limit_MB * 1024**2 if self.memory_limit_MB > 0 else Limits().memory_bytes
         most_s = _BOUNDS.limits.cpu_time_s
         limits = Limits(self.run_timeout, max(self.run_timeout, min(most_s, _CPU_A_WALL * self.run_timeout)))

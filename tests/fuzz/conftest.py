@@ -1,0 +1,144 @@
+"""A verifier process with the real sandbox, and what must hold after whatever was sent to it.
+
+With NOUSCODER_FUZZ_SECONDS (see `make fuzz`) the fuzzers share that time, draw other inputs each time and keep what
+they learn in `.fuzz/`; without it each has a few seconds and the same inputs always.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+ANSWER_S = 20.0
+KEPT = Path(__file__).resolve().parents[2] / ".fuzz"
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Seconds for one target and for the REST API. `thorough` ones differ from run to run and keep their corpus."""
+
+    target_s: int
+    rest_s: int
+    thorough: bool
+    kept: Path = KEPT
+
+
+@pytest.fixture(scope="session")
+def budget(request: pytest.FixtureRequest) -> Budget:
+    """The REST API has as much as all targets together."""
+    given = os.environ.get("NOUSCODER_FUZZ_SECONDS")
+    if given is None:
+        return Budget(2, 20, False)
+    num_targets = sum("fuzz_target" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    half_s = int(given) // 2
+    return Budget(max(1, half_s // max(1, num_targets)), max(1, half_s), True)
+
+
+class VerifierProcess:
+    """`nouscoder serve verifier` with the local backend, small limits of its own and no token."""
+
+    def __init__(self, folder: Path) -> None:
+        self._log = folder / "log"
+        command = [sys.executable, "-m", "nouscoder", "serve", "verifier"]
+        command += ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
+        for setting in ("verifier.sandbox.slots=2", "verifier.max_submission_s=20.0"):
+            command += ["--set", setting]
+        environment = {key: value for key, value in os.environ.items() if key != "NOUSCODER_VERIFIER_TOKENS"}
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(command, stderr=log, env=environment)
+        self._checked = 0
+        self.http = self._address("http")
+        self.grpc = self._address("grpc")
+        self.url = f"http://{self.http}"
+        self._client = httpx.Client(base_url=self.url, timeout=ANSWER_S)
+
+    def _lines(self) -> list[str]:
+        return self._log.read_text("utf8").splitlines()
+
+    def _address(self, name: str, limit_s: float = 60) -> str:
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end and self.process.poll() is None:
+            for line in self._lines():
+                if line.endswith("}") and name in json.loads(line):
+                    return str(json.loads(line)[name])
+            time.sleep(0.05)
+        pytest.fail(f"the verifier does not listen:\n{self._log.read_text()[-2000:]}")
+
+    def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        """One request with a limit of time; what is no bytes and no iterator is sent as JSON."""
+        content = body if isinstance(body, bytes | Iterator) else json.dumps(body).encode()
+        return self._client.post(path, content=content, headers=headers)
+
+    def refuses(self, path: str, body: Any, status: int, field: str | None = None) -> str:
+        """The field at fault, named in one sentence of bounded length, with this status."""
+        answer = self.post(path, body)
+        assert answer.status_code == status, answer.text[:500]
+        fault = answer.json()
+        assert set(fault) == {"detail", "field"}
+        assert field in (None, fault["field"]), fault
+        assert fault["detail"].startswith(f"{fault['field']}: ")
+        assert "\n" not in fault["detail"]
+        assert 3 < len(fault["detail"]) < 500
+        return str(fault["field"])
+
+    def check_health(self) -> None:
+        """A canary submission is graded, and nothing was logged that is an error of ours."""
+        body = {
+            "code": f"print(int(input()) + 1)  # {next(_numbers)}",
+            "tests": {"type": "stdin", "cases": [{"input": "41", "output": "42"}]},
+        }
+        answer = self.post("/v1/grade", body)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["verdict"] == "accepted", answer.text
+        lines = self._lines()
+        new, self._checked = lines[self._checked :], len(lines)
+        bad = [line for line in new if not _is_harmless(line)]
+        assert not bad, "\n".join(bad)[:4000]
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        self._client.close()
+        self.process.terminate()
+        try:
+            return self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait(10)
+
+
+def _is_harmless(line: str) -> bool:
+    if re.match(r"I\d{4} .* fork_posix", line):  # gRPC's own way to say that nothing happened
+        return True
+    try:
+        record: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return False
+    return record["level"] in ("info", "warning") and "exception" not in record
+
+
+@pytest.fixture(scope="session")
+def running_verifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VerifierProcess]:
+    """The process."""
+    process = VerifierProcess(tmp_path_factory.mktemp("fuzzed"))
+    yield process
+    assert process.stop() == 0
+
+
+@pytest.fixture
+def verifier(running_verifier: VerifierProcess) -> Iterator[VerifierProcess]:
+    """The process, found healthy after the test."""
+    yield running_verifier
+    running_verifier.check_health()

@@ -1,0 +1,324 @@
+"""Coverage-guided fuzzing (atheris on libFuzzer) of what reads, in the gateway, what clients and candidates say.
+
+    python tests/fuzz/fuzz_targets.py TARGET [libFuzzer options] [corpus folders, or files to replay]
+
+A target takes any bytes and asserts what must hold of them; libFuzzer ends the process at the first that does not, so
+each target is a run of its own. Parts of an input are separated by the byte 1e, so that seeds can be read and edited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from itertools import product
+
+import atheris
+
+with atheris.instrument_imports(include=["nouscoder"]):
+    from google.protobuf.message import DecodeError
+
+    from nouscoder.rpc.convert import submission_from, submission_to
+    from nouscoder.rpc.faults import InvalidMessage
+    from nouscoder.submission import (
+        AssertTests,
+        CallCase,
+        CallTests,
+        Comparator,
+        ComparatorKind,
+        MathCase,
+        MathTests,
+        Profile,
+        StdinCase,
+        StdinTests,
+        Submission,
+    )
+    from nouscoder.v1 import verdict_pb2
+    from nouscoder.verdict import Verdict, VerdictKind
+    from nouscoder.verifier.comparators import UnreadableResult, parse_result, result_bound, same_text, same_value
+    from nouscoder.verifier.extract import extract_code, text_to_grade
+    from nouscoder.verifier.grader import OnOutcome
+    from nouscoder.verifier.harness import frames
+    from nouscoder.verifier.judges.asserting import AssertJudge
+    from nouscoder.verifier.judges.base import CLIP_CHARS, Judge
+    from nouscoder.verifier.judges.lcb import LcbJudge
+    from nouscoder.verifier.judging import failure_of, judge_for, outcome_of
+    from nouscoder.verifier.run_code import parse_run_code
+    from nouscoder.verifier.sandbox.base import Exit, RunResult
+    from nouscoder.verifier.schema import parse_submission
+    from nouscoder.verifier.streams import batch_lines
+    from nouscoder.verifier.validation import Bounds, InvalidSubmission, validate
+
+SEPARATOR = b"\x1e"
+STRETCH = 300
+STRETCHED_CPU_S = 5.0  # for at most 300 * 200 bytes; linear work takes milliseconds
+_BOUNDS = Bounds()
+_MAX_FAULT_CHARS = 3000
+_loop = asyncio.new_event_loop()
+
+
+def _parts(data: bytes, most: int) -> list[bytes]:
+    """Exactly `most` parts."""
+    parts = data.split(SEPARATOR, most - 1)
+    return parts + [b""] * (most - len(parts))
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf8", "replace")
+
+
+# extraction
+
+
+def extract(data: bytes) -> None:
+    """What is found is a part of the completion, and is found again in a completion that holds nothing else."""
+    completion = _text(data)
+    code = extract_code(completion)
+    submission = Submission(StdinTests((StdinCase("", ""),)), completion=completion)
+    assert text_to_grade(submission) == code
+    if code is None:
+        return
+    assert code.strip()
+    assert code in completion.replace("\r\n", "\n")
+    assert "```" in completion or "~~~" in completion
+    marks = "`" * max(3, 1 + max(map(len, re.findall("`+", code)), default=0))
+    again = f"</think>\n{marks}python\n{code}\n{marks}\nDone."
+    assert extract_code(again) == f"{code}\n".replace("\r\n", "\n")[:-1]
+
+
+# comparators
+
+
+def text(data: bytes) -> None:
+    """Comparators are reflexive and symmetric; stricter ones accept no more than laxer ones."""
+    one, raw = _parts(data, 2)
+    expected, other = _text(one), _text(raw)
+    same = {}
+    for kind, tolerance in product(ComparatorKind, (0.0, 1e-6, 0.5)):
+        comparator = Comparator(kind, tolerance)
+        same_text(expected, raw, comparator)
+        assert same_text(expected, expected.encode(), comparator)
+        same[kind, tolerance] = same_text(expected, other.encode(), comparator)
+        assert same[kind, tolerance] is same_text(other, expected.encode(), comparator)
+    for stricter, laxer in (
+        ((ComparatorKind.EXACT, 0.0), (ComparatorKind.LINES, 0.0)),
+        ((ComparatorKind.LINES, 0.0), (ComparatorKind.UNORDERED_LINES, 0.0)),
+        ((ComparatorKind.LINES, 0.0), (ComparatorKind.TOKENS, 0.0)),
+        ((ComparatorKind.TOKENS, 0.0), (ComparatorKind.TOKENS, 1e-6)),
+        ((ComparatorKind.TOKENS, 1e-6), (ComparatorKind.TOKENS, 0.5)),
+    ):
+        assert same[laxer] or not same[stricter], (stricter, laxer)
+
+
+def value(data: bytes) -> None:
+    """Values equal themselves, whichever way they are written, and comparing them is symmetric."""
+    values = []
+    for part in _parts(data, 2):
+        with contextlib.suppress(UnreadableResult):
+            values.append(parse_result(part, 1 << 20))
+    for one, other in product(values, repeat=2):
+        assert same_value(one, other) is same_value(other, one)
+        assert same_value(one, other, 0.5) or not same_value(one, other)
+    for one in values:
+        assert same_value(one, one)
+        try:
+            bound = result_bound(json.dumps(one))
+            told = [json.dumps(one), json.dumps(one, ensure_ascii=False), json.dumps(_with_integers(one))]
+        except (TypeError, RecursionError, ValueError):  # a HugeInt; deeper than json can write; too many digits
+            continue
+        for written in told:
+            with contextlib.suppress(UnicodeEncodeError):  # a lone surrogate has no UTF-8
+                assert same_value(one, parse_result(written.encode(), bound)), written
+
+
+def _with_integers(one: object) -> object:
+    """The same value with its whole floats as integers, which are longer."""
+    if isinstance(one, list):
+        return [_with_integers(item) for item in one]
+    if isinstance(one, dict):
+        return {key: _with_integers(item) for key, item in one.items()}
+    return int(one) if isinstance(one, float) and math.isfinite(one) and one.is_integer() else one
+
+
+# requests
+
+
+def _refused_well(act: Callable[[], None]) -> None:
+    """`act`; a refusal, if there is one, is short and names its field."""
+    try:
+        act()
+    except InvalidMessage:
+        return
+    except InvalidSubmission as error:
+        refusal = error
+    else:
+        return
+    assert str(refusal).startswith(f"{refusal.field}: "), refusal
+    assert 0 < len(refusal.field) <= 200, refusal
+    assert refusal.field.isprintable(), refusal
+    assert len(str(refusal)) < _MAX_FAULT_CHARS, refusal
+
+
+def _take(submission: Submission) -> None:
+    """All that the gateway does before a sandbox is asked for."""
+    validate(submission, _BOUNDS)
+    text_to_grade(submission)
+    judge = judge_for(submission)
+    for index in range(min(judge.num_tests, 3)):
+        judge.stdin(index)
+
+
+def request(data: bytes) -> None:
+    """A body is a submission that can be graded, or is refused by its field."""
+    _refused_well(lambda: _take(parse_submission(data)))
+    _refused_well(lambda: _run(data))
+
+
+def _run(data: bytes) -> None:
+    asked = parse_run_code(data)
+    asked.contents()
+    asked.program()
+
+
+def message(data: bytes) -> None:
+    """The same for a gRPC message."""
+    with contextlib.suppress(DecodeError):
+        told = verdict_pb2.Submission.FromString(data)
+        _refused_well(lambda: _tell(told))
+
+
+def _tell(told: verdict_pb2.Submission) -> None:
+    submission = submission_from(told)
+    _take(submission)
+    assert repr(submission_from(submission_to(submission))) == repr(submission)
+
+
+class _Accepting:
+    """A grader that accepts whatever could be graded."""
+
+    backend = "none"
+    num_slots = 2
+    unfinished = 0
+
+    async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
+        """Accepted."""
+        validate(submission, _BOUNDS)
+        return Verdict(VerdictKind.ACCEPTED, 1, 1, 1, 0.0, self.backend)
+
+
+def batch(data: bytes) -> None:
+    """Every line of a batch gets one answer, which is one line of strict JSON."""
+    lines = data.split(b"\n")
+    answers = _loop.run_until_complete(_all(batch_lines(_Accepting(), lines)))
+    assert len(answers) == sum(bool(line.strip()) for line in lines)
+    for answer in answers:
+        assert answer.count(b"\n") == 1
+        record = json.loads(answer, parse_constant=_no_constant)
+        assert ("verdict" in record) != ("error" in record)
+        assert "id" in record
+
+
+async def _all(items: AsyncIterator[bytes]) -> list[bytes]:
+    return [item async for item in items]
+
+
+def _no_constant(name: str) -> object:
+    raise AssertionError(f"{name} is no JSON")
+
+
+# what a candidate did
+
+
+def _judges() -> list[Judge]:
+    stdin = StdinTests((StdinCase("1", "0.5 1e3\nx"), StdinCase("", "")))
+    call = CallTests("f", (CallCase(([1],), {}, {"a": [1, 2.5, None]}), CallCase((), {}, "text")))
+    submissions = [
+        Submission(stdin, "pass"),
+        Submission(stdin, "pass", comparator=Comparator(ComparatorKind.UNORDERED_LINES)),
+        Submission(stdin, "pass", comparator=Comparator(ComparatorKind.TOKENS, 0.1)),
+        Submission(call, "pass"),
+        Submission(AssertTests(("assert f()",)), "pass"),
+        Submission(MathTests((MathCase("1/2"),)), "pass"),
+        Submission(stdin, "pass", profile=Profile.LCB),
+        Submission(call, "pass", profile=Profile.LCB),
+    ]
+    return [judge_for(submission) for submission in submissions]
+
+
+_JUDGES = _judges()
+_EXITS = list(Exit)
+
+
+def outcome(data: bytes) -> None:
+    """Whatever a process leaves behind has an outcome, and a failure that can be shown; none of it is our failure."""
+    head = data[0] if data else 0
+    stdout, stderr, result = _parts(data[1:], 3)
+    exit_ = _EXITS[head % len(_EXITS)]
+    told = RunResult(exit_, head >> 6, head % 32, 0.1, 0.1, 1000, stdout, stderr, result if head & 32 else None)
+    for judge in _JUDGES:
+        results = judge.split(told) if isinstance(judge, LcbJudge) else [told] * judge.num_tests
+        assert len(results) == judge.num_tests
+        for index, one in enumerate(results):
+            _check_outcome(judge, index, one)
+
+
+def _check_outcome(judge: Judge, index: int, result: RunResult) -> None:
+    kind = outcome_of(judge, index, result)
+    assert kind not in (VerdictKind.INTERNAL_ERROR, VerdictKind.NO_CODE, VerdictKind.COMPILE_ERROR)
+    if kind is VerdictKind.ACCEPTED:
+        assert result.exit is Exit.EXITED
+        assert result.exit_code == 0
+        assert not isinstance(judge, AssertJudge)  # its token cannot be guessed
+    assert 0 <= result.wall_time_s < math.inf
+    assert 0 <= result.cpu_time_s < math.inf
+    shown = failure_of(judge, index, kind, result)
+    for told in (shown.input, shown.expected, shown.output, shown.stderr):
+        assert len(told) <= CLIP_CHARS + 3
+        told.encode()  # gRPC carries UTF-8 alone
+
+
+# frames
+
+
+def frame(data: bytes) -> None:
+    """A RESULT payload is one in one way only, or a ValueError."""
+    with contextlib.suppress(ValueError):
+        assert frames.pack_result(frames.unpack_result(data)) == data
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    target.__name__: target for target in (extract, text, value, request, message, batch, outcome, frame)
+}
+_LINEAR = frozenset({"extract", "text", "value", "outcome"})
+
+
+def _with_a_clock(target: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """`target`, and for some inputs the same again much longer, in bounded CPU time."""
+
+    def timed(data: bytes) -> None:
+        target(data)
+        if 2 < len(data) <= 200 and sum(data) % 16 == 0:
+            begun_s = time.process_time()
+            target(data[:1] + data[1:] * STRETCH)
+            spent_s = time.process_time() - begun_s
+            assert spent_s < STRETCHED_CPU_S, f"{spent_s:.1f} s of CPU for {len(data)} bytes {STRETCH} times over"
+
+    return timed
+
+
+def main(argv: list[str]) -> None:
+    """Fuzz one target until libFuzzer's options say that it is enough."""
+    if len(argv) < 2 or argv[1] not in TARGETS:
+        raise SystemExit(f"usage: fuzz_targets.py {'|'.join(TARGETS)} [libFuzzer options] [folders or files]")
+    target = TARGETS[argv[1]]
+    atheris.Setup([argv[0], *argv[2:]], _with_a_clock(target) if argv[1] in _LINEAR else target)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main(sys.argv)

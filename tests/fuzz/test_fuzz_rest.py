@@ -1,0 +1,52 @@
+"""A real service answers whatever its OpenAPI document allows, and whatever it does not, as the document says.
+
+schemathesis draws the requests; schemathesis.toml says what is checked. A finding is printed with the curl command
+that shows it again.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+HERE = Path(__file__).parent
+START_S = 60.0
+
+
+class Verifier(Protocol):
+    """See conftest.py."""
+
+    url: str
+
+
+class Budget(Protocol):
+    """See conftest.py."""
+
+    rest_s: int
+    thorough: bool
+
+
+@pytest.mark.timeout(0)  # the process has a limit of its own
+def test_the_rest_api_is_what_its_document_says(verifier: Verifier, budget: Budget) -> None:
+    if importlib.util.find_spec("schemathesis") is None:
+        pytest.skip("schemathesis is missing: pip install schemathesis")
+    seconds = budget.rest_s
+    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(HERE / "schemathesis.toml"), "--no-color"]
+    command += ["run", f"{verifier.url}/openapi.json", "--max-time", str(seconds)]
+    command += [] if budget.thorough else ["--seed", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, errors="replace", timeout=seconds + START_S
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    tried = re.search(r"(\d+) generated", done.stdout)
+    assert tried is not None, done.stdout[-3000:]
+    assert int(tried[1]) > 200, "hardly anything was tried"
+    print(f"REST: {tried[1]} requests")

@@ -1,0 +1,136 @@
+"""gRPC messages that are wrong: INVALID_ARGUMENT (for size RESOURCE_EXHAUSTED) with one sentence, never our failure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import grpc
+import pytest
+
+from nouscoder.rpc.convert import submission_to
+from nouscoder.submission import CallCase, CallTests, Comparator, StdinCase, StdinTests, Submission
+from nouscoder.v1 import verdict_pb2, verifier_pb2
+
+ANSWER_S = 20.0
+GRADE = "/nouscoder.v1.VerifierService/Grade"
+BATCH = "/nouscoder.v1.VerifierService/GradeBatch"
+STDIN = Submission(StdinTests((StdinCase("1", "1"),)), "print(input())")
+CALL = Submission(CallTests("f", (CallCase((1,), {}, 1),)), "def f(x): return x")
+
+
+class Verifier(Protocol):
+    """See conftest.py."""
+
+    grpc: str
+
+
+@pytest.fixture
+def channel(verifier: Verifier) -> Iterator[grpc.Channel]:
+    """A channel without a bound on what it sends."""
+    with grpc.insecure_channel(verifier.grpc, options=[("grpc.max_send_message_length", -1)]) as channel:
+        yield channel
+
+
+def refusal(channel: grpc.Channel, message: bytes) -> tuple[grpc.StatusCode, str]:
+    """What Grade says to these bytes."""
+    call = channel.unary_unary(GRADE, request_serializer=bytes, response_deserializer=bytes)
+    with pytest.raises(grpc.RpcError) as refused:
+        call(message, timeout=ANSWER_S)
+    error: Any = refused.value
+    return error.code(), error.details()
+
+
+def changed(base: Submission = STDIN, **fields: Any) -> bytes:
+    """A request with fields of the submission set by name: `tests__call__cases__0__args_json`."""
+    told = submission_to(base)
+    for path, value in fields.items():
+        *before, last = path.split("__")
+        at: Any = told
+        for part in before:
+            at = at[int(part)] if part.isdigit() else getattr(at, part)
+        setattr(at, last, value)
+    return verifier_pb2.GradeRequest(submission=told).SerializeToString()
+
+
+ARGS, KWARGS, EXPECTED = (f"tests__call__cases__0__{name}_json" for name in ("args", "kwargs", "expected"))
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (b"", "submission"),
+        (changed(limits__wall_time_s=math.nan), "limits.wall_time_s"),
+        (changed(limits__wall_time_s=math.inf), "limits.wall_time_s"),
+        (changed(limits__cpu_time_s=-1.0), "limits.cpu_time_s"),
+        (changed(limits__memory_bytes=2**64 - 1), "limits.memory_bytes"),
+        (changed(limits__output_bytes=2**63), "limits.output_bytes"),
+        (changed(limits__processes=2**32 - 1), "limits.processes"),
+        (changed(comparator__kind=99), "comparator.kind"),
+        (changed(comparator__float_tolerance=math.nan), "comparator.float_tolerance"),
+        (changed(comparator__absolute_tolerance=math.inf), "comparator.absolute_tolerance"),
+        (changed(comparator__relative_tolerance=-0.1), "comparator.relative_tolerance"),
+        (changed(profile=99), "submission.profile"),
+        (changed(prelude=99), "submission.prelude"),
+        (changed(language="x" * 1_000_000), "language"),
+        (changed(language="python\0"), "language"),
+        (changed(CALL, tests__call__entry_point=""), "tests.call.entry_point"),
+        (changed(CALL, tests__call__entry_point="f\0"), "tests.entry_point"),
+        (changed(CALL, **{ARGS: "{}"}), "tests.call.cases[0]"),
+        (changed(CALL, **{ARGS: "[" * 100_000}), "tests.call.cases[0].args_json"),
+        (changed(CALL, **{ARGS: "[1,"}), "tests.call.cases[0].args_json"),
+        (changed(CALL, **{KWARGS: "[]"}), "tests.call.cases[0]"),
+        (changed(CALL, **{EXPECTED: "1" + "0" * 5000}), "tests.call.cases[0].expected_json"),
+        (changed(CALL, **{EXPECTED: "nul"}), "tests.call.cases[0].expected_json"),
+        (verifier_pb2.GradeRequest(submission=verdict_pb2.Submission(code="1")).SerializeToString(), "tests"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_value_that_cannot_be_is_an_invalid_argument(channel: grpc.Channel, message: bytes, field: str) -> None:
+    code, details = refusal(channel, message)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT, details
+    assert details.startswith(field), details
+    assert len(details) < 500
+    assert "\n" not in details
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\xff" * 100,
+        b"\x0a\xff\xff\xff\xff\x0f",
+        b"\x0a\x04\x0a\x02\xff\xfe",  # code that is no UTF-8
+        b"\x0a\x05\x0a\x03\xed\xa0\x80",  # code that is a surrogate
+        b"\x0b" * 100_000,  # groups in groups
+    ],
+    ids=["noise", "length", "UTF-8", "surrogate", "groups"],
+)
+def test_bytes_that_are_no_message_are_an_invalid_argument(channel: grpc.Channel, message: bytes) -> None:
+    code, details = refusal(channel, message)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT, details
+    assert 3 < len(details) < 500
+    call = channel.stream_stream(BATCH, request_serializer=bytes, response_deserializer=bytes)
+    with pytest.raises(grpc.RpcError) as refused:
+        list(call(iter([message]), timeout=ANSWER_S))
+    error: Any = refused.value
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error.details()
+
+
+def test_100_mb_are_too_large_a_message(channel: grpc.Channel) -> None:
+    code, details = refusal(channel, changed(code="x" * 100_000_000))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED, details
+    assert "larger" in details
+
+
+def test_what_json_can_say_beyond_numbers_is_taken(channel: grpc.Channel) -> None:
+    call = channel.unary_unary(
+        GRADE,
+        request_serializer=bytes,
+        response_deserializer=verifier_pb2.GradeResponse.FromString,
+    )
+    assert Comparator().absolute == 0
+    for json_value in ("NaN", "1e400", '"\\u0000"', '"\\ud800"', "1" + "0" * 4000):
+        told = changed(CALL, **{ARGS: f"[{json_value}]", EXPECTED: json_value})
+        verdict = call(told, timeout=ANSWER_S).verdict
+        assert verdict.kind == verdict_pb2.VERDICT_KIND_ACCEPTED, (json_value[:20], verdict)
