@@ -40,15 +40,19 @@ def _load() -> Any:
     return importlib.import_module(f"{_PACKAGE}.zygote")
 
 
+def _run(job: Any) -> None:
+    """Nothing here is looked up in this module once the program has run: it may have emptied it."""
+    status = 0
+    try:
+        if job.prelude is not None:
+            exec(job.prelude, job.namespace)  # noqa: S102
+        exec(job.code, job.namespace)  # noqa: S102 - running candidates is what this file is for
+        job.call()
+    except BaseException as error:
+        status = job.failed(error)
+    job.leave(status)
+
+
 if __name__ == "__main__":
     _restart_with_stack()
-    _job = _load().main(sys.argv[1])
-    _status = 0
-    try:
-        if _job.prelude is not None:
-            exec(_job.prelude, _job.namespace)  # noqa: S102
-        exec(_job.code, _job.namespace)  # noqa: S102 - running candidates is what this file is for
-        _job.call()
-    except BaseException as _error:
-        _status = _job.failed(_error)
-    _job.leave(_status)
+    _run(_load().main(sys.argv[1]))
