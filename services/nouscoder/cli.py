@@ -81,9 +81,11 @@ def serve(
     configure_logs(service.value)
     try:
         if service is Service.VERIFIER:
+            import uvloop
+
             from nouscoder.verifier.service import serve as serve_verifier
 
-            asyncio.run(serve_verifier(config, with_broker=broker))
+            uvloop.run(serve_verifier(config, with_broker=broker))
         elif service is Service.BROKER:
             from nouscoder.broker.service import serve as serve_broker
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -21,6 +23,7 @@ from nouscoder.verifier.sandbox import (
     SandboxUnavailable,
     open_sandbox,
 )
+from nouscoder.verifier.sandbox.launch import kill
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PYTHON = registry()["python"]
@@ -243,3 +246,20 @@ async def test_a_run_cancelled_at_any_moment_leaves_the_slot_in_step(sandbox: Sa
     with contextlib.suppress(asyncio.CancelledError):
         await task
     assert (await run_twice(sandbox, "print(input())", b"next\n")).stdout == b"next\n"
+
+
+async def test_a_process_with_much_left_to_say_can_be_killed_and_waited_for() -> None:
+    """asyncio stops reading a pipe whose reader is full, and would wait for the pipe's end for ever."""
+    talks = [sys.executable, "-c", "print('x' * 10_000_000)"]
+    process = await asyncio.create_subprocess_exec(*talks, stdout=asyncio.subprocess.PIPE, limit=1 << 16)
+    assert process.stdout is not None
+    await process.stdout.readexactly(1)
+    await _until_paused(process.stdout)
+    await kill(process, limit_s=10.0)
+    assert process.returncode == -signal.SIGKILL
+
+
+async def _until_paused(stdout: asyncio.StreamReader) -> None:
+    async with asyncio.timeout(10.0):
+        while len(stdout._buffer) <= 1 << 17:  # type: ignore[attr-defined]
+            await asyncio.sleep(0.005)

@@ -1,13 +1,12 @@
-"""A candidate's own process, from the fork to the end: confined first, then made to look like `python main.py`.
+"""A candidate's own process, from the moment init has confined it to the end: made to look like `python main.py`.
 
-INVARIANT: no candidate code runs before `confine` has returned, with only descriptors 0, 1, 2 open and, for call
-tests, 3 (where the returned value is written; the candidate can write there too, so it is hostile).
+INVARIANT: candidate code runs with only descriptors 0, 1, 2 open and, for call tests, 3 (where the returned value is
+written; the candidate can write there too, so it is hostile).
 """
 
 from __future__ import annotations
 
 import _random
-import _signal  # type: ignore[import-not-found]  # the enum-free calls of signal
 import atexit
 import contextlib
 import gc
@@ -18,46 +17,23 @@ import os
 import random
 import resource
 import signal
+import struct
 import sys
 import threading
 import types
 from typing import Any, NamedTuple
 
 from . import calls, kernel
-from .isolation import Isolation
+from .native import GO, REPORT, Told
 
-CANDIDATE_ID = 1000  # user and group, as seen inside
 _SCRIPT = "/tmp/main.py"
 _FOLDER = os.path.dirname(__file__)
-_NUM_FILES = 512
-_COMMAND_SPACE_BYTES = 512 * 1024**2  # libraries, stacks and whatever else a program maps that is not its data
+_warm_modules: list[str] = []
+_CPU_USED = struct.Struct("=d")  # CPU time that compiling took [s]
+_MAX_DETAIL_BYTES = 8 * 1024
 # Bound here: every attribute looked up in a fresh fork copies a page.
-_set_limit, _chdir, _unblock = resource.setrlimit, os.chdir, _signal.pthread_sigmask
-_seed, _generator = _random.Random.seed, random._inst  # type: ignore[attr-defined]
+_seed, _generator = _random.Random.seed, random._inst
 _set_native_id = threading.main_thread()._set_native_id  # type: ignore[attr-defined]
-_set_groups, _set_users, _INTERRUPT = os.setresgid, os.setresuid, (_signal.SIGINT,)
-
-
-class Program(NamedTuple):
-    """A PROGRAM frame: the code, how to run it, and its limits. `run_argv` is None for python."""
-
-    code: str
-    prelude: str
-    entry_point: str | None
-    source_name: str
-    compile_argv: list[str] | None
-    run_argv: list[str] | None
-    compile_time_s: float
-    cpu_time_s: float
-    wall_time_s: float
-    memory_bytes: int
-    extra_space_bytes: int
-    output_bytes: int
-    processes: int
-
-    def source(self) -> bytes:
-        """What the script file holds; lone surrogates make bytes that do not compile."""
-        return self.code.encode("utf-8", "surrogatepass")
 
 
 class Compiled(NamedTuple):
@@ -67,69 +43,54 @@ class Compiled(NamedTuple):
     main: types.CodeType
 
 
-class Confinement(NamedTuple):
-    """What every candidate of a slot is put under. `base_vm_bytes` is what the interpreter maps before it starts."""
-
-    isolation: Isolation
-    filter: Any
-    base_vm_bytes: int
-    namespace: dict[str, Any]
+def remember_modules() -> None:
+    """In the zygote, last: what every candidate finds imported."""
+    _warm_modules.extend(sys.modules)
 
 
-def confine_session(confinement: Confinement, stream_fds: tuple[int, ...]) -> None:
-    """What every process of a submission inherits, init among them: done once, because each costs 0.1 ms a test.
-
-    init keeps its capabilities over its own namespaces; the filter allows it (and so everybody) mount and umount2,
-    which the kernel refuses to a process without capabilities.
-    """
-    os.setpgid(0, 0)
-    for fd in stream_fds:
-        os.set_inheritable(fd, False)
-    for kind, value in (
-        (resource.RLIMIT_NOFILE, _NUM_FILES),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_MEMLOCK, 0),
-    ):
-        resource.setrlimit(kind, (value, value))
-    confinement.isolation.give_up_root()
-    kernel.forbid_new_privileges()
-    kernel.install_filter(confinement.filter)
+def begin(told_bytes: bytes, namespace: dict[str, Any]) -> Job:
+    """In a candidate's process, confined by init: from what it was told to what it runs."""
+    after_fork()
+    told = Told.unpack(told_bytes)
+    if told.talks:
+        reopen_streams()
+    entry_point, _, prelude = told.meta.partition(b"\0")
+    if told.is_first:
+        code, args = _compile_first(told, prelude.decode("utf-8", "surrogatepass"))
+    else:
+        code, args = load_code(told.body), told.args
+    given = tuple(map(os.fsdecode, args.split(b"\0")[:-1])) if args else ()
+    return Job(code, namespace, entry_point.decode("utf-8", "surrogatepass") or None, given)
 
 
-class TestLimits:
-    """The rest, which init cannot take on itself; made once a submission, applied in each test's process."""
+def _compile_first(told: Told, prelude: str) -> tuple[Compiled, bytes]:
+    """Compile, report, and wait for the input to be there: the code and the arguments."""
+    try:
+        code = compile_source(told.body, prelude)
+    except BaseException as error:  # the compiler raises many kinds
+        import traceback  # only here: most submissions compile
 
-    __slots__ = ("_address_space", "_cpu", "_file_size", "_folder", "_processes", "_two_users")
+        text = "".join(traceback.format_exception_only(error)).encode("utf-8", "replace")
+        _write_all(REPORT, b"E" + text[-_MAX_DETAIL_BYTES:])
+        os._exit(1)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    used_s = used.ru_utime + used.ru_stime
+    count_cpu_from(used_s, told.cpu_time_s)
+    _write_all(REPORT, b"C" + _CPU_USED.pack(used_s) + dump_code(code))
+    os.close(REPORT)
+    given = b""
+    while chunk := os.read(GO, 1 << 16):
+        given += chunk
+    os.close(GO)
+    if not given:
+        os._exit(0)
+    return code, given[1:]
 
-    def __init__(self, program: Program, confinement: Confinement, folder: str = "/tmp") -> None:
-        if program.run_argv is None:
-            space = program.memory_bytes + confinement.base_vm_bytes
-        else:  # a wide bound: what is resident is watched, and an allocation that fails is no proof of use
-            space = 2 * program.memory_bytes + program.extra_space_bytes + _COMMAND_SPACE_BYTES
-        seconds = math.ceil(program.cpu_time_s)
-        self._address_space = (space, space)
-        self._file_size = (program.output_bytes + 1, program.output_bytes + 1)
-        self._processes = (program.processes, program.processes)
-        # SIGXCPU at the limit (whole seconds are all the kernel has), SIGKILL a second later.
-        self._cpu = (seconds, seconds + 1)
-        self._two_users = confinement.isolation.two_users
-        self._folder = folder
 
-    def confine(self, *, count_cpu: bool = True) -> None:
-        """Give up the last rights. Raises OSError. The change of user comes last: init takes it for the proof."""
-        limit, r = _set_limit, resource
-        limit(r.RLIMIT_AS, self._address_space)
-        limit(r.RLIMIT_FSIZE, self._file_size)
-        limit(r.RLIMIT_NPROC, self._processes)
-        if count_cpu:
-            limit(r.RLIMIT_CPU, self._cpu)
-        _chdir(self._folder)
-        _unblock(_signal.SIG_UNBLOCK, _INTERRUPT)
-        if self._two_users:
-            _set_groups(CANDIDATE_ID, CANDIDATE_ID, CANDIDATE_ID)
-            _set_users(CANDIDATE_ID, CANDIDATE_ID, CANDIDATE_ID)
-        else:
-            kernel.drop_capabilities()
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 def after_fork() -> None:
@@ -144,11 +105,10 @@ def count_cpu_from(used_s: float, cpu_time_s: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, soft + 1))
 
 
-def compile_source(program: Program) -> Compiled:
+def compile_source(source: bytes, prelude: str) -> Compiled:
     """As the interpreter compiles a script; the prelude apart, so that it shifts no line and hides no __future__."""
-    main = compile(program.source(), _SCRIPT, "exec", dont_inherit=True)
-    prelude = compile(program.prelude, "<prelude>", "exec", dont_inherit=True) if program.prelude else None
-    return Compiled(prelude, main)
+    main = compile(source, _SCRIPT, "exec", dont_inherit=True)
+    return Compiled(compile(prelude, "<prelude>", "exec", dont_inherit=True) if prelude else None, main)
 
 
 def make_script_surroundings() -> dict[str, Any]:
@@ -233,7 +193,7 @@ class Job:
 
         That last part costs 5 ms of copied pages and shows only in destructors of objects that modules hold.
         """
-        if threading._shutdown_locks or threading._threading_atexits or atexit._ncallbacks():  # type: ignore[attr-defined]
+        if len(threading._active) > 1 or threading._limbo or threading._threading_atexits or atexit._ncallbacks():  # type: ignore[attr-defined]
             threading._shutdown()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()
         status = _flush(status)
@@ -245,7 +205,8 @@ class Job:
         sys.stdout, sys.stderr, sys.stdin = sys.__stdout__, sys.__stderr__, sys.__stdin__
         gc.collect()
         status = _flush(status)
-        kernel.flush_c_streams()
+        if len(sys.modules) > len(_warm_modules):  # none of those writes to C streams
+            kernel.flush_c_streams()
         if status < 0:
             signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)

@@ -10,15 +10,15 @@ until RESULT; input that comes later is dropped.
 
 from __future__ import annotations
 
-import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
 HEADER = struct.Struct("!BI")  # kind, payload length in bytes
-_LENGTH = struct.Struct("!I")
+_COUNT, _COUNTS = struct.Struct("=I"), struct.Struct("=II")
+_PROGRAM = struct.Struct("=3d4Q8I")
 MAX_FRAME_BYTES = 1 << 30
 # exit, exit code, signal, wall s, CPU s, peak memory bytes, then the lengths of stdout, stderr and result (-1: none)
 _RESULT = struct.Struct("!BiiddQIIi")
@@ -67,11 +67,16 @@ class Result(NamedTuple):
     result: bytes | None
 
 
-class Given(NamedTuple):
-    """What one run finds beside its input: arguments after its name, read-only files in its folder."""
+class ProgramLimits(NamedTuple):
+    """What a run of a program may take, in the order of `struct program`."""
 
-    args: tuple[str, ...] = ()
-    files: tuple[tuple[str, bytes], ...] = ()
+    compile_time_s: float
+    cpu_time_s: float
+    wall_time_s: float
+    memory_bytes: int
+    extra_space_bytes: int  # of address space, for programs that are executed
+    output_bytes: int
+    processes: int
 
 
 class StreamClosed(Exception):
@@ -107,28 +112,46 @@ def unpack_result(payload: bytes) -> Result:
     )
 
 
-def pack_given(args: tuple[str, ...], files: Mapping[str, bytes]) -> bytes:
-    """The payload of a GIVEN frame: a length, a JSON head of that length, then the files' contents."""
-    head = json.dumps({"args": args, "files": [[name, len(content)] for name, content in files.items()]}).encode()
-    return b"".join((_LENGTH.pack(len(head)), head, *files.values()))
+def pack_program(
+    source: bytes,
+    *,
+    entry_point: str = "",
+    prelude: str = "",
+    source_name: str,
+    limits: ProgramLimits,
+    compile_argv: Sequence[str] | None = None,
+    run_argv: Sequence[str] | None = None,
+) -> bytes:
+    """The payload of a PROGRAM frame, `struct program` of init.h and what comes behind it; python has no `run_argv`."""
+    meta = f"{entry_point}\0{prelude}".encode("utf-8", "surrogatepass")
+    name = source_name.encode()
+    compiling, running = compile_argv or (), run_argv or ()
+    head = _PROGRAM.pack(
+        *limits,
+        bool(entry_point),
+        run_argv is not None,
+        compile_argv is not None,
+        len(meta),
+        len(name),
+        len(source),
+        len(compiling),
+        len(running),
+    )
+    return b"".join((head, meta, name, b"\0", source, _strings(compiling), _strings(running)))
 
 
-def unpack_given(payload: bytes) -> Given:
-    """Inverse of `pack_given`."""
-    (head_bytes,) = _LENGTH.unpack_from(payload)
-    offset = _LENGTH.size + head_bytes
-    head = json.loads(payload[_LENGTH.size : offset])
-    files = []
-    for name, num_bytes in head["files"]:
-        files.append((name, payload[offset : offset + num_bytes]))
-        offset += num_bytes
-    return Given(tuple(head["args"]), tuple(files))
+def pack_given(args: Sequence[str], files: Mapping[str, bytes]) -> bytes:
+    """The payload of a GIVEN frame: the arguments as strings that end with NUL, then each file's name and contents."""
+    strings = _strings(args)
+    parts = [_COUNTS.pack(len(args), len(strings)), strings, _COUNT.pack(len(files))]
+    for name, content in files.items():
+        encoded = name.encode("utf-8", "surrogatepass") + b"\0"
+        parts += [_COUNT.pack(len(encoded)), encoded, _COUNT.pack(len(content)), content]
+    return b"".join(parts)
 
 
-def read_frame(fd: int) -> tuple[Kind, bytes]:
-    """Block for the next frame. Raises StreamClosed at end of stream."""
-    kind, length = HEADER.unpack(_read_exactly(fd, HEADER.size))
-    return Kind(kind), _read_exactly(fd, length)
+def _strings(words: Sequence[str]) -> bytes:
+    return b"".join(word.encode("utf-8", "surrogateescape") + b"\0" for word in words)
 
 
 def write_frame(fd: int, kind: Kind, payload: bytes = b"") -> None:
@@ -139,14 +162,3 @@ def write_frame(fd: int, kind: Kind, payload: bytes = b"") -> None:
             view = view[os.write(fd, view) :]
     except OSError as error:
         raise StreamClosed from error
-
-
-def _read_exactly(fd: int, num_bytes: int) -> bytes:
-    chunks: list[bytes] = []
-    while num_bytes:
-        chunk = os.read(fd, min(num_bytes, 1 << 20))
-        if not chunk:
-            raise StreamClosed
-        chunks.append(chunk)
-        num_bytes -= len(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)

@@ -1,14 +1,14 @@
 """What the kernel below gives to keep candidates apart: the Linux of the host, or gVisor's sentry.
 
 The zygote picks one object by name, once; everybody else asks it and never which one it is. Both end with the same
-promise: a candidate is another user than init, without capabilities, alone in fresh namespaces.
+promise: a candidate is another user than init, without capabilities, alone in fresh namespaces. What init itself does
+differently is in native/.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import sys
 from typing import Protocol
 
@@ -16,7 +16,6 @@ from . import kernel, root
 from .settings import SlotSettings
 
 _NAMESPACES = kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
-_PROC_FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 
 
 class Isolation(Protocol):
@@ -31,18 +30,6 @@ class Isolation(Protocol):
 
     def admit(self, pid: int) -> None:
         """In the zygote: give the fresh namespaces of `pid` their users."""
-        ...
-
-    def show_processes(self) -> int:
-        """In init: mount /proc for candidates; returns a descriptor of one that shows init every process."""
-        ...
-
-    def give_up_root(self) -> None:
-        """In init: what takes user 0's powers away from all that it starts."""
-        ...
-
-    def unlinked_file(self, folder: int) -> int:
-        """A new file in an open folder that has no name there."""
         ...
 
 
@@ -76,26 +63,6 @@ class LinuxIsolation:
         _write(f"/proc/{pid}/uid_map", lines)
         _write(f"/proc/{pid}/gid_map", lines)
 
-    def show_processes(self) -> int:
-        """init is told apart by its group: it sees every process there, a candidate only its own."""
-        if self.two_users:
-            kernel.mount("proc", "/proc", "proc", _PROC_FLAGS, "hidepid=invisible,gid=0,subset=pid")
-            return os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-        # A proc of init's own, hidden by the one that candidates see.
-        kernel.mount("proc", "/proc", "proc", _PROC_FLAGS, "subset=pid")
-        proc_fd = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-        kernel.mount("proc", "/proc", "proc", _PROC_FLAGS, "hidepid=invisible,subset=pid")
-        return proc_fd
-
-    def give_up_root(self) -> None:
-        """No capability by exec, no message queues."""
-        resource.setrlimit(resource.RLIMIT_MSGQUEUE, (0, 0))
-        kernel.forbid_root_capabilities()
-
-    def unlinked_file(self, folder: int) -> int:
-        """Made without a name."""
-        return os.open(".", os.O_TMPFILE | os.O_RDWR, 0o666, dir_fd=folder)
-
 
 class GvisorIsolation:
     """Inside a gVisor sandbox, whose root is already the read-only one; the sentry is the wall to the host.
@@ -107,12 +74,15 @@ class GvisorIsolation:
     two_users = True
     namespaces = _NAMESPACES
 
+    def __init__(self, settings: SlotSettings) -> None:
+        self._native = os.path.dirname(settings.native)
+
     def enter(self) -> None:
         """Take away what the sentry gives every sandbox and candidates must not have, and the harness (it is loaded).
 
         /dev/shm would otherwise outlive the tests: as with Linux it becomes the test's own /tmp.
         """
-        for folder in ("/sys", "/dev/pts", os.path.dirname(os.path.abspath(__file__))):
+        for folder in ("/sys", "/dev/pts", os.path.dirname(os.path.abspath(__file__)), self._native):
             with contextlib.suppress(OSError):
                 kernel.unmount(folder)
         os.rmdir("/dev/shm")
@@ -124,20 +94,6 @@ class GvisorIsolation:
     def admit(self, pid: int) -> None:
         """Nothing: users are the sandbox's own."""
 
-    def show_processes(self) -> int:
-        """One for all."""
-        kernel.mount("proc", "/proc", "proc", _PROC_FLAGS)
-        return os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-
-    def give_up_root(self) -> None:
-        """Nothing that the change of user does not do."""
-
-    def unlinked_file(self, folder: int) -> int:
-        """Made, then unlinked, where only init can look."""
-        fd = os.open("new", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666, dir_fd=folder)
-        os.unlink("new", dir_fd=folder)
-        return fd
-
 
 def isolation_of(settings: SlotSettings) -> Isolation:
     """By the name in the settings. Raises ValueError for one that is none."""
@@ -145,7 +101,7 @@ def isolation_of(settings: SlotSettings) -> Isolation:
         case "linux":
             return LinuxIsolation(settings)
         case "gvisor":
-            return GvisorIsolation()
+            return GvisorIsolation(settings)
         case other:
             raise ValueError(f"no kernel is called {other!r}")
 

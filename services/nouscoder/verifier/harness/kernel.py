@@ -20,19 +20,18 @@ MNT_DETACH = 2
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 1, 2, 4
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
-_PR_SET_SECUREBITS = 28
+_PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
 
 # PyDLL keeps the interpreter lock: these calls are short, and a fork must not see it released.
 _libc = ctypes.PyDLL(None, use_errno=True)
+_fflush = _libc.fflush  # looked up before a program can take away what looking up needs
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
-_SYS_CLONE, _SYS_PIVOT_ROOT, _SYS_MOUNT_SETATTR, _SYS_CAPSET = {
-    "x86_64": (56, 155, 442, 126),
-    "aarch64": (220, 41, 442, 91),
-}.get(platform.machine(), (-1, -1, -1, -1))
+_SYS_CLONE, _SYS_PIVOT_ROOT, _SYS_MOUNT_SETATTR = {
+    "x86_64": (56, 155, 442),
+    "aarch64": (220, 41, 442),
+}.get(platform.machine(), (-1, -1, -1))
 
-_fork = _libc.fork
 # Made once: a fresh fork pays a copied page for whatever it touches.
 _CLONE_NUMBER, _SIGCHLD, _NO_STACK_OR_IDS = ctypes.c_long(_SYS_CLONE), int(signal.SIGCHLD), [ctypes.c_long(0)] * 4
 
@@ -48,25 +47,14 @@ def fork_into(namespaces: int) -> int:
     """Fork into new namespaces (CLONE_NEW* flags); the child is pid 1 of a new pid namespace.
 
     Neither glibc nor the interpreter is told of this fork, so the child must not call abort() or create threads;
-    processes that it forks are whole again. See `fork` for why the interpreter need not know.
+    processes that it forks are whole again. The interpreter's own hooks would copy a hundred pages (0.4 ms): they
+    take the locks of other threads, and there is one thread, which holds the interpreter lock before and after and
+    keeps its identity. What is left of them for a program to notice is in `candidate.after_fork`.
     """
     pid = _syscall(_CLONE_NUMBER, ctypes.c_long(namespaces | _SIGCHLD), *_NO_STACK_OR_IDS)
     if pid < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"clone: {os.strerror(number)}")
-    return pid  # type: ignore[no-any-return]
-
-
-def fork() -> int:
-    """Fork as glibc does, without the interpreter's own hooks, which copy a hundred pages (0.4 ms).
-
-    They take the locks of other threads, and there is one thread: it holds the interpreter lock before and after, and
-    keeps its identity. What is left of them for a program to notice is in `candidate.after_fork`.
-    """
-    pid = _fork()
-    if pid < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"fork: {os.strerror(number)}")
     return pid  # type: ignore[no-any-return]
 
 
@@ -110,42 +98,9 @@ def _prctl(option: int, value: int, pointer: object = None) -> None:
     _check(_libc.prctl(option, ctypes.c_ulong(value), pointer, ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}")
 
 
-def die_with_parent() -> None:
-    """Be killed when the parent ends. A later change of user id undoes this."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def forbid_inspection() -> None:
-    """Keep processes of the same user from tracing this one or reading its memory through /proc."""
-    _prctl(_PR_SET_DUMPABLE, 0)
-
-
-def allow_inspection() -> None:
-    """Undo `forbid_inspection`, so that a program finds its own /proc/self readable as anywhere else."""
-    _prctl(_PR_SET_DUMPABLE, 1)
-
-
 def forbid_new_privileges() -> None:
     """No exec can gain privileges from now on."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-
-
-def forbid_root_capabilities() -> None:
-    """User 0 gets no capability by exec any more, for good (securebits: NOROOT, NO_SETUID_FIXUP off, both locked).
-
-    One call instead of the forty that emptying the bounding set takes, which adds nothing under no-new-privileges.
-    """
-    _prctl(_PR_SET_SECUREBITS, 0b1011)
-
-
-class _CapHeader(ctypes.Structure):
-    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
-
-
-def drop_capabilities() -> None:
-    """Give up every capability in every set that a process can clear."""
-    header, data = _CapHeader(0x20080522, 0), (ctypes.c_uint32 * 6)()
-    _check(int(_syscall(ctypes.c_long(_SYS_CAPSET), ctypes.byref(header), data)), "capset")
 
 
 class _SockFprog(ctypes.Structure):
@@ -172,4 +127,4 @@ def default_thread_stack(num_bytes: int) -> None:
 
 def flush_c_streams() -> None:
     """Write out what C code of this process left in stdio buffers."""
-    _libc.fflush(None)
+    _fflush(None)

@@ -14,9 +14,9 @@ import sys
 from typing import NoReturn
 
 from . import frames, kernel, seccomp
-from .candidate import Job
-from .init import EXIT_ENDED, EXIT_STREAM_CLOSED, Init
+from .candidate import Job, begin, make_script_surroundings, remember_modules
 from .isolation import Isolation, isolation_of
+from .native import Init, ends_the_zygote
 from .preload import preload
 from .settings import SlotSettings
 
@@ -32,18 +32,24 @@ def main(settings_json: str) -> Job:
     try:
         _warm_up(settings)
         isolation = isolation_of(settings)
+        init = Init(settings, isolation, stream_in, stream_out, kernel.make_filter(seccomp.build_filter()))
         isolation.enter()
-        init = Init(settings, isolation, stream_in, stream_out, seccomp.build_filter())
+        namespace = make_script_surroundings()
         hello = json.dumps({"python": sys.version.split()[0], "pid": os.getpid()}).encode()
         frames.write_frame(stream_out, frames.Kind.HELLO, hello)
         _hide_harness()
         gc.collect()
         gc.freeze()
-        return _serve(init, isolation)
+        _kept.extend((settings, isolation, init, hello))  # freeing them would copy pages in every candidate
+        told = _serve(init, isolation)
     except frames.StreamClosed:
         os._exit(0)
     except (OSError, ValueError) as error:
         _give_up(stream_out, str(error))
+    try:
+        return begin(told, namespace)
+    except BaseException:  # of ours, but told as the program's: it was about to run
+        os._exit(1)
 
 
 class _Standby:
@@ -66,18 +72,19 @@ class _Standby:
 
     def reap(self) -> None:
         """Until nothing is left of it."""
-        status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-        if status != EXIT_ENDED:
-            os._exit(0 if status == EXIT_STREAM_CLOSED else 1)
+        status = ends_the_zygote(os.waitpid(self._pid, 0)[1])
+        if status is not None:
+            os._exit(status)
 
 
-def _serve(init: Init, isolation: Isolation) -> Job:
+def _serve(init: Init, isolation: Isolation) -> bytes:
+    """Returns in a candidate's process only."""
     current = _stand_by(init, isolation)
     last: _Standby | None = None
-    while not isinstance(current, Job):
+    while not isinstance(current, bytes):
         current.begin()
         following = _stand_by(init, isolation)
-        if isinstance(following, Job):
+        if isinstance(following, bytes):
             return following
         if last is not None:
             last.reap()
@@ -86,8 +93,8 @@ def _serve(init: Init, isolation: Isolation) -> Job:
     return current
 
 
-def _stand_by(init: Init, isolation: Isolation) -> _Standby | Job:
-    """Make a sandbox. The job is returned in a candidate's process only."""
+def _stand_by(init: Init, isolation: Isolation) -> _Standby | bytes:
+    """Make a sandbox; or, in a candidate's process, what it is told."""
     orders, command = os.pipe()
     report, told = os.pipe()
     pid = kernel.fork_into(isolation.namespaces)
@@ -126,9 +133,10 @@ def _warm_up(settings: SlotSettings) -> None:
 
 
 def _hide_harness() -> None:
-    """Take this package out of `sys.modules` while it is cheap: here, once, and not in every candidate."""
-    package = __name__.partition(".")[0]
-    _kept.extend(sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == package)
+    """Take this package, and ctypes, out of `sys.modules` while it is cheap: here, once, and not in every candidate."""
+    ours = (__name__.partition(".")[0], "ctypes", "_ctypes")
+    _kept.extend(sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in ours)
+    remember_modules()
 
 
 def _give_up(stream_out: int, reason: str) -> NoReturn:

@@ -75,8 +75,23 @@ def python_command(python: str, entry: Path) -> list[str]:
 
 
 async def kill(process: asyncio.subprocess.Process, limit_s: float = 30.0) -> None:
-    """SIGKILL, and wait. Raises TimeoutError."""
+    """SIGKILL, and wait. Raises TimeoutError.
+
+    What it still had to say is read and dropped: asyncio tells of a process's end only when its pipes are at theirs,
+    and stops reading a pipe whose reader is full.
+    """
     if process.returncode is None:
         process.kill()
     async with asyncio.timeout(limit_s):
+        if process.stdout is not None:
+            await _drop_the_rest(process.stdout)
         await process.wait()
+
+
+async def _drop_the_rest(stdout: asyncio.StreamReader) -> None:
+    while True:
+        try:
+            if not await stdout.read(1 << 16):
+                return
+        except RuntimeError:  # a session still reads an answer, which comes whole or never
+            await asyncio.sleep(0.01)

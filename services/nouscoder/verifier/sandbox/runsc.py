@@ -33,13 +33,14 @@ from nouscoder.verifier.sandbox.base import SandboxUnavailable
 from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.launch import ENTRY_NAME, ENVIRONMENT, HARNESS, interpreter, kill, python_command
 from nouscoder.verifier.sandbox.local import LocalSandbox
+from nouscoder.verifier.sandbox.native import native_library
 from nouscoder.verifier.sandbox.runsc_folders import SANDBOX_NAME, new_folder, runsc_command, sweep
 from nouscoder.verifier.sandbox.slot import Slot
 
 log = logging.getLogger(__name__)
 
 HOW_TO_GET = "build it once with deploy/build-runsc, or name it in verifier.sandbox.runsc"
-_INSIDE = Path("/harness")
+_INSIDE, _NATIVE_INSIDE = Path("/harness"), Path("/native")
 _DELETE_LIMIT_S = 10.0
 _END_LIMIT_S = 2.0
 # What the harness's init needs over its own namespaces; candidates have none of them.
@@ -99,7 +100,11 @@ class RunscLaunch:
         site_packages = tuple(str(folder.resolve()) for folder in config.site_packages)
         self._visible = (_prefix_of(self._python), *site_packages, *prepared_folders())
         self._settings = SlotSettings(
-            site_packages=site_packages, preload=config.preload, tmp_bytes=config.tmp_bytes, kernel="gvisor"
+            site_packages=site_packages,
+            preload=config.preload,
+            tmp_bytes=config.tmp_bytes,
+            native=str(_NATIVE_INSIDE / native_library().name),
+            kernel="gvisor",
         )
         self._folder: Path | None = None
 
@@ -154,6 +159,7 @@ class RunscLaunch:
         wanted = (*SYSTEM_PATHS, *settings_of_runtimes(), *outside_system(self._visible))
         binds = {path: path for path in wanted if os.path.isdir(path)}
         binds[str(_INSIDE)] = str(HARNESS)
+        binds[str(_NATIVE_INSIDE)] = str(native_library().parent)
         for target, source in binds.items():
             place = root / target.lstrip("/")
             place.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 from collections.abc import Iterator, Mapping
 
@@ -55,22 +54,25 @@ class SlotSession:
     async def compile(self) -> None:
         """Send the program. Raises CompileFailed, SandboxError."""
         limits, language = self._program.limits, self._program.language
-        payload = {
-            "code": self._program.code,
-            "prelude": self._program.prelude,
-            "entry_point": self._program.entry_point,
-            "source_name": language.source_name,
-            "compile_argv": language.compile,
-            "run_argv": language.run,
-            "compile_time_s": self._compile_time_s,
-            "cpu_time_s": limits.cpu_time_s,
-            "wall_time_s": limits.wall_time_s,
-            "memory_bytes": limits.memory_bytes,
-            "extra_space_bytes": language.memory_extra_bytes,
-            "output_bytes": limits.output_bytes,
-            "processes": limits.processes,
-        }
-        await self._slot.send(Kind.PROGRAM, json.dumps(payload).encode())
+        program_limits = frames.ProgramLimits(
+            compile_time_s=self._compile_time_s,
+            cpu_time_s=limits.cpu_time_s,
+            wall_time_s=limits.wall_time_s,
+            memory_bytes=limits.memory_bytes,
+            extra_space_bytes=language.memory_extra_bytes,
+            output_bytes=limits.output_bytes,
+            processes=limits.processes,
+        )
+        payload = frames.pack_program(
+            self._program.code.encode("utf-8", "surrogatepass"),  # lone surrogates do not compile
+            limits=program_limits,
+            entry_point=self._program.entry_point or "",
+            prelude=self._program.prelude,
+            source_name=language.source_name,
+            compile_argv=language.compile,
+            run_argv=language.run,
+        )
+        await self._slot.send(Kind.PROGRAM, payload)
         kind, detail = await self._receive(self._compile_time_s)
         if kind is Kind.COMPILE_FAILED:
             raise CompileFailed(detail.decode("utf-8", "replace"))
@@ -85,27 +87,33 @@ class SlotSession:
         check_given(self._program, args, files)
         asked = stdin, args, files
         with self._one_at_a_time():
-            announced, self._announced = self._announced, None
-            if announced is not None and announced != asked:
-                await self._answer()
-                announced = None
             try:
-                if announced is None:
-                    await self._ask(asked)
-                payload = await self._answer()
-                short = self._was_short_of_memory()
-                if short and self._announced is not None:  # one of the two, and this one may be innocent
-                    self._announced = None
-                    await self._answer()
-                    self._was_short_of_memory()
-                    await self._ask(asked)
-                    payload = await self._answer()
-                    short = self._was_short_of_memory()
+                payload, short = await self._outcome(asked)
+                if short and await self._drop_announced():  # it was one of the two, and this one may be innocent
+                    payload, short = await self._outcome(asked)
             except SandboxError:
                 if self._was_short_of_memory():  # the kernel took init for the program
                     return _OUT_OF_MEMORY
                 raise
         return _to_result(payload, short)
+
+    async def _outcome(self, asked: _Asked) -> tuple[bytes, bool]:
+        """The answer, and whether the slot was short of memory meanwhile; asked for now unless it was announced."""
+        if self._announced == asked:
+            self._announced = None
+        else:
+            await self._drop_announced()
+            await self._ask(asked)
+        return await self._answer(), self._was_short_of_memory()
+
+    async def _drop_announced(self) -> bool:
+        """Let the run that is announced end, and forget it; False when there is none."""
+        if self._announced is None:
+            return False
+        self._announced = None
+        await self._answer()
+        self._was_short_of_memory()
+        return True
 
     async def announce(
         self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES

@@ -1,0 +1,97 @@
+/* Programs of other languages: compiled once a submission by a confined process, then one exec a test.
+ *
+ * INVARIANT: when `start_command` has returned nothing of the compiler runs any more and the compiled program is
+ * read-only.
+ */
+#include "init.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MAX_DETAIL_BYTES = 1900 };
+
+/* The compiler as if it were a candidate: confined, limited, watched. */
+static struct program compiler_of(const struct program *p) {
+    struct program compiler = *p;
+    compiler.has_result = 0;
+    compiler.cpu_time_s = compiler.wall_time_s = p->compile_time_s;
+    compiler.memory_bytes = 2ull << 30;
+    compiler.extra_space_bytes = 1ull << 40;
+    compiler.output_bytes = 128ull << 20; /* bounds every file that it writes, its messages among them */
+    compiler.num_processes = 256;
+    return compiler;
+}
+
+static bool is_there(const char *program) {
+    static const char *folders[] = {"/usr/local/bin", "/usr/bin", "/bin"};
+    char path[512];
+    if (strchr(program, '/')) return !access(program, X_OK);
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        snprintf(path, sizeof path, "%s/%.255s", folders[i], program);
+        if (!access(path, X_OK)) return true;
+    }
+    return false;
+}
+
+/* The beginning of what the compiler said, without the blanks around it. */
+static size_t said(int fd, uint64_t size, char *text) {
+    static char buffer[64 * 1024];
+    uint64_t from = size > sizeof buffer ? size - sizeof buffer : 0;
+    ssize_t n = pread(fd, buffer, sizeof buffer, (off_t)from);
+    char *at = buffer;
+    for (; n > 0 && strchr(" \t\n\r\v\f", *at); n--) at++;
+    while (n > 0 && strchr(" \t\n\r\v\f", at[n - 1])) n--;
+    size_t kept = n <= 0 ? 0 : n > MAX_DETAIL_BYTES ? MAX_DETAIL_BYTES : (size_t)n;
+    memcpy(text, at, kept);
+    return kept;
+}
+
+static size_t problem_of(struct run *run, char *text) {
+    const char *reason = run->ended == TIME_LIMIT     ? "the compiler took too long"
+                         : run->ended == MEMORY_LIMIT ? "the compiler needs too much memory"
+                         : run->ended == OUTPUT_LIMIT ? "the compiler writes too much"
+                                                      : NULL;
+    if (!reason) {
+        if (run->ended == EXITED && run->exit_code == 0) return 0;
+        size_t n = said(run->err, run->err_bytes, text);
+        if (!n) n = said(run->out, run->out_bytes, text);
+        if (n) return n;
+        reason = "the compiler failed without a word";
+    }
+    size_t n = strlen(reason);
+    memcpy(text, reason, n);
+    return n;
+}
+
+static void compile(struct session *s) {
+    static char problem[MAX_DETAIL_BYTES];
+    struct program compiler = compiler_of(&s->program);
+    struct run run = {.program = &compiler};
+    if (!is_there(s->compile_argv[0])) fail(s, "there is no %s inside the sandbox", s->compile_argv[0]);
+    open_files(s, &run);
+    if (spawn(s, &run, "/program", -1, -1) == 0) exec_command(s, s->compile_argv);
+    finish(s, &run, await_end(s, &run));
+    size_t num_bytes = problem_of(&run, problem);
+    close_files(&run);
+    if (!num_bytes) return;
+    end_all();
+    send_frame(s, COMPILE_FAILED, problem, num_bytes);
+    while (next_frame(s).kind != END) {
+    }
+    leave(s);
+}
+
+void start_command(struct session *s) {
+    open_program(s);
+    s->args = "";
+    if (s->program.has_compiler) compile(s);
+    seal_program(s);
+    send_frame(s, COMPILED, NULL, 0);
+}
+
+bool spawn_command(struct session *s, struct run *run) {
+    if (spawn(s, run, "/tmp", -1, -1) == 0) exec_command(s, s->run_argv);
+    return false;
+}

@@ -1,0 +1,114 @@
+/* The folder in which a submission's runs work, /tmp, and the one that holds its compiled program, /program.
+ *
+ * INVARIANT: when `clean` has returned, /tmp holds what every run finds there (main.py, or links to the compiled
+ * program) and nothing else; a candidate can change none of that.
+ */
+#include "init.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+static const unsigned long FLAGS = MS_NOSUID | MS_NODEV;
+
+static void mount_tmpfs(struct session *s, const char *target, const char *more) {
+    char options[256];
+    snprintf(options, sizeof options, "size=%" PRIu64 ",nr_inodes=%" PRIu64 ",%s", s->settings->tmp_bytes,
+             s->settings->tmp_inodes, more);
+    if (mount("tmpfs", target, "tmpfs", FLAGS, options)) fail(s, "mount tmpfs on %s: %s", target, strerror(errno));
+}
+
+void mount_work(struct session *s) { mount_tmpfs(s, "/tmp", "mode=1777"); }
+
+void write_file(struct session *s, const char *folder, const char *name, const void *bytes, size_t num_bytes) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
+    if (fd < 0) fail(s, "%s: %s", path, strerror(errno));
+    const char *at = bytes;
+    while (num_bytes) {
+        ssize_t n = write(fd, at, num_bytes);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) fail(s, "%s: %s", path, strerror(errno));
+        at += n;
+        num_bytes -= (size_t)n;
+    }
+    close(fd);
+}
+
+void hold_script(struct session *s) {
+    s->names = allocated(calloc(1, sizeof *s->names));
+    s->names[0] = (char *)s->name;
+    s->num_names = 1;
+    write_file(s, "/tmp", s->name, s->source, s->program.source_bytes);
+}
+
+void open_program(struct session *s) {
+    mount_tmpfs(s, "/program", s->settings->two_users ? "mode=755,uid=1000,gid=1000" : "mode=755,uid=0,gid=0");
+    write_file(s, "/program", s->name, s->source, s->program.source_bytes);
+}
+
+static void fill(struct session *s) {
+    if (!s->program.is_command) {
+        write_file(s, "/tmp", s->name, s->source, s->program.source_bytes);
+        return;
+    }
+    for (int i = 0; i < s->num_names; i++) {
+        char target[512], path[512];
+        snprintf(target, sizeof target, "/program/%.255s", s->names[i]);
+        snprintf(path, sizeof path, "/tmp/%.255s", s->names[i]);
+        if (symlink(target, path)) fail(s, "%s: %s", path, strerror(errno));
+    }
+}
+
+static void renew(struct session *s) {
+    if (umount2("/tmp", MNT_DETACH)) fail(s, "umount /tmp: %s", strerror(errno));
+    mount_work(s);
+    fill(s);
+}
+
+void seal_program(struct session *s) {
+    if (mount("tmpfs", "/program", "", FLAGS | MS_REMOUNT | MS_RDONLY, NULL))
+        fail(s, "/program cannot be made read-only: %s", strerror(errno));
+    DIR *folder = opendir("/program");
+    if (!folder) fail(s, "/program: %s", strerror(errno));
+    for (struct dirent *entry; (entry = readdir(folder));) {
+        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
+        s->names = allocated(realloc(s->names, sizeof *s->names * (size_t)(s->num_names + 1)));
+        s->names[s->num_names++] = allocated(strdup(entry->d_name));
+    }
+    closedir(folder);
+    renew(s);
+}
+
+static bool is_ours(struct session *s, const char *name) {
+    for (int i = 0; i < s->num_names; i++)
+        if (!strcmp(s->names[i], name)) return true;
+    return false;
+}
+
+void clean(struct session *s) {
+    if (!s->settings->two_users) { /* it could have changed what is ours */
+        renew(s);
+        return;
+    }
+    DIR *folder = opendir("/tmp");
+    if (!folder) fail(s, "/tmp: %s", strerror(errno));
+    int num_ours = 0;
+    bool other = false;
+    for (struct dirent *entry; !other && (entry = readdir(folder));) {
+        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
+        if (is_ours(s, entry->d_name))
+            num_ours++;
+        else
+            other = true;
+    }
+    closedir(folder);
+    if (other || num_ours != s->num_names) renew(s);
+}

@@ -1,0 +1,54 @@
+/* Memory of a run's whole process tree, looked at while it runs: rlimits bound one process, not their sum.
+ *
+ * A look costs a few system calls a process and happens every LOOK_EVERY_MS, so short tests are never looked at; in
+ * that time two cores can fill a few hundred MiB more than the limit. Shared mappings count once, at their largest.
+ * The proc mount read here shows every process of the namespace, and candidates cannot reach it.
+ */
+#include "init.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* False when the process has ended. */
+static bool look(struct session *s, const char *pid, uint64_t *own, uint64_t *shared) {
+    char path[32], text[256];
+    snprintf(path, sizeof path, "%.20s/statm", pid);
+    int fd = openat(s->proc_fd, path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (n <= 0) return false;
+    text[n] = 0;
+    unsigned long long size, resident, common;
+    if (sscanf(text, "%llu %llu %llu", &size, &resident, &common) != 3) return false;
+    *own = resident > common ? resident - common : 0;
+    *shared = common;
+    return true;
+}
+
+void look_at_memory(struct session *s, struct run *run) {
+    if (!s->looked) {
+        s->looked = true; /* a program that is executed shares nothing with the interpreter it came from */
+        if (!s->program.is_command && !look(s, "1", &s->own_private, &s->own_shared))
+            fail(s, "the memory of process 1 cannot be read");
+    }
+    int fd = openat(s->proc_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *folder = fd < 0 ? NULL : fdopendir(fd);
+    if (!folder) fail(s, "the processes of the sandbox cannot be listed");
+    uint64_t private = 0, shared = 0;
+    for (struct dirent *entry; (entry = readdir(folder));) {
+        uint64_t own, common;
+        if (!isdigit((unsigned char)entry->d_name[0]) || !strcmp(entry->d_name, "1")) continue;
+        if (!look(s, entry->d_name, &own, &common)) continue;
+        if (own > s->own_private) private += own - s->own_private;
+        if (common > s->own_shared && common - s->own_shared > shared) shared = common - s->own_shared;
+    }
+    closedir(folder);
+    uint64_t bytes = (private + shared) * (uint64_t)sysconf(_SC_PAGESIZE);
+    if (bytes > run->peak_bytes) run->peak_bytes = bytes;
+}

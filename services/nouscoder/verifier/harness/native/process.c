@@ -1,0 +1,257 @@
+/* One test: a fresh process, its files, the wait for its end, and what became of it.
+ *
+ * INVARIANT: `finish` returns only after every process of the run is dead and reaped.
+ */
+#include "init.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <math.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static const uint64_t COMMAND_SPACE_BYTES = 512ull << 20; /* libraries, stacks: what a program maps beside its data */
+enum { CANNOT_EXEC = 127, KILL_EVERY_NS = 500000 };
+
+/* A fresh unlinked file in the tmpfs that only init has open: nothing of a run's descriptors reaches the next. */
+static int unlinked_file(struct session *s) {
+    int fd = -1;
+    if (!s->settings->gvisor) {
+        fd = openat(s->files_dir, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
+    } else { /* it has no O_TMPFILE; nobody but init can look there */
+        fd = openat(s->files_dir, "new", O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666);
+        if (fd >= 0 && unlinkat(s->files_dir, "new", 0)) fail(s, "a file of a run: %s", strerror(errno));
+    }
+    if (fd < 0) fail(s, "a file of a run: %s", strerror(errno));
+    return move_up(fd);
+}
+
+void open_files(struct session *s, struct run *run) {
+    run->in = unlinked_file(s);
+    run->out = unlinked_file(s);
+    run->err = unlinked_file(s);
+    run->result = run->program->has_result ? unlinked_file(s) : -1;
+}
+
+void fill_stdin(struct session *s, struct run *run, const struct frame *frame) {
+    if (!write_all(run->in, frame->bytes, frame->num_bytes)) fail(s, "the input of a run: %s", strerror(errno));
+    lseek(run->in, 0, SEEK_SET);
+}
+
+void close_files(struct run *run) {
+    close(run->in);
+    close(run->out);
+    close(run->err);
+    if (run->result >= 0) close(run->result);
+}
+
+/* A pipe whose ends no file of a run is. */
+void pipe_up(struct session *s, int ends[2]) {
+    if (pipe2(ends, O_CLOEXEC)) fail(s, "pipe: %s", strerror(errno));
+    ends[0] = move_up(ends[0]);
+    ends[1] = move_up(ends[1]);
+}
+
+static double children_cpu_s(void) {
+    struct rusage used;
+    getrusage(RUSAGE_CHILDREN, &used);
+    return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+           1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
+}
+
+static int limit(int kind, uint64_t soft, uint64_t hard) {
+    struct rlimit both = {soft, hard};
+    return setrlimit(kind, &both);
+}
+
+static int drop_capabilities(void) {
+    struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct none[2] = {{0}};
+    return (int)syscall(SYS_capset, &head, none);
+}
+
+/* The last rights go, and the change of user comes last: init takes it for the proof. SIGXCPU comes at the limit (whole
+ * seconds are all the kernel has), SIGKILL a second later; the first process counts from when it has compiled. */
+static int confine(struct session *s, const struct program *p, const char *folder, bool compiles_first) {
+    uint64_t space = p->is_command ? 2 * p->memory_bytes + p->extra_space_bytes + COMMAND_SPACE_BYTES
+                                   : p->memory_bytes + s->settings->base_vm_bytes;
+    uint64_t seconds = (uint64_t)ceil(compiles_first ? p->compile_time_s : p->cpu_time_s);
+    sigset_t interrupt;
+    sigemptyset(&interrupt);
+    sigaddset(&interrupt, SIGINT);
+    if (limit(RLIMIT_AS, space, space) || limit(RLIMIT_FSIZE, p->output_bytes + 1, p->output_bytes + 1) ||
+        limit(RLIMIT_NPROC, p->num_processes, p->num_processes) ||
+        limit(RLIMIT_CPU, seconds, compiles_first ? RLIM_INFINITY : seconds + 1) || chdir(folder) ||
+        sigprocmask(SIG_UNBLOCK, &interrupt, NULL))
+        return -1;
+    if (!s->settings->two_users) return drop_capabilities();
+    return setresgid(CANDIDATE_ID, CANDIDATE_ID, CANDIDATE_ID) || setresuid(CANDIDATE_ID, CANDIDATE_ID, CANDIDATE_ID);
+}
+
+/* Descriptors 0, 1, 2, then 3 (result), then 4 and 5 (report, go); everything else closed. All come from FIRST_OWN_FD
+ * or above, so none is overwritten before it is copied. */
+static int wire(const struct run *run, int report, int go) {
+    if (dup2(run->in, 0) < 0 || dup2(run->out, 1) < 0 || dup2(run->err, 2) < 0) return -1;
+    unsigned free_from = 3;
+    if (run->result >= 0) {
+        if (dup2(run->result, 3) < 0) return -1;
+        free_from = 4;
+    }
+    if (report >= 0) {
+        if (run->result < 0) close(3);
+        if (dup2(report, REPORT) < 0 || dup2(go, GO) < 0) return -1;
+        free_from = GO + 1;
+    }
+    return (int)syscall(SYS_close_range, free_from, ~0u, 0);
+}
+
+/* Fork and confine. Returns 0 in the new process, which is ready for candidate code. */
+pid_t spawn(struct session *s, struct run *run, const char *folder, int report, int go) {
+    run->children_before_s = children_cpu_s();
+    run->started_s = now_s();
+    run->pid = fork();
+    if (run->pid < 0) fail(s, "fork: %s", strerror(errno));
+    if (run->pid == 0 && (wire(run, report, go) || confine(s, run->program, folder, report >= 0)))
+        _exit(1); /* our user id on the dead process tells init */
+    return run->pid;
+}
+
+void exec_command(struct session *s, char **argv) {
+    char **all = allocated(calloc(s->num_args + 256, sizeof *all)); /* a registry's command is shorter by far */
+    int n = 0;
+    for (; argv[n] && n < 255; n++) all[n] = argv[n];
+    const char *at = s->args;
+    for (uint32_t i = 0; i < s->num_args; i++, at += strlen(at) + 1) all[n++] = (char *)at;
+    signal(SIGPIPE, SIG_DFL); /* ignored by the interpreter; exec would hand that on */
+    signal(SIGXFSZ, SIG_DFL);
+    execvp(all[0], all);
+    dprintf(2, "%s: %s\n", all[0], strerror(errno));
+    _exit(CANNOT_EXEC);
+}
+
+void kill_all(void) { kill(-1, SIGKILL); }
+
+/* Kill and reap every other process of this pid namespace; returns their peak resident size [KiB].
+ * Killed again while any is left: gVisor does not kill a namespace at one stroke, so a fork can slip through. */
+long end_all(void) {
+    long peak_kib = 0;
+    kill_all();
+    for (;;) {
+        int status;
+        struct rusage used;
+        pid_t pid = wait4(-1, &status, WNOHANG, &used);
+        if (pid < 0 && errno == ECHILD) return peak_kib;
+        if (pid > 0) {
+            if (used.ru_maxrss > peak_kib) peak_kib = used.ru_maxrss;
+            continue;
+        }
+        nanosleep(&(struct timespec){0, KILL_EVERY_NS}, NULL);
+        kill_all();
+    }
+}
+
+/* Until the process ends by itself or holds too much memory (true), or its time is over (false). When the gateway wants
+ * no answer any more this does not return. */
+bool await_end(struct session *s, struct run *run) {
+    double deadline_s = run->started_s + run->program->wall_time_s;
+    int fd = (int)syscall(SYS_pidfd_open, run->pid, 0);
+    if (fd < 0) fail(s, "pidfd_open: %s", strerror(errno));
+    struct pollfd polled[2] = {{fd, POLLIN, 0}, {s->settings->stream_in, POLLIN, 0}};
+    bool in_time = false;
+    for (double left_s; (left_s = deadline_s - now_s()) > 0;) {
+        int wait_ms = left_s * 1000 < LOOK_EVERY_MS ? (int)(left_s * 1000) + 1 : LOOK_EVERY_MS;
+        int ready = poll(polled, 2, wait_ms);
+        if (ready < 0 && errno != EINTR) fail(s, "poll: %s", strerror(errno));
+        if (ready > 0 && polled[0].revents) {
+            in_time = true;
+            break;
+        }
+        if (ready > 0 && polled[1].revents) {
+            if (keep_early(s)) continue;
+            end_all();
+            leave(s);
+        }
+        look_at_memory(s, run);
+        if (run->peak_bytes > run->program->memory_bytes) {
+            in_time = true;
+            break;
+        }
+    }
+    close(fd);
+    return in_time;
+}
+
+/* Whether the dead process had come to change its user, the last step before candidate code. */
+static bool was_confined(struct session *s, pid_t pid) {
+    siginfo_t info;
+    if (!s->settings->two_users) return true;
+    return !waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT) && info.si_uid == CANDIDATE_ID;
+}
+
+static bool says_no_memory(int fd, uint64_t size) {
+    static const char *words[] = {"MemoryError", "std::bad_alloc", "Cannot allocate memory", "out of memory",
+                                  "OutOfMemoryError"};
+    static char tail[64 * 1024 + 1];
+    uint64_t from = size > 64 * 1024 ? size - 64 * 1024 : 0;
+    ssize_t n = pread(fd, tail, 64 * 1024, (off_t)from);
+    while (n > 0 && strchr(" \t\n\r\v\f", tail[n - 1])) n--;
+    if (n <= 0) return false;
+    char *line = memrchr(tail, '\n', (size_t)n);
+    line = line ? line + 1 : tail;
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (memmem(line, (size_t)(tail + n - line), words[i], strlen(words[i]))) return true;
+    return false;
+}
+
+static void judge(struct run *run, int status) {
+    const struct program *p = run->program;
+    struct stat out, err, result = {0};
+    fstat(run->out, &out);
+    fstat(run->err, &err);
+    if (run->result >= 0) fstat(run->result, &result);
+    run->out_bytes = (uint64_t)out.st_size;
+    run->err_bytes = (uint64_t)err.st_size;
+    run->result_bytes = (uint64_t)result.st_size;
+    run->exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+    run->signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    bool well = WIFEXITED(status) && run->exit_code == 0;
+    uint64_t most = run->out_bytes > run->err_bytes ? run->out_bytes : run->err_bytes;
+    if (most > p->output_bytes || run->signal == SIGXFSZ)
+        run->ended = OUTPUT_LIMIT;
+    else if (run->ended == TIME_LIMIT || run->signal == SIGXCPU || run->cpu_s > p->cpu_time_s)
+        run->ended = TIME_LIMIT;
+    else if (run->memory_bytes > p->memory_bytes || (!well && says_no_memory(run->err, run->err_bytes)))
+        run->ended = MEMORY_LIMIT;
+    else
+        run->ended = run->signal ? SIGNALLED : EXITED;
+}
+
+/* Kill what is left, and say what happened. */
+void finish(struct session *s, struct run *run, bool in_time) {
+    bool too_big = run->peak_bytes > run->program->memory_bytes;
+    run->wall_s = now_s() - run->started_s;
+    if (!in_time || too_big) kill_all();
+    bool confined = was_confined(s, run->pid);
+    int status;
+    struct rusage used;
+    while (wait4(run->pid, &status, 0, &used) < 0)
+        if (errno != EINTR) fail(s, "wait4: %s", strerror(errno));
+    long others_kib = end_all();
+    uint64_t peak_bytes = 1024 * (uint64_t)(used.ru_maxrss > others_kib ? used.ru_maxrss : others_kib);
+    run->memory_bytes = peak_bytes > run->peak_bytes ? peak_bytes : run->peak_bytes;
+    if (!confined && in_time && !too_big) fail(s, "a test's process could not be confined");
+    double cpu_s = children_cpu_s() - run->children_before_s - run->cpu_before_s;
+    run->cpu_s = cpu_s > 0 ? cpu_s : 0;
+    run->ended = in_time ? EXITED : TIME_LIMIT;
+    judge(run, status);
+}

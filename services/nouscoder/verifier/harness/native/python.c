@@ -1,0 +1,111 @@
+/* Python programs. The first test's process compiles, reports, and waits for its input: a submission of one test costs
+ * one process, and a compiler that runs wild is as confined as any candidate. The later ones get the compiled code.
+ */
+#include "init.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char OUT_OF_LIMITS[] = "the compiler ran out of time or memory";
+
+/* Of the interpreter that this library is loaded into; one object costs it less than twelve fields. */
+extern void *PyBytes_FromStringAndSize(const char *bytes, ssize_t num_bytes);
+
+void *told(struct session *s) {
+    bool is_first = !s->code;
+    const char *body = is_first ? s->source : s->code;
+    struct told head = {
+        .cpu_time_s = s->program.cpu_time_s, .is_first = is_first, .talks = s->talks,
+        .meta_bytes = s->program.meta_bytes, .args_bytes = (uint32_t)s->args_bytes,
+        .body_bytes = is_first ? s->program.source_bytes : (uint32_t)s->code_bytes,
+    };
+    size_t num_bytes = sizeof head + head.meta_bytes + head.args_bytes + head.body_bytes;
+    char *text = malloc(num_bytes), *at = text;
+    if (!text) _exit(1);
+    at = mempcpy(at, &head, sizeof head);
+    at = mempcpy(at, s->meta, head.meta_bytes);
+    at = mempcpy(at, s->args, head.args_bytes);
+    memcpy(at, body, head.body_bytes);
+    void *object = PyBytes_FromStringAndSize(text, (ssize_t)num_bytes);
+    free(text);
+    return object;
+}
+
+/* All that the first process reports before it closes its end, in `deadline_s`; NULL when that passes. */
+static char *read_report(int fd, double deadline_s, size_t *num_bytes) {
+    size_t room = 1 << 14, used = 0;
+    char *report = allocated(malloc(room));
+    for (double left_s; (left_s = deadline_s - now_s()) > 0;) {
+        struct pollfd polled = {fd, POLLIN, 0};
+        int ready = poll(&polled, 1, (int)(left_s * 1000) + 1);
+        if (ready <= 0) continue;
+        if (used == room) report = allocated(realloc(report, room *= 2));
+        ssize_t n = read(fd, report + used, room - used);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) {
+            *num_bytes = used;
+            return report;
+        }
+        used += (size_t)n;
+    }
+    free(report);
+    return NULL;
+}
+
+static _Noreturn void refuse(struct session *s, const char *problem, size_t num_bytes) {
+    end_all();
+    send_frame(s, COMPILE_FAILED, problem, num_bytes);
+    while (next_frame(s).kind != END) {
+    } /* a run asked for before the refusal was known */
+    leave(s);
+}
+
+bool start_python(struct session *s) {
+    int report[2], go[2];
+    hold_script(s);
+    s->first.program = &s->program;
+    open_files(s, &s->first);
+    pipe_up(s, report);
+    pipe_up(s, go);
+    if (spawn(s, &s->first, "/tmp", report[1], go[0]) == 0) return true;
+    close(report[1]);
+    close(go[0]);
+    size_t num_bytes = 0;
+    char *said = read_report(report[0], s->first.started_s + s->program.compile_time_s, &num_bytes);
+    close(report[0]);
+    if (!said || !num_bytes) refuse(s, OUT_OF_LIMITS, sizeof OUT_OF_LIMITS - 1);
+    if (said[0] != 'C' || num_bytes < 1 + sizeof(double)) {
+        bool has_text = said[0] == 'E' && num_bytes > 1;
+        refuse(s, has_text ? said + 1 : OUT_OF_LIMITS, has_text ? num_bytes - 1 : sizeof OUT_OF_LIMITS - 1);
+    }
+    memcpy(&s->first.cpu_before_s, said + 1, sizeof(double));
+    s->code = said + 1 + sizeof(double);
+    s->code_bytes = num_bytes - 1 - sizeof(double);
+    s->go = go[1];
+    send_frame(s, COMPILED, NULL, 0);
+    return false;
+}
+
+void release_first(struct session *s, struct run *run, struct frame *given) {
+    *run = s->first;
+    fill_stdin(s, run, given);
+    run->started_s = now_s();
+    if (!write_all(s->go, "G", 1) || !write_all(s->go, s->args, s->args_bytes))
+        fail(s, "a test's process ended before it was started");
+    close(s->go);
+    s->go = -1;
+}
+
+void drop_first(struct session *s) {
+    close(s->go);
+    s->go = -1;
+    end_all();
+    close_files(&s->first);
+}
+
+bool spawn_python(struct session *s, struct run *run) {
+    return spawn(s, run, "/tmp", -1, -1) == 0;
+}
