@@ -31,19 +31,27 @@ class Budget(Protocol):
 
     rest_s: int
     thorough: bool
+    kept: Path
 
 
 @pytest.mark.timeout(0)  # the process has a limit of its own
-def test_the_rest_api_is_what_its_document_says(verifier: Verifier, budget: Budget) -> None:
+def test_the_rest_api_is_what_its_document_says(verifier: Verifier, budget: Budget, tmp_path: Path) -> None:
     if importlib.util.find_spec("schemathesis") is None:
         pytest.skip("schemathesis is missing: pip install schemathesis")
     seconds = budget.rest_s
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(HERE / "schemathesis.toml"), "--no-color"]
     command += ["run", f"{verifier.url}/openapi.json", "--max-time", str(seconds)]
     command += [] if budget.thorough else ["--seed", "1"]
-    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    folder = budget.kept if budget.thorough else tmp_path  # where `st replay` finds what was found
+    folder.mkdir(exist_ok=True)
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, errors="replace", timeout=seconds + START_S
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(HERE)},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=seconds + START_S,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     tried = re.search(r"(\d+) generated", done.stdout)

@@ -7,10 +7,10 @@ from dataclasses import fields
 from typing import Any
 
 from nouscoder.submission import Limits
+from nouscoder.verifier.gatekeeper import MAX_DEADLINE_S
 from nouscoder.verifier.run_code import SANDBOX_FUSION_NAMES
 from nouscoder.verifier.validation import Bounds
 
-MAX_DEADLINE_S = 86400
 _GRADING = ("/v1/grade", "/v1/grade/stream", "/v1/grade/batch", "/run_code")
 _PARAMETERS = [
     {
@@ -74,9 +74,9 @@ def complete(document: dict[str, Any], languages: Sequence[str], bounds: Bounds 
                     response["headers"]["Retry-After"] = _RETRY_AFTER
     for path, (media_type, schema) in _STREAMS.items():
         document["paths"][path]["post"]["responses"]["200"]["content"] = {media_type: {"schema": schema}}
-    for path, examples in _EXAMPLES.items():
+    for path in document["paths"].keys() & _EXAMPLES.keys():
         content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-        content["examples"] = {name: {"value": value} for name, value in examples.items()}
+        content["examples"] = {name: {"value": value} for name, value in _EXAMPLES[path].items()}
     _bound(document["components"]["schemas"], languages, bounds or Bounds())
 
 

@@ -22,6 +22,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})
+MAX_DEADLINE_S = 86400
 _CHALLENGE = (b"www-authenticate", b"Bearer")
 
 
@@ -121,6 +122,6 @@ def _deadline_s(given: str | None) -> float | None:
         seconds = float(given)
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds <= 86400:
-        raise BadDeadline("must be a number of seconds over 0, at most 86400")
+    if not 0 < seconds <= MAX_DEADLINE_S:
+        raise BadDeadline(f"must be a number of seconds over 0, at most {MAX_DEADLINE_S}")
     return seconds
