@@ -12,6 +12,7 @@ import pytest
 
 from nouscoder.bench.http_load import Answer, LeanClient, LoadFault
 from nouscoder.bench.load_client import OpenLoopClient, Said, Tally
+from nouscoder.bench.load_pace import Pace
 from nouscoder.bench.load_result import ClientFigures, LoadPlan, LoadResult, as_text, complaints
 from nouscoder.bench.load_watch import Holding, first_and_last
 from nouscoder.bench.mixture import Sample
@@ -76,6 +77,20 @@ def test_each_thing_that_must_not_happen_is_complained_of(change: dict[str, Any]
     assert as_text(dataclasses.replace(GOOD, **change)).endswith(f"NOT as it must be: {told}")
 
 
+def test_the_pace_follows_what_the_service_turns_out_to_do() -> None:
+    pace = Pace(LoadPlan(overload=2.0, num_clients=4, greed=5.0), 10.0, window_s=20.0)
+    assert [pace.per_second(index) for index in range(4)] == [25.0, 5.0, 5.0, 5.0]
+    for second in range(19):  # 50 verdicts a second, but not for long
+        pace.note(float(second), 50 * second)
+    assert pace.capacity_per_second == 10.0
+    for second in range(19, 60):
+        pace.note(float(second), 19 * 50 + 20 * (second - 19))
+    assert 20.0 < pace.capacity_per_second <= 50.0
+    before = pace.capacity_per_second
+    pace.note(90.0, 19 * 50 + 20 * 41)
+    assert pace.capacity_per_second == before
+
+
 def test_the_first_and_the_last_minute_are_told_apart() -> None:
     held = [Holding(float(at), at, at, 1) for at in range(0, 601, 5)]
     first, last = first_and_last(held, 60.0)
@@ -107,7 +122,7 @@ def accepted(passed: int = 2) -> tuple[int, dict[str, str], object]:
 
 async def tally_of(http: ScriptedHttp, seconds: float = 0.1) -> Tally:
     expected = {1: Said("accepted", 2, 2, None)}
-    asking = OpenLoopClient("a", http, [Sample(1, "accepted", b"one")], expected, 400.0, seed=0)
+    asking = OpenLoopClient("a", http, [Sample(1, "accepted", b"one")], expected, lambda: 400.0, seed=0)
     await asking.run(time.monotonic() + seconds)
     assert asking.tally.num_sent == len(http.asked) == asking.tally.num_ended
     return asking.tally

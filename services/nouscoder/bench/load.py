@@ -6,8 +6,8 @@ share the cores of this machine, and the cache is off.
 
 1. All submissions once, as many at a time as the service has slots: the idle answers, which must be the known truth.
 2. The same with some always waiting: the capacity, in submissions a second, is the better rate of the two.
-3. `num_seconds` of `overload` times that from clients with a token each, who ask at random moments; submissions that
-   were refused and are sent again count as asked.
+3. `num_seconds` of `overload` times that from clients with a token each, who ask at random moments (and more when the
+   service turns out to do more); submissions that were refused and are sent again count as asked.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,6 +31,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nouscoder.bench.http_load import LeanClient, LoadFault
 from nouscoder.bench.load_client import OpenLoopClient, Said, said
+from nouscoder.bench.load_pace import Pace
 from nouscoder.bench.load_result import LoadPlan, LoadResult, figures
 from nouscoder.bench.load_watch import Holding, first_and_last, watch
 from nouscoder.bench.mixture import Sample, mixture
@@ -106,14 +108,14 @@ async def bench_load(plan: LoadPlan, overrides: tuple[str, ...] = ()) -> LoadRes
         service = await stack.enter_async_context(_running(names, plan, overrides))
         https = [await stack.enter_async_context(service.client(name)) for name in names]
         idle = await _learn(service, https[0], samples, plan)
-        rates = plan.rates(idle.capacity_per_second)
+        pace = Pace(plan, idle.capacity_per_second)
         clients = [
-            OpenLoopClient(name, http, samples, idle.expected, rate, plan.seed)
-            for name, http, rate in zip(names, https, rates, strict=True)
+            OpenLoopClient(name, http, samples, idle.expected, partial(pace.per_second, index), plan.seed)
+            for index, (name, http) in enumerate(zip(names, https, strict=True))
         ]
-        run = await _overload(service, https, clients, plan)
+        run = await _overload(service, https, clients, pace, plan)
         num_stray_bytes = sum(http.num_stray_bytes for http in https)
-        return _result(plan, idle, clients, rates, run, num_stray_bytes, await service.is_ready())
+        return _result(plan, idle, clients, pace, run, num_stray_bytes, await service.is_ready())
 
 
 @asynccontextmanager
@@ -174,7 +176,7 @@ async def _grade_all(
 
 
 async def _overload(
-    service: _Service, https: Sequence[LeanClient], clients: Sequence[OpenLoopClient], plan: LoadPlan
+    service: _Service, https: Sequence[LeanClient], clients: Sequence[OpenLoopClient], pace: Pace, plan: LoadPlan
 ) -> _Overload:
     held: list[Holding] = []
     metered, failed = await service.counts("submissions_total"), await service.counts("internal_errors_total")
@@ -182,7 +184,7 @@ async def _overload(
     looking = watch(service.pid, min(5.0, plan.num_seconds / 20), lambda: sum(http.num_open for http in https), held)
     watching = asyncio.create_task(looking)
     with progress_bar("overload", plan.num_seconds) as advance:
-        ticking = asyncio.create_task(_tick(advance))
+        ticking = asyncio.create_task(_tick(advance, clients, pace))
         try:
             await asyncio.gather(*(client.run(begun_s + plan.num_seconds) for client in clients))
         finally:
@@ -204,7 +206,7 @@ def _result(
     plan: LoadPlan,
     idle: _Idle,
     clients: Sequence[OpenLoopClient],
-    rates: Sequence[float],
+    pace: Pace,
     run: _Overload,
     num_stray_bytes: int,
     still_ready: bool,
@@ -219,12 +221,12 @@ def _result(
         num_slots=idle.num_slots,
         plan=plan,
         idle_per_second=idle.idle_per_second,
-        capacity_per_second=idle.capacity_per_second,
+        capacity_per_second=pace.capacity_per_second,
         wall_s=run.wall_s,
         verdicts=_added(Counter([one.verdict]) for one in idle.expected.values()),
         clients=tuple(
-            figures(client.name, client.tally, rate, count, sum(sandboxed))
-            for client, rate, count in zip(clients, rates, sandboxed, strict=True)
+            figures(client.name, client.tally, plan.num_seconds, count, sum(sandboxed))
+            for client, count in zip(clients, sandboxed, strict=True)
         ),
         statuses=_added(tally.statuses for tally in tallies),
         retry_after_s=_added(tally.retry_after_s for tally in tallies),
@@ -250,9 +252,10 @@ def _added(counters: Iterable[Counter[Key]]) -> dict[Key, int]:
     return dict(sorted(total.items()))
 
 
-async def _tick(advance: Callable[[float], None]) -> None:
+async def _tick(advance: Callable[[float], None], clients: Sequence[OpenLoopClient], pace: Pace) -> None:
     """A second a second."""
     while True:
+        pace.note(time.monotonic(), sum(len(client.tally.latencies_s) for client in clients))
         await asyncio.sleep(1)
         advance(1)
 

@@ -14,7 +14,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,7 +85,9 @@ class _Again:
 
 
 class OpenLoopClient:
-    """Of one token. `expected` is what each submission, by its number, got on an idle service."""
+    """Of one token. `expected` is what each submission, by its number, got on an idle service; `per_second` says how
+    often to ask, now.
+    """
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class OpenLoopClient:
         http: LeanClient,
         samples: Sequence[Sample],
         expected: Mapping[int, Said],
-        per_second: float,
+        per_second: Callable[[], float],
         seed: int,
     ) -> None:
         self.name = name
@@ -111,7 +113,7 @@ class OpenLoopClient:
     async def run(self, end_s: float) -> None:
         """Ask until the monotonic clock says `end_s`, then wait for what is open; the client under it has a limit."""
         due_s = time.monotonic()
-        while (due_s := due_s + self._draw.expovariate(self._per_second)) < end_s:
+        while (due_s := due_s + self._draw.expovariate(self._per_second())) < end_s:
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             self._send_one()
         if self._open:

@@ -16,7 +16,7 @@ _MORE_DESCRIPTORS = 16
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What to do. The first client asks `greed` times as often as each of the others."""
+    """What to do: all clients together ask `overload` times the capacity, and the first one `greed` times its part."""
 
     num_seconds: float = 600.0
     num_submissions: int = 500
@@ -25,11 +25,6 @@ class LoadPlan:
     greed: float = 1.0
     max_queue: int = 32
     seed: int = 0
-
-    def rates(self, capacity_per_second: float) -> list[float]:
-        """Requests a second of each client. Without greed they are `overload` times the capacity together."""
-        each = self.overload * capacity_per_second / self.num_clients
-        return [each * (self.greed if index == 0 else 1.0) for index in range(self.num_clients)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +88,13 @@ class LoadResult:
 
 
 def figures(
-    name: str, tally: Tally, asked_per_second: float, num_sandboxed: int, num_sandboxed_in_all: int
+    name: str, tally: Tally, num_seconds: float, num_sandboxed: int, num_sandboxed_in_all: int
 ) -> ClientFigures:
     """Of one client."""
     times = sorted(tally.latencies_s) or [0.0]
     return ClientFigures(
         name=name,
-        asked_per_second=asked_per_second,
+        asked_per_second=tally.num_sent / num_seconds,
         num_sent=tally.num_sent,
         num_sent_again=tally.num_sent_again,
         num_verdicts=len(tally.latencies_s),

@@ -1,0 +1,35 @@
+"""How fast the clients of an overload ask: a multiple of what the service has been seen to do.
+
+INVARIANT: the capacity never falls, and is never less than a rate of verdicts that was kept up for `window_s` seconds,
+so that a machine that was busy while the capacity was learnt is overloaded all the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from nouscoder.bench.load_result import LoadPlan
+
+
+class Pace:
+    """One for all clients."""
+
+    def __init__(self, plan: LoadPlan, capacity_per_second: float, window_s: float = 20.0) -> None:
+        self.capacity_per_second = capacity_per_second
+        self._plan = plan
+        self._window_s = window_s
+        self._seen: deque[tuple[float, int]] = deque()  # (moment, verdicts up to then), about a window long
+
+    def note(self, now_s: float, num_verdicts: int) -> None:
+        """All verdicts so far; to be told every second or so."""
+        self._seen.append((now_s, num_verdicts))
+        while len(self._seen) > 1 and now_s - self._seen[1][0] >= self._window_s:
+            self._seen.popleft()
+        then_s, num_then = self._seen[0]
+        if now_s - then_s >= self._window_s:
+            self.capacity_per_second = max(self.capacity_per_second, (num_verdicts - num_then) / (now_s - then_s))
+
+    def per_second(self, client: int) -> float:
+        """Requests a second of the client of this index, now."""
+        each = self._plan.overload * self.capacity_per_second / self._plan.num_clients
+        return each * (self._plan.greed if client == 0 else 1.0)
