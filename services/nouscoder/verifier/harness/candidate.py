@@ -34,6 +34,7 @@ _MAX_DETAIL_BYTES = 8 * 1024
 # Bound here: every attribute looked up in a fresh fork copies a page.
 _seed, _generator = _random.Random.seed, random._inst
 _set_native_id = threading.main_thread()._set_native_id  # type: ignore[attr-defined]
+_len = len  # a program may have replaced it when `leave` needs it
 
 
 class Compiled(NamedTuple):
@@ -193,19 +194,19 @@ class Job:
 
         That last part costs 5 ms of copied pages and shows only in destructors of objects that modules hold.
         """
-        if len(threading._active) > 1 or threading._limbo or threading._threading_atexits or atexit._ncallbacks():  # type: ignore[attr-defined]
+        if _len(threading._active) > 1 or threading._limbo or threading._threading_atexits or atexit._ncallbacks():  # type: ignore[attr-defined]
             threading._shutdown()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()
         status = _flush(status)
         namespace = self.namespace
         for private in (True, False):
-            for name in list(namespace):
+            for name in [*namespace]:
                 if name != "__builtins__" and (name[:1] == "_" and name[1:2] != "_") is private:
                     namespace[name] = None
         sys.stdout, sys.stderr, sys.stdin = sys.__stdout__, sys.__stderr__, sys.__stdin__
         gc.collect()
         status = _flush(status)
-        if len(sys.modules) > len(_warm_modules):  # none of those writes to C streams
+        if _len(sys.modules) > _len(_warm_modules):  # none of those writes to C streams
             kernel.flush_c_streams()
         if status < 0:
             signal.signal(-status, signal.SIG_DFL)
