@@ -135,23 +135,6 @@ async def test_a_cancelled_waiter_and_a_cancelled_run_free_the_slot(sandbox: San
         assert (await session.run(b"21")).stdout == b"42\n"
 
 
-async def test_an_announced_run_is_that_run_and_no_other_when_it_is_asked_for(sandbox: Sandbox) -> None:
-    async with sandbox.session(Program(PYTHON, DOUBLE, SHORT)) as session:
-        await session.announce(b"1\n")
-        assert (await session.run(b"1\n")).stdout == b"2\n"  # before any run
-        for number in range(2, 9):
-            running = asyncio.create_task(session.run(b"%d\n" % number))
-            await asyncio.sleep(0)
-            await session.announce(b"%d\n" % (number + 1))
-            assert (await running).stdout == b"%d\n" % (2 * number)
-            if number % 3 == 0:  # something else is asked for than was announced
-                assert (await session.run(b"50\n")).stdout == b"100\n"
-        with pytest.raises(ValueError, match="name of a file"):
-            await session.announce(b"", files={"../x": b""})
-    async with sandbox.session(Program(PYTHON, DOUBLE, SHORT)) as session:  # one that nobody asked for leaves nothing
-        assert (await session.run(b"21\n")).stdout == b"42\n"
-
-
 async def test_a_closed_sandbox_refuses_sessions(sandbox: Sandbox) -> None:
     await sandbox.close()
     with pytest.raises(SandboxError):

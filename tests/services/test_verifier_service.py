@@ -80,11 +80,6 @@ class _WordSession:
             await self.sandbox.let_go.wait()
         return replace(GOOD, stdout=stdin)
 
-    async def announce(
-        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
-    ) -> None:
-        pass
-
     async def converse(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:

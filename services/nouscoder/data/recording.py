@@ -83,12 +83,6 @@ class _RecordingSession:
             outputs.setdefault(digest(stdin), set()).add(digest(result.stdout, result.result or b""))
         return result
 
-    async def announce(
-        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
-    ) -> None:
-        """See `Session`."""
-        await self._inner.announce(stdin, args=args, files=files)
-
     async def converse(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:

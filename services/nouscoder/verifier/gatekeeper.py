@@ -54,6 +54,9 @@ class Gatekeeper:
             await answer.fault(422, f"X-Deadline-S: {error}", "X-Deadline-S")
             return
         set_caller(caller)
+        if deadline_s is None:
+            await self._app(scope, receive, answer.send)
+            return
         try:
             async with asyncio.timeout(deadline_s) as limit:
                 await self._app(scope, receive, answer.send)

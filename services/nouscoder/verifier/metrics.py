@@ -15,10 +15,8 @@ class VerifierMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         prefix = "nouscoder_verifier_"
-        self._submissions = Counter(
-            f"{prefix}submissions", "Submissions that got a verdict", ["verdict"], registry=registry
-        )
-        self._tests = Counter(f"{prefix}tests", "Tests run, by outcome", ["outcome"], registry=registry)
+        submissions = Counter(f"{prefix}submissions", "Submissions that got a verdict", ["verdict"], registry=registry)
+        tests = Counter(f"{prefix}tests", "Tests run, by outcome", ["outcome"], registry=registry)
         self._submission_s = Histogram(
             f"{prefix}submission_duration_seconds",
             "Seconds from acceptance to verdict",
@@ -28,8 +26,12 @@ class VerifierMetrics:
         self._test_s = Histogram(
             f"{prefix}test_duration_seconds", "Wall seconds of one test", buckets=_TEST_BUCKETS, registry=registry
         )
-        self._queue = Gauge(f"{prefix}queue_depth", "Submissions waiting for a sandbox", registry=registry)
-        self._sandboxes = Gauge(f"{prefix}sandboxes", "Sandbox slots, by state", ["state"], registry=registry)
+        self._load = (0, 0, 0)  # waiting, busy, slots: read when somebody looks, for it changes often
+        queue = Gauge(f"{prefix}queue_depth", "Submissions waiting for a sandbox", registry=registry)
+        queue.set_function(lambda: self._load[0])
+        sandboxes = Gauge(f"{prefix}sandboxes", "Sandbox slots, by state", ["state"], registry=registry)
+        sandboxes.labels("busy").set_function(lambda: self._load[1])
+        sandboxes.labels("free").set_function(lambda: self._load[2] - self._load[1])
         self._cache_hits = Counter(f"{prefix}cache_hits", "Submissions answered from the cache", registry=registry)
         self._ours = Counter(
             f"{prefix}internal_errors", "Failures of ours while grading, by cause", ["cause"], registry=registry
@@ -39,21 +41,20 @@ class VerifierMetrics:
             "Sandboxes opened beside the first of a submission, on idle slots",
             registry=registry,
         )
-        for kind in VerdictKind:
-            self._submissions.labels(kind.value)
-            if kind not in (VerdictKind.NO_CODE, VerdictKind.COMPILE_ERROR):
-                self._tests.labels(kind.value)
+        self._submissions = {kind: submissions.labels(kind.value) for kind in VerdictKind}
+        never = (VerdictKind.NO_CODE, VerdictKind.COMPILE_ERROR)
+        self._tests = {kind: tests.labels(kind.value) for kind in VerdictKind if kind not in never}
 
     def graded(self, verdict: Verdict) -> None:
         """A submission got its verdict."""
-        self._submissions.labels(verdict.kind.value).inc()
+        self._submissions[verdict.kind].inc()
         self._submission_s.observe(verdict.duration_s)
         if verdict.cached:
             self._cache_hits.inc()
 
     def tested(self, outcome: TestOutcome) -> None:
         """A test was run."""
-        self._tests.labels(outcome.outcome.value).inc()
+        self._tests[outcome.outcome].inc()
         self._test_s.observe(outcome.wall_time_s)
 
     def lane_opened(self) -> None:
@@ -66,6 +67,4 @@ class VerifierMetrics:
 
     def load(self, waiting: int, busy: int, slots: int) -> None:
         """How many submissions wait, and how many slots are busy."""
-        self._queue.set(waiting)
-        self._sandboxes.labels("busy").set(busy)
-        self._sandboxes.labels("free").set(slots - busy)
+        self._load = (waiting, busy, slots)

@@ -107,16 +107,6 @@ class Session(Protocol):
         """
         ...
 
-    async def announce(
-        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
-    ) -> None:
-        """Say what will be run next, while a run is under way: a hint, so that the sandbox need not wait between two.
-
-        The run announced may begin as soon as the one under way has ended, whether or not it is asked for later. At
-        most one at a time; a backend may do nothing. Raises as `run` does.
-        """
-        ...
-
     async def converse(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:

@@ -129,12 +129,6 @@ class FakeSession:
         await asyncio.sleep(0)
         return self._behaviour(stdin)
 
-    async def announce(
-        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
-    ) -> None:
-        """See `Session.announce`: nothing is to be gained here."""
-        check_given(self._program, args, files)
-
     async def converse(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:

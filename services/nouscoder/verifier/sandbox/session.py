@@ -1,7 +1,6 @@
 """One submission in one slot, spoken in frames: for every backend whose slots run the harness.
 
-INVARIANT: after an answer that does not fit the question the slot is stopped, and the session gives SandboxError only;
-at most one run is announced beyond the one that is awaited, and its answer is never taken for another's.
+INVARIANT: after an answer that does not fit the question the slot is stopped, and the session gives SandboxError only.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ _EXITS = {
     frames.Ended.OUTPUT_LIMIT: Exit.OUTPUT_LIMIT,
 }
 _PYTHON_COMPILE_TIME_S = 10.0
-_Asked = tuple[bytes, tuple[str, ...], Mapping[str, bytes]]
 _OUT_OF_MEMORY = RunResult(Exit.MEMORY_LIMIT, 0, signal.SIGKILL, 0.0, 0.0, 0, b"", b"")
 
 
@@ -47,7 +45,6 @@ class SlotSession:
         self._grace_s = config.grace_s
         self._num_killed = slot.group.num_killed()
         self._running = False
-        self._announced: _Asked | None = None
         by_exec = program.language.run is not None
         self._compile_time_s = config.compile_time_s if by_exec else _PYTHON_COMPILE_TIME_S
 
@@ -85,57 +82,19 @@ class SlotSession:
     ) -> RunResult:
         """See `Session.run`. Raises RuntimeError when another run of this session is under way."""
         check_given(self._program, args, files)
-        asked = stdin, args, files
         with self._one_at_a_time():
+            await self._give(args, files)
             try:
-                payload, short = await self._outcome(asked)
-                if short and await self._drop_announced():  # it was one of the two, and this one may be innocent
-                    payload, short = await self._outcome(asked)
+                await self._slot.send(Kind.RUN, stdin)
+                kind, payload = await self._receive(self._program.limits.wall_time_s)
             except SandboxError:
                 if self._was_short_of_memory():  # the kernel took init for the program
                     return _OUT_OF_MEMORY
                 raise
-        return _to_result(payload, short)
-
-    async def _outcome(self, asked: _Asked) -> tuple[bytes, bool]:
-        """The answer, and whether the slot was short of memory meanwhile; asked for now unless it was announced."""
-        if self._announced == asked:
-            self._announced = None
-        else:
-            await self._drop_announced()
-            await self._ask(asked)
-        return await self._answer(), self._was_short_of_memory()
-
-    async def _drop_announced(self) -> bool:
-        """Let the run that is announced end, and forget it; False when there is none."""
-        if self._announced is None:
-            return False
-        self._announced = None
-        await self._answer()
-        self._was_short_of_memory()
-        return True
-
-    async def announce(
-        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
-    ) -> None:
-        """See `Session.announce`."""
-        check_given(self._program, args, files)
-        if self._announced is not None:
-            raise RuntimeError("one run is announced already")
-        self._announced = asked = stdin, args, files
-        await self._ask(asked)
-
-    async def _ask(self, asked: _Asked) -> None:
-        stdin, args, files = asked
-        await self._give(args, files)
-        await self._slot.send(Kind.RUN, stdin)
-
-    async def _answer(self) -> bytes:
-        kind, payload = await self._receive(self._program.limits.wall_time_s)
-        if kind is not Kind.RESULT:
-            await self._slot.stop()
-            raise SandboxError(f"slot {self._slot.index} answered {kind.name} to a run")
-        return payload
+            if kind is not Kind.RESULT:
+                await self._slot.stop()
+                raise SandboxError(f"slot {self._slot.index} answered {kind.name} to a run")
+        return _to_result(payload, self._was_short_of_memory())
 
     def _was_short_of_memory(self) -> bool:
         """Whether the kernel has killed a process of this session for the memory of the slot's group."""
@@ -149,8 +108,6 @@ class SlotSession:
         if not isinstance(partner, SlotSession):
             raise TypeError("a session converses with the partner of its own pair")
         check_given(partner._program, args, files)
-        if self._announced is not None or partner._announced is not None:
-            raise RuntimeError("a run is announced: a conversation cannot come before it")
         with self._one_at_a_time(), partner._one_at_a_time():
             await partner._give(args, files)
             await self._slot.send(Kind.TALK)

@@ -78,9 +78,7 @@ static void compile(struct session *s) {
     if (!num_bytes) return;
     end_all();
     send_frame(s, COMPILE_FAILED, problem, num_bytes);
-    while (next_frame(s).kind != END) {
-    }
-    leave(s);
+    await_end_frame(s);
 }
 
 void start_command(struct session *s) {

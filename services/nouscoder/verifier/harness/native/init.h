@@ -20,7 +20,6 @@ enum ended { EXITED, SIGNALLED, TIME_LIMIT, MEMORY_LIMIT, OUTPUT_LIMIT };
 enum { EXIT_ENDED = 0, EXIT_STREAM_CLOSED = 3, EXIT_FAILED = 4 };
 
 enum { CANDIDATE_ID = 1000, FIRST_OWN_FD = 64, LOOK_EVERY_MS = 50 };
-enum { MAX_EARLY_FRAMES = 8 };
 
 /* What the zygote says of the slot, once. */
 struct settings {
@@ -72,8 +71,6 @@ struct session {
     const struct settings *settings;
     int orders, report;     /* from and to the zygote; report is -1 until the stream is ours */
     int files_dir, proc_fd; /* both out of candidates' reach */
-    struct frame early[MAX_EARLY_FRAMES];
-    int num_early;
     struct program program;
     char *text; /* of the PROGRAM frame, behind its fixed part; the pointers below point into it */
     const char *meta, *name, *source;
@@ -102,12 +99,12 @@ void *allocated(void *memory);
 
 /* stream.c */
 struct frame next_frame(struct session *s);
-bool keep_early(struct session *s); /* false when what came is END */
 void send_frame(struct session *s, enum kind kind, const void *bytes, size_t num_bytes);
 void send_result(struct session *s, struct run *run);
 bool write_all(int fd, const void *bytes, size_t num_bytes);
 void read_program(struct session *s, struct frame frame);
 void read_given(struct session *s);
+_Noreturn void await_end_frame(struct session *s);
 
 /* process.c */
 void open_files(struct session *s, struct run *run);

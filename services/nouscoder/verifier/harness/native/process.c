@@ -177,7 +177,8 @@ bool await_end(struct session *s, struct run *run) {
             break;
         }
         if (ready > 0 && polled[1].revents) {
-            if (keep_early(s)) continue;
+            struct frame frame = next_frame(s);
+            if (frame.kind != END) fail(s, "kind %d while a run is under way", frame.kind);
             end_all();
             leave(s);
         }

@@ -58,9 +58,7 @@ static char *read_report(int fd, double deadline_s, size_t *num_bytes) {
 static _Noreturn void refuse(struct session *s, const char *problem, size_t num_bytes) {
     end_all();
     send_frame(s, COMPILE_FAILED, problem, num_bytes);
-    while (next_frame(s).kind != END) {
-    } /* a run asked for before the refusal was known */
-    leave(s);
+    await_end_frame(s);
 }
 
 bool start_python(struct session *s) {

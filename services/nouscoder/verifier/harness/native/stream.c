@@ -21,7 +21,7 @@ static void read_exactly(int fd, void *bytes, size_t num_bytes) {
     }
 }
 
-static struct frame read_frame(struct session *s) {
+struct frame next_frame(struct session *s) {
     unsigned char header[5];
     read_exactly(s->settings->stream_in, header, sizeof header);
     uint32_t length;
@@ -32,21 +32,6 @@ static struct frame read_frame(struct session *s) {
     read_exactly(s->settings->stream_in, frame.bytes, frame.num_bytes);
     frame.bytes[frame.num_bytes] = 0;
     return frame;
-}
-
-struct frame next_frame(struct session *s) {
-    if (!s->num_early) return read_frame(s);
-    struct frame frame = s->early[0];
-    memmove(s->early, s->early + 1, sizeof *s->early * (size_t)--s->num_early);
-    return frame;
-}
-
-bool keep_early(struct session *s) {
-    struct frame frame = read_frame(s);
-    if (frame.kind == END) return false;
-    if (s->num_early == MAX_EARLY_FRAMES) fail(s, "too many frames ahead of a run");
-    s->early[s->num_early++] = frame;
-    return true;
 }
 
 bool write_all(int fd, const void *bytes, size_t num_bytes) {
@@ -214,4 +199,11 @@ void read_given(struct session *s) {
         uint32_t num_bytes = take_32(s, &at, end);
         write_file(s, "/tmp", name, take(s, &at, end, num_bytes), num_bytes);
     }
+}
+
+/* After a refusal nothing else is left to come. */
+_Noreturn void await_end_frame(struct session *s) {
+    struct frame frame = next_frame(s);
+    if (frame.kind != END) fail(s, "expected END, not kind %d", frame.kind);
+    leave(s);
 }
