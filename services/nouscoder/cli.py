@@ -224,9 +224,11 @@ def bench_verifier(
     """Grade through the REST API under load, beside bare interpreter spawns."""
     import json
 
+    import uvloop
+
     from nouscoder.bench import verifier
 
-    result = asyncio.run(verifier.bench_verifier(tuple(overrides or ()), scale))
+    result = uvloop.run(verifier.bench_verifier(tuple(overrides or ()), scale))
     typer.echo(json.dumps(verifier.as_record(result), indent=1) if as_json else verifier.as_text(result))
 
 

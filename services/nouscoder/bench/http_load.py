@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 from urllib.parse import urlsplit
 
 from nouscoder.errors import NousCoderError
@@ -63,8 +63,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is one in all but its base class
 
     def connection_lost(self, error: Exception | None) -> None:
         """See asyncio.Protocol."""

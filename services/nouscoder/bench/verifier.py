@@ -2,12 +2,13 @@
 
 Client and service share the cores of this machine, the cache is off, and full isolation is on. Rates are a core: the
 wall-clock rate divided by the number of cores. Each block of load stands between two measurements of the control, so
-that a machine that slows down slows both.
+that a machine that slows down slows both. Requests are made before and answers checked after the time that is measured.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import statistics
@@ -19,10 +20,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nouscoder.bench.controls import bare_spawn, forks_per_second, rate
+from nouscoder.bench.http_load import LeanClient
 from nouscoder.bench.processes import Usage, usage_of
 from nouscoder.errors import NousCoderError
 from nouscoder.local_run import free_addresses
-from nouscoder.verifier.client import AsyncClient
+from nouscoder.verifier.client import GRADE_PATH
 
 _START_LIMIT_S = 60.0
 _AT_ONCE = 8
@@ -79,7 +81,7 @@ def submission(number: int, num_tests: int) -> dict[str, Any]:
 class Bench:
     """One service and its client."""
 
-    def __init__(self, pid: int, client: AsyncClient, control_s: float) -> None:
+    def __init__(self, pid: int, client: LeanClient, control_s: float) -> None:
         self._pid = pid
         self._control_s = control_s
         self._client = client
@@ -114,37 +116,53 @@ class Bench:
         """Submissions at random moments (a Poisson stream), whether or not earlier ones are answered."""
         moments = random.Random(0)
         tasks = []
+        bodies = self._bodies(num_submissions, 20)
         begun = time.perf_counter()
         due = 0.0
-        for _ in range(num_submissions):
+        for body in bodies:
             due += moments.expovariate(per_second)
             await asyncio.sleep(max(0.0, begun + due - time.perf_counter()))
-            tasks.append(asyncio.create_task(self._timed(20)))
-        times = sorted(await asyncio.gather(*tasks))
+            tasks.append(asyncio.create_task(self._timed(body)))
+        answers = await asyncio.gather(*tasks)
+        self._check([answer for _, answer in answers], 20)
+        times = sorted(spent_s for spent_s, _ in answers)
         p99 = times[min(len(times) - 1, round(0.99 * len(times)))]
         return Latency(num_submissions, per_second, statistics.median(times), p99)
 
     async def _load(self, num_submissions: int, num_tests: int) -> float:
-        waiting = iter(range(num_submissions))
+        waiting = iter(self._bodies(num_submissions, num_tests))
+        answers = []
         begun = time.perf_counter()
 
         async def sender() -> None:
-            for _ in waiting:
-                await self._timed(num_tests)
+            for body in waiting:
+                answers.append((await self._timed(body))[1])
 
         await asyncio.gather(*(sender() for _ in range(_AT_ONCE)))
+        wall_s = time.perf_counter() - begun
         self._note(usage_of(self._pid))
-        return time.perf_counter() - begun
+        self._check(answers, num_tests)
+        return wall_s
 
-    async def _timed(self, num_tests: int) -> float:
-        self._num_sent += 1
+    def _bodies(self, num_submissions: int, num_tests: int) -> list[bytes]:
+        numbers = range(self._num_sent, self._num_sent + num_submissions)
+        self._num_sent += num_submissions
+        return [json.dumps(submission(number, num_tests)).encode() for number in numbers]
+
+    async def _timed(self, body: bytes) -> tuple[float, bytes]:
         begun = time.perf_counter()
-        answer = await self._client.grade_record(submission(self._num_sent, num_tests))
+        status, _, answer = await self._client.post(GRADE_PATH, body)
         spent_s = time.perf_counter() - begun
-        self.backend = str(answer["backend"])
-        if (answer["verdict"], answer["passed"]) != ("accepted", num_tests):
-            raise BenchError(f"a right program got {answer['verdict']} with {answer['passed']} of {num_tests} passed")
-        return spent_s
+        if status != 200:
+            raise BenchError(f"HTTP {status}: {answer.decode('utf8', 'replace')[:200]}")
+        return spent_s, answer
+
+    def _check(self, answers: list[bytes], num_tests: int) -> None:
+        for answer in map(json.loads, answers):
+            self.backend = str(answer["backend"])
+            if (answer["verdict"], answer["passed"]) != ("accepted", num_tests):
+                got = f"{answer['verdict']} with {answer['passed']} of {num_tests} passed"
+                raise BenchError(f"a right program got {got}")
 
     def _note(self, usage: Usage) -> None:
         self.peak_memory_bytes = max(self.peak_memory_bytes, usage.memory_bytes)
@@ -152,7 +170,7 @@ class Bench:
 
 async def bench_verifier(overrides: tuple[str, ...] = (), scale: float = 1.0, control_s: float = 2.0) -> VerifierBench:
     """Start a service, load it, stop it. `scale` multiplies the submissions; each control takes `control_s` seconds."""
-    async with running_service(overrides) as (pid, url), AsyncClient(url) as client:
+    async with running_service(overrides) as (pid, url), LeanClient(url) as client:
         bench = Bench(pid, client, control_s)
         await bench.warm_up()
         forks = await asyncio.to_thread(forks_per_second, control_s)
