@@ -171,10 +171,12 @@ def doctor(as_json: JsonOption = False) -> None:
 
 @app.command()
 def prepare() -> None:
-    """Do once what makes compilers of this host quick: go's standard library, compiled for the sandboxes."""
+    """Do once what the sandboxes of this host need: their first process, and go's standard library, compiled."""
     from nouscoder.verifier.languages import find_installed, registry
     from nouscoder.verifier.prepared import prepare as prepare_language
+    from nouscoder.verifier.sandbox.native import native_library
 
+    typer.echo(f"init: {native_library()}")
     for language in find_installed(registry()).values():
         if language.prepare is not None:
             typer.echo(f"{language.name}: {prepare_language(language)}")
