@@ -122,8 +122,8 @@ class Lanes:
 
     def _next(self, me: _Lane, group: asyncio.TaskGroup) -> int | None:
         """The one place where a lane takes a test; None when it has to close."""
-        others_go_on = any(index is not None for lane, index in self._at.items() if lane is not me)
-        index = None if self._slots.waiting and others_go_on else self._progress.take()
+        leaves = self._slots.waiting and self._others_go_on(me)
+        index = None if leaves else self._progress.take()
         if index is None:
             del self._at[me]
             return None
@@ -132,6 +132,9 @@ class Lanes:
             self._work.lane_opened()
             self._begin(group)
         return index
+
+    def _others_go_on(self, me: _Lane) -> bool:
+        return any(index is not None for lane, index in self._at.items() if lane is not me)
 
     def _is_worth_another(self) -> bool:
         if len(self._at) >= self._most or not self._num_tests or self._open_s is None:
