@@ -141,14 +141,15 @@ def as_text(result: LoadResult) -> str:
     """A table for people."""
     plan, first, last = result.plan, result.first_minute, result.last_minute
     asked = sum(client.asked_per_second for client in result.clients)
+    answered = result.statuses.get(200, 0) / plan.num_seconds
     wrong = complaints(result)
     lines = [
         f"backend {result.backend}, {result.num_cores} cores, {result.num_slots} slots, cache off, queue"
         f" {plan.max_queue}, clients and service on the same cores ({result.client_cpu_share:.0%} of one core theirs)",
         f"{plan.num_submissions} submissions, idle: "
         + ", ".join(f"{count} {verdict}" for verdict, count in sorted(result.verdicts.items())),
-        f"capacity {result.capacity_per_second:.1f} submissions/s (idle {result.idle_per_second:.1f}/s);"
-        f" asked {asked:.1f}/s = {asked / result.capacity_per_second:.2f}x for {result.wall_s:.0f} s",
+        f"capacity at best {result.capacity_per_second:.1f} submissions/s, idle {result.idle_per_second:.1f}/s;"
+        f" for {result.wall_s:.0f} s {asked:.1f}/s asked, {answered:.1f}/s answered",
         *_client_lines(result.clients),
         f"shares within {result.unevenness:.1%}; statuses {result.statuses}; Retry-After in s {result.retry_after_s}",
         f"unanswered {result.num_unanswered}, failed {result.num_faults}, wrong {result.num_wrong},"
