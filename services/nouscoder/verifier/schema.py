@@ -25,6 +25,10 @@ class LimitsBody(Body):
     output_bytes: int = Field(_DEFAULT.output_bytes, gt=0, description="of stdout, and of stderr")
     processes: int = Field(_DEFAULT.processes, gt=0, description="processes and threads alive at once")
 
+    def record(self) -> Limits:
+        """The domain's record."""
+        return Limits(self.wall_time_s, self.cpu_time_s, self.memory_bytes, self.output_bytes, self.processes)
+
 
 class ComparatorBody(Body):
     """How outputs are compared; a call's result is always compared as a value."""
@@ -69,7 +73,7 @@ class GradeRequest(Body):
             code=self.code,
             completion=self.completion,
             language=self.language,
-            limits=Limits(**self.limits.model_dump()),
+            limits=self.limits.record(),
             comparator=self.comparator.record(),
             stop_on_first_failure=self.stop_on_first_failure,
             reveal=self.reveal != "none",

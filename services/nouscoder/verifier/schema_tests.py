@@ -23,9 +23,9 @@ TEST_TYPES = ("stdin", "call", "assert", "checker", "interactive", "math")
 
 
 class Body(BaseModel):
-    """Base of every record that comes in: unknown fields fail, "1" is not 1."""
+    """Base of every record that comes in: unknown fields fail, "1" is not 1. Frozen, so that defaults are shared."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
 class StdinCaseBody(Body):

@@ -87,7 +87,8 @@ class LocalSandbox:
             try:
                 yield first, await self._opened_partner(second, partner)
             finally:
-                await asyncio.shield(second.release() if self._open else second.stop())
+                if not (self._open and second.end_session()):
+                    await asyncio.shield(second.stop())
 
     @contextlib.asynccontextmanager
     async def _slot(self) -> AsyncIterator[Slot]:
@@ -95,7 +96,10 @@ class LocalSandbox:
         try:
             yield slot
         finally:
-            await asyncio.shield(self._give_back(slot))
+            if self._open and slot.end_session():
+                self._hand_on(slot)
+            else:
+                await asyncio.shield(self._give_back(slot))
 
     async def _opened(self, slot: Slot, program: Program) -> SlotSession:
         slot.group.limit(**_group_limits(program, self._config))
@@ -150,11 +154,10 @@ class LocalSandbox:
             raise
 
     async def _give_back(self, slot: Slot) -> None:
-        await slot.release()
+        """A slot in doubt is started anew by its next session."""
+        await slot.stop()
         if self._open:
             self._hand_on(slot)
-        else:
-            await slot.stop()
 
     def _hand_on(self, slot: Slot) -> None:
         while self._waiting:

@@ -78,31 +78,35 @@ class Slot:
         self.state = SlotState.IN_USE
         self._num_sessions += 1
 
-    async def release(self) -> None:
-        """End the session inside; whatever still runs there is killed by the slot itself. Never raises."""
+    def end_session(self) -> bool:
+        """End the session inside; whatever still runs there is killed by the slot itself. False: stop it instead."""
         if self.state is not SlotState.IN_USE:
-            return
-        if not self._in_step or self._num_sessions >= self._max_sessions:
-            await self.stop()
-            return
+            return self.state is not SlotState.DOWN
+        if not self._in_step or self._num_sessions >= self._max_sessions or self.pid is None:
+            return False
         try:
-            await self.send(Kind.END)
-            self.state = SlotState.RECYCLING
+            self._write(Kind.END)
         except SandboxError:
-            await self.stop()
+            return False
+        self.state = SlotState.RECYCLING
+        return True
 
     async def send(self, kind: Kind, payload: bytes = b"") -> None:
         """Raises SandboxError when the slot is gone, ValueError when the payload is too long."""
+        stdin = self._write(kind, payload)
+        try:
+            if stdin.transport.get_write_buffer_size() > _UNDRAINED_BYTES:
+                async with asyncio.timeout(self._config.start_limit_s):
+                    await stdin.drain()
+        except (OSError, TimeoutError) as error:
+            raise SandboxError(f"slot {self.index} does not take input: {error!r}") from error
+
+    def _write(self, kind: Kind, payload: bytes = b"") -> asyncio.StreamWriter:
         process = self._process
         if process is None or process.stdin is None or process.returncode is not None:
             raise SandboxError(f"slot {self.index} is gone")
-        try:
-            process.stdin.write(frames.encode(kind, payload))
-            if process.stdin.transport.get_write_buffer_size() > _UNDRAINED_BYTES:
-                async with asyncio.timeout(self._config.start_limit_s):
-                    await process.stdin.drain()
-        except (OSError, TimeoutError) as error:
-            raise SandboxError(f"slot {self.index} does not take input: {error!r}") from error
+        process.stdin.write(frames.encode(kind, payload))
+        return process.stdin
 
     async def receive(self, limit_s: float) -> tuple[Kind, bytes]:
         """The next frame. Raises SandboxError at end of stream, after `limit_s`, or when it is a FAILED frame."""
