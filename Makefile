@@ -20,6 +20,7 @@ test-heavy: .venv/dev.ready
 # Up to an hour: more seeds of the demo; the attack corpus through gVisor, and again and again at eight at once.
 test-soak: .venv/dev.ready
 	deploy/build-runsc
+	$(BIN)/nouscoder prepare
 	$(BIN)/pytest -m soak
 
 # Longer than the tests do, split over all fuzzers; what they learn is kept in .fuzz/: make fuzz SECONDS=3600

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from nouscoder.rpc.convert import submission_from, submission_to
+from nouscoder.rpc.verdict_convert import submission_from, submission_to
 from nouscoder.submission import (
     AssertTests,
     CallCase,

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from nouscoder.broker.redis_server import RedisServerError, redis_command
-from nouscoder.rpc.convert import decode_batch
+from nouscoder.rpc.rollout_convert import decode_batch
 
 MakeRun = Callable[..., Any]
 SERVICES = ("broker", "verifier", "generation", "learner")

@@ -23,8 +23,8 @@ import atheris
 with atheris.instrument_imports(include=["nouscoder"]):
     from google.protobuf.message import DecodeError
 
-    from nouscoder.rpc.convert import submission_from, submission_to
     from nouscoder.rpc.faults import InvalidMessage
+    from nouscoder.rpc.verdict_convert import submission_from, submission_to
     from nouscoder.submission import (
         AssertTests,
         CallCase,

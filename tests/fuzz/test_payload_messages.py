@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import grpc
 import pytest
 
-from nouscoder.rpc.convert import submission_to
+from nouscoder.rpc.verdict_convert import submission_to
 from nouscoder.submission import CallCase, CallTests, Comparator, StdinCase, StdinTests, Submission
 from nouscoder.v1 import verdict_pb2, verifier_pb2
 

@@ -10,7 +10,8 @@ import pytest
 from nouscoder.broker import batches
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import InvalidRequest, InvariantBroken, Refused
-from nouscoder.rpc.convert import decode_rollout, decode_verdict
+from nouscoder.rpc.rollout_convert import decode_rollout
+from nouscoder.rpc.verdict_convert import decode_verdict
 from nouscoder.verdict import Verdict, VerdictKind
 
 NewBroker = Callable[..., Broker]

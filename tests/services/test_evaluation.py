@@ -23,7 +23,7 @@ from nouscoder.policy import PolicyManifest
 from nouscoder.problem import Problem
 from nouscoder.rollout import Sampling, Task
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
-from nouscoder.rpc.convert import submission_from, verdict_to
+from nouscoder.rpc.verdict_convert import submission_from, verdict_to
 from nouscoder.submission import StdinCase, StdinTests
 from nouscoder.v1 import generation_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from nouscoder.verdict import Verdict, VerdictKind

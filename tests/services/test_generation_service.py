@@ -28,7 +28,7 @@ from nouscoder.generation.service import GenerationService
 from nouscoder.policy import PolicyManifest
 from nouscoder.rollout import Rollout, Sampling, Task
 from nouscoder.rpc.channel import open_channel
-from nouscoder.rpc.convert import manifest_to, rollout_from, task_to
+from nouscoder.rpc.rollout_convert import manifest_to, rollout_from, task_to
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc
 
 

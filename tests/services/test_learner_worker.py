@@ -24,7 +24,7 @@ from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.worker import LearnerState, LearnerWorker
 from nouscoder.lease import LeasedBatch
-from nouscoder.rpc.convert import decode_batch, encode_batch
+from nouscoder.rpc.rollout_convert import decode_batch, encode_batch
 
 NUM_BATCHES, STEPS_PER_BATCH = 3, 2
 LIMIT_S = 30.0

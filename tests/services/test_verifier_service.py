@@ -14,8 +14,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nouscoder.rpc.channel import open_channel
-from nouscoder.rpc.convert import submission_to, verdict_from
 from nouscoder.rpc.server import AddressError
+from nouscoder.rpc.verdict_convert import submission_to, verdict_from
 from nouscoder.submission import StdinCase, StdinTests, Submission
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
 from nouscoder.verdict import VerdictKind

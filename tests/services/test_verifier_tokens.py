@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 from nouscoder.cli import app as cli
-from nouscoder.rpc.convert import submission_to
+from nouscoder.rpc.verdict_convert import submission_to
 from nouscoder.submission import StdinCase, StdinTests, Submission
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier import Client

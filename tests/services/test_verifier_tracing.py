@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="install the `tracing` extra")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from nouscoder.rpc.convert import submission_to
+from nouscoder.rpc.verdict_convert import submission_to
 from nouscoder.submission import StdinCase, StdinTests, Submission
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 

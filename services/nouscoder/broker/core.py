@@ -27,7 +27,8 @@ from nouscoder.policy import PolicyManifest
 from nouscoder.problem import Problem
 from nouscoder.reward import RewardRule, reward_of
 from nouscoder.rollout import Rollout, Sampling, Task
-from nouscoder.rpc.convert import decode_rollout, decode_verdict, encode_rollout, encode_verdict
+from nouscoder.rpc.rollout_convert import decode_rollout, encode_rollout
+from nouscoder.rpc.verdict_convert import decode_verdict, encode_verdict
 from nouscoder.run_status import Blocker, RunStatus
 from nouscoder.verdict import Verdict, VerdictKind
 

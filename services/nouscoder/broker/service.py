@@ -25,7 +25,7 @@ from nouscoder.broker.metrics import BrokerCollector
 from nouscoder.broker.redis_server import start_redis
 from nouscoder.config import Config
 from nouscoder.data.problems import load_problems
-from nouscoder.rpc import broker_convert, convert
+from nouscoder.rpc import broker_convert, faults, rollout_convert, verdict_convert
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
 
@@ -39,7 +39,7 @@ _Method = Callable[["BrokerServicer", Request, _Context[Request, Response]], Awa
 STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     BrokerUnavailable: grpc.StatusCode.UNAVAILABLE,
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    convert.InvalidMessage: grpc.StatusCode.INVALID_ARGUMENT,
+    faults.InvalidMessage: grpc.StatusCode.INVALID_ARGUMENT,
     UnknownProblem: grpc.StatusCode.NOT_FOUND,
     Refused: grpc.StatusCode.FAILED_PRECONDITION,
     InvariantBroken: grpc.StatusCode.DATA_LOSS,
@@ -84,7 +84,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.SubmitRolloutsRequest, broker_pb2.SubmitRolloutsResponse],
     ) -> broker_pb2.SubmitRolloutsResponse:
         """Takes sampled rollouts."""
-        rollouts = [(item.lease_id, convert.rollout_from(item.rollout)) for item in request.rollouts]
+        rollouts = [(item.lease_id, rollout_convert.rollout_from(item.rollout)) for item in request.rollouts]
         refused = await self._broker.submit_rollouts(_worker(request.worker_id), rollouts)
         return broker_pb2.SubmitRolloutsResponse(refused_rollout_ids=refused)
 
@@ -114,7 +114,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.SubmitVerdictsRequest, broker_pb2.SubmitVerdictsResponse],
     ) -> broker_pb2.SubmitVerdictsResponse:
         """Takes verdicts."""
-        verdicts = [(item.lease_id, item.rollout_id, convert.verdict_from(item.verdict)) for item in request.verdicts]
+        verdicts = [
+            (item.lease_id, item.rollout_id, verdict_convert.verdict_from(item.verdict)) for item in request.verdicts
+        ]
         refused = await self._broker.submit_verdicts(_worker(request.worker_id), verdicts)
         return broker_pb2.SubmitVerdictsResponse(refused_rollout_ids=refused)
 
@@ -146,7 +148,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.PublishPolicyRequest, broker_pb2.PublishPolicyResponse],
     ) -> broker_pb2.PublishPolicyResponse:
         """Takes a policy."""
-        version = await self._broker.publish_policy(convert.manifest_from(request.manifest))
+        version = await self._broker.publish_policy(rollout_convert.manifest_from(request.manifest))
         return broker_pb2.PublishPolicyResponse(policy_version=version)
 
     async def WatchPolicy(  # noqa: N802
@@ -157,7 +159,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         """Streams the newest policy and each newer one until the drain."""
         try:
             async for manifest in self._broker.watch_policy():
-                yield broker_pb2.WatchPolicyResponse(manifest=convert.manifest_to(manifest))
+                yield broker_pb2.WatchPolicyResponse(manifest=rollout_convert.manifest_to(manifest))
         except tuple(STATUS_CODES) as error:
             await context.abort(STATUS_CODES[type(error)], str(error))
 
@@ -178,7 +180,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.FinishRunRequest, broker_pb2.FinishRunResponse],
     ) -> broker_pb2.FinishRunResponse:
         """Ends the run."""
-        return broker_pb2.FinishRunResponse(ledger=convert.ledger_to(await self._broker.finish_run(request.reason)))
+        return broker_pb2.FinishRunResponse(
+            ledger=rollout_convert.ledger_to(await self._broker.finish_run(request.reason))
+        )
 
     @_mapped
     async def Status(  # noqa: N802
@@ -203,7 +207,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
 def _worker(worker_id: str) -> str:
     """Names a consumer in Redis, so it is bounded. Raises InvalidMessage."""
     if not 0 < len(worker_id) <= 200 or worker_id == "released":
-        raise convert.InvalidMessage("worker_id must have 1 to 200 characters and not be 'released'")
+        raise faults.InvalidMessage("worker_id must have 1 to 200 characters and not be 'released'")
     return worker_id
 
 

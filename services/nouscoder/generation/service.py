@@ -16,7 +16,8 @@ from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies, PolicyRefused, PolicyUnusable
 from nouscoder.generation.worker import RolloutWorker
 from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
-from nouscoder.rpc.convert import InvalidMessage, manifest_from, rollout_to, task_from
+from nouscoder.rpc.faults import InvalidMessage
+from nouscoder.rpc.rollout_convert import manifest_from, rollout_to, task_from
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc
 

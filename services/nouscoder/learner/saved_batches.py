@@ -10,7 +10,7 @@ from pathlib import Path
 from nouscoder.batch import Batch
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.durable import prune, write_whole
-from nouscoder.rpc.convert import decode_batch, encode_batch
+from nouscoder.rpc.rollout_convert import decode_batch, encode_batch
 
 _SUFFIX = ".pb"
 

@@ -23,7 +23,7 @@ from nouscoder.lease import GradingTests, Lease, LeasedBatch, LeasedGradings, Le
 from nouscoder.ledger import Ledger
 from nouscoder.policy import PolicyManifest
 from nouscoder.rollout import Rollout
-from nouscoder.rpc import broker_convert, convert
+from nouscoder.rpc import broker_convert, rollout_convert, verdict_convert
 from nouscoder.rpc.channel import PeerError, PeerUnreachable, call_with_patience, open_channel
 from nouscoder.run_status import Blocker, RunStatus
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
@@ -82,7 +82,7 @@ class BrokerClient:
     async def submit_rollouts(self, rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
         """Hand in (lease_id, rollout) pairs; answers the rollout ids refused because their lease was lost."""
         items = [
-            broker_pb2.SubmittedRollout(lease_id=lease_id, rollout=convert.rollout_to(rollout))
+            broker_pb2.SubmittedRollout(lease_id=lease_id, rollout=rollout_convert.rollout_to(rollout))
             for lease_id, rollout in rollouts
         ]
         request = broker_pb2.SubmitRolloutsRequest(worker_id=self.worker_id, rollouts=items)
@@ -111,7 +111,9 @@ class BrokerClient:
     async def submit_verdicts(self, verdicts: Iterable[tuple[str, str, Verdict]]) -> frozenset[str]:
         """Hand in (lease_id, rollout_id, verdict); answers the rollout ids refused because their lease was lost."""
         items = [
-            broker_pb2.SubmittedVerdict(lease_id=lease_id, rollout_id=rollout_id, verdict=convert.verdict_to(verdict))
+            broker_pb2.SubmittedVerdict(
+                lease_id=lease_id, rollout_id=rollout_id, verdict=verdict_convert.verdict_to(verdict)
+            )
             for lease_id, rollout_id, verdict in verdicts
         ]
         request = broker_pb2.SubmitVerdictsRequest(worker_id=self.worker_id, verdicts=items)
@@ -132,7 +134,7 @@ class BrokerClient:
 
     async def publish_policy(self, manifest: PolicyManifest) -> int:
         """Announce a policy; answers the newest version. PeerRefused unless it is the newest + 1 or the same again."""
-        request = broker_pb2.PublishPolicyRequest(manifest=convert.manifest_to(manifest))
+        request = broker_pb2.PublishPolicyRequest(manifest=rollout_convert.manifest_to(manifest))
         answer = await self._call(lambda: self._stub.PublishPolicy(request, timeout=_CALL_LIMIT_S))
         return answer.policy_version
 
@@ -143,7 +145,7 @@ class BrokerClient:
             request = broker_pb2.WatchPolicyRequest(worker_id=self.worker_id)
             try:
                 async for answer in self._stub.WatchPolicy(request):
-                    manifest = convert.manifest_from(answer.manifest)
+                    manifest = rollout_convert.manifest_from(answer.manifest)
                     if manifest.policy_version > known:
                         known = manifest.policy_version
                         yield manifest
@@ -166,7 +168,7 @@ class BrokerClient:
         """End the run; answers the last state of the ledger."""
         request = broker_pb2.FinishRunRequest(reason=reason)
         answer = await self._call(lambda: self._stub.FinishRun(request, timeout=_CALL_LIMIT_S))
-        return convert.ledger_from(answer.ledger)
+        return rollout_convert.ledger_from(answer.ledger)
 
     async def status(self) -> RunStatus:
         """The run at one instant."""

@@ -11,7 +11,8 @@ import grpc
 
 from nouscoder.rollout import Rollout, Task
 from nouscoder.rpc.channel import PeerError, PeerUnreachable, call_with_patience, open_channel
-from nouscoder.rpc.convert import rollout_from, submission_to, task_to, verdict_from
+from nouscoder.rpc.rollout_convert import rollout_from, task_to
+from nouscoder.rpc.verdict_convert import submission_to, verdict_from
 from nouscoder.submission import Submission
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from nouscoder.verdict import Verdict

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from nouscoder.policy import PolicyManifest
 from nouscoder.rpc.channel import call_with_patience, open_channel
-from nouscoder.rpc.convert import manifest_to
+from nouscoder.rpc.rollout_convert import manifest_to
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc, learner_pb2, learner_pb2_grpc
 
 

@@ -20,14 +20,9 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config, VerifierSection
-from nouscoder.rpc.convert import (
-    InvalidMessage,
-    limits_to,
-    outcome_to,
-    submission_from,
-    verdict_to,
-)
+from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
+from nouscoder.rpc.verdict_convert import limits_to, outcome_to, submission_from, verdict_to
 from nouscoder.submission import Limits, Submission
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verdict import Verdict

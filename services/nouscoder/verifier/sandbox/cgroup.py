@@ -60,6 +60,10 @@ class Group:
                 (self._folders[controller.name] / controller.limit_file).write_text(str(wanted))
                 self._set[controller.name] = wanted
 
+    def widen(self, **limits: int) -> None:
+        """Set those of the limits that are above what is set."""
+        self.limit(**{name: value for name, value in limits.items() if value > self._set.get(name, 0)})
+
     def num_killed(self) -> int:
         """Processes that the kernel has killed here for want of memory."""
         if self._events < 0:

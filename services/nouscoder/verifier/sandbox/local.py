@@ -65,7 +65,7 @@ class LocalSandbox:
     async def start(self) -> None:
         """Bring every slot up. Raises SandboxUnavailable."""
         try:
-            await asyncio.gather(*(slot.ensure_ready() for slot in self._slots))
+            await asyncio.gather(*(slot.ensure_usable() for slot in self._slots))
         except BaseException:
             await self.close()
             raise
@@ -102,11 +102,13 @@ class LocalSandbox:
                 await asyncio.shield(self._give_back(slot))
 
     async def _opened(self, slot: Slot, program: Program) -> SlotSession:
-        slot.group.limit(**_group_limits(program, self._config))
-        await slot.ensure_ready()
+        limits = _group_limits(program, self._config)
+        await slot.ensure_usable()
+        slot.group.widen(**limits)  # the session before may still be ending
         slot.begin()
         session = SlotSession(slot, program, self._config)
         await session.compile()
+        slot.group.limit(**limits)
         return session
 
     async def _opened_partner(self, slot: Slot, program: Program) -> SlotSession:

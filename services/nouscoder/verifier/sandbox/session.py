@@ -43,7 +43,7 @@ class SlotSession:
         self._slot = slot
         self._program = program
         self._grace_s = config.grace_s
-        self._num_killed = slot.group.num_killed()
+        self._num_killed = 0
         self._running = False
         by_exec = program.language.run is not None
         self._compile_time_s = config.compile_time_s if by_exec else _PYTHON_COMPILE_TIME_S
@@ -69,13 +69,25 @@ class SlotSession:
             compile_argv=language.compile,
             run_argv=language.run,
         )
-        await self._slot.send(Kind.PROGRAM, payload)
+        await self._begin(payload)
         kind, detail = await self._receive(self._compile_time_s)
         if kind is Kind.COMPILE_FAILED:
             raise CompileFailed(detail.decode("utf-8", "replace"))
         if kind is not Kind.COMPILED:
             await self._slot.stop()
             raise SandboxError(f"slot {self._slot.index} answered {kind.name} to a program")
+
+    async def _begin(self, payload: bytes) -> None:
+        """Send the program, without waiting for the end of the session before; again, if that end breaks the slot."""
+        await self._slot.send(Kind.PROGRAM, payload)
+        try:
+            await self._slot.await_ready()
+        except SandboxError:
+            await self._slot.stop()
+            await self._slot.ensure_usable()
+            self._slot.begin()
+            await self._slot.send(Kind.PROGRAM, payload)
+        self._num_killed = self._slot.group.num_killed()
 
     async def run(
         self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES

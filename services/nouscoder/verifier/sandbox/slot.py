@@ -1,6 +1,7 @@
 """One slot: a zygote process, started as the backend says (`Launch`), and the byte stream to it.
 
-INVARIANT: a slot whose stream is out of step is killed, never used again; `ensure_ready` starts a new zygote for it.
+INVARIANT: a slot whose stream is out of step is killed, never used again; `ensure_usable` starts a new zygote for it.
+Every END is answered by one READY, and what comes before the last READY that is owed belongs to earlier sessions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _UNDRAINED_BYTES = 1 << 15  # under asyncio's own mark, where draining would not
 
 
 class SlotState(Enum):
-    """DOWN -> RECYCLING (zygote started) -> READY (fresh namespaces stand) -> IN_USE -> RECYCLING; any -> DOWN."""
+    """DOWN -> READY (fresh namespaces stand) -> IN_USE -> RECYCLING (they will) -> IN_USE; any -> DOWN."""
 
     DOWN = "down"
     RECYCLING = "recycling"
@@ -52,6 +53,7 @@ class Slot:
         self._max_sessions = max_sessions  # of one process, then a new one is started
         self._num_sessions = 0
         self._in_step = True
+        self._num_owed = 0  # READY frames to come before the first answer to the session in use
         self._process: asyncio.subprocess.Process | None = None
         self._log = b""
         self._log_task: asyncio.Task[None] | None = None
@@ -61,20 +63,24 @@ class Slot:
         """Of the zygote; None when there is none."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
-    async def ensure_ready(self) -> None:
-        """Fresh namespaces stand when this returns. Raises SandboxUnavailable when this host cannot make them."""
-        if self.state is SlotState.RECYCLING and self.pid is not None and self._in_step:
-            try:
-                await self._expect_ready()
-                return
-            except SandboxError:
-                await self.stop()
-        if self.state is not SlotState.READY or self.pid is None:
+    async def ensure_usable(self) -> None:
+        """Fresh namespaces stand, or will in a moment. Raises SandboxUnavailable when this host cannot make them."""
+        usable = self.state in (SlotState.READY, SlotState.RECYCLING) and self._in_step and self.pid is not None
+        if not usable:
             await self.stop()
             await self._start()
 
+    async def await_ready(self) -> None:
+        """Until the sandbox in use stands; what an abandoned run may still have answered is skipped.
+
+        Raises SandboxError; what was sent to it is lost then.
+        """
+        while self._num_owed:
+            kind, _ = await self.receive(self._config.start_limit_s)
+            self._num_owed -= kind is Kind.READY
+
     def begin(self) -> None:
-        """Hand the ready sandbox to a session."""
+        """Hand the sandbox to a session, which may send at once and then has to `await_ready`."""
         self.state = SlotState.IN_USE
         self._num_sessions += 1
 
@@ -88,6 +94,7 @@ class Slot:
             self._write(Kind.END)
         except SandboxError:
             return False
+        self._num_owed += 1
         self.state = SlotState.RECYCLING
         return True
 
@@ -169,18 +176,12 @@ class Slot:
             if kind is not Kind.HELLO:
                 raise SandboxError(f"slot {self.index} began with {kind.name}")
             json.loads(hello)
-            await self._expect_ready()
+            self._num_owed = 1
+            await self.await_ready()
+            self.state = SlotState.READY
         except SandboxError as error:
             await self.stop()
             raise SandboxUnavailable(self._launch.explain(str(error))) from error
-
-    async def _expect_ready(self) -> None:
-        """Skip what an abandoned run may still have answered. Raises SandboxError."""
-        while True:
-            kind, _ = await self.receive(self._config.start_limit_s)
-            if kind is Kind.READY:
-                self.state = SlotState.READY
-                return
 
     async def _keep_log(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
