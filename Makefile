@@ -10,8 +10,9 @@ UV := $(firstword $(wildcard .venv/bin/uv) uv)
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
 
+# A process a core; the tests of a file stay together, for some share what takes long to start.
 test: .venv/dev.ready
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 # Minutes long: each process killed in turn, an exact resume, the demo.
 test-heavy: .venv/dev.ready

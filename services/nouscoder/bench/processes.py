@@ -29,6 +29,13 @@ def usage_of(pid: int) -> Usage:
     )
 
 
+def stolen_s() -> float:
+    """CPU seconds that the machine below has given to others while ours wanted them, since it started, all cores."""
+    with Path("/proc/stat").open() as stat:
+        fields = stat.readline().split()
+    return int(fields[8]) / _TICKS
+
+
 def descendants(pid: int) -> list[int]:
     """Every living process below `pid`."""
     found: list[int] = []

@@ -21,7 +21,7 @@ from typing import Any
 
 from nouscoder.bench.controls import bare_spawn, forks_per_second, rate
 from nouscoder.bench.http_load import LeanClient
-from nouscoder.bench.processes import Usage, usage_of
+from nouscoder.bench.processes import Usage, stolen_s, usage_of
 from nouscoder.errors import NousCoderError
 from nouscoder.local_run import free_addresses
 from nouscoder.verifier.client import GRADE_PATH
@@ -59,7 +59,9 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class VerifierBench:
-    """Every figure of one run. `peak_memory_bytes` is the highest sum of proportional set sizes seen."""
+    """Every figure of one run. `peak_memory_bytes` is the highest sum of proportional set sizes seen;
+    `stolen_cpu_share` is what other machines on the same hardware took of ours: with much of it, run the bench again.
+    """
 
     backend: str
     num_cores: int
@@ -69,6 +71,7 @@ class VerifierBench:
     one_test_submissions: Throughput
     latency_at_half_load: Latency
     peak_memory_bytes: int
+    stolen_cpu_share: float
 
 
 def submission(number: int, num_tests: int) -> dict[str, Any]:
@@ -173,12 +176,15 @@ async def bench_verifier(overrides: tuple[str, ...] = (), scale: float = 1.0, co
     async with running_service(overrides) as (pid, url), LeanClient(url) as client:
         bench = Bench(pid, client, control_s)
         await bench.warm_up()
+        begun_s, stolen_before_s = time.perf_counter(), stolen_s()
         forks = await asyncio.to_thread(forks_per_second, control_s)
         many = await bench.throughput(max(8, round(100 * scale)), 50)
         single = await bench.throughput(max(8, round(800 * scale)), 1)
         capacity = many.tests_per_second_per_core * (os.cpu_count() or 1) / 20
         latency = await bench.latency(capacity / 2, max(20, round(400 * scale)))
+        num_cpu_s = (time.perf_counter() - begun_s) * (os.cpu_count() or 1)
         return VerifierBench(
+            stolen_cpu_share=(stolen_s() - stolen_before_s) / num_cpu_s,
             backend=bench.backend,
             num_cores=os.cpu_count() or 1,
             bare_spawns_per_second=statistics.median([many.bare_spawns_per_second, single.bare_spawns_per_second]),
@@ -223,7 +229,7 @@ def as_text(result: VerifierBench) -> str:
     rows = [
         f"backend {result.backend}, {result.num_cores} cores, cache off, client and service on the same cores",
         f"control: {result.bare_spawns_per_second:.0f} bare interpreter spawns/s,"
-        f" {result.forks_per_second:.0f} forks/s",
+        f" {result.forks_per_second:.0f} forks/s; {result.stolen_cpu_share:.1%} of the CPU stolen",
         f"many small tests: {many.tests_per_second_per_core:.0f} tests/s a core = {many.multiple:.2f}x bare spawns",
         f"one-test submissions: {single.tests_per_second_per_core:.0f}/s a core = {single.multiple:.2f}x bare spawns",
         f"20 tests at half load: p50 {late.p50_s * 1e3:.0f} ms, p99 {late.p99_s * 1e3:.0f} ms",
