@@ -23,7 +23,7 @@ from nouscoder.verifier.sandbox.base import (
     check_given,
 )
 from nouscoder.verifier.sandbox.config import SandboxConfig
-from nouscoder.verifier.sandbox.slot import Slot
+from nouscoder.verifier.sandbox.slot import Slot, SlotEnded
 
 _EXITS = {
     frames.Ended.EXITED: Exit.EXITED,
@@ -69,25 +69,28 @@ class SlotSession:
             compile_argv=language.compile,
             run_argv=language.run,
         )
-        await self._begin(payload)
-        kind, detail = await self._receive(self._compile_time_s)
+        try:
+            kind, detail = await self._begin(payload)
+        except SlotEnded:  # with the session before, or while idle: nothing of this one has run
+            await self._slot.ensure_usable()
+            self._slot.begin()
+            kind, detail = await self._begin(payload)
         if kind is Kind.COMPILE_FAILED:
             raise CompileFailed(detail.decode("utf-8", "replace"))
         if kind is not Kind.COMPILED:
             await self._slot.stop()
             raise SandboxError(f"slot {self._slot.index} answered {kind.name} to a program")
 
-    async def _begin(self, payload: bytes) -> None:
-        """Send the program, without waiting for the end of the session before; again, if that end breaks the slot."""
-        await self._slot.send(Kind.PROGRAM, payload)
+    async def _begin(self, payload: bytes) -> tuple[Kind, bytes]:
+        """Send the program, without waiting for the end of the session before; what is answered to it."""
         try:
+            await self._slot.send(Kind.PROGRAM, payload)
             await self._slot.await_ready()
         except SandboxError:
             await self._slot.stop()
-            await self._slot.ensure_usable()
-            self._slot.begin()
-            await self._slot.send(Kind.PROGRAM, payload)
+            raise
         self._num_killed = self._slot.group.num_killed()
+        return await self._receive(self._compile_time_s)
 
     async def run(
         self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES

@@ -25,6 +25,10 @@ _MAX_READ_AHEAD_BYTES = 1 << 20
 _UNDRAINED_BYTES = 1 << 15  # under asyncio's own mark, where draining would not wait
 
 
+class SlotEnded(SandboxError):
+    """The zygote is gone."""
+
+
 class SlotState(Enum):
     """DOWN -> READY (fresh namespaces stand) -> IN_USE -> RECYCLING (they will) -> IN_USE; any -> DOWN."""
 
@@ -111,14 +115,14 @@ class Slot:
     def _write(self, kind: Kind, payload: bytes = b"") -> asyncio.StreamWriter:
         process = self._process
         if process is None or process.stdin is None or process.returncode is not None:
-            raise SandboxError(f"slot {self.index} is gone")
+            raise SlotEnded(f"slot {self.index} is gone")
         process.stdin.write(frames.encode(kind, payload))
         return process.stdin
 
     async def receive(self, limit_s: float) -> tuple[Kind, bytes]:
         """The next frame. Raises SandboxError at end of stream, after `limit_s`, or when it is a FAILED frame."""
         if self._process is None or self._process.stdout is None:
-            raise SandboxError(f"slot {self.index} is gone")
+            raise SlotEnded(f"slot {self.index} is gone")
         stdout = self._process.stdout
         try:
             async with asyncio.timeout(limit_s):
@@ -130,7 +134,7 @@ class Slot:
         except TimeoutError as error:
             raise SandboxError(f"slot {self.index} did not answer within {limit_s:.0f} s") from error
         except (asyncio.IncompleteReadError, OSError) as error:
-            raise SandboxError(f"slot {self.index} ended. {self._last_words()}") from error
+            raise SlotEnded(f"slot {self.index} ended. {self._last_words()}") from error
         except ValueError as error:
             raise SandboxError(f"slot {self.index} sent a frame of no known kind") from error
         if kind is Kind.FAILED:
