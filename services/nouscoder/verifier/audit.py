@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from nouscoder.errors import Unusable
 from nouscoder.submission import Submission
 from nouscoder.verdict import Verdict
+from nouscoder.verifier.around import AroundGrading
 from nouscoder.verifier.cache import Grading
 from nouscoder.verifier.caller import current_caller
 from nouscoder.verifier.grader import OnOutcome
@@ -64,27 +65,12 @@ class AuditLog:
         self._file.write(json.dumps(record) + "\n")
 
 
-class AuditedGrader:
+class AuditedGrader(AroundGrading):
     """`inner`, with a line in the audit log for every submission."""
 
     def __init__(self, inner: Grading, audit: AuditLog) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._audit = audit
-
-    @property
-    def backend(self) -> str:
-        """Name of the sandbox backend."""
-        return self._inner.backend
-
-    @property
-    def num_slots(self) -> int:
-        """Submissions that can run at once."""
-        return self._inner.num_slots
-
-    @property
-    def unfinished(self) -> int:
-        """Submissions that wait or run."""
-        return self._inner.unfinished
 
     async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
         """As Grader.grade."""

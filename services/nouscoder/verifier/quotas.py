@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from nouscoder.submission import Submission
 from nouscoder.verdict import Verdict
+from nouscoder.verifier.around import AroundGrading
 from nouscoder.verifier.cache import Grading
 from nouscoder.verifier.caller import Caller, current_caller
 from nouscoder.verifier.grader import OnOutcome, QueueFull
@@ -68,27 +69,12 @@ class Quotas:
             account.left -= 1
 
 
-class QuotaGrader:
+class QuotaGrader(AroundGrading):
     """`inner`, for callers within their quota."""
 
     def __init__(self, inner: Grading, quotas: Quotas) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._quotas = quotas
-
-    @property
-    def backend(self) -> str:
-        """Name of the sandbox backend."""
-        return self._inner.backend
-
-    @property
-    def num_slots(self) -> int:
-        """Submissions that can run at once."""
-        return self._inner.num_slots
-
-    @property
-    def unfinished(self) -> int:
-        """Submissions that wait or run."""
-        return self._inner.unfinished
 
     async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
         """As Grader.grade. Raises QuotaExceeded too."""

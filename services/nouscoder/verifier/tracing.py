@@ -30,6 +30,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from nouscoder.config import ConfigError
 from nouscoder.submission import Submission
 from nouscoder.verdict import TestOutcome, Verdict
+from nouscoder.verifier.around import AroundGrading
 from nouscoder.verifier.cache import Grading
 from nouscoder.verifier.caller import current_caller
 from nouscoder.verifier.grader import OnOutcome
@@ -104,27 +105,12 @@ class Tracing:
         self._provider.shutdown()
 
 
-class TracedGrader:
+class TracedGrader(AroundGrading):
     """`inner`, with a span a submission and one a test."""
 
     def __init__(self, inner: Grading, tracing: Tracing) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._tracing = tracing
-
-    @property
-    def backend(self) -> str:
-        """Name of the sandbox backend."""
-        return self._inner.backend
-
-    @property
-    def num_slots(self) -> int:
-        """Submissions that can run at once."""
-        return self._inner.num_slots
-
-    @property
-    def unfinished(self) -> int:
-        """Submissions that wait or run."""
-        return self._inner.unfinished
 
     async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
         """As Grader.grade."""

@@ -29,7 +29,7 @@ from nouscoder.verifier.sandbox.slot import Slot, host_is_root
 
 _FIRST_UID = 1_000_000_000  # far from any user of the host; two a slot, apart for each service process
 _UIDS_A_SERVICE = 4096
-_COMPILER_MEMORY_BYTES, _COMPILER_PROCESSES = 2 * 1024**3, 256  # as in harness/command.py
+_COMPILER_MEMORY_BYTES, _COMPILER_PROCESSES = 2 * 1024**3, 256  # as in harness/native/command.c
 _OWN_BYTES, _OWN_PROCESSES = 256 * 1024**2, 16
 _ISOLATION = (
     *(f"namespace:{kind}" for kind in ("user", "pid", "mount", "net", "ipc", "uts")),
