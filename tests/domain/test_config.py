@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
-from nouscoder.config import Config, ConfigError, dump_config, load_config
+from nouscoder.config import Config, ConfigError, Section, dump_config, load_config
 
 
 def test_defaults_survive_a_round_trip_through_toml(tmp_path: Path) -> None:
@@ -52,3 +53,37 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     broken.write_text("a = ")
     with pytest.raises(ConfigError, match=r"broken\.toml cannot be read"):
         load_config(broken)
+
+
+def sections(model: type[BaseModel], path: str = "") -> list[tuple[str, type[BaseModel]]]:
+    """Every section of the tree under its path."""
+    found: list[tuple[str, type[BaseModel]]] = [(path, model)]
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found += sections(field.annotation, f"{path}.{name}" if path else name)
+    return found
+
+
+def test_every_key_says_what_it_is() -> None:
+    silent = [
+        f"{path}.{name}"
+        for path, model in sections(Config)[1:]
+        for name, field in model.model_fields.items()
+        if not field.description and not (isinstance(field.annotation, type) and issubclass(field.annotation, Section))
+    ]
+    assert silent == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["broker.redis_url=redis://a", "broker.redis_url_file=/b"], "give redis_url or redis_url_file, not both"),
+        (["tls.certificate=/a", "tls.key=/b"], "give certificate, key and ca together"),
+        (["run.services=cloud"], "run.services: "),
+        (["generation.policy_from=disk"], "generation.policy_from: "),
+        (["generation.policy_patience_s=0"], "generation.policy_patience_s: "),
+    ],
+)
+def test_what_does_not_go_together_is_refused(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load_config(None, overrides)
