@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,26 @@ async def test_a_killed_zygote_is_a_sandbox_error_and_the_slot_comes_back() -> N
         os.kill(sandbox.pids()[0], signal.SIGKILL)  # while idle
         async with sandbox.session(Program(PYTHON, CANARY, LIMITS)) as session:
             assert (await session.run(b"1")).stdout == b"2\n"
+    finally:
+        await sandbox.close()
+
+
+async def test_a_zygote_killed_at_any_moment_takes_its_sandboxes_with_it() -> None:
+    """Its first process lives on when its parent dies before it has asked to die too; nothing then ends it."""
+    sandbox = open_sandbox(SandboxConfig(slots=1, start_limit_s=5))
+    assert isinstance(sandbox, LocalSandbox)
+    try:
+        await sandbox.start()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    many = replace(LIMITS, processes=4096)  # the dead count in the slot's group until this machine has reaped them
+    try:
+        for tenth_ms in range(0, 80, 4):  # the sandbox that stands by is being made in these
+            async with sandbox.session(Program(PYTHON, CANARY, many)) as session:
+                assert (await session.run(b"1")).stdout == b"2\n"
+            await asyncio.sleep(tenth_ms * 1e-4)
+            async with asyncio.timeout(5):
+                await sandbox._slots[0].stop()  # until nobody holds an end of its pipes
     finally:
         await sandbox.close()
 

@@ -91,8 +91,14 @@ class LoopRun:
 
     def pid(self, service: str) -> int:
         """The pid of a service, waiting for it to be there."""
-        self.until(lambda: bool(self.pids(f"serve {service} ")), f"{service} runs")
-        return min(self.pids(f"serve {service} "))
+        found: dict[int, str] = {}
+
+        def look() -> bool:  # once: a process that was restarted in between would be missed by a second look
+            found.update(self.pids(f"serve {service} "))
+            return bool(found)
+
+        self.until(look, f"{service} runs")
+        return min(found)
 
     def steps(self) -> list[dict[str, Any]]:
         """metrics.jsonl so far."""

@@ -5,26 +5,16 @@ internal_error.
 from __future__ import annotations
 
 import logging
-from enum import StrEnum
 
-from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.verifier.metrics import FailureCause, VerifierMetrics
 from nouscoder.verifier.sandbox.base import SandboxError
 
 log = logging.getLogger(__name__)
 
 
-class FailureCause(StrEnum):
-    """Why the infrastructure failed: the label of `verifier_internal_errors_total`."""
-
-    SANDBOX = "sandbox"  # the backend said so
-    SANDBOX_SILENT = "sandbox_silent"  # the backend did not answer in time
-    GRADER = "grader"  # a fault in the gateway itself
-    JUDGE = "judge"  # a checker or an interactor failed, or a gold answer cannot be read
-
-
 def count_failure(metrics: VerifierMetrics, cause: FailureCause, message: str) -> str:
     """Count and log one; the message again."""
-    metrics.failed(cause.value)
+    metrics.failed(cause)
     log.warning("internal error", extra={"cause": cause.value, "detail": message[:500]})
     return message
 

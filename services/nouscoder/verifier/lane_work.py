@@ -12,7 +12,7 @@ from typing import TypeVar
 from nouscoder.submission import Submission
 from nouscoder.verdict import TestOutcome, VerdictKind
 from nouscoder.verifier.crowd import Crowd
-from nouscoder.verifier.failures import FailureCause, count_error, count_failure
+from nouscoder.verifier.failures import count_error, count_failure
 from nouscoder.verifier.judges.base import Judge
 from nouscoder.verifier.metrics import VerifierMetrics
 from nouscoder.verifier.runs import Ran, Runs, open_runs, partner_patience_s

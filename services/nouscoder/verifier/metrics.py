@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from nouscoder.verdict import TestOutcome, Verdict, VerdictKind
 
 _TEST_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60)
 _SUBMISSION_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
+
+
+class FailureCause(StrEnum):
+    """Why the infrastructure failed: the label of `verifier_internal_errors_total`."""
+
+    SANDBOX = "sandbox"  # the backend said so
+    SANDBOX_SILENT = "sandbox_silent"  # the backend did not answer in time
+    GRADER = "grader"  # a fault in the gateway itself
+    JUDGE = "judge"  # a checker or an interactor failed, or a gold answer cannot be read
 
 
 class VerifierMetrics:
@@ -41,6 +52,8 @@ class VerifierMetrics:
             "Sandboxes opened beside the first of a submission, on idle slots",
             registry=registry,
         )
+        for cause in FailureCause:
+            self._ours.labels(cause.value)
         self._submissions = {kind: submissions.labels(kind.value) for kind in VerdictKind}
         never = (VerdictKind.NO_CODE, VerdictKind.COMPILE_ERROR)
         self._tests = {kind: tests.labels(kind.value) for kind in VerdictKind if kind not in never}
@@ -61,9 +74,9 @@ class VerifierMetrics:
         """A submission got a sandbox beside its first."""
         self._lanes.inc()
 
-    def failed(self, cause: str) -> None:
-        """The infrastructure failed once; `cause` is a FailureCause value."""
-        self._ours.labels(cause).inc()
+    def failed(self, cause: FailureCause) -> None:
+        """The infrastructure failed once."""
+        self._ours.labels(cause.value).inc()
 
     def load(self, waiting: int, busy: int, slots: int) -> None:
         """How many submissions wait, and how many slots are busy."""

@@ -81,7 +81,7 @@ class Init:
         )
 
     def serve(self, orders: int, report: int) -> bytes:
-        """Settle at the first byte of `orders`, take the stream over at the second, leave it with a byte to `report`.
+        """Settle at the first byte of `orders`, take the stream over at the second; a byte to `report` after each.
 
         Returns in a candidate's process only, for `Told.unpack`: confined, with descriptors 0, 1, 2 open and 3 for
         call tests (and, while it has yet to compile, REPORT and GO).

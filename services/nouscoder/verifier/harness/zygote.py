@@ -59,15 +59,18 @@ class _Standby:
         self._pid, self._orders, self._report = pid, orders, report
 
     def begin(self) -> None:
-        """Hand it the stream."""
+        """Hand it the stream, once it has settled: killed before, we leave none that would not die with us."""
+        self._read_report()
         os.write(self._orders, b"1")
         os.close(self._orders)
 
     def await_end(self) -> None:
         """Until it has left the stream; its namespaces may still be on their way down. Ends us when it failed."""
-        left = os.read(self._report, 1)
+        self._read_report()
         os.close(self._report)
-        if not left:
+
+    def _read_report(self) -> None:
+        if not os.read(self._report, 1):
             self.reap()
 
     def reap(self) -> None:

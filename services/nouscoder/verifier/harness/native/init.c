@@ -43,6 +43,20 @@ void *allocated(void *memory) {
     return memory;
 }
 
+static void await_order(struct session *s) {
+    char order;
+    if (read(s->orders, &order, 1) != 1) _exit(EXIT_STREAM_CLOSED); /* the zygote is gone */
+}
+
+/* The zygote hands the stream over only when it has read the byte of this one: had it been killed before we asked to
+ * die with it, the order would never come and the wait for it ends. */
+static void await_stream(struct session *s) {
+    if (!write_all(s->report, "1", 1)) _exit(EXIT_STREAM_CLOSED);
+    await_order(s);
+    close(s->orders);
+    s->owns_stream = true;
+}
+
 static char problem[512]; /* told when the stream is ours */
 
 _Noreturn void fail(struct session *s, const char *format, ...) {
@@ -50,10 +64,7 @@ _Noreturn void fail(struct session *s, const char *format, ...) {
     va_start(values, format);
     vsnprintf(problem, sizeof problem, format, values);
     va_end(values);
-    if (s->report < 0) { /* settling: the stream is still another's */
-        char order;
-        if (read(s->orders, &order, 1) != 1) _exit(EXIT_STREAM_CLOSED);
-    }
+    if (!s->owns_stream) await_stream(s);
     send_frame(s, FAILED, problem, strlen(problem));
     _exit(EXIT_FAILED);
 }
@@ -62,11 +73,6 @@ _Noreturn void fail(struct session *s, const char *format, ...) {
 _Noreturn void leave(struct session *s) {
     if (!write_all(s->report, "1", 1)) _exit(EXIT_STREAM_CLOSED);
     _exit(EXIT_ENDED);
-}
-
-static void await_order(struct session *s) {
-    char order;
-    if (read(s->orders, &order, 1) != 1) _exit(EXIT_STREAM_CLOSED); /* the zygote is gone */
 }
 
 static int mount_proc(struct session *s, const char *options) {
@@ -194,16 +200,16 @@ static void serve(struct session *s) {
     }
 }
 
-/* In a fresh fork of the zygote. At the first byte of `orders` it settles, at the second it takes the stream over; at
- * the end it leaves a byte in `report`. Returns in a candidate's process only, confined, with what it is told. */
+/* In a fresh fork of the zygote. At the first byte of `orders` it settles and leaves a byte in `report`; at the second
+ * it takes the stream over; at the end it leaves another byte. Returns in a candidate's process only, confined, with
+ * what it is told. */
 void *nouscoder_init(const struct settings *settings, int orders, int report) {
     struct session *s = &session;
-    *s = (struct session){.settings = settings, .report = -1, .orders = orders, .go = -1, .args = ""};
+    *s = (struct session){.settings = settings, .report = report, .orders = orders, .go = -1, .args = ""};
     await_order(s); /* the zygote has written our id maps */
     settle(s);
-    await_order(s); /* the submission before has ended: the stream is ours */
-    close(orders);
     s->report = move_up(report);
+    await_stream(s); /* until the submission before has ended */
     send_frame(s, READY, NULL, 0);
     serve(s);
     return told(s);

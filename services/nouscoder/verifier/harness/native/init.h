@@ -69,7 +69,8 @@ struct run {
 
 struct session {
     const struct settings *settings;
-    int orders, report;     /* from and to the zygote; report is -1 until the stream is ours */
+    int orders, report;     /* from and to the zygote */
+    bool owns_stream;       /* the submission before has ended */
     int files_dir, proc_fd; /* both out of candidates' reach */
     struct program program;
     char *text; /* of the PROGRAM frame, behind its fixed part; the pointers below point into it */
