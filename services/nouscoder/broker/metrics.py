@@ -38,6 +38,10 @@ class BrokerCollector(Collector):
             "Newest policy version, -1 before the first",
             value=float(-1 if status.policy_version is None else status.policy_version),
         )
+        yield CounterMetricFamily(
+            "nouscoder_broker_steps", "Optimizer steps of the run's committed batches", value=float(status.step)
+        )
+        yield from _grading(status)
 
 
 def _ledger(status: RunStatus) -> Metric:
@@ -58,6 +62,13 @@ def _ledger(status: RunStatus) -> Metric:
     for state, number in counts.items():
         family.add_metric([state], number)
     return family
+
+
+def _grading(status: RunStatus) -> Iterator[Metric]:
+    graded, accepted = status.rollouts_graded, status.rollouts_accepted
+    yield CounterMetricFamily("nouscoder_broker_rollouts_graded", "Rollouts that got a verdict", value=float(graded))
+    yield CounterMetricFamily("nouscoder_broker_rollouts_accepted", "Rollouts accepted", value=float(accepted))
+    yield GaugeMetricFamily("nouscoder_broker_run_finished", "1 once the run is finished", value=float(status.finished))
 
 
 def _streams(status: RunStatus) -> Iterator[Metric]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from enum import StrEnum
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from nouscoder.learner.trainer import TrainedBatch
@@ -9,14 +12,35 @@ from nouscoder.learner.trainer import TrainedBatch
 _STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
 
 
+_RATIO_STATS = ("mean", "min", "max")
+_MISMATCH_STATS = ("mean", "max")
+
+
+class WaitReason(StrEnum):
+    """What the learner does while it does not train: the label `for` of `learner_wait_seconds_total`."""
+
+    BATCH = "batch"
+    CHECKPOINT = "checkpoint"
+    PUBLISH = "publish"
+    PAUSED = "paused"
+    EVALUATION = "evaluation"  # of the first policy, which must be done before it changes
+
+
 class LearnerMetrics:
-    """Gauges hold the last step, or the last batch where the figure is a batch's."""
+    """Gauges hold the last step, or the last batch where the figure is a batch's.
+
+    Every label value is there from the start, at 0: a figure that is missing means that nobody asked this process.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
             return Gauge(f"nouscoder_learner_{name}", text, labels, registry=registry)
 
         self._steps = Counter("nouscoder_learner_steps", "Optimizer steps done by this process.", registry=registry)
+        self._last_step = gauge("last_step_timestamp_seconds", "Unix time of the last step, or of this start.")
+        self._last_step.set(time.time())
+        self._policy_version = gauge("policy_version", "Newest policy version that this process knows published.")
+        self._policy_version.set(-1)
         self._staleness = Histogram(
             "nouscoder_learner_rollout_staleness_versions",
             "Policy version at consumption minus a rollout's oldest version.",
@@ -34,14 +58,30 @@ class LearnerMetrics:
         self._mfu = gauge("mfu", "Model FLOPs used in training, of the device's peak.")
         self._wait = Counter("nouscoder_learner_wait_seconds", "Time not training.", ("for",), registry=registry)
         self._length = gauge("response_length_tokens", "Mean tokens a rollout of the last batch.", ("correct",))
+        self._begin_at_zero()
 
-    def waited(self, reason: str, duration_s: float) -> None:
-        """`reason`: batch, checkpoint, publish or paused."""
-        self._wait.labels(reason).inc(duration_s)
+    def _begin_at_zero(self) -> None:
+        for reason in WaitReason:
+            self._wait.labels(reason.value)
+        for correct in ("true", "false"):
+            self._length.labels(correct)
+        for side in ("low", "high"):
+            self._clip_fraction.labels(side)
+        for stat in (*_RATIO_STATS, *(f"mismatch_{stat}" for stat in _MISMATCH_STATS)):
+            self._ratio.labels(stat)
+
+    def waited(self, reason: WaitReason, duration_s: float) -> None:
+        """Seconds more of a wait; a long one is told in parts, while it lasts."""
+        self._wait.labels(reason.value).inc(duration_s)
+
+    def published(self, policy_version: int) -> None:
+        """The broker knows this version."""
+        self._policy_version.set(policy_version)
 
     def trained(self, batch: TrainedBatch, num_parameters: int, peak_flops: float) -> None:
         """Show a batch. A forward and a backward pass are 6 FLOPs a parameter and token (the attention left out)."""
         self._steps.inc(len(batch.steps))
+        self._last_step.set(time.time())
         for scored in batch.scored:
             self._staleness.observe(scored.staleness)
         figures = batch.statistics
@@ -59,7 +99,7 @@ class LearnerMetrics:
         self._effective_sample_size.set(last.effective_sample_size)
         self._clip_fraction.labels("low").set(last.clip_fraction_low)
         self._clip_fraction.labels("high").set(last.clip_fraction_high)
-        for stat in ("mean", "min", "max"):
+        for stat in _RATIO_STATS:
             self._ratio.labels(stat).set(getattr(last, f"ratio_{stat}"))
-        for stat in ("mean", "max"):
+        for stat in _MISMATCH_STATS:
             self._ratio.labels(f"mismatch_{stat}").set(getattr(last, f"mismatch_{stat}"))

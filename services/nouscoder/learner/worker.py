@@ -30,7 +30,7 @@ from nouscoder.batch import Batch
 from nouscoder.config import Config
 from nouscoder.learner.core import LearnerCore, LearnerError
 from nouscoder.learner.flops import measured_peak_flops
-from nouscoder.learner.metrics import LearnerMetrics
+from nouscoder.learner.metrics import LearnerMetrics, WaitReason
 from nouscoder.learner.trainer import TrainedBatch
 from nouscoder.lease import Lease, LeasedBatch
 from nouscoder.ledger import Ledger
@@ -199,6 +199,7 @@ class LearnerWorker:
                 f"the broker knows policy version {status.policy_version} and the newest checkpoint makes version"
                 f" {progress.policy_version}: checkpoints of this run are missing"
             )
+        self._metrics.published(progress.policy_version)
         if progress.batch_id >= 0:
             await self._broker.commit_batch(progress.batch_id, progress.step)
 
@@ -206,12 +207,14 @@ class LearnerWorker:
         """The next batch with its lease, None when the run is finished; and the seconds waited."""
         await self._pass_pause()
         self._enter(LearnerState.WAITING_FOR_BATCH)
-        started = time.monotonic()
+        started = told = time.monotonic()
         while True:
             leased = await self._broker.lease_batch(_LEASE_WAIT_S)
-            wait_s = time.monotonic() - started
+            now = time.monotonic()
+            self._metrics.waited(WaitReason.BATCH, now - told)
+            told = now
+            wait_s = now - started
             if leased.batch is not None and leased.lease is not None:
-                self._metrics.waited("batch", wait_s)
                 return (leased.batch, leased.lease), wait_s
             if leased.run_finished:
                 return None, wait_s
@@ -219,6 +222,7 @@ class LearnerWorker:
                 raise LearnerError(f"no batch came in {wait_s:.0f} s: ask the broker why with `nouscoder why-stalled`")
             if not self._may_run.is_set():
                 await self._pass_pause()
+                told = time.monotonic()
                 self._enter(LearnerState.WAITING_FOR_BATCH)
 
     async def _pass_pause(self) -> None:
@@ -227,7 +231,7 @@ class LearnerWorker:
         self._enter(LearnerState.PAUSED)
         started = time.monotonic()
         await self._may_run.wait()  # a person paused it, and a person or the end of the process ends it
-        self._metrics.waited("paused", time.monotonic() - started)
+        self._metrics.waited(WaitReason.PAUSED, time.monotonic() - started)
 
     async def _train_on(self, batch: Batch, wait_s: float) -> None:
         self._enter(LearnerState.TRAINING)
@@ -240,19 +244,21 @@ class LearnerWorker:
         started = time.monotonic()
         await self._in_thread(self._core.checkpoint)
         checkpoint_s = time.monotonic() - started
-        self._metrics.waited("checkpoint", checkpoint_s)
+        self._metrics.waited(WaitReason.CHECKPOINT, checkpoint_s)
 
         started = time.monotonic()
         await self._publish()
         publish_s = time.monotonic() - started
-        self._metrics.waited("publish", publish_s)
+        self._metrics.waited(WaitReason.PUBLISH, publish_s)
 
         await self._broker.commit_batch(batch.batch_id, self._core.progress.step)
         await self._in_thread(lambda: self._core.write_log(checkpoint_s, publish_s))
 
     async def _publish(self) -> None:
         self._enter(LearnerState.PUBLISHING)
-        await self._broker.publish_policy(await self._in_thread(self._core.write_policy))
+        manifest = await self._in_thread(self._core.write_policy)
+        await self._broker.publish_policy(manifest)
+        self._metrics.published(manifest.policy_version)
 
     def _enter(self, state: LearnerState) -> None:
         self._state = state

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
 from nouscoder.errors import Unusable
 
@@ -99,6 +99,7 @@ def _bind(server: grpc.aio.Server, served: Served) -> int:
 
 def _start_metrics(served: Served, stack: AsyncExitStack) -> None:
     host, port = split_address(served.metrics_address)
+    ProcessCollector(registry=served.registry)  # CPU, memory and open files of this process
     try:
         page, thread = start_http_server(port, addr=host, registry=served.registry)
     except OSError as error:

@@ -14,7 +14,7 @@ from nouscoder.verdict import TestOutcome, VerdictKind
 from nouscoder.verifier.crowd import Crowd
 from nouscoder.verifier.failures import count_error, count_failure
 from nouscoder.verifier.judges.base import Judge
-from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.verifier.metrics import FailureCause, VerifierMetrics
 from nouscoder.verifier.runs import Ran, Runs, open_runs, partner_patience_s
 from nouscoder.verifier.sandbox.base import Program, Sandbox
 from nouscoder.verifier.timed import run_timed, stretched
