@@ -5,7 +5,7 @@ SEED ?= 0
 SECONDS ?= 600
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: demo test test-heavy test-soak fuzz check format bench proto lock clean real-input
+.PHONY: demo test test-heavy test-soak fuzz check format bench proto lock images clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -50,10 +50,20 @@ real-input: .venv/dev.ready
 proto: .venv/dev.ready
 	deploy/proto-stubs write
 
-# Pins every dependency with hashes and without addresses.
+# Pins every dependency with hashes and without addresses. What an image holds is what the tests ran with (dev.txt).
+PINS := --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11
+COMPILE = $(UV) pip compile -q $(PINS)
 lock: .venv/dev.ready
-	$(UV) pip compile -q pyproject.toml --extra dev --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11 -o requirements/dev.txt
-	$(UV) pip compile -q pyproject.toml --extra demo --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11 -c requirements/dev.txt -o requirements/demo.txt
+	$(COMPILE) pyproject.toml --extra dev -o requirements/dev.txt
+	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra demo -o requirements/demo.txt
+	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra verifier --extra math --extra tracing --extra cluster -o requirements/verifier.txt
+	for service in broker generation learner; do $(COMPILE) pyproject.toml -c requirements/dev.txt --extra $$service -o requirements/$$service.txt || exit; done
+	for group in sandbox build; do $(COMPILE) -c requirements/dev.txt --group $$group -o requirements/$$group.txt || exit; done
+
+# The images of the five kinds of pods, by whatever builds images here: make images ACCELERATOR=cpu
+ACCELERATOR ?= cuda
+images:
+	deploy/images/build --accelerator $(ACCELERATOR)
 
 .venv/%.ready: requirements/%.txt pyproject.toml deploy/setup-venv
 	PYTHON=$(PYTHON) deploy/setup-venv $*
