@@ -39,6 +39,9 @@ class RunSection(Section):
         "local", description="local: train starts its own processes; given: it attaches to the addresses named here"
     )
     pages: str = Field("", description="address of the run's report and files over HTTP; empty turns it off")
+    verifier_token_file: str = Field(
+        "", description="file with the token that evaluations show to a verifier that has a tokens_file"
+    )
 
     @property
     def folder(self) -> Path:
@@ -243,6 +246,12 @@ class Config(Section):
     learner: LearnerSection = LearnerSection()
     tls: MutualTlsSection = MutualTlsSection()
     demo: DemoSection = DemoSection()
+
+    @model_validator(mode="after")
+    def _encrypted_everywhere(self) -> Config:
+        if self.tls.certificate and not self.verifier.tls.certificate:
+            raise ValueError("tls is how the run's evaluations call the verifier too: give verifier.tls as well")
+        return self
 
     @property
     def total_steps(self) -> int:

@@ -56,15 +56,23 @@ def new_worker_id(service: str, slot: int = 0) -> str:
 class BrokerClient:
     """Use as `async with BrokerClient(config.broker.grpc, new_worker_id("generation")) as broker:`."""
 
-    def __init__(self, address: str, worker_id: str, patience_s: float = 60.0, num_cached_tests: int = 1024) -> None:
+    def __init__(
+        self,
+        address: str,
+        worker_id: str,
+        patience_s: float = 60.0,
+        num_cached_tests: int = 1024,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
         self.worker_id = worker_id
         self._address = address
+        self._credentials = credentials
         self._patience_s = patience_s
         self._num_cached_tests = num_cached_tests
         self._tests: OrderedDict[str, GradingTests] = OrderedDict()
 
     async def __aenter__(self) -> Self:
-        self._channel = open_channel(self._address)
+        self._channel = open_channel(self._address, self._credentials)
         self._stub: broker_pb2_grpc.BrokerServiceAsyncStub = broker_pb2_grpc.BrokerServiceStub(self._channel)
         return self
 

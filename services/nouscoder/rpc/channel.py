@@ -17,11 +17,16 @@ Answer = TypeVar("Answer")
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A killed peer comes back on the same address: do not back off for minutes.
+    # A killed peer comes back on the same address, or another one under the same name: do not back off for minutes,
+    # and ask for the name again. The "min" is how long one attempt to connect may take, TLS included.
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 3000),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.keepalive_time_ms", 20000),
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
+    # A peer whose machine is gone never says so: given up after 5 + 10 s without an answer. TCP_USER_TIMEOUT follows.
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 10000),
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 0),
 ]
 _TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -35,9 +40,11 @@ class PeerUnreachable(PeerError):
     """A service did not answer within the time given."""
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to `address`; close it when done."""
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+    """A channel to `address`, encrypted with credentials (see tls.py); close it when done."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=_OPTIONS)
+    return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
 
 
 async def call_with_patience(name: str, call: Callable[[], Awaitable[Answer]], patience_s: float = 60.0) -> Answer:

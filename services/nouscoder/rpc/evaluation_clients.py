@@ -26,11 +26,12 @@ _PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusC
 class SamplingClient:
     """Samples rollouts on a generation service."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
         self._address = address
+        self._credentials = credentials
 
     async def __aenter__(self) -> Self:
-        self._channel = open_channel(self._address)
+        self._channel = open_channel(self._address, self._credentials)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
         return self
 
@@ -64,14 +65,22 @@ class SamplingClient:
 
 
 class GradingClient:
-    """Grades submissions on a verifier."""
+    """Grades submissions on a verifier; `token` is shown to one that asks for it."""
 
-    def __init__(self, address: str, patience_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        patience_s: float = 60.0,
+        credentials: grpc.ChannelCredentials | None = None,
+        token: str = "",
+    ) -> None:
         self._address = address
         self._patience_s = patience_s
+        self._credentials = credentials
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
 
     async def __aenter__(self) -> Self:
-        self._channel = open_channel(self._address)
+        self._channel = open_channel(self._address, self._credentials)
         self._stub = verifier_pb2_grpc.VerifierServiceStub(self._channel)
         return self
 
@@ -89,7 +98,9 @@ class GradingClient:
         while True:
             try:
                 answer = await call_with_patience(
-                    name, lambda: self._stub.Grade(request, timeout=_GRADE_LIMIT_S), self._patience_s
+                    name,
+                    lambda: self._stub.Grade(request, timeout=_GRADE_LIMIT_S, metadata=self._metadata),
+                    self._patience_s,
                 )
             except PeerError as error:
                 if not _is_full(error) or loop.time() > end:

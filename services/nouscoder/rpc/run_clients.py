@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import TracebackType
 
+import grpc
+
 from nouscoder.policy import PolicyManifest
 from nouscoder.rpc.channel import call_with_patience, open_channel
 from nouscoder.rpc.rollout_convert import manifest_to
@@ -38,8 +40,8 @@ class GenerationStatus:
 class LearnerClient:
     """A channel to a learner. Raises PeerUnreachable when it does not answer in time."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = open_channel(address)
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+        self._channel = open_channel(address, credentials)
         self._stub = learner_pb2_grpc.LearnerServiceStub(self._channel)
 
     async def status(self, timeout_s: float = 2.0) -> LearnerStatus:
@@ -66,8 +68,8 @@ class LearnerClient:
 class GenerationClient:
     """A channel to a generation service."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = open_channel(address)
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+        self._channel = open_channel(address, credentials)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
 
     async def status(self, patience_s: float = 0.0, timeout_s: float = 2.0) -> GenerationStatus:
@@ -95,9 +97,11 @@ class GenerationClient:
 class Watcher:
     """Both clients, closed together."""
 
-    def __init__(self, generation_address: str, learner_address: str) -> None:
-        self.generation = GenerationClient(generation_address)
-        self.learner = LearnerClient(learner_address)
+    def __init__(
+        self, generation_address: str, learner_address: str, credentials: grpc.ChannelCredentials | None = None
+    ) -> None:
+        self.generation = GenerationClient(generation_address, credentials)
+        self.learner = LearnerClient(learner_address, credentials)
 
     async def __aenter__(self) -> Watcher:
         """Nothing to open: channels connect on first use."""

@@ -11,14 +11,17 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
-from nouscoder.errors import Unusable
+from nouscoder.rpc.address import AddressError, split_address
+from nouscoder.rpc.health import Health
+
+__all__ = ["AddressError", "Served", "run_until_stopped", "split_address", "start_grpc", "stop_event"]
 
 log = logging.getLogger(__name__)
 
@@ -26,16 +29,23 @@ MAX_MESSAGE_BYTES = 256 * 1024**2
 _OPTIONS = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
+    # Clients ask every few seconds whether we are there (see channel.py): that is no reason to hang up on them.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+    # A client whose machine is gone never says so: what is kept for it goes after a minute at most.
+    ("grpc.keepalive_time_ms", 30000),
+    ("grpc.keepalive_timeout_ms", 20000),
+    ("grpc.http2.max_pings_without_data", 0),
 ]
-
-
-class AddressError(Unusable):
-    """An address cannot be listened on; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What to serve: `register` adds the servicers, `full_names` are their names for health and reflection."""
+    """What to serve: `register` adds the servicers, `full_names` are their names for health and reflection.
+
+    `health` may have been started before, to be alive while the service is not ready yet.
+    """
 
     address: str
     metrics_address: str
@@ -46,14 +56,7 @@ class Served:
     credentials: grpc.ServerCredentials | None = None
     interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
     max_message_bytes: int = MAX_MESSAGE_BYTES  # of one that comes in
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """host:port. Raises AddressError."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise AddressError(f"{address!r} is not of the form host:port")
-    return host, int(port)
+    health: Health = field(default_factory=Health)
 
 
 def stop_event() -> asyncio.Event:
@@ -70,20 +73,19 @@ async def start_grpc(served: Served, stack: AsyncExitStack) -> str:
     options = [*_OPTIONS, ("grpc.max_receive_message_length", served.max_message_bytes)]
     server = grpc.aio.server(options=options, interceptors=list(served.interceptors))
     served.register(server)
-    checks = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    served.health.add_to(server)
     reflection.enable_server_reflection([*served.full_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     try:
         bound = _bind(server, served)
     except RuntimeError as error:
         raise AddressError(f"cannot listen on {served.address}: the port is in use or not allowed") from error
     _start_metrics(served, stack)
+    await served.health.start(stack)
     await server.start()
-    for name in ("", "readiness", "liveness", *served.full_names):
-        await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+    await served.health.ready(served.full_names)
 
     async def drain() -> None:
-        await checks.enter_graceful_shutdown()
+        await served.health.drain()
         await server.stop(grace=served.drain_s)
 
     stack.push_async_callback(drain)
