@@ -6,6 +6,7 @@ import socket
 import sys
 from contextlib import ExitStack
 
+from nouscoder.broker.redis_address import given_url
 from nouscoder.broker.redis_server import redis_command, redis_url
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.run_folder import RunFolder
@@ -56,7 +57,7 @@ def redis_spec(folder: RunFolder) -> ProcessSpec:
 def rewrite_addresses(folder: RunFolder, config: Config) -> Config:
     """Give the run fresh addresses and record them; the rest of its configuration stays as it was."""
     changed = with_addresses(config)
-    if not config.broker.redis_url:
+    if not given_url(config.broker):
         own = {"redis_url": redis_url(folder.path / "redis")}
         changed = changed.model_copy(update={"broker": changed.broker.model_copy(update=own)})
     folder.write_text(folder.config_file, dump_config(changed))

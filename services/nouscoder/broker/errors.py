@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from nouscoder.errors import Unusable
+
 
 class BrokerError(Exception):
     """Base of the tree; the message is one sentence for the caller."""
@@ -25,3 +27,7 @@ class Refused(BrokerError):
 
 class InvariantBroken(BrokerError):
     """The state in Redis breaks the broker's own law; nothing was changed."""
+
+
+class RedisAddressUnusable(Unusable):
+    """The Redis that the configuration names cannot be found out; the message names the file."""

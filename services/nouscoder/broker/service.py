@@ -22,11 +22,14 @@ from nouscoder.broker.errors import (
     UnknownProblem,
 )
 from nouscoder.broker.metrics import BrokerCollector
+from nouscoder.broker.redis_address import given_url
 from nouscoder.broker.redis_server import start_redis
 from nouscoder.config import Config
 from nouscoder.data.problems import load_problems
 from nouscoder.rpc import broker_convert, faults, rollout_convert, verdict_convert
+from nouscoder.rpc.health import Health
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
+from nouscoder.rpc.tls import server_credentials
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -235,6 +238,8 @@ async def serve_broker(broker: Broker, config: Config, stop: asyncio.Event, stac
         full_names=[broker_pb2.DESCRIPTOR.services_by_name["BrokerService"].full_name],
         register=lambda server: broker_pb2_grpc.add_BrokerServiceServicer_to_server(BrokerServicer(broker), server),
         registry=registry,
+        credentials=server_credentials(config.tls),
+        health=Health(config.broker.grpc_health),
     )
     stack.push_async_callback(broker.store.close)
     address = await start_grpc(served, stack)
@@ -257,14 +262,14 @@ async def serve_broker(broker: Broker, config: Config, stop: asyncio.Event, stac
 async def serve(config: Config) -> None:
     """Run the broker of `config.run` until SIGTERM or SIGINT.
 
-    With an empty broker.redis_url it starts a Redis of its own in the run folder, or takes over the one that a killed
-    broker left there; a pipeline gives the URL of one that it supervises. Raises ProblemFileError, RedisServerError
-    and AddressError.
+    Without a Redis given (broker.redis_url, or redis_url_file) it starts one of its own in the run folder, or takes
+    over the one that a killed broker left there; a pipeline gives the URL of one that it supervises. Raises
+    ProblemFileError, RedisServerError, RedisAddressUnusable, CertificatesUnusable and AddressError.
     """
     stop = stop_event()
     path = config.in_run_folder(config.problems.train)
     problems = await asyncio.to_thread(load_problems, path)
-    url = config.broker.redis_url
+    url = given_url(config.broker)
     async with AsyncExitStack() as stack:
         if not url:
             server = await asyncio.to_thread(start_redis, config.run.folder / "redis", "")
@@ -272,5 +277,5 @@ async def serve(config: Config) -> None:
             url = server.url
         broker = Broker(config, url, problems)
         address = await serve_broker(broker, config, stop, stack)
-        log.info("broker ready", extra={"address": address, "redis": url, "problems": len(problems)})
+        log.info("broker ready", extra={"address": address, "redis": broker.store.url, "problems": len(problems)})
         await stop.wait()

@@ -17,6 +17,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
 
 from nouscoder.broker.errors import BrokerError, BrokerUnavailable
+from nouscoder.broker.redis_address import without_password
 from nouscoder.broker.rules import Rules
 
 _FOLDER = Path(__file__).parent / "lua"
@@ -47,7 +48,7 @@ class Store:
     """The scripts of the run `run` on the Redis at `url`. Nothing is connected before the first call."""
 
     def __init__(self, url: str, run: str, rules: Rules, timeout_s: float = 10.0) -> None:
-        self.url = url
+        self.url = without_password(url)  # as it is told; the client below keeps the whole
         # Braces keep all keys of a run in one slot of a Redis cluster.
         self.prefix = f"nouscoder:{{{run}}}:"
         self._rules = rules.to_json()

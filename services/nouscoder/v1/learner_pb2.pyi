@@ -3,8 +3,10 @@
 isort:skip_file
 The learner service."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -57,7 +59,7 @@ class LearnerServiceStatusResponse(_message.Message):
     policy_version: _builtins.int
     """Newest policy version published."""
     state: _builtins.str
-    """starting, waiting_for_batch, training, checkpointing, publishing, paused or finished."""
+    """starting, waiting_for_evaluation, waiting_for_batch, training, checkpointing, publishing, paused or finished."""
     state_s: _builtins.float
     """Seconds in this state."""
     reward_mean: _builtins.float
@@ -205,3 +207,166 @@ class LearnerServiceCheckpointResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LearnerServiceCheckpointResponse: _TypeAlias = LearnerServiceCheckpointResponse  # noqa: Y015
+
+@_typing.final
+class ListPolicyFilesRequest(_message.Message):
+    """Nothing to say."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPolicyFilesRequest: _TypeAlias = ListPolicyFilesRequest  # noqa: Y015
+
+@_typing.final
+class ListPolicyFilesResponse(_message.Message):
+    """The files there are."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyFile]:
+        """In order of their names."""
+
+    def __init__(
+        self,
+        *,
+        files: _abc.Iterable[Global___PolicyFile] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPolicyFilesResponse: _TypeAlias = ListPolicyFilesResponse  # noqa: Y015
+
+@_typing.final
+class PolicyFile(_message.Message):
+    """A file of the policy the run began with."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name in the folder."""
+    sha256: _builtins.str
+    """SHA-256 of the file, hexadecimal."""
+    num_bytes: _builtins.int
+    """Size of the file in bytes."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        sha256: _builtins.str = ...,
+        num_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "num_bytes", b"num_bytes", "sha256", b"sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyFile: _TypeAlias = PolicyFile  # noqa: Y015
+
+@_typing.final
+class FetchPolicyFileRequest(_message.Message):
+    """A file wanted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """One of those that ListPolicyFiles names."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchPolicyFileRequest: _TypeAlias = FetchPolicyFileRequest  # noqa: Y015
+
+@_typing.final
+class FetchPolicyFileResponse(_message.Message):
+    """The next piece of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """At most 1 MiB."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchPolicyFileResponse: _TypeAlias = FetchPolicyFileResponse  # noqa: Y015
+
+@_typing.final
+class FetchPolicyRequest(_message.Message):
+    """Weights wanted, as a manifest names them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    policy_version: _builtins.int
+    """Which version."""
+    sha256: _builtins.str
+    """SHA-256 of the safetensors file, hexadecimal."""
+    def __init__(
+        self,
+        *,
+        policy_version: _builtins.int = ...,
+        sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy_version", b"policy_version", "sha256", b"sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchPolicyRequest: _TypeAlias = FetchPolicyRequest  # noqa: Y015
+
+@_typing.final
+class FetchPolicyResponse(_message.Message):
+    """The next piece of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """At most 1 MiB."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchPolicyResponse: _TypeAlias = FetchPolicyResponse  # noqa: Y015

@@ -55,6 +55,21 @@ class LearnerServiceStub:
                 request_serializer=nouscoder_dot_v1_dot_learner__pb2.LearnerServiceCheckpointRequest.SerializeToString,
                 response_deserializer=nouscoder_dot_v1_dot_learner__pb2.LearnerServiceCheckpointResponse.FromString,
                 _registered_method=True)
+        self.ListPolicyFiles = channel.unary_unary(
+                '/nouscoder.v1.LearnerService/ListPolicyFiles',
+                request_serializer=nouscoder_dot_v1_dot_learner__pb2.ListPolicyFilesRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_learner__pb2.ListPolicyFilesResponse.FromString,
+                _registered_method=True)
+        self.FetchPolicyFile = channel.unary_stream(
+                '/nouscoder.v1.LearnerService/FetchPolicyFile',
+                request_serializer=nouscoder_dot_v1_dot_learner__pb2.FetchPolicyFileRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_learner__pb2.FetchPolicyFileResponse.FromString,
+                _registered_method=True)
+        self.FetchPolicy = channel.unary_stream(
+                '/nouscoder.v1.LearnerService/FetchPolicy',
+                request_serializer=nouscoder_dot_v1_dot_learner__pb2.FetchPolicyRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_learner__pb2.FetchPolicyResponse.FromString,
+                _registered_method=True)
 
 
 class LearnerServiceServicer:
@@ -89,6 +104,27 @@ class LearnerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListPolicyFiles(self, request, context):
+        """Names the files of the policy the run began with: its configuration, tokenizer and weights.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchPolicyFile(self, request, context):
+        """Streams one of the files that ListPolicyFiles names.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchPolicy(self, request, context):
+        """Streams the weights of a published policy; NOT_FOUND when they are no longer kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LearnerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +147,21 @@ def add_LearnerServiceServicer_to_server(servicer, server):
                     servicer.Checkpoint,
                     request_deserializer=nouscoder_dot_v1_dot_learner__pb2.LearnerServiceCheckpointRequest.FromString,
                     response_serializer=nouscoder_dot_v1_dot_learner__pb2.LearnerServiceCheckpointResponse.SerializeToString,
+            ),
+            'ListPolicyFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPolicyFiles,
+                    request_deserializer=nouscoder_dot_v1_dot_learner__pb2.ListPolicyFilesRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_learner__pb2.ListPolicyFilesResponse.SerializeToString,
+            ),
+            'FetchPolicyFile': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchPolicyFile,
+                    request_deserializer=nouscoder_dot_v1_dot_learner__pb2.FetchPolicyFileRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_learner__pb2.FetchPolicyFileResponse.SerializeToString,
+            ),
+            'FetchPolicy': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchPolicy,
+                    request_deserializer=nouscoder_dot_v1_dot_learner__pb2.FetchPolicyRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_learner__pb2.FetchPolicyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -222,6 +273,87 @@ class LearnerService:
             '/nouscoder.v1.LearnerService/Checkpoint',
             nouscoder_dot_v1_dot_learner__pb2.LearnerServiceCheckpointRequest.SerializeToString,
             nouscoder_dot_v1_dot_learner__pb2.LearnerServiceCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPolicyFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nouscoder.v1.LearnerService/ListPolicyFiles',
+            nouscoder_dot_v1_dot_learner__pb2.ListPolicyFilesRequest.SerializeToString,
+            nouscoder_dot_v1_dot_learner__pb2.ListPolicyFilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchPolicyFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/nouscoder.v1.LearnerService/FetchPolicyFile',
+            nouscoder_dot_v1_dot_learner__pb2.FetchPolicyFileRequest.SerializeToString,
+            nouscoder_dot_v1_dot_learner__pb2.FetchPolicyFileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/nouscoder.v1.LearnerService/FetchPolicy',
+            nouscoder_dot_v1_dot_learner__pb2.FetchPolicyRequest.SerializeToString,
+            nouscoder_dot_v1_dot_learner__pb2.FetchPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,12 @@ class LearnerServiceStub:
     """Goes on."""
     Checkpoint: _grpc.UnaryUnaryMultiCallable[_learner_pb2.LearnerServiceCheckpointRequest, _learner_pb2.LearnerServiceCheckpointResponse]
     """Writes a checkpoint as soon as the running step is done."""
+    ListPolicyFiles: _grpc.UnaryUnaryMultiCallable[_learner_pb2.ListPolicyFilesRequest, _learner_pb2.ListPolicyFilesResponse]
+    """Names the files of the policy the run began with: its configuration, tokenizer and weights."""
+    FetchPolicyFile: _grpc.UnaryStreamMultiCallable[_learner_pb2.FetchPolicyFileRequest, _learner_pb2.FetchPolicyFileResponse]
+    """Streams one of the files that ListPolicyFiles names."""
+    FetchPolicy: _grpc.UnaryStreamMultiCallable[_learner_pb2.FetchPolicyRequest, _learner_pb2.FetchPolicyResponse]
+    """Streams the weights of a published policy; NOT_FOUND when they are no longer kept."""
 
 @_typing.type_check_only
 class LearnerServiceAsyncStub(LearnerServiceStub):
@@ -55,6 +61,12 @@ class LearnerServiceAsyncStub(LearnerServiceStub):
     """Goes on."""
     Checkpoint: _aio.UnaryUnaryMultiCallable[_learner_pb2.LearnerServiceCheckpointRequest, _learner_pb2.LearnerServiceCheckpointResponse]  # type: ignore[assignment]
     """Writes a checkpoint as soon as the running step is done."""
+    ListPolicyFiles: _aio.UnaryUnaryMultiCallable[_learner_pb2.ListPolicyFilesRequest, _learner_pb2.ListPolicyFilesResponse]  # type: ignore[assignment]
+    """Names the files of the policy the run began with: its configuration, tokenizer and weights."""
+    FetchPolicyFile: _aio.UnaryStreamMultiCallable[_learner_pb2.FetchPolicyFileRequest, _learner_pb2.FetchPolicyFileResponse]  # type: ignore[assignment]
+    """Streams one of the files that ListPolicyFiles names."""
+    FetchPolicy: _aio.UnaryStreamMultiCallable[_learner_pb2.FetchPolicyRequest, _learner_pb2.FetchPolicyResponse]  # type: ignore[assignment]
+    """Streams the weights of a published policy; NOT_FOUND when they are no longer kept."""
 
 class LearnerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Trains, checkpoints and publishes."""
@@ -90,5 +102,29 @@ class LearnerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_learner_pb2.LearnerServiceCheckpointResponse, _abc.Awaitable[_learner_pb2.LearnerServiceCheckpointResponse]]:
         """Writes a checkpoint as soon as the running step is done."""
+
+    @_abc_1.abstractmethod
+    def ListPolicyFiles(
+        self,
+        request: _learner_pb2.ListPolicyFilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_learner_pb2.ListPolicyFilesResponse, _abc.Awaitable[_learner_pb2.ListPolicyFilesResponse]]:
+        """Names the files of the policy the run began with: its configuration, tokenizer and weights."""
+
+    @_abc_1.abstractmethod
+    def FetchPolicyFile(
+        self,
+        request: _learner_pb2.FetchPolicyFileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_learner_pb2.FetchPolicyFileResponse], _abc.AsyncIterator[_learner_pb2.FetchPolicyFileResponse]]:
+        """Streams one of the files that ListPolicyFiles names."""
+
+    @_abc_1.abstractmethod
+    def FetchPolicy(
+        self,
+        request: _learner_pb2.FetchPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_learner_pb2.FetchPolicyResponse], _abc.AsyncIterator[_learner_pb2.FetchPolicyResponse]]:
+        """Streams the weights of a published policy; NOT_FOUND when they are no longer kept."""
 
 def add_LearnerServiceServicer_to_server(servicer: LearnerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -21,7 +21,9 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config, VerifierSection
 from nouscoder.rpc.faults import InvalidMessage
+from nouscoder.rpc.health import Health
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
+from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verdict_convert import limits_to, outcome_to, submission_from, verdict_to
 from nouscoder.submission import Limits, Submission
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
@@ -192,6 +194,7 @@ def _served(section: VerifierSection, servicer: Servicer, registry: CollectorReg
         credentials=grpc_credentials(section.tls),
         interceptors=[GrpcGate(keyring)],
         max_message_bytes=section.max_body_bytes,
+        health=Health(section.grpc_health),
     )
 
 
@@ -205,7 +208,7 @@ def _workers(config: Config, grader: Grading, with_broker: bool) -> list[Awaitab
         return []
     from nouscoder.verifier.worker import grade_rollouts
 
-    return [grade_rollouts(config.broker.grpc, grader)]
+    return [grade_rollouts(config.broker.grpc, grader, channel_credentials(config.tls))]
 
 
 async def _let_finish(grader: Grading, drain_s: float) -> None:

@@ -15,6 +15,8 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol
 
+import grpc
+
 from nouscoder.lease import GradingTests, Lease, LeasedGrading, LeasedGradings
 from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
@@ -64,9 +66,12 @@ class Keeper(Protocol):
         ...
 
 
-async def grade_rollouts(broker_address: str, grader: Grading) -> None:
+async def grade_rollouts(
+    broker_address: str, grader: Grading, credentials: grpc.ChannelCredentials | None = None
+) -> None:
     """Grade the rollouts of the broker at this address until cancelled."""
-    async with BrokerClient(broker_address, new_worker_id("verifier")) as broker, broker.keep_leases() as keeper:
+    client = BrokerClient(broker_address, new_worker_id("verifier"), credentials=credentials)
+    async with client as broker, broker.keep_leases() as keeper:
         await GradingWorker(broker, keeper, grader).run()
 
 
