@@ -1,0 +1,254 @@
+"""What a dashboard of ours is: rows of panels, each with its unit, its sentence and its expressions.
+
+`grafana_foundation_sdk` knows Grafana's JSON; this module knows what all our dashboards have in common: the variables,
+how wide a panel is, how legends and thresholds look.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, timeseries
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import common as common_models
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models import heatmap as heatmap_models
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+RATE = "$__rate_interval"
+WINDOW = "$window"  # for what happens seldom: a batch, an update of the policy
+SCOPE = 'namespace="$namespace",app_kubernetes_io_instance="$release"'
+
+_SOURCE = models.DataSourceRef(type_val="prometheus", uid="$datasource")
+_COLORS = ("green", "orange", "red")
+
+
+class Kind(StrEnum):
+    """How a panel shows its series."""
+
+    LINES = "lines"
+    STACKED = "stacked"
+    NUMBER = "number"
+    HEATMAP = "heatmap"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A PromQL expression and how each of its series is called."""
+
+    expr: str
+    legend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """`warn` and `bad` colour a number; a `bad` below `warn` means that less is worse. `words` name whole values."""
+
+    title: str
+    description: str
+    unit: str
+    queries: tuple[Query, ...]
+    kind: Kind = Kind.LINES
+    warn: float | None = None
+    bad: float | None = None
+    low: float | None = 0
+    high: float | None = None
+    words: tuple[str, ...] = ()
+    width: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """`finds` is a metric that every installation shown here exports: the variables are filled from its labels."""
+
+    uid: str
+    title: str
+    description: str
+    finds: str
+    rows: tuple[tuple[str, tuple[Panel, ...]], ...]
+
+
+def metric(name: str, *more: str) -> str:
+    """A selector of our metric in the namespace and release that were chosen; `more` are further matchers."""
+    return f"nouscoder_{name}{{{','.join((SCOPE, *more))}}}"
+
+
+def per_second(name: str, by: str = "", over: str = RATE) -> str:
+    """How fast a counter rises, over all processes."""
+    grouping = f" by ({by})" if by else ""
+    return f"sum{grouping} (rate({metric(name)}[{over}]))"
+
+
+def share(part: str, whole: str) -> str:
+    """`part` of `whole`, 0 while there is no whole."""
+    return f"{part} / clamp_min({whole}, 1e-9)"
+
+
+def quantiles(name: str, over: str = RATE) -> tuple[Query, ...]:
+    """Median, 95th and 99th percentile of a histogram."""
+    rates = f"sum by (le) (rate({metric(f'{name}_bucket')}[{over}]))"
+    return tuple(
+        Query(f"histogram_quantile({quantile}, {rates})", f"p{quantile * 100:.0f}") for quantile in (0.5, 0.95, 0.99)
+    )
+
+
+def buckets(name: str, over: str = RATE) -> tuple[Query, ...]:
+    """A histogram's buckets, as a heat map wants them."""
+    return (Query(f"sum by (le) (increase({metric(f'{name}_bucket')}[{over}]))", "{{le}}"),)
+
+
+def as_json(board: Board) -> str:
+    """The dashboard as Grafana reads it; the same text every time."""
+    builder = (
+        dashboard.Dashboard(board.title)
+        .uid(board.uid)
+        .description(board.description)
+        .tags(["nouscoder"])
+        .timezone("browser")
+        .refresh("10s")
+        .time("now-1h", "now")
+        .tooltip(models.DashboardCursorSync.CROSSHAIR)
+        .link(
+            dashboard.DashboardLink("NousCoder")
+            .type(models.DashboardLinkType.DASHBOARDS)
+            .tags(["nouscoder"])
+            .include_vars(True)
+            .keep_time(True)
+            .as_dropdown(True)
+        )
+    )
+    for variable in _variables(board):
+        builder = builder.with_variable(variable)
+    numbers = itertools.count(1)
+    for title, panels in board.rows:
+        builder = builder.with_row(dashboard.Row(title).id(next(numbers)))
+        for panel in panels:
+            builder = builder.with_panel(_BUILD[panel.kind](panel).id(next(numbers)))
+    text = json.dumps(builder.build(), cls=JSONEncoder, indent=1, sort_keys=True)
+    return text + "\n"
+
+
+Variable = dashboard.DatasourceVariable | dashboard.QueryVariable | dashboard.IntervalVariable
+
+
+def _variables(board: Board) -> Sequence[Variable]:
+    def labels(name: str, title: str, query: str) -> dashboard.QueryVariable:
+        return (
+            dashboard.QueryVariable(name)
+            .label(title)
+            .datasource(_SOURCE)
+            .query(query)
+            .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+            .sort(models.VariableSort.ALPHABETICAL_ASC)
+        )
+
+    choices = ("1m", "5m", "15m", "1h", "6h")
+    window = (
+        dashboard.IntervalVariable("window")
+        .label("Window")
+        .description("Over how long seldom things are added up: longer than a batch takes")
+        .values(",".join(choices))
+        .options([models.VariableOption(text=choice, value=choice, selected=choice == "5m") for choice in choices])
+        .current(models.VariableOption(text="5m", value="5m", selected=True))
+    )
+    return (
+        dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"),
+        labels("namespace", "Namespace", f"label_values({board.finds}, namespace)"),
+        labels(
+            "release",
+            "Release",
+            f'label_values({board.finds}{{namespace="$namespace"}}, app_kubernetes_io_instance)',
+        ),
+        window,
+    )
+
+
+AnyPanel = TypeVar("AnyPanel", timeseries.Panel, stat.Panel, heatmap.Panel)
+
+
+def _common(builder: AnyPanel, panel: Panel) -> AnyPanel:
+    for query, letter in zip(panel.queries, "ABCDEFGHIJ", strict=False):
+        target = prometheus.Dataquery().expr(query.expr).ref_id(letter).legend_format(query.legend or "__auto")
+        if panel.kind is Kind.HEATMAP:
+            target = target.format(PromQueryFormat.HEATMAP)
+        builder = builder.with_target(target)
+    builder = builder.title(panel.title).description(panel.description).unit(panel.unit).datasource(_SOURCE)
+    return builder.span(panel.width).height(4 if panel.kind is Kind.NUMBER else 8)
+
+
+def _lines(panel: Panel) -> timeseries.Panel:
+    builder = _common(timeseries.Panel(), panel)
+    builder = (
+        builder.line_width(1)
+        .fill_opacity(10)
+        .show_points(common_models.VisibilityMode.NEVER)
+        .legend(
+            common.VizLegendOptions()
+            .display_mode(common_models.LegendDisplayMode.TABLE)
+            .placement(common_models.LegendPlacement.BOTTOM)
+            .show_legend(True)
+            .calcs(["lastNotNull", "max"])
+        )
+        .tooltip(common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.MULTI))
+    )
+    if panel.low is not None:
+        builder = builder.min(panel.low)
+    if panel.high is not None:
+        builder = builder.max(panel.high)
+    if panel.warn is not None or panel.bad is not None:
+        style = common.GraphThresholdsStyleConfig().mode(common_models.GraphTresholdsStyleMode.DASHED)
+        builder = builder.thresholds(_thresholds(panel)).thresholds_style(style)
+    return builder
+
+
+def _stacked(panel: Panel) -> timeseries.Panel:
+    stack = common.StackingConfig().mode(common_models.StackingMode.NORMAL)
+    return _lines(panel).stacking(stack).fill_opacity(40)
+
+
+def _number(panel: Panel) -> stat.Panel:
+    builder = _common(stat.Panel(), panel)
+    builder = (
+        builder.thresholds(_thresholds(panel))
+        .graph_mode(common_models.BigValueGraphMode.AREA)
+        .color_mode(common_models.BigValueColorMode.VALUE)
+        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    )
+    if panel.words:
+        named = {str(value): models.ValueMappingResult(text=word) for value, word in enumerate(panel.words)}
+        builder = builder.mappings([models.ValueMap(options=named)])
+    return builder
+
+
+def _heatmap(panel: Panel) -> heatmap.Panel:
+    return (
+        _common(heatmap.Panel(), panel)
+        .y_axis(heatmap.YAxisConfig().unit(panel.unit))
+        .color(heatmap.HeatmapColorOptions().mode(heatmap_models.HeatmapColorMode.SCHEME).scheme("Blues").steps(32))
+    )
+
+
+def _thresholds(panel: Panel) -> dashboard.ThresholdsConfig:
+    """Green first, then orange from `warn`, red from `bad`; turned round where less is worse."""
+    bounds = [(bound, color) for bound, color in ((panel.warn, "orange"), (panel.bad, "red")) if bound is not None]
+    colors = [_COLORS[0], *(color for _, color in bounds)]
+    values = [bound for bound, _ in bounds]
+    if panel.warn is not None and panel.bad is not None and panel.bad < panel.warn:
+        values.reverse()
+        colors.reverse()
+    steps = [models.Threshold(value=None, color=colors[0])]
+    steps += [models.Threshold(value=value, color=color) for value, color in zip(values, colors[1:], strict=True)]
+    return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)
+
+
+_BUILD: Mapping[Kind, Callable[[Panel], timeseries.Panel | stat.Panel | heatmap.Panel]] = {
+    Kind.LINES: _lines,
+    Kind.STACKED: _stacked,
+    Kind.NUMBER: _number,
+    Kind.HEATMAP: _heatmap,
+}

@@ -1,0 +1,301 @@
+"""The *Run* dashboard: whether the policy learns, where every rollout is, and what the next step waits for."""
+
+from __future__ import annotations
+
+from deploy.dashboards.panels import (
+    RATE,
+    WINDOW,
+    Board,
+    Kind,
+    Panel,
+    Query,
+    buckets,
+    metric,
+    per_second,
+    quantiles,
+    share,
+)
+from deploy.dashboards.processes import process_row
+
+_ACCEPTED = 'correct="true"'
+_NOT_ACCEPTED = 'correct="false"'
+_FINAL = 'state=~"trained|filtered|stale|abandoned"'
+_IN_FLIGHT = 'state!~"admitted|trained|filtered|stale|abandoned"'
+
+_GLANCE = (
+    Panel(
+        "Steps",
+        "Optimizer steps of the batches committed so far, over restarts.",
+        "none",
+        (Query(f"max({metric('broker_steps_total')})"),),
+        Kind.NUMBER,
+        width=4,
+    ),
+    Panel(
+        "Since the last step",
+        "Seconds since the learner's last optimizer step, or since its start. Once the run is finished it only grows.",
+        "s",
+        (Query(f"time() - max({metric('learner_last_step_timestamp_seconds')})"),),
+        Kind.NUMBER,
+        warn=300,
+        bad=900,
+        width=4,
+    ),
+    Panel(
+        "Run",
+        "What the broker says of the run.",
+        "none",
+        (Query(f"max({metric('broker_run_finished')})"),),
+        Kind.NUMBER,
+        words=("in progress", "finished"),
+        width=4,
+    ),
+    Panel(
+        "Ledger",
+        "admitted = trained + filtered + stale + abandoned + in flight. Anything but balanced is a defect: report it.",
+        "none",
+        (Query(f"min({metric('broker_ledger_balanced')})"),),
+        Kind.NUMBER,
+        warn=1,
+        bad=0,
+        words=("NOT BALANCED", "balanced"),
+        width=4,
+    ),
+    Panel(
+        "Pass rate",
+        "Share of accepted rollouts in the last batch trained on; 0 before the first.",
+        "percentunit",
+        (Query(f"max({metric('learner_pass_rate')})"),),
+        Kind.NUMBER,
+        width=4,
+    ),
+    Panel(
+        "Dead letters",
+        "Items given up after too many deliveries, over the whole run. Each is a rollout or a batch that some worker"
+        " could not do; the broker's log names it.",
+        "none",
+        (Query(f"sum({metric('broker_dead_letters_total')})"),),
+        Kind.NUMBER,
+        warn=1,
+        bad=10,
+        width=4,
+    ),
+)
+
+_LEARNING = (
+    Panel(
+        "Pass rate",
+        "Trained: share of accepted rollouts in the last batch, after groups with equal rewards were filtered."
+        " Graded: share of all rollouts that got a verdict in the window.",
+        "percentunit",
+        (
+            Query(f"max({metric('learner_pass_rate')})", "trained"),
+            Query(
+                share(
+                    f"sum(rate({metric('broker_rollouts_accepted_total')}[{WINDOW}]))",
+                    f"sum(rate({metric('broker_rollouts_graded_total')}[{WINDOW}]))",
+                ),
+                "graded",
+            ),
+        ),
+        high=1,
+    ),
+    Panel(
+        "Reward",
+        "Mean reward of the last batch.",
+        "none",
+        (Query(f"max({metric('learner_reward_mean')})", "mean"),),
+        low=None,
+    ),
+    Panel(
+        "Entropy",
+        "Mean entropy of the loss tokens, in nats. A fall to 0 means that the policy has stopped exploring.",
+        "none",
+        (Query(f"max({metric('learner_entropy')})", "entropy"),),
+    ),
+    Panel(
+        "Response length",
+        "Mean tokens a rollout of the last batch, accepted ones apart. 0 until a batch had one of the kind.",
+        "none",
+        (
+            Query(f"max({metric('learner_response_length_tokens', _ACCEPTED)})", "accepted"),
+            Query(f"max({metric('learner_response_length_tokens', _NOT_ACCEPTED)})", "not accepted"),
+        ),
+    ),
+    Panel(
+        "Importance ratio",
+        "pi_theta / pi_old over the loss tokens of the last step; mismatch is pi_old / pi_sampler. Both belong near 1.",
+        "none",
+        (Query(f"max by (stat) ({metric('learner_importance_ratio')})", "{{stat}}"),),
+    ),
+    Panel(
+        "Effective sample size",
+        "Share of the loss tokens that the importance weights leave in effect, in (0, 1].",
+        "percentunit",
+        (Query(f"max({metric('learner_effective_sample_size')})", "share"),),
+        high=1,
+        warn=0.5,
+        bad=0.1,
+    ),
+    Panel(
+        "Clip fraction",
+        "Share of loss tokens whose gradient the lower or the higher clip took.",
+        "percentunit",
+        (Query(f"max by (side) ({metric('learner_clip_fraction')})", "{{side}}"),),
+    ),
+    Panel(
+        "Gradient norm",
+        "Norm of the gradient before it is capped.",
+        "none",
+        (Query(f"max({metric('learner_gradient_norm')})", "norm"),),
+    ),
+    Panel(
+        "Staleness",
+        "Policy versions between a rollout's oldest token and its consumption, of what was trained on in the window.",
+        "none",
+        quantiles("learner_rollout_staleness_versions", WINDOW),
+    ),
+)
+
+_FLOW = (
+    Panel(
+        "Rollouts in flight",
+        "Where the rollouts are that have no end yet. A pile in one state names the stage that is too slow.",
+        "none",
+        (Query(f"sum by (state) ({metric('broker_ledger_rollouts', _IN_FLIGHT)})", "{{state}}"),),
+        Kind.STACKED,
+    ),
+    Panel(
+        "Rollouts ended",
+        "How rollouts ended since the run began.",
+        "none",
+        (Query(f"sum by (state) ({metric('broker_ledger_rollouts', _FINAL)})", "{{state}}"),),
+        Kind.STACKED,
+    ),
+    Panel(
+        "Admission slots free",
+        "Rollouts that may be admitted now. 0 means that enough lies ready for the learner.",
+        "none",
+        (Query(f"sum({metric('broker_admission_slots_free')})", "free"),),
+    ),
+    Panel(
+        "Stream lag",
+        "Entries that nobody holds: work that waits for a worker.",
+        "none",
+        (Query(f"sum by (stream) ({metric('broker_stream_lag')})", "{{stream}}"),),
+    ),
+    Panel(
+        "Pending leases",
+        "Entries under lease: work in some worker's hands.",
+        "none",
+        (Query(f"sum by (stream) ({metric('broker_pending_leases')})", "{{stream}}"),),
+    ),
+    Panel(
+        "Redeliveries and dead letters",
+        "Entries given again after a lease or a grading failed, and entries given up, in the window.",
+        "none",
+        (
+            Query(f"sum by (stream) (increase({metric('broker_redeliveries_total')}[{WINDOW}]))", "{{stream}} again"),
+            Query(
+                f"sum by (stream) (increase({metric('broker_dead_letters_total')}[{WINDOW}]))", "{{stream}} given up"
+            ),
+        ),
+    ),
+    Panel(
+        "Staleness of what is trained on",
+        "Rollouts trained on in the window, by staleness in policy versions.",
+        "none",
+        buckets("learner_rollout_staleness_versions", WINDOW),
+        Kind.HEATMAP,
+        width=24,
+    ),
+)
+
+_SPEED = (
+    Panel(
+        "Steps a minute",
+        "Optimizer steps a minute, averaged over the window. More taken than committed: batches are trained again.",
+        "none",
+        (
+            Query(f"60 * {per_second('broker_steps_total', over=WINDOW)}", "committed"),
+            Query(f"60 * {per_second('learner_steps_total', over=WINDOW)}", "taken by the learner"),
+        ),
+    ),
+    Panel(
+        "Tokens a second",
+        "Sampled by all generation workers, and fed to the learner while it trains (its last batch).",
+        "none",
+        (
+            Query(per_second("generation_tokens_total"), "generation"),
+            Query(f"max({metric('learner_tokens_per_second')})", "learner"),
+        ),
+    ),
+    Panel(
+        "Running rollouts",
+        "Rollouts being decoded, by generation pod.",
+        "none",
+        (Query(f"sum by (pod) ({metric('generation_running_rollouts')})", "{{pod}}"),),
+        Kind.STACKED,
+    ),
+    Panel(
+        "Policy version",
+        "Newest version that the learner published, that the broker knows, and that every generation worker has.",
+        "none",
+        (
+            Query(f"max({metric('learner_policy_version')})", "learner"),
+            Query(f"max({metric('broker_policy_version')})", "broker"),
+            Query(f"min({metric('generation_policy_version')})", "generation, oldest"),
+        ),
+        low=None,
+    ),
+    Panel(
+        "Policy update",
+        "Seconds for which decoding stood still for new weights, in the window.",
+        "s",
+        quantiles("generation_policy_update_seconds", WINDOW),
+    ),
+    Panel(
+        "Learner waits",
+        "Share of its time that the learner did not train, by reason. Mostly batch: generation or grading is too slow.",
+        "percentunit",
+        (Query(f"sum by (for) (rate({metric('learner_wait_seconds_total')}[{WINDOW}]))", "{{for}}"),),
+        Kind.STACKED,
+    ),
+    Panel(
+        "Generation idle",
+        "Share of their time that generation workers decoded nothing, by reason. Mostly no_tasks: the learner or"
+        " grading is too slow, or the run is finished.",
+        "percentunit",
+        (Query(f"avg by (reason) (rate({metric('generation_idle_seconds_total')}[{RATE}]))", "{{reason}}"),),
+        Kind.STACKED,
+    ),
+    Panel(
+        "Model FLOPs utilization",
+        "Model FLOPs used in training, of the device's peak, in the last batch.",
+        "percentunit",
+        (Query(f"max({metric('learner_mfu')})", "learner"),),
+    ),
+    Panel(
+        "Rollouts graded a second",
+        "Verdicts that the broker took, a second.",
+        "none",
+        (
+            Query(per_second("broker_rollouts_graded_total"), "graded"),
+            Query(per_second("broker_rollouts_accepted_total"), "accepted"),
+        ),
+    ),
+)
+
+RUN = Board(
+    uid="nouscoder-run",
+    title="NousCoder / Run",
+    description="One run: does it learn, where is every rollout, what does the next step wait for.",
+    finds="nouscoder_broker_policy_version",
+    rows=(
+        ("At a glance", _GLANCE),
+        ("Learning", _LEARNING),
+        ("Rollouts", _FLOW),
+        ("Speed and waits", _SPEED),
+        process_row(),
+    ),
+)

@@ -1,0 +1,248 @@
+"""Metrics: those promised are exported, from the start, and shown by dashboards that name no other."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import parse_qs
+
+import promql_parser
+import pytest
+from prometheus_client import CollectorRegistry
+
+from nouscoder.broker.metrics import BrokerCollector
+from nouscoder.generation.metrics import GenerationMetrics, IdleReason
+from nouscoder.learner.metrics import LearnerMetrics, WaitReason
+from nouscoder.ledger import IN_FLIGHT, Ledger, RolloutState
+from nouscoder.rpc.server import Served, start_grpc
+from nouscoder.run_status import RunStatus, StreamStatus
+from nouscoder.verdict import VerdictKind
+from nouscoder.verifier.metrics import FailureCause, VerifierMetrics
+
+# design.md section 8, without the prefix: what others' scripts read, so it does not change.
+_PROMISED = """
+verifier_submissions_total{verdict} verifier_tests_total{outcome} verifier_submission_duration_seconds
+verifier_test_duration_seconds verifier_queue_depth verifier_sandboxes{state} verifier_cache_hits_total
+verifier_internal_errors_total{cause}
+broker_ledger_rollouts{state} broker_stream_lag{stream} broker_pending_leases{stream} broker_dead_letters_total{stream}
+broker_redeliveries_total{stream} broker_admission_slots_free broker_policy_version
+generation_tokens_total generation_running_rollouts generation_policy_version generation_policy_update_seconds
+generation_idle_seconds_total{reason}
+learner_steps_total learner_rollout_staleness_versions learner_reward_mean learner_pass_rate learner_entropy
+learner_importance_ratio{stat} learner_effective_sample_size learner_clip_fraction{side} learner_gradient_norm
+learner_tokens_per_second learner_mfu learner_wait_seconds_total{for} learner_response_length_tokens{correct}
+"""
+PROCESS = {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_start_time_seconds"}
+STREAMS = ("tasks", "grading", "batches")
+
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "helm" / "nouscoder" / "dashboards").glob("*.json"))
+# (file and panel, expression, legend)
+EXPRESSIONS = [
+    (f"{file.stem}: {panel['title']} {target['refId']}", target["expr"], target["legendFormat"])
+    for file in FILES
+    for panel in json.loads(file.read_text())["panels"]
+    for target in panel.get("targets", [])
+]
+_VALUES = {"$namespace": "ns", "$release": "nc", "$window": "5m", "$__rate_interval": "1m"}
+
+
+def filled(expr: str) -> str:
+    """The expression with the dashboard's variables filled in."""
+    for name, value in _VALUES.items():
+        expr = expr.replace(name, value)
+    return expr
+
+
+def fresh_registries() -> list[CollectorRegistry]:
+    """What the four services export before anything has happened; the broker's run is an empty one."""
+    verifier, learner, broker = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
+    VerifierMetrics(verifier)
+    LearnerMetrics(learner)
+    collector = BrokerCollector()
+    empty = Ledger(0, 0, 0, 0, 0, {state.value: 0 for state in IN_FLIGHT})
+    streams = tuple(StreamStatus(stream, 0, 0, 0, 0) for stream in STREAMS)
+    collector.latest = RunStatus("run", empty, streams, None, 0, 0, 192, False, 0, 0)
+    broker.register(collector)
+    return [verifier, learner, broker, GenerationMetrics().registry]
+
+
+def samples(registries: Iterable[CollectorRegistry]) -> dict[str, list[dict[str, str]]]:
+    """The labels of each series, by name of the sample."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for registry in registries:
+        for family in registry.collect():
+            for sample in family.samples:
+                found.setdefault(sample.name, []).append(sample.labels)
+    return found
+
+
+@pytest.mark.parametrize("promised", _PROMISED.split())
+def test_a_promised_metric_is_exported_before_anything_happened(promised: str) -> None:
+    name, _, label = promised.rstrip("}").partition("{")
+    found = samples(fresh_registries())
+    series = found.get(f"nouscoder_{name}") or found.get(f"nouscoder_{name}_bucket")
+    assert series is not None
+    assert not label or all(label in labels for labels in series)
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "values"),
+    [
+        ("verifier_submissions_total", "verdict", {kind.value for kind in VerdictKind}),
+        (
+            "verifier_tests_total",
+            "outcome",
+            {kind.value for kind in VerdictKind} - {VerdictKind.NO_CODE.value, VerdictKind.COMPILE_ERROR.value},
+        ),
+        ("verifier_internal_errors_total", "cause", {cause.value for cause in FailureCause}),
+        ("broker_ledger_rollouts", "state", {"admitted", *(state.value for state in RolloutState)}),
+        ("broker_dead_letters_total", "stream", set(STREAMS)),
+        ("broker_redeliveries_total", "stream", set(STREAMS)),
+        ("generation_idle_seconds_total", "reason", {reason.value for reason in IdleReason}),
+        ("learner_wait_seconds_total", "for", {reason.value for reason in WaitReason}),
+        ("learner_clip_fraction", "side", {"low", "high"}),
+        ("learner_response_length_tokens", "correct", {"true", "false"}),
+        ("learner_importance_ratio", "stat", {"mean", "min", "max", "mismatch_mean", "mismatch_max"}),
+    ],
+)
+def test_every_value_of_a_label_is_there_at_zero(name: str, label: str, values: set[str]) -> None:
+    assert {labels[label] for labels in samples(fresh_registries())[f"nouscoder_{name}"]} == values
+
+
+def test_the_promised_names_are_those_of_the_code_and_each_of_ours_has_the_prefix() -> None:
+    found = {
+        name for name in samples(fresh_registries()) if not name.endswith(("_created", "_bucket", "_sum", "_count"))
+    }
+    assert found
+    assert [
+        name for name in found if not re.fullmatch(r"nouscoder_(verifier|broker|generation|learner)_[a-z_]+", name)
+    ] == []
+
+
+async def test_every_service_also_tells_of_its_process() -> None:
+    registry = CollectorRegistry()
+    served = Served("127.0.0.1:0", "127.0.0.1:0", [], lambda server: None, registry)
+    async with AsyncExitStack() as stack:
+        await start_grpc(served, stack)
+    assert set(samples([registry])) >= PROCESS
+
+
+def test_the_dashboards_in_the_chart_are_what_the_generator_writes() -> None:
+    command = [sys.executable, "-m", "deploy.dashboards", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def selectors(node: object) -> Iterator[promql_parser.VectorSelector]:
+    """Every selector in a parsed expression."""
+    if isinstance(node, promql_parser.VectorSelector):
+        yield node
+    for name in ("expr", "lhs", "rhs", "param", "vector_selector"):
+        if hasattr(node, name):
+            yield from selectors(getattr(node, name))
+    for argument in getattr(node, "args", ()):
+        yield from selectors(argument)
+
+
+@pytest.mark.parametrize(("where", "expr", "legend"), EXPRESSIONS, ids=[where for where, _, _ in EXPRESSIONS])
+def test_an_expression_parses_and_reads_only_metrics_that_we_export_of_the_chosen_release(
+    where: str, expr: str, legend: str
+) -> None:
+    exported = set(samples(fresh_registries())) | PROCESS
+    read = list(selectors(promql_parser.parse(filled(expr))))
+    assert read, where
+    for selector in read:
+        matched = {matcher.name: matcher.value for matcher in selector.matchers.matchers}
+        assert selector.name in exported
+        assert (matched["namespace"], matched["app_kubernetes_io_instance"]) == ("ns", "nc")
+
+
+def test_every_promised_metric_is_on_a_dashboard() -> None:
+    text = "".join(expr for _, expr, _ in EXPRESSIONS)
+    assert [name for name in _PROMISED.split() if f"nouscoder_{name.partition('{')[0]}" not in text] == []
+
+
+def test_every_panel_has_a_unit_and_a_sentence() -> None:
+    panels = [panel for file in FILES for panel in json.loads(file.read_text())["panels"] if panel["type"] != "row"]
+    assert panels
+    assert [panel["title"] for panel in panels if not panel["description"].endswith(".")] == []
+    assert [panel["title"] for panel in panels if not panel["fieldConfig"]["defaults"]["unit"]] == []
+
+
+class Prometheus(BaseHTTPRequestHandler):
+    """Answers query_range: `nothing` names the metrics that it has no series of, `gap` those that are NaN."""
+
+    nothing: ClassVar[str] = "no such metric"
+    gap: ClassVar[str] = "no such metric"
+
+    def do_POST(self) -> None:
+        form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        expr = form["query"][0]
+        named = re.findall(r"by \(([\w, ]+)\)", expr)
+        labels = {label.strip(): "x" for group in named for label in group.split(",")}
+        values = [[float(form["end"][0]), "NaN" if self.gap in expr else "0"]]
+        series = [] if self.nothing in expr else [{"metric": labels, "values": values}]
+        body = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": series}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def prometheus(*, nothing: str = "no such metric", gap: str = "no such metric") -> Iterator[str]:
+    handler = type("Handler", (Prometheus,), {"nothing": nothing, "gap": gap})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=5)
+
+
+def check_dashboards(url: str, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "deploy" / "check-dashboards"), "--prometheus", url, *more]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_check_dashboards_finds_nothing_missing_where_every_series_is_there() -> None:
+    with prometheus() as url:
+        done = check_dashboards(url)
+    assert (done.returncode, done.stdout) == (0, f"{len(EXPRESSIONS)} expressions, 0 panels without data\n")
+
+
+def test_check_dashboards_names_a_panel_without_series_and_one_of_gaps_only() -> None:
+    with prometheus(nothing="learner_mfu", gap="learner_entropy") as url:
+        done = check_dashboards(url, "--json", "--namespace", "here")
+    missing = json.loads(done.stdout)["without_data"]
+    assert done.returncode == 1
+    assert {(one["panel"], one["reason"]) for one in missing} == {
+        ("Model FLOPs utilization", "no series"),
+        ("Entropy", "only NaN"),
+    }
+    assert all('namespace="here"' in one["expr"] for one in missing)
+
+
+def test_check_dashboards_says_that_there_is_no_prometheus(tmp_path: Path) -> None:
+    with prometheus() as url:
+        pass  # gone again
+    done = check_dashboards(url)
+    assert done.returncode == 2
+    assert "no Prometheus at" in done.stderr
+    assert check_dashboards(url, "--folder", str(tmp_path)).returncode == 2
