@@ -14,9 +14,10 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config, LearnerSection, RunSection
-from nouscoder.learner.core import LearnerCore
+from nouscoder.learner.core import LearnerCore, RunFiles
 from nouscoder.learner.fake_broker import FakeBroker
 from nouscoder.learner.metrics import LearnerMetrics
+from nouscoder.learner.policy_files import PolicyFiles
 from nouscoder.learner.service import LearnerServicer
 from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.worker import LearnerWorker
@@ -69,7 +70,9 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         stack.push_async_callback(worker.close)
 
         def register(server: grpc.aio.Server) -> None:
-            learner_pb2_grpc.add_LearnerServiceServicer_to_server(LearnerServicer(worker, config.total_steps), server)
+            learner_pb2_grpc.add_LearnerServiceServicer_to_server(
+                LearnerServicer(worker, config.total_steps, PolicyFiles(RunFiles.of(config))), server
+            )
 
         address = await start_grpc(Served("127.0.0.1:0", "127.0.0.1:0", [NAME], register, registry, 0.1), stack)
         client = LearnerClient(address)

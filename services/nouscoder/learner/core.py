@@ -37,6 +37,10 @@ class LearnerError(NousCoderError):
     """The learner cannot go on; the message says why."""
 
 
+class FolderInUse(LearnerError):
+    """Another learner works in the run folder just now."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunFiles:
     """Where a run's files are. `policy` holds the initial policy; the rest is written by the learner."""
@@ -206,7 +210,7 @@ class LearnerCore:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.close()
-            raise LearnerError(f"another learner is working in {self._files.run}") from None
+            raise FolderInUse(f"another learner is working in {self._files.run}") from None
 
 
 def _trainer(model: PreTrainedModel, config: Config) -> Trainer:

@@ -16,7 +16,7 @@ from nouscoder.learner.durable import prune, sha256_of, whole_folder
 from nouscoder.learner.weights import weights_of
 from nouscoder.policy import PolicyManifest
 
-_WEIGHTS = "model.safetensors"
+WEIGHTS = "model.safetensors"
 
 
 class PolicyPublisher:
@@ -28,12 +28,17 @@ class PolicyPublisher:
 
     def write(self, model: PreTrainedModel, policy_version: int, step: int) -> PolicyManifest:
         """Write the weights as a version and remove the oldest. Raises StorageError."""
-        final = self._folder / f"{policy_version:08d}"
-        file = final / _WEIGHTS
+        final = version_folder(self._folder, policy_version)
+        file = final / WEIGHTS
         weights = weights_of(model)
         # After a crash the same version is often published again: its file may be being read, so it is left alone.
         if not (file.exists() and sha256_of(file) == hashlib.sha256(save(weights)).hexdigest()):
             with whole_folder(final) as part:
-                save_file(weights, part / _WEIGHTS)
+                save_file(weights, part / WEIGHTS)
         prune(self._folder, self._keep)
         return PolicyManifest(policy_version, str(file), sha256_of(file), file.stat().st_size, step)
+
+
+def version_folder(folder: Path, policy_version: int) -> Path:
+    """Where a version's weights are, in the folder policies/."""
+    return folder / f"{policy_version:08d}"

@@ -1,34 +1,47 @@
 """The learner as a process: its gRPC service, and the worker that trains.
 
-When the last batch is committed the run is finished and `serve` returns: the process ends with exit code 0. On SIGTERM
-it returns as well, without waiting for the batch in training, which is trained again after a restart.
+When the last batch is committed the run is finished and `serve` returns: the process ends with exit code 0 (where
+services are given it stays, and hands out its policies). On SIGTERM it returns as well, without waiting for the batch
+in training, which is trained again after a restart.
 """
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, closing
+from functools import partial
+from typing import BinaryIO
 
 import grpc
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config
 from nouscoder.errors import NousCoderError
-from nouscoder.learner.core import LearnerCore
+from nouscoder.learner.core import LearnerCore, RunFiles
 from nouscoder.learner.metrics import LearnerMetrics
+from nouscoder.learner.policy_files import NoSuchPolicyFile, PolicyFiles, chunks
 from nouscoder.learner.worker import LearnerWorker
-from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
+from nouscoder.rpc.broker_client import GIVEN_PATIENCE_S, PATIENCE_S, BrokerClient, new_worker_id
+from nouscoder.rpc.health import Health
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
+from nouscoder.rpc.tls import channel_credentials, server_credentials
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
 
+log = logging.getLogger(__name__)
+
+_Context = grpc.aio.ServicerContext[object, object]
 _FULL_NAME = learner_pb2.DESCRIPTOR.services_by_name["LearnerService"].full_name
 
 
 class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     """Convert, call, convert."""
 
-    def __init__(self, worker: LearnerWorker, total_steps: int) -> None:
+    def __init__(self, worker: LearnerWorker, total_steps: int, policy_files: PolicyFiles) -> None:
         self._worker = worker
         self._total_steps = total_steps
+        self._policy_files = policy_files
 
     async def Status(  # noqa: N802
         self,
@@ -92,19 +105,82 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return learner_pb2.LearnerServiceCheckpointResponse(path=str(path), step=step)
 
+    async def ListPolicyFiles(  # noqa: N802
+        self, request: learner_pb2.ListPolicyFilesRequest, context: _Context
+    ) -> learner_pb2.ListPolicyFilesResponse:
+        """The first policy's files; NOT_FOUND while there are none."""
+        try:
+            files = await asyncio.to_thread(self._policy_files.first)
+        except (NoSuchPolicyFile, OSError) as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        named = [learner_pb2.PolicyFile(name=f.name, sha256=f.sha256, num_bytes=f.num_bytes) for f in files]
+        return learner_pb2.ListPolicyFilesResponse(files=named)
+
+    async def FetchPolicyFile(  # noqa: N802
+        self, request: learner_pb2.FetchPolicyFileRequest, context: _Context
+    ) -> AsyncIterator[learner_pb2.FetchPolicyFileResponse]:
+        """One of them."""
+        async for data in _streamed(context, partial(self._policy_files.open_first, request.name)):
+            yield learner_pb2.FetchPolicyFileResponse(data=data)
+
+    async def FetchPolicy(  # noqa: N802
+        self, request: learner_pb2.FetchPolicyRequest, context: _Context
+    ) -> AsyncIterator[learner_pb2.FetchPolicyResponse]:
+        """Published weights."""
+        wanted = partial(self._policy_files.open_published, request.policy_version, request.sha256)
+        async for data in _streamed(context, wanted):
+            yield learner_pb2.FetchPolicyResponse(data=data)
+
+
+async def _streamed(context: _Context, open_file: Callable[[], BinaryIO]) -> AsyncIterator[bytes]:
+    """What `open_file` opens, piece by piece, read off the event loop; NOT_FOUND when it is not there."""
+    try:
+        file = await asyncio.to_thread(open_file)
+    except (NoSuchPolicyFile, OSError) as error:
+        await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+    with closing(chunks(file)) as pieces:
+        while data := await asyncio.to_thread(next, pieces, b""):
+            yield data
+
 
 async def serve(config: Config) -> None:
-    """Train until the run's batches are done or SIGTERM. Raises NousCoderError in one sentence."""
+    """Train until the run's batches are done or SIGTERM. Raises NousCoderError in one sentence.
+
+    Where run.services is "given" it goes on serving after the run's end, until SIGTERM, as it does on a finished run.
+    """
     registry = CollectorRegistry()
+    is_given = config.run.services == "given"
     async with AsyncExitStack() as stack:
         stop = stop_event()
-        broker = await stack.enter_async_context(BrokerClient(config.broker.grpc, new_worker_id("learner")))
+        client = BrokerClient(
+            config.broker.grpc,
+            new_worker_id("learner"),
+            patience_s=GIVEN_PATIENCE_S if is_given else PATIENCE_S,
+            credentials=channel_credentials(config.tls),
+        )
+        broker = await stack.enter_async_context(client)
         worker = LearnerWorker(config, broker, LearnerMetrics(registry), LearnerCore(config))
         stack.push_async_callback(worker.close)
+        servicer = LearnerServicer(worker, config.total_steps, PolicyFiles(RunFiles.of(config)))
 
         def register(server: grpc.aio.Server) -> None:
-            learner_pb2_grpc.add_LearnerServiceServicer_to_server(LearnerServicer(worker, config.total_steps), server)
+            learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)
 
-        served = Served(config.learner.grpc, config.learner.metrics, [_FULL_NAME], register, registry, drain_s=1.0)
+        served = Served(
+            config.learner.grpc,
+            config.learner.metrics,
+            [_FULL_NAME],
+            register,
+            registry,
+            drain_s=1.0,
+            credentials=server_credentials(config.tls),
+            health=Health(config.learner.grpc_health),
+        )
         await start_grpc(served, stack)
-        await run_until_stopped(stop, worker.run())
+        await run_until_stopped(stop, _work_and_stay(worker, stop) if is_given else worker.run())
+
+
+async def _work_and_stay(worker: LearnerWorker, stop: asyncio.Event) -> None:
+    await worker.run()
+    log.info("the run is over: its policies are served until SIGTERM")
+    await stop.wait()

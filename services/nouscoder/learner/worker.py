@@ -8,6 +8,8 @@ wherever the process dies:
                            welcome) and commits its batch (idempotent), so the broker never gives that batch again.
   after the commit         the log lines are taken from the checkpoint.
   after FinishRun          nothing is left to train on: the learner only says so and ends.
+Where run.services is "given", nobody starts the learner when the first policy has been evaluated: it waits for the file
+that says so.
 A checkpoint that tears after its batch was committed is made again from the saved batch. A lost lease does no harm:
 the folder's lock lets one learner work on a run, and only it commits.
 """
@@ -28,13 +30,14 @@ from typing import Protocol, TypeVar
 
 from nouscoder.batch import Batch
 from nouscoder.config import Config
-from nouscoder.learner.core import LearnerCore, LearnerError
+from nouscoder.learner.core import FolderInUse, LearnerCore, LearnerError
 from nouscoder.learner.flops import measured_peak_flops
 from nouscoder.learner.metrics import LearnerMetrics, WaitReason
 from nouscoder.learner.trainer import TrainedBatch
 from nouscoder.lease import Lease, LeasedBatch
 from nouscoder.ledger import Ledger
 from nouscoder.policy import PolicyManifest
+from nouscoder.run_files import EVALUATION_BEFORE
 from nouscoder.run_status import RunStatus
 
 log = logging.getLogger(__name__)
@@ -42,6 +45,8 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 _LEASE_WAIT_S = 5.0
 _CHECKPOINT_LIMIT_S = 600.0
+_FOLDER_PATIENCE_S = 120.0
+_LOOK_AGAIN_S = 0.3
 
 
 class Keeper(Protocol):
@@ -85,9 +90,10 @@ class Broker(Protocol):
 
 
 class LearnerState(StrEnum):
-    """STARTING -> (WAITING_FOR_BATCH <-> PAUSED -> TRAINING -> CHECKPOINTING -> PUBLISHING)* -> FINISHED."""
+    """STARTING -> [WAITING_FOR_EVALUATION ->] (WAITING_FOR_BATCH <-> PAUSED -> TRAINING -> CHECKPOINTING -> PUBLISHING)* -> FINISHED."""
 
     STARTING = "starting"
+    WAITING_FOR_EVALUATION = "waiting_for_evaluation"
     WAITING_FOR_BATCH = "waiting_for_batch"
     TRAINING = "training"
     CHECKPOINTING = "checkpointing"
@@ -123,12 +129,14 @@ class LearnerWorker:
         self._last: TrainedBatch | None = None
         self._peak_flops = config.learner.peak_flops
         self._is_closing = False
+        self._is_given = config.run.services == "given"
 
     async def run(self) -> None:
         """Train until the run's batches are done, then end the run. Raises NousCoderError."""
-        await self._in_thread(self._core.start)
+        await self._start()
         if not self._peak_flops:
             self._peak_flops = await self._in_thread(lambda: measured_peak_flops(self._config.learner.device))
+        await self._pass_evaluation()
         status = await self._broker.status()
         if status.finished:
             log.info("the run is finished: nothing is left to train on", extra={"step": self._core.progress.step})
@@ -184,6 +192,36 @@ class LearnerWorker:
         progress = self._core.progress
         state_s = time.monotonic() - self._state_since
         return LearnerStatus(self._state, state_s, progress.step, progress.policy_version, self._last)
+
+    async def _start(self) -> None:
+        """Load the state. Where services are given, a learner that is being replaced may hold the folder a while."""
+        patience_s = _FOLDER_PATIENCE_S if self._is_given else 0.0
+        end = time.monotonic() + patience_s
+        while True:
+            try:
+                await self._in_thread(self._core.start)
+                return
+            except FolderInUse as error:
+                if time.monotonic() >= end:
+                    raise
+                log.warning("waiting for the run folder", extra={"reason": str(error)})
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _pass_evaluation(self) -> None:
+        """Where services are given, wait for the first policy's evaluation; who starts us locally has done it."""
+        file = self._config.run.folder / EVALUATION_BEFORE
+        if not self._is_given or file.exists():
+            return
+        self._enter(LearnerState.WAITING_FOR_EVALUATION)
+        log.info("waiting for the evaluation of the first policy", extra={"file": str(file)})
+        started = told = time.monotonic()
+        while not file.exists():
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            now = time.monotonic()
+            self._metrics.waited(WaitReason.EVALUATION, now - told)
+            told = now
+            if now - started > self._config.learner.batch_patience_s:
+                raise LearnerError(f"{file} did not come in {now - started:.0f} s: is `nouscoder train` at work?")
 
     async def _catch_up(self, status: RunStatus) -> None:
         """Bring broker and checkpoint to the same batch; see the invariant."""

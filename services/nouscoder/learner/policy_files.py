@@ -1,0 +1,84 @@
+"""What the learner hands out of its disk to services that share none with it: the first policy's files, and published
+weights.
+
+INVARIANT: nothing is opened but the files of the first policy's folder that this module lists itself, and weights
+whose SHA-256 was asked for. A name is looked up in that list and never joined to a path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from nouscoder.errors import NousCoderError
+from nouscoder.learner.core import RunFiles
+from nouscoder.learner.durable import sha256_of
+from nouscoder.learner.publish import WEIGHTS, version_folder
+
+CHUNK_BYTES = 1024**2
+# What a Hugging Face folder of a policy consists of.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\.(json|txt|model|jinja|safetensors)")
+
+
+class NoSuchPolicyFile(NousCoderError):
+    """There is no such file, or no longer; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFile:
+    """One file of the first policy's folder."""
+
+    name: str
+    sha256: str
+    num_bytes: int
+
+
+class PolicyFiles:
+    """Of one run. Methods read the disk: call them off the event loop."""
+
+    def __init__(self, files: RunFiles) -> None:
+        self._first = files.policy
+        self._published = files.policies
+
+    def first(self) -> list[PolicyFile]:
+        """The first policy's files by name. Raises NoSuchPolicyFile when there is no policy yet."""
+        found = [PolicyFile(name, sha256_of(path), path.stat().st_size) for name, path in sorted(self._paths().items())]
+        if not found:
+            raise NoSuchPolicyFile(f"there is no policy in {self._first} yet")
+        return found
+
+    def open_first(self, name: str) -> BinaryIO:
+        """One of those that `first` names. Raises NoSuchPolicyFile."""
+        path = self._paths().get(name)
+        if path is None:
+            raise NoSuchPolicyFile(f"the first policy has no file {name[:100]!r}")
+        return path.open("rb")
+
+    def open_published(self, policy_version: int, sha256: str) -> BinaryIO:
+        """The weights of a version, which also stay readable while they are pruned. Raises NoSuchPolicyFile."""
+        candidates = [version_folder(self._published, policy_version) / WEIGHTS]
+        if policy_version == 0:
+            # The first evaluation comes before the learner publishes: it measures the file the run was given.
+            candidates.append(self._first / WEIGHTS)
+        for path in candidates:
+            try:
+                if sha256_of(path) == sha256:
+                    return path.open("rb")
+            except OSError:
+                continue  # pruned, or not there
+        raise NoSuchPolicyFile(f"policy version {policy_version} with the SHA-256 {sha256[:64]!r} is not kept here")
+
+    def _paths(self) -> dict[str, Path]:
+        if not self._first.is_dir():
+            return {}
+        return {path.name: path for path in self._first.iterdir() if _NAME.fullmatch(path.name) and path.is_file()}
+
+
+def chunks(file: BinaryIO) -> Iterator[bytes]:
+    """The file in pieces of `CHUNK_BYTES`; closes it at the end."""
+    with file:
+        while data := file.read(CHUNK_BYTES):
+            yield data
