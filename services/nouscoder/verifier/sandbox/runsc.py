@@ -31,7 +31,8 @@ from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.languages import prepared_folders
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
 from nouscoder.verifier.sandbox.config import SandboxConfig
-from nouscoder.verifier.sandbox.launch import ENTRY_NAME, ENVIRONMENT, HARNESS, interpreter, kill, python_command
+from nouscoder.verifier.sandbox.launch import ENTRY_NAME, HARNESS, interpreter, python_command
+from nouscoder.verifier.sandbox.link import ENVIRONMENT, Link, ProcessLink, kill
 from nouscoder.verifier.sandbox.local import LocalSandbox
 from nouscoder.verifier.sandbox.native import native_library
 from nouscoder.verifier.sandbox.runsc_folders import SANDBOX_NAME, new_folder, runsc_command, sweep
@@ -108,16 +109,17 @@ class RunscLaunch:
         )
         self._folder: Path | None = None
 
-    def command(self) -> list[str]:
-        """Make the bundle anew; returns the argv that runs it in the foreground."""
+    async def open(self) -> Link:
+        """Make the bundle anew and run it in the foreground."""
         self._forget_folder()
         self._folder = new_folder()
         root = self._folder / "root"
         mounts = self._fill(root)
         (self._folder / "config.json").write_text(json.dumps(self._bundle(root, mounts)))
-        return runsc_command(self._runsc, self._folder, "run", "--bundle", str(self._folder), SANDBOX_NAME)
+        command = runsc_command(self._runsc, self._folder, "run", "--bundle", str(self._folder), SANDBOX_NAME)
+        return await ProcessLink.start(command, self._put_away)
 
-    async def put_away(self, process: asyncio.subprocess.Process) -> None:
+    async def _put_away(self, process: asyncio.subprocess.Process) -> None:
         """Kill the sandbox and its gofer with `runsc delete --force`, then the waiting parent and the folder."""
         try:
             await self._delete()

@@ -18,10 +18,9 @@ from nouscoder.verifier.harness.frames import Kind
 from nouscoder.verifier.sandbox.base import SandboxError, SandboxUnavailable
 from nouscoder.verifier.sandbox.cgroup import UNGROUPED, Group
 from nouscoder.verifier.sandbox.config import SandboxConfig
-from nouscoder.verifier.sandbox.launch import ENVIRONMENT, Launch
+from nouscoder.verifier.sandbox.launch import Launch
+from nouscoder.verifier.sandbox.link import Ending, Link
 
-_KEPT_LOG_BYTES = 4096
-_MAX_READ_AHEAD_BYTES = 1 << 20
 _UNDRAINED_BYTES = 1 << 15  # under asyncio's own mark, where draining would not wait
 
 
@@ -58,18 +57,20 @@ class Slot:
         self._num_sessions = 0
         self._in_step = True
         self._num_owed = 0  # READY frames to come before the first answer to the session in use
-        self._process: asyncio.subprocess.Process | None = None
-        self._log = b""
-        self._log_task: asyncio.Task[None] | None = None
+        self._link: Link | None = None
 
     @property
     def pid(self) -> int | None:
-        """Of the zygote; None when there is none."""
-        return self._process.pid if self._process is not None and self._process.returncode is None else None
+        """Of the zygote, where it is a process of this host; None when there is none."""
+        return self._link.pid if self._link is not None else None
+
+    @property
+    def _is_up(self) -> bool:
+        return self._link is not None and self._link.is_open
 
     async def ensure_usable(self) -> None:
         """Fresh namespaces stand, or will in a moment. Raises SandboxUnavailable when this host cannot make them."""
-        usable = self.state in (SlotState.READY, SlotState.RECYCLING) and self._in_step and self.pid is not None
+        usable = self.state in (SlotState.READY, SlotState.RECYCLING) and self._in_step and self._is_up
         if not usable:
             await self.stop()
             await self._start()
@@ -92,7 +93,7 @@ class Slot:
         """End the session inside; whatever still runs there is killed by the slot itself. False: stop it instead."""
         if self.state is not SlotState.IN_USE:
             return self.state is not SlotState.DOWN
-        if not self._in_step or self._num_sessions >= self._max_sessions or self.pid is None:
+        if not self._in_step or self._num_sessions >= self._max_sessions or not self._is_up:
             return False
         try:
             self._write(Kind.END)
@@ -104,37 +105,36 @@ class Slot:
 
     async def send(self, kind: Kind, payload: bytes = b"") -> None:
         """Raises SandboxError when the slot is gone, ValueError when the payload is too long."""
-        stdin = self._write(kind, payload)
+        writer = self._write(kind, payload)
         try:
-            if stdin.transport.get_write_buffer_size() > _UNDRAINED_BYTES:
+            if writer.transport.get_write_buffer_size() > _UNDRAINED_BYTES:
                 async with asyncio.timeout(self._config.start_limit_s):
-                    await stdin.drain()
+                    await writer.drain()
         except (OSError, TimeoutError) as error:
             raise SandboxError(f"slot {self.index} does not take input: {error!r}") from error
 
     def _write(self, kind: Kind, payload: bytes = b"") -> asyncio.StreamWriter:
-        process = self._process
-        if process is None or process.stdin is None or process.returncode is not None:
+        if self._link is None or not self._link.is_open:
             raise SlotEnded(f"slot {self.index} is gone")
-        process.stdin.write(frames.encode(kind, payload))
-        return process.stdin
+        self._link.writer.write(frames.encode(kind, payload))
+        return self._link.writer
 
     async def receive(self, limit_s: float) -> tuple[Kind, bytes]:
         """The next frame. Raises SandboxError at end of stream, after `limit_s`, or when it is a FAILED frame."""
-        if self._process is None or self._process.stdout is None:
+        link = self._link
+        if link is None:
             raise SlotEnded(f"slot {self.index} is gone")
-        stdout = self._process.stdout
         try:
             async with asyncio.timeout(limit_s):
-                number, length = frames.HEADER.unpack(await stdout.readexactly(frames.HEADER.size))
+                number, length = frames.HEADER.unpack(await link.reader.readexactly(frames.HEADER.size))
                 self._in_step = False  # a cancellation before the payload has been read leaves it in the stream
-                payload = await stdout.readexactly(length) if length else b""
+                payload = await link.reader.readexactly(length) if length else b""
                 self._in_step = True
                 kind = Kind(number)
         except TimeoutError as error:
             raise SandboxError(f"slot {self.index} did not answer within {limit_s:.0f} s") from error
         except (asyncio.IncompleteReadError, OSError) as error:
-            raise SlotEnded(f"slot {self.index} ended. {self._last_words()}") from error
+            raise SlotEnded(f"slot {self.index} ended. {link.last_words()}") from error
         except ValueError as error:
             raise SandboxError(f"slot {self.index} sent a frame of no known kind") from error
         if kind is Kind.FAILED:
@@ -144,37 +144,21 @@ class Slot:
     async def stop(self) -> None:
         """Kill the zygote, with it every sandbox process below, and wait for it."""
         self.state = SlotState.DOWN
-        process, self._process = self._process, None
-        if process is None:
-            return
-        try:
-            await self._launch.put_away(process)
-        finally:
-            if process.stdin is not None:
-                process.stdin.close()
-            if self._log_task is not None:
-                self._log_task.cancel()
+        link, self._link = self._link, None
+        if link is not None:
+            worn = self._in_step and self._num_sessions >= self._max_sessions
+            await link.close(Ending.WORN if worn else Ending.DOUBT)
 
     async def _start(self) -> None:
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._launch.command(),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=ENVIRONMENT,
-                cwd="/",
-                start_new_session=True,
-                limit=_MAX_READ_AHEAD_BYTES,
-            )
+            self._link = await self._launch.open()
         except OSError as error:
             raise SandboxUnavailable(self._launch.explain(str(error))) from error
-        with contextlib.suppress(OSError):  # it has ended: the missing HELLO tells why
-            self.group.add(self._process.pid)
-        self._log = b""
+        if self._link.pid is not None:
+            with contextlib.suppress(OSError):  # it has ended: the missing HELLO tells why
+                self.group.add(self._link.pid)
         self._num_sessions = 0
         self._in_step = True
-        self._log_task = asyncio.create_task(self._keep_log(self._process), name=f"slot {self.index} log")
         try:
             kind, hello = await self.receive(self._config.start_limit_s)
             if kind is not Kind.HELLO:
@@ -186,14 +170,6 @@ class Slot:
         except SandboxError as error:
             await self.stop()
             raise SandboxUnavailable(self._launch.explain(str(error))) from error
-
-    async def _keep_log(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stderr is not None
-        while chunk := await process.stderr.read(_KEPT_LOG_BYTES):
-            self._log = (self._log + chunk)[-_KEPT_LOG_BYTES:]
-
-    def _last_words(self) -> str:
-        return self._log.decode("utf-8", "replace").strip().rpartition("\n")[2]
 
 
 def host_is_root() -> bool:

@@ -1,0 +1,20 @@
+"""Process 1 of a sandbox runner: python3 -I -S /opt/nouscoder/runner/__main__.py
+
+It listens, makes sure that a gateway with the pool's key is calling, and gives the connection to a fresh harness as its
+stdin and stdout; bytes of submissions never pass through here.
+
+INVARIANT: at most one slot (and one partner of it) is in use at a time; when its connection ends every other process
+of the container is dead before the next is taken, or this process ends and the container with it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from agent import main  # noqa: E402 - the folder is no package in the image
+
+if __name__ == "__main__":
+    main()
