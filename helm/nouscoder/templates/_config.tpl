@@ -1,0 +1,92 @@
+{{/* The run's configuration as TOML: .Values.config, and above it what is the chart's own. */}}
+
+{{- define "nouscoder.config.toml" -}}
+{{- $tree := deepCopy .Values.config -}}
+{{- if not .Values.loop.enabled -}}
+{{- $tree = pick $tree "verifier" -}}
+{{- end -}}
+{{- include "nouscoder.toml" (dict "tree" (mustMergeOverwrite $tree (include "nouscoder.ownConfig" . | fromYaml)) "path" "") | trim }}
+{{ end -}}
+
+{{- define "nouscoder.ownConfig" -}}
+{{- $root := . -}}
+{{- $port := include "nouscoder.ports" . | fromJson -}}
+{{- $services := ternary (list "broker" "verifier" "generation" "learner") (list "verifier") .Values.loop.enabled -}}
+{{- $tree := dict -}}
+{{- range $services -}}
+{{- $own := dict "grpc" (include "nouscoder.address" (dict "root" $root "component" . "port" (get $port .))) -}}
+{{- $_ := set $own "metrics" (include "nouscoder.address" (dict "root" $root "component" . "port" $port.metrics)) -}}
+{{- $_ := set $own "grpc_health" (printf "0.0.0.0:%v" $port.health) -}}
+{{- $_ := set $tree . $own -}}
+{{- end -}}
+{{- $verifier := $tree.verifier -}}
+{{- $_ := set $verifier "http" (printf "0.0.0.0:%v" $port.http) -}}
+{{- if include "nouscoder.tokensSecret" . -}}
+{{- $_ := set $verifier "tokens_file" "/etc/nouscoder/tokens/tokens" -}}
+{{- end -}}
+{{- $_ := set $verifier "sandbox" (include "nouscoder.sandboxConfig" . | fromYaml) -}}
+{{- if .Values.tls.enabled -}}
+{{- $tls := dict "certificate" "/etc/nouscoder/tls/tls.crt" "key" "/etc/nouscoder/tls/tls.key" -}}
+{{- $_ := set $tree "tls" (merge (dict "ca" "/etc/nouscoder/tls/ca.crt") $tls) -}}
+{{- $_ := set $verifier "tls" (ternary (merge (dict "client_ca" "/etc/nouscoder/tls/ca.crt") $tls) $tls .Values.tls.gradingClientCertificates) -}}
+{{- end -}}
+{{- if .Values.loop.enabled -}}
+{{- $_ := set $tree "run" (dict "root" "/runs" "services" "given" "pages" (printf "0.0.0.0:%v" $port.pages)) -}}
+{{- $_ := set $tree.broker "redis_url_file" "/etc/nouscoder/redis/url" -}}
+{{- $_ := set $tree.generation "policy_from" "learner" -}}
+{{- $_ := set $tree.generation "cache" "/cache/policies" -}}
+{{- end -}}
+{{- toYaml $tree -}}
+{{- end -}}
+
+{{- define "nouscoder.sandboxConfig" -}}
+{{- $sandbox := .Values.verifier.sandbox -}}
+{{- $backend := include "nouscoder.sandboxBackend" . -}}
+backend: {{ $backend }}
+{{- if eq $backend "gvisor" }}
+slots: {{ $sandbox.pool.size }}
+max_sessions: {{ $sandbox.pool.maxSessions }}
+pool_managed: {{ $sandbox.pool.managed }}
+pool_port: {{ (include "nouscoder.ports" . | fromJson).runner }}
+pool_key_file: /etc/nouscoder/pool/key
+{{- if $sandbox.pool.managed }}
+pool_template: /etc/nouscoder/pool/runner-pod.json
+{{- else }}
+pool_service: {{ include "nouscoder.sandbox.fullname" . }}.{{ .Release.Namespace }}.svc
+{{- end }}
+{{- else }}
+slots: {{ $sandbox.localSlots }}
+{{- end }}
+{{- end -}}
+
+{{/* A tree as TOML, values before tables: dict tree path. Whole numbers stay whole, which toToml does not keep. */}}
+{{- define "nouscoder.toml" -}}
+{{- $path := .path -}}
+{{- range $key, $value := .tree -}}
+{{- if not (or (kindIs "map" $value) (kindIs "invalid" $value)) }}
+{{ $key }} = {{ include "nouscoder.tomlValue" $value }}
+{{- end -}}
+{{- end -}}
+{{- range $key, $value := .tree -}}
+{{- if and (kindIs "map" $value) $value }}
+{{- $table := ternary $key (printf "%s.%s" $path $key) (empty $path) }}
+
+[{{ $table }}]
+{{- include "nouscoder.toml" (dict "tree" $value "path" $table) }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "nouscoder.tomlValue" -}}
+{{- if kindIs "string" . -}}
+{{- toJson . -}}
+{{- else if kindIs "slice" . -}}
+{{- $items := list -}}
+{{- range . -}}{{- $items = append $items (include "nouscoder.tomlValue" .) -}}{{- end -}}
+[{{ join ", " $items }}]
+{{- else if kindIs "float64" . -}}
+{{- ternary (printf "%.0f" .) (toJson .) (eq (floor .) .) -}}
+{{- else -}}
+{{- . -}}
+{{- end -}}
+{{- end -}}

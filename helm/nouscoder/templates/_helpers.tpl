@@ -1,0 +1,74 @@
+{{/* Names and labels. Every helper takes the root context, or a dict of root and component where it says so. */}}
+
+{{- define "nouscoder.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Prefix of all names; short enough for the longest suffix. */}}
+{{- define "nouscoder.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "nouscoder.broker.fullname" -}}{{ include "nouscoder.fullname" . }}-broker{{- end -}}
+{{- define "nouscoder.verifier.fullname" -}}{{ include "nouscoder.fullname" . }}-verifier{{- end -}}
+{{- define "nouscoder.generation.fullname" -}}{{ include "nouscoder.fullname" . }}-generation{{- end -}}
+{{- define "nouscoder.learner.fullname" -}}{{ include "nouscoder.fullname" . }}-learner{{- end -}}
+{{- define "nouscoder.redis.fullname" -}}{{ include "nouscoder.fullname" . }}-redis{{- end -}}
+{{- define "nouscoder.sandbox.fullname" -}}{{ include "nouscoder.fullname" . }}-sandbox{{- end -}}
+{{- define "nouscoder.test.fullname" -}}{{ include "nouscoder.fullname" . }}-test{{- end -}}
+
+{{- define "nouscoder.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "nouscoder.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{/* dict root component */}}
+{{- define "nouscoder.componentSelectorLabels" -}}
+{{ include "nouscoder.selectorLabels" .root }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{/* Labels of a resource: dict root component */}}
+{{- define "nouscoder.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{ include "nouscoder.componentSelectorLabels" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: nouscoder
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Labels of a pod: dict root component values */}}
+{{- define "nouscoder.podLabels" -}}
+{{ include "nouscoder.componentSelectorLabels" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: nouscoder
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- with .values.podLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Image of a component: dict root image */}}
+{{- define "nouscoder.image" -}}
+{{ .root.Values.image.registry }}/{{ .image.repository }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- end -}}
+
+{{/* The addresses that services know each other by: dict root component port */}}
+{{- define "nouscoder.address" -}}
+{{ include "nouscoder.fullname" .root }}-{{ .component }}.{{ .root.Release.Namespace }}.svc:{{ .port }}
+{{- end -}}
+
+{{/* Ports, one place. */}}
+{{- define "nouscoder.ports" -}}
+{{ dict "verifier" 50051 "broker" 50052 "generation" 50053 "learner" 50054 "http" 8080 "pages" 8090 "metrics" 9090 "health" 8086 "redis" 6379 "runner" 7070 | toJson }}
+{{- end -}}

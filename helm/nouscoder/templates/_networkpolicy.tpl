@@ -1,0 +1,77 @@
+{{/* Rules of NetworkPolicies, one a helper. */}}
+
+{{/* Start of a component's policy: dict root component */}}
+{{- define "nouscoder.networkPolicyStart" -}}
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: {{ include "nouscoder.fullname" .root }}-{{ .component }}
+  labels:
+    {{- include "nouscoder.labels" . | nindent 4 }}
+spec:
+  podSelector:
+    matchLabels:
+      {{- include "nouscoder.componentSelectorLabels" . | nindent 6 }}
+  policyTypes: [Ingress, Egress]
+{{- end -}}
+
+{{/* Pods of other components as peers: dict root components */}}
+{{- define "nouscoder.peers" -}}
+{{- $root := .root -}}
+{{- range .components }}
+- podSelector:
+    matchLabels:
+      {{- include "nouscoder.componentSelectorLabels" (dict "root" $root "component" .) | nindent 6 }}
+{{- end }}
+{{- end -}}
+
+{{/* An ingress or egress rule: dict root direction(from|to) components port */}}
+{{- define "nouscoder.arrow" -}}
+- {{ .direction }}:
+    {{- include "nouscoder.peers" . | trim | nindent 4 }}
+  ports:
+    {{- range .ports }}
+    - {protocol: TCP, port: {{ . }}}
+    {{- end }}
+{{- end -}}
+
+{{/* Ingress to the metrics port; a rule without peers would let everybody in: dict root components (besides metricsFrom) */}}
+{{- define "nouscoder.metricsArrow" -}}
+{{- $components := concat (.components | default list) (ternary (list "test") list .root.Values.tests.enabled) -}}
+{{- include "nouscoder.openArrow" (dict "root" .root "peers" .root.Values.networkPolicy.metricsFrom "components" $components "ports" (list (include "nouscoder.ports" .root | fromJson).metrics)) -}}
+{{- end -}}
+
+{{/* Ingress from configured peers and from components; none of either gives no rule: dict root peers components ports */}}
+{{- define "nouscoder.openArrow" -}}
+{{- if or .peers .components -}}
+- from:
+    {{- with .peers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- with .components }}
+    {{- include "nouscoder.peers" (dict "root" $.root "components" .) | trim | nindent 4 }}
+    {{- end }}
+  ports:
+    {{- range .ports }}
+    - {protocol: TCP, port: {{ . }}}
+    {{- end }}
+{{- end -}}
+{{- end -}}
+
+{{/* Egress to DNS. */}}
+{{- define "nouscoder.dnsArrow" -}}
+{{- with .Values.networkPolicy.dnsTo -}}
+- to:
+    {{- toYaml . | nindent 4 }}
+  ports:
+    - {protocol: UDP, port: 53}
+    - {protocol: TCP, port: 53}
+{{- end -}}
+{{- end -}}
+
+{{/* Configured further egress: dict root component */}}
+{{- define "nouscoder.extraEgress" -}}
+{{- with get .root.Values.networkPolicy.extraEgress .component -}}
+{{- toYaml . -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,102 @@
+{{/* Where candidates run, and the pod that runs them. */}}
+
+{{/* gvisor or local. Without a cluster (helm template, helm lint) an empty value is gvisor. */}}
+{{- define "nouscoder.sandboxBackend" -}}
+{{- $sandbox := .Values.verifier.sandbox -}}
+{{- if $sandbox.backend -}}
+{{- $sandbox.backend -}}
+{{- else -}}
+{{- $classes := lookup "node.k8s.io/v1" "RuntimeClass" "" "" -}}
+{{- $names := list -}}
+{{- range $classes.items | default list -}}{{- $names = append $names .metadata.name -}}{{- end -}}
+{{- if and $classes (not (has $sandbox.runtimeClassName $names)) -}}
+{{- fail (printf "this cluster has no RuntimeClass %q (verifier.sandbox.runtimeClassName), so candidates cannot run in gVisor. What is left is weaker isolation: namespaces, seccomp and limits on the node's own kernel, inside a privileged verifier pod. Install gVisor, or ask for that with --set verifier.sandbox.backend=local" $sandbox.runtimeClassName) -}}
+{{- end -}}
+gvisor
+{{- end -}}
+{{- end -}}
+
+{{/* One place for what a runner may do. gVisor's kernel stands between it and the node. */}}
+{{- define "nouscoder.runnerPodSecurityContext" -}}
+{{ include "nouscoder.podSecurityContext" . }}
+{{- end -}}
+
+{{- define "nouscoder.runnerSecurityContext" -}}
+{{ include "nouscoder.securityContext" . }}
+{{- end -}}
+
+{{/* The gateway. With backend local it makes namespaces itself, which the restricted standard forbids. */}}
+{{- define "nouscoder.gatewayPodSecurityContext" -}}
+{{- if eq (include "nouscoder.sandboxBackend" .) "local" -}}
+runAsNonRoot: false
+runAsUser: 0
+runAsGroup: 0
+seccompProfile:
+  type: Unconfined
+{{- else -}}
+{{ include "nouscoder.podSecurityContext" . }}
+{{- end -}}
+{{- end -}}
+
+{{- define "nouscoder.gatewaySecurityContext" -}}
+{{- if eq (include "nouscoder.sandboxBackend" .) "local" -}}
+privileged: true
+readOnlyRootFilesystem: true
+{{- else -}}
+{{ include "nouscoder.securityContext" . }}
+{{- end -}}
+{{- end -}}
+
+{{/* metadata and spec of a runner pod, for the gateway's template and for the Deployment. */}}
+{{- define "nouscoder.runnerPod" -}}
+{{- $sandbox := .Values.verifier.sandbox -}}
+{{- $pool := $sandbox.pool -}}
+metadata:
+  labels:
+    {{- include "nouscoder.podLabels" (dict "root" . "component" "sandbox" "values" $pool) | nindent 4 }}
+  {{- with $pool.podAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  runtimeClassName: {{ $sandbox.runtimeClassName | quote }}
+  {{- include "nouscoder.podStart" (dict "root" . "values" $pool) | nindent 2 }}
+  restartPolicy: Always
+  terminationGracePeriodSeconds: 1
+  # No name is ever looked up from here.
+  dnsPolicy: None
+  dnsConfig:
+    nameservers: ["127.0.0.1"]
+  securityContext:
+    {{- include "nouscoder.runnerPodSecurityContext" . | nindent 4 }}
+  containers:
+    - name: runner
+      image: {{ include "nouscoder.image" (dict "root" . "image" $sandbox.image) }}
+      imagePullPolicy: {{ .Values.image.pullPolicy }}
+      command: [python3, -I, -S, /opt/nouscoder/runner/__main__.py]
+      env:
+        - name: NOUSCODER_RUNNER_KEY
+          valueFrom:
+            secretKeyRef:
+              name: {{ include "nouscoder.sandbox.fullname" . }}-key
+              key: key
+      ports:
+        - name: runner
+          containerPort: {{ (include "nouscoder.ports" . | fromJson).runner }}
+      readinessProbe:
+        tcpSocket: {port: runner}
+        periodSeconds: 2
+        timeoutSeconds: 2
+      resources:
+        {{- toYaml $pool.resources | nindent 8 }}
+      securityContext:
+        {{- include "nouscoder.runnerSecurityContext" . | nindent 8 }}
+      volumeMounts:
+        - name: tmp
+          mountPath: /tmp
+  volumes:
+    - name: tmp
+      emptyDir:
+        medium: Memory
+        sizeLimit: {{ $pool.tmpSize }}
+{{- end -}}

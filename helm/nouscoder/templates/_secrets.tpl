@@ -1,0 +1,37 @@
+{{/* Names of Secrets that are given or made, and what is kept of them over upgrades. */}}
+
+{{- define "nouscoder.tokensSecret" -}}
+{{- with .Values.verifier.tokens -}}
+{{- if .existingSecret -}}{{ .existingSecret }}
+{{- else if .create -}}{{ include "nouscoder.verifier.fullname" $ }}-tokens
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "nouscoder.redisSecret" -}}
+{{- with .Values.redis -}}
+{{- if .external.enabled -}}
+{{- required "redis.external.enabled needs redis.external.existingSecret: the Secret that holds the URL of that Redis" .external.existingSecret -}}
+{{- else -}}
+{{- default (include "nouscoder.redis.fullname" $) .existingSecret -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "nouscoder.redisSecretKey" -}}
+{{- ternary .Values.redis.external.secretKey "url" .Values.redis.external.enabled -}}
+{{- end -}}
+
+{{/* dict root component */}}
+{{- define "nouscoder.tlsSecret" -}}
+{{- $own := get .root.Values.tls.existingSecrets .component -}}
+{{- $secret := default .root.Values.tls.existingSecret $own -}}
+{{- required (printf "tls.enabled needs tls.existingSecret, or tls.existingSecrets.%s" .component) $secret -}}
+{{- end -}}
+
+{{/* What a Secret of this release holds already, decoded, else the new value: dict root secret key new */}}
+{{- define "nouscoder.kept" -}}
+{{- $secret := lookup "v1" "Secret" .root.Release.Namespace .secret | default dict -}}
+{{- $old := get ($secret.data | default dict) .key -}}
+{{- ternary .new ($old | b64dec) (empty $old) -}}
+{{- end -}}
