@@ -160,11 +160,22 @@ def why_stalled(
 
 
 @app.command()
-def doctor(as_json: JsonOption = False) -> None:
-    """What this host can give and how to get what is missing; exit code 0 when the default configuration can run."""
-    from nouscoder.doctor import run_doctor
+def doctor(
+    cluster: Annotated[bool, typer.Option("--cluster", help="look at the Kubernetes cluster of KUBECONFIG")] = False,
+    image: Annotated[
+        str, typer.Option(help="with --cluster: image with python3 for the pods that are tried; default the verifier's")
+    ] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """What this host or cluster can give and how to get what is missing; exit code 0 when the defaults can run."""
+    if cluster:
+        from nouscoder.doctor_cluster import DEFAULT_IMAGE, run_doctor_cluster
 
-    text, code = run_doctor(as_json=as_json)
+        text, code = run_doctor_cluster(image or DEFAULT_IMAGE, as_json=as_json)
+    else:
+        from nouscoder.doctor import run_doctor
+
+        text, code = run_doctor(as_json=as_json)
     typer.echo(text)
     raise typer.Exit(code)
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nouscoder.errors import NousCoderError
+from nouscoder.finding import Finding, report
 from nouscoder.host_probe import Probe, probe_host
 from nouscoder.submission import Limits
 from nouscoder.verifier.languages import installed, registry
@@ -34,17 +33,6 @@ _NAMESPACES_FIX = (
     "run as root with CAP_SYS_ADMIN, or: sysctl user.max_user_namespaces=10000"
     " kernel.apparmor_restrict_unprivileged_userns=0"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line. `needed` by the default configuration; `fix` is empty when nothing is missing."""
-
-    name: str
-    ok: bool
-    needed: bool
-    detail: str
-    fix: str = ""
 
 
 def examine() -> list[Finding]:
@@ -68,25 +56,7 @@ def examine() -> list[Finding]:
 
 def run_doctor(*, as_json: bool) -> tuple[str, int]:
     """(what to print, exit code): 0 when the default configuration can run."""
-    findings = examine()
-    code = int(not all(finding.ok for finding in findings if finding.needed))
-    if as_json:
-        return json.dumps({"ok": code == 0, "findings": [asdict(finding) for finding in findings]}, indent=1), code
-    return as_text(findings), code
-
-
-def as_text(findings: list[Finding]) -> str:
-    """A line each, and one more for what is to be done."""
-    width = max(len(finding.name) for finding in findings)
-    lines = []
-    for finding in findings:
-        mark = "ok" if finding.ok else "MISSING" if finding.needed else "missing"
-        lines.append(f"{mark:8}{finding.name:{width}}  {finding.detail}")
-        if finding.fix:
-            lines.append(f"{'':8}{'':{width}}  to get it: {finding.fix}")
-    broken = [finding.name for finding in findings if finding.needed and not finding.ok]
-    lines.append("the default configuration " + (f"cannot run: {', '.join(broken)}" if broken else "can run here"))
-    return "\n".join(lines)
+    return report(examine(), "the default configuration", as_json=as_json)
 
 
 def _namespaces(probe: Probe) -> Finding:

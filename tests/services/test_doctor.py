@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from nouscoder import doctor, host_probe
-from nouscoder.doctor import Finding, run_doctor
+from nouscoder.doctor import run_doctor
+from nouscoder.finding import Finding
 from nouscoder.verifier.harness import kernel
 from nouscoder.verifier.sandbox import SandboxUnavailable
 

@@ -1,0 +1,55 @@
+"""A line of the doctor: what was looked at, what was found, and how to get what is missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line. `needed` by the defaults; `fix` is empty when nothing is missing.
+
+    `known` is False where it could not be found out, for want of rights or because a trial failed; it is not ok then.
+    """
+
+    name: str
+    ok: bool
+    needed: bool
+    detail: str
+    fix: str = ""
+    known: bool = True
+
+
+def report(findings: Sequence[Finding], what: str, *, as_json: bool) -> tuple[str, int]:
+    """(what to print, exit code): 0 when `what` was shown to run."""
+    code = int(not all(finding.ok for finding in findings if finding.needed))
+    if as_json:
+        return json.dumps({"ok": code == 0, "findings": [asdict(finding) for finding in findings]}, indent=1), code
+    return as_text(findings, what), code
+
+
+def as_text(findings: Sequence[Finding], what: str) -> str:
+    """A line each, and one more for what is to be done."""
+    width = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{_mark(finding):8}{finding.name:{width}}  {finding.detail}")
+        if finding.fix:
+            lines.append(f"{'':8}{'':{width}}  to get it: {finding.fix}")
+    broken = [finding.name for finding in findings if finding.needed and finding.known and not finding.ok]
+    unknown = [finding.name for finding in findings if finding.needed and not finding.known]
+    if broken:
+        verdict = f"cannot run: {', '.join(broken)}"
+    elif unknown:
+        verdict = f"may run, but this was not found out: {', '.join(unknown)}"
+    else:
+        verdict = "can run here"
+    lines.append(f"{what} {verdict}")
+    return "\n".join(lines)
+
+
+def _mark(finding: Finding) -> str:
+    mark = "ok" if finding.ok else "missing" if finding.known else "unknown"
+    return mark.upper() if finding.needed and not finding.ok else mark
