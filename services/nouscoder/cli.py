@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -34,6 +36,18 @@ class Service(StrEnum):
     LEARNER = "learner"
 
 
+@contextmanager
+def _unusable_is_78() -> Iterator[None]:
+    """What can never work as given is one line on stderr and exit code 78, so that nobody starts it again."""
+    from nouscoder.supervisor import EXIT_UNUSABLE
+
+    try:
+        yield
+    except Unusable as error:
+        typer.echo(f"nouscoder: {error}", err=True)
+        raise typer.Exit(EXIT_UNUSABLE) from error
+
+
 @app.command()
 def demo(
     seed: Annotated[int, typer.Option(min=0, help="seed of problems, policy and sampling")] = 0,
@@ -53,11 +67,39 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="go on with an earlier run of this name")] = False,
     overrides: SetOption = None,
 ) -> None:
-    """Run the loop as processes on this machine."""
+    """Run the loop as processes on this machine, or, with run.services = "given", through services that run already."""
     from nouscoder.config import load_config
+    from nouscoder.logs import configure_logs
     from nouscoder.pipeline import train as run_training
 
-    raise typer.Exit(asyncio.run(run_training(load_config(config_file, overrides or []), resume=resume)))
+    config = load_config(config_file, overrides or [])
+    if config.run.services == "given":
+        configure_logs("train")
+    with _unusable_is_78():
+        raise typer.Exit(asyncio.run(run_training(config, resume=resume)))
+
+
+class Part(StrEnum):
+    """What `prepare-run` can make alone."""
+
+    PROBLEMS = "problems"
+
+
+@app.command()
+def prepare_run(
+    config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML configuration of the run")],
+    only: Annotated[Part | None, typer.Option(help="make this alone")] = None,
+    overrides: SetOption = None,
+) -> None:
+    """Make what a run starts from, the demo's problems and warm-started policy, where they are not there yet."""
+    from nouscoder.config import load_config
+    from nouscoder.demo.prepare_run import prepare_run as prepare_the_run
+    from nouscoder.logs import configure_logs
+
+    config = load_config(config_file, overrides or [])
+    configure_logs("prepare-run")
+    with _unusable_is_78():
+        asyncio.run(prepare_the_run(config, only_problems=only is Part.PROBLEMS))
 
 
 @app.command()
@@ -73,13 +115,12 @@ def serve(
     """Run one service until SIGTERM."""
     from nouscoder.config import load_config
     from nouscoder.logs import configure_logs
-    from nouscoder.supervisor import EXIT_UNUSABLE
 
     given = {"grpc": grpc, "http": http, "metrics": metrics}
     addresses = [f'{service.value}.{key}="{value}"' for key, value in given.items() if value is not None]
     config = load_config(config_file, [*(overrides or []), *addresses])
     configure_logs(service.value)
-    try:
+    with _unusable_is_78():
         if service is Service.VERIFIER:
             import uvloop
 
@@ -98,9 +139,6 @@ def serve(
             from nouscoder.learner.service import serve as serve_learner
 
             asyncio.run(serve_learner(config))
-    except Unusable as error:
-        typer.echo(f"nouscoder: {error}", err=True)
-        raise typer.Exit(EXIT_UNUSABLE) from error
 
 
 @app.command()

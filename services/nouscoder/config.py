@@ -137,7 +137,14 @@ class SandboxSection(Section):
     python: str = Field("", description="interpreter of python candidates; empty takes this one's base interpreter")
     site_packages: tuple[Path, ...] = Field((), description="extra read-only import folders for candidates")
     runsc: str = Field("", description="backend runsc: gVisor's program; empty looks where deploy/build-runsc puts it")
-    max_sessions: int = Field(500, ge=1, description="backend runsc: submissions a gVisor sandbox serves")
+    max_sessions: int = Field(500, ge=1, description="backends runsc, gvisor: submissions a gVisor sandbox serves")
+    pool_managed: bool = Field(True, description="backend gvisor: the gateway makes the runner pods itself")
+    pool_template: str = Field("", description="backend gvisor, managed: JSON file with the runner pod")
+    pool_service: str = Field("", description="backend gvisor, not managed: name of the runners' headless service")
+    pool_port: int = Field(7070, ge=1, le=65535, description="backend gvisor: port of the runners")
+    pool_key_file: str = Field("", description="backend gvisor: file with the key that gateway and runners share")
+    pool_spares: int = Field(1, ge=0, description="backend gvisor, managed: runners kept ready beyond the slots")
+    pool_start_s: float = Field(240.0, gt=0, description="backend gvisor: seconds until the first runner must be there")
 
 
 class TlsSection(Section):

@@ -1,4 +1,4 @@
-"""The loop, told in one file. It wires the processes of a local run and waits; all the work is done by them.
+"""The loop, told in one file. It wires the services of a run and waits; all the work is done by them.
 
       +------------------------- broker (Redis streams) --------------------------+
       | lease_tasks -> submit_rollouts -> lease_grading -> submit_verdicts ->     |
@@ -12,10 +12,10 @@
                                                                        policies, commits
     broker       BrokerService (broker/service)    all of the above    leases, the ledger  admission: <= k * B
 
-Here: start Redis and the four, measure pass@1 on the held-out problems under the first policy, let the learner end the
-run, measure again under the last policy, write the summary and the report.
+Here: start Redis and the four (or find them given, see run_services.py), measure pass@1 on the held-out problems under
+the first policy, let the learner end the run, measure again under the last policy, write the summary and the report.
 
-INVARIANT: evaluation_before.json exists before the learner first starts, so what it measured is the untrained policy.
+INVARIANT: evaluation_before.json exists before the learner first trains, so what it measured is the untrained policy.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import asyncio
 import hashlib
 import signal
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +37,21 @@ from nouscoder.data.problems import load_problems
 from nouscoder.errors import NousCoderError
 from nouscoder.evaluation.pass_at_1 import Evaluation, EvaluationError, evaluate
 from nouscoder.ledger import Ledger
-from nouscoder.local_run import needs_own_redis, redis_spec, rewrite_addresses, service_spec
 from nouscoder.policy import PolicyManifest
 from nouscoder.report import write_report
 from nouscoder.rollout import Sampling
 from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
 from nouscoder.rpc.channel import PeerError
-from nouscoder.rpc.run_clients import GenerationClient
-from nouscoder.run_folder import RunFolder
+from nouscoder.rpc.evaluation_clients import GradingClient, SamplingClient
+from nouscoder.rpc.tls import channel_credentials
+from nouscoder.run_folder import RunFolder, attach_patiently
+from nouscoder.run_pages import open_pages
+from nouscoder.run_services import RunServices, open_services
 from nouscoder.run_watch import RunWatch
-from nouscoder.supervisor import Supervised, Supervisor
-from nouscoder.view import View, open_view
+from nouscoder.view import MIN_INTERVAL_S, View, open_view
 
 INTERRUPTED = 130
-_WATCH_EVERY_S = 0.5
-_START_LIMIT_S = 120.0
-_EVALUATION_TRIES = 3
+GIVEN_LINE_EVERY_S = 10.0
 
 
 class PipelineError(NousCoderError):
@@ -75,12 +74,39 @@ class Summary:
 
 async def train(config: Config, *, resume: bool) -> int:
     """`nouscoder train`: the exit code."""
-    folder, config = RunFolder.reopen(config.run.folder) if resume else (RunFolder.create(config), config)
+    return await interruptible(_train(config, resume=resume))
+
+
+async def _train(config: Config, *, resume: bool) -> None:
+    started_s = time.monotonic()
+    folder, config = await open_run(config, resume=resume)
+    is_given = config.run.services == "given"
     try:
-        with open_view(Console()) as view:
-            return await interruptible(run_loop(folder, config, view, time.monotonic()))
+        with (
+            open_view(Console(), GIVEN_LINE_EVERY_S if is_given else MIN_INTERVAL_S) as view,
+            open_pages(folder.path, config.run.pages) as address,
+        ):
+            if is_given and folder.summary_file.exists():
+                view.say(f"the run in {folder.path} is finished: nothing is left to do")
+            else:
+                await run_loop(folder, config, view, started_s)
+            if address:
+                view.say(f"the run's pages are at {address}, until SIGTERM")
+                await _until_cancelled()
     finally:
         folder.close()
+
+
+async def open_run(config: Config, *, resume: bool) -> tuple[RunFolder, Config]:
+    """The run folder and the run's configuration: where services are given it is always gone on with."""
+    if config.run.services == "given":
+        return await attach_patiently(config), config
+    return RunFolder.reopen(config.run.folder) if resume else (RunFolder.create(config), config)
+
+
+async def _until_cancelled() -> None:
+    with suppress(asyncio.CancelledError):
+        await asyncio.Event().wait()
 
 
 async def interruptible(work: Any) -> int:
@@ -99,18 +125,15 @@ async def interruptible(work: Any) -> int:
 async def run_loop(folder: RunFolder, config: Config, view: View, started_s: float) -> Summary:
     """The whole run, from processes to report. Raises NousCoderError in one sentence."""
     earlier_s = (folder.read_json("elapsed.json") or {}).get("learning_seconds", 0.0)
-    config = rewrite_addresses(folder, config)
 
-    async with local_processes(folder, config) as supervisor:
-        sampling_and_grading = [service_spec(folder, name) for name in ("broker", "verifier", "generation")]
-        for spec in sampling_and_grading:
-            supervisor.start(spec)
-        before = await evaluate_once(folder, config, supervisor, view, "before")
+    async with open_services(folder, config, view.say) as services:
+        services.start("broker", "verifier", "generation")
+        before = await evaluate_once(folder, services, view, "before")
 
-        learner = supervisor.start(service_spec(folder, "learner"))
-        ledger = await watch_until_ended(folder, config, supervisor, learner, view, started_s - earlier_s)
+        services.start("learner")
+        ledger = await watch_until_ended(folder, services, view, started_s - earlier_s)
 
-        after = await evaluate_once(folder, config, supervisor, view, "after")
+        after = await evaluate_once(folder, services, view, "after")
 
     summary = Summary(
         name=config.run.name,
@@ -129,87 +152,73 @@ async def run_loop(folder: RunFolder, config: Config, view: View, started_s: flo
     return summary
 
 
-@asynccontextmanager
-async def local_processes(folder: RunFolder, config: Config) -> AsyncIterator[Supervisor]:
-    """A supervisor with Redis running; on leaving nothing is left running."""
-    supervisor = Supervisor()
-    try:
-        if needs_own_redis(folder, config):
-            supervisor.start(redis_spec(folder))
-        yield supervisor
-    finally:
-        await supervisor.close()
-
-
-async def evaluate_once(folder: RunFolder, config: Config, supervisor: Supervisor, view: View, when: str) -> float:
+async def evaluate_once(folder: RunFolder, services: RunServices, view: View, when: str) -> float:
     """pass@1 on the held-out problems, measured through the real services, once a run; a resumed run reads it again."""
     name = f"evaluation_{when}.json"
     known = folder.read_json(name)
     if known is None:
-        manifest = first_policy(config) if when == "before" else await newest_policy(config)
-        evaluation = await _while_alive(supervisor, _evaluate_with_patience(config, manifest, view, when))
+        manifest = first_policy(services.config) if when == "before" else await newest_policy(services)
+        evaluation = await _while_alive(services, _evaluate_with_patience(services, manifest, view, when))
         known = evaluation_record(evaluation, manifest.policy_version)
         folder.write_json(name, known)
     view.say(f"pass@1 on held-out problems {when}: {known['pass_at_1']:.3f}")
     return float(known["pass_at_1"])
 
 
-async def _evaluate_with_patience(config: Config, manifest: PolicyManifest, view: View, when: str) -> Evaluation:
+async def _evaluate_with_patience(services: RunServices, manifest: PolicyManifest, view: View, when: str) -> Evaluation:
     """Measure again when a service died on the way: one that was restarted has lost its weights or its rollouts."""
-    for _ in range(_EVALUATION_TRIES - 1):
+    started_s = time.monotonic()
+    for num_tries in count(1):
         try:
-            return await _evaluate(config, manifest, view, when)
+            return await _evaluate(services.config, manifest, view, when)
         except (EvaluationError, PeerError) as error:
+            if services.gives_up(num_tries, time.monotonic() - started_s):
+                raise
             view.say(f"evaluation {when} begins again: {error}")
-    return await _evaluate(config, manifest, view, when)
+        await asyncio.sleep(services.watch_every_s)
+    raise AssertionError("unreachable")
 
 
 async def _evaluate(config: Config, manifest: PolicyManifest, view: View, when: str) -> Evaluation:
-    problems = load_problems(config.in_run_folder(config.problems.held_out))
-    client = GenerationClient(config.generation.grpc)
-    try:
-        if (await client.status(_START_LIMIT_S)).policy_version != manifest.policy_version:
-            await client.update_policy(manifest)
-    finally:
-        await client.close()
+    credentials = channel_credentials(config.tls)
     sampling = config.generation.sampling
     return await evaluate(
-        problems,
-        config.generation.grpc,
-        config.verifier.grpc,
+        load_problems(config.in_run_folder(config.problems.held_out)),
+        SamplingClient(config.generation.grpc, credentials),
+        GradingClient(config.verifier.grpc, credentials=credentials, token=verifier_token(config)),
         samples=config.problems.held_out_samples,
         sampling=Sampling(sampling.temperature, sampling.top_p, sampling.max_new_tokens, config.run.seed),
+        manifest=manifest,
         progress=lambda done, total: view.progress(f"evaluation {when}", done, total),
     )
 
 
-async def watch_until_ended(
-    folder: RunFolder, config: Config, supervisor: Supervisor, learner: Supervised, view: View, started_s: float
-) -> Ledger:
+async def watch_until_ended(folder: RunFolder, services: RunServices, view: View, started_s: float) -> Ledger:
     """Show the run until the learner has ended it; answers the last state of the ledger.
 
     Raises PipelineError when the ledger of an instant does not balance: then rollouts were lost or doubled.
     """
-    async with RunWatch(config) as watch:
+    async with RunWatch(services.config) as watch:
         while True:
-            ended = learner.ended.is_set()
-            supervisor.check()
-            view.show(await watch.snapshot("learning", supervisor.processes))
+            ended = services.learner_ended
+            view.show(await watch.snapshot("learning", services.processes))
+            services.heard(watch.answered)
+            services.check()
             folder.write_json("elapsed.json", {"learning_seconds": time.monotonic() - started_s})
             if watch.status is not None and not watch.status.ledger.balanced:
                 raise PipelineError(f"the ledger does not balance: {watch.status.ledger}")
             if ended and watch.status is not None and watch.status.finished:
                 return watch.status.ledger
-            await asyncio.sleep(_WATCH_EVERY_S)
+            await asyncio.sleep(services.watch_every_s)
 
 
-async def _while_alive(supervisor: Supervisor, work: Any) -> Any:
+async def _while_alive(services: RunServices, work: Any) -> Any:
     """Await `work`, but stop at once when a process cannot be kept alive."""
     task = asyncio.ensure_future(work)
     try:
         while not task.done():
-            supervisor.check()
-            await asyncio.wait({task}, timeout=_WATCH_EVERY_S)
+            services.check()
+            await asyncio.wait({task}, timeout=services.watch_every_s)
         return task.result()
     finally:
         task.cancel()
@@ -218,16 +227,33 @@ async def _while_alive(supervisor: Supervisor, work: Any) -> Any:
 def first_policy(config: Config) -> PolicyManifest:
     """Version 0: the weights the run begins with."""
     path = config.in_run_folder(config.policy.path) / "model.safetensors"
-    data = path.read_bytes()
-    return PolicyManifest(0, str(path), hashlib.sha256(data).hexdigest(), len(data), 0)
+    try:
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return PolicyManifest(0, str(path), sha256, path.stat().st_size, 0)
+    except OSError as error:
+        raise PipelineError(f"the policy to begin with, {path}, cannot be read: {error.strerror}") from error
 
 
-async def newest_policy(config: Config) -> PolicyManifest:
-    """The last policy the learner published."""
-    async with BrokerClient(config.broker.grpc, new_worker_id("watch")) as broker:
-        async for manifest in broker.watch_policy():
-            return manifest
-    raise PipelineError("the broker knows no policy")
+async def newest_policy(services: RunServices) -> PolicyManifest:
+    """The last policy the learner published. Raises PipelineError when the broker tells of none in time."""
+    config = services.config
+    client = BrokerClient(config.broker.grpc, new_worker_id("watch"), credentials=channel_credentials(config.tls))
+    with suppress(TimeoutError):
+        async with client as broker, asyncio.timeout(services.patience_s):
+            async for manifest in broker.watch_policy():
+                return manifest
+    raise PipelineError(f"the broker told of no policy in {services.patience_s:.0f} s")
+
+
+def verifier_token(config: Config) -> str:
+    """What evaluations show to the verifier; empty when it asks for nothing."""
+    if not config.run.verifier_token_file:
+        return ""
+    try:
+        return Path(config.run.verifier_token_file).read_text(encoding="utf8").strip()
+    except OSError as error:
+        raise PipelineError(f"run.verifier_token_file cannot be read: {error.strerror}") from error
 
 
 def evaluation_record(evaluation: Evaluation, policy_version: int) -> dict[str, Any]:

@@ -5,21 +5,46 @@ INVARIANT: one process at a time works in a run folder (it holds a lock), and ev
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
+import logging
 import os
 import shutil
+import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
+from nouscoder.broker.redis_address import without_password
 from nouscoder.config import Config, dump_config, load_config
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import NousCoderError, Unusable
 
+log = logging.getLogger(__name__)
+
+_LOOK_AGAIN_S = 0.5
 MIN_FREE_BYTES = 300 * 1024**2
 
 
 class RunFolderError(NousCoderError):
     """The run folder cannot be used; the message says why and what to do."""
+
+
+class FolderInUse(RunFolderError):
+    """Another process works in the run folder just now."""
+
+
+class RunChanged(RunFolderError, Unusable):
+    """The configuration is not that of the run in the folder, in a value that a run cannot change."""
+
+
+# What cannot change within a run: what was sampled, graded or measured before would not fit what comes after.
+FIXED = (
+    *("run.seed", "problems.train", "problems.held_out", "problems.held_out_samples", "policy.path"),
+    *("broker.group_size", "broker.batch_size", "learner.steps_per_batch", "learner.reward"),
+    *("generation.sampling.temperature", "generation.sampling.top_p", "generation.sampling.max_new_tokens"),
+    *("demo.train_problems", "demo.held_out_problems", "demo.warm_start_share"),
+)
 
 
 class RunFolder:
@@ -42,7 +67,7 @@ class RunFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
-            raise RunFolderError(f"another process is working in {path}; give this run another name") from None
+            raise FolderInUse(f"another process is working in {path}; give this run another name") from None
 
     @classmethod
     def create(cls, config: Config) -> RunFolder:
@@ -62,14 +87,24 @@ class RunFolder:
         folder = cls(path)
         return folder, load_config(folder.config_file)
 
+    @classmethod
+    def attach(cls, config: Config) -> RunFolder:
+        """The folder of a run whose configuration is given anew at each start; made when there is none.
+
+        What changed harmlessly is taken over. Raises RunChanged for the rest, FolderInUse, RunFolderError.
+        """
+        folder = cls(config.run.folder)
+        try:
+            refuse_changes(folder.config_file, config)
+            folder.write_text(folder.config_file, recorded(config))
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
     def write_text(self, file: Path, text: str) -> None:
         """Replace `file` whole, durably."""
-        temporary = file.with_name(file.name + ".part")
-        with temporary.open("w", encoding="utf8") as output:
-            output.write(text)
-            output.flush()
-            os.fsync(output.fileno())
-        temporary.replace(file)
+        write_whole(file, text)
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         """Replace `name` whole."""
@@ -86,6 +121,60 @@ class RunFolder:
     def close(self) -> None:
         """Let the lock go."""
         self._lock.close()
+
+
+async def attach_patiently(config: Config, patience_s: float = 120.0) -> RunFolder:
+    """`RunFolder.attach`, waiting while a process that is being replaced still holds the folder."""
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            return RunFolder.attach(config)
+        except FolderInUse as error:
+            if time.monotonic() >= end:
+                raise
+            log.warning("waiting for the run folder", extra={"reason": str(error)})
+        await asyncio.sleep(_LOOK_AGAIN_S)
+
+
+def refuse_changes(recorded_file: Path, config: Config) -> None:
+    """Raises RunChanged naming the first value of FIXED that is not the recorded one; no record, no complaint."""
+    try:
+        began_with = tomllib.loads(recorded_file.read_text(encoding="utf8"))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{recorded_file} cannot be read: {error}") from error
+    # Through TOML, so that both sides have been through the same conversions.
+    wanted = tomllib.loads(dump_config(config))
+    for key in FIXED:
+        before, now = _value(began_with, key), _value(wanted, key)
+        if before is not None and before != now:
+            raise RunChanged(
+                f"{key} is {now!r}, but the run in {recorded_file.parent} began with {before!r}:"
+                " put it back, or give the run another run.name"
+            )
+
+
+def recorded(config: Config) -> str:
+    """The configuration as it may be shown, TOML: nobody connects to given services by what stands there."""
+    section = config.broker.model_copy(update={"redis_url": without_password(config.broker.redis_url)})
+    return dump_config(config.model_copy(update={"broker": section}))
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Replace `file` whole, durably."""
+    temporary = file.with_name(file.name + ".part")
+    with temporary.open("w", encoding="utf8") as output:
+        output.write(text)
+        output.flush()
+        os.fsync(output.fileno())
+    temporary.replace(file)
+
+
+def _value(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree
 
 
 def unused_name(root: Path, wanted: str) -> str:

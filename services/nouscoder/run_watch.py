@@ -15,6 +15,7 @@ from nouscoder.config import Config
 from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
 from nouscoder.rpc.channel import PeerError
 from nouscoder.rpc.run_clients import GenerationStatus, LearnerStatus, Watcher
+from nouscoder.rpc.tls import channel_credentials
 from nouscoder.run_status import RunStatus
 from nouscoder.supervisor import Supervised
 from nouscoder.view import ProcessLine, Snapshot
@@ -47,8 +48,9 @@ class RunWatch:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._watcher = Watcher(config.generation.grpc, config.learner.grpc)
-        self._broker = BrokerClient(config.broker.grpc, new_worker_id("watch"), patience_s=0.0)
+        credentials = channel_credentials(config.tls)
+        self._watcher = Watcher(config.generation.grpc, config.learner.grpc, credentials)
+        self._broker = BrokerClient(config.broker.grpc, new_worker_id("watch"), patience_s=0.0, credentials=credentials)
         self._tokens = Rate()
         self._tests = Rate()
         self._started_s = time.monotonic()
@@ -56,6 +58,8 @@ class RunWatch:
         self._first: tuple[int, float] | None = None
         self._learner: LearnerStatus | None = None
         self.status: RunStatus | None = None
+        # Which services answered the last time they were asked.
+        self.answered: dict[str, bool] = {}
 
     async def __aenter__(self) -> RunWatch:
         """Connect."""
@@ -76,6 +80,10 @@ class RunWatch:
             asyncio.to_thread(read_counter, self._config.verifier.metrics, "nouscoder_verifier_tests"),
         )
         self.status = status or self.status
+        self.answered = {
+            name: answer is not None
+            for name, answer in (("broker", status), ("learner", learner), ("generation", generation))
+        }
         # One that does not answer is being restarted or has ended the run: what it said last still stands.
         self._learner = learner or self._learner
         return self._assemble(phase, tuple(processes), status, self._learner, generation, num_tests)

@@ -2,7 +2,7 @@
 
 Pure core: `render` and `plain_line` turn a `Snapshot` into what is shown; the views only decide when to show it.
 INVARIANT of `PlainView`: a line is printed when something the reader must not miss changes (phase, batch, whether the
-ledger balances) and otherwise at most once in `MIN_INTERVAL_S`.
+ledger balances) and otherwise at most once in `min_interval_s`.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ class View(Protocol):
         """One sentence that stays on the screen."""
 
 
-def open_view(console: Console) -> View:
-    """The live panel on a terminal that can draw it, else plain lines."""
+def open_view(console: Console, min_interval_s: float = MIN_INTERVAL_S) -> View:
+    """The live panel on a terminal that can draw it, else plain lines, `min_interval_s` apart while nothing happens."""
     can_draw = console.is_terminal and not console.is_dumb_terminal and console.encoding.lower().startswith("utf")
-    return LiveView(console) if can_draw else PlainView(console)
+    return LiveView(console) if can_draw else PlainView(console, min_interval_s=min_interval_s)
 
 
 class LiveView:
@@ -124,9 +124,12 @@ class LiveView:
 class PlainView:
     """One line at a time, for logs and pipes."""
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, console: Console, clock: Callable[[], float] = time.monotonic, min_interval_s: float = MIN_INTERVAL_S
+    ) -> None:
         self._console = console
         self._clock = clock
+        self._min_interval_s = min_interval_s
         self._printed_at: float | None = None
         self._printed: tuple[object, ...] = ()
 
@@ -153,7 +156,7 @@ class PlainView:
 
     def _print_when_due(self, key: tuple[object, ...], line: str) -> None:
         now = self._clock()
-        if key == self._printed and self._printed_at is not None and now - self._printed_at < MIN_INTERVAL_S:
+        if key == self._printed and self._printed_at is not None and now - self._printed_at < self._min_interval_s:
             return
         self._printed, self._printed_at = key, now
         self._console.print(Text(line), soft_wrap=True)

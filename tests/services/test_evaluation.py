@@ -23,6 +23,7 @@ from nouscoder.policy import PolicyManifest
 from nouscoder.problem import Problem
 from nouscoder.rollout import Sampling, Task
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
+from nouscoder.rpc.evaluation_clients import GradingClient, SamplingClient
 from nouscoder.rpc.verdict_convert import submission_from, verdict_to
 from nouscoder.submission import StdinCase, StdinTests
 from nouscoder.v1 import generation_pb2_grpc, verifier_pb2, verifier_pb2_grpc
@@ -87,8 +88,8 @@ class Services:
         self.told: list[tuple[int, int]] = []
         return await evaluate(
             problems,
-            self.generation,
-            self.verifier,
+            SamplingClient(self.generation),
+            GradingClient(self.verifier),
             samples=samples,
             sampling=Sampling(max_new_tokens=30, seed=5),
             progress=lambda done, total: self.told.append((done, total)),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from nouscoder.errors import NousCoderError
+from nouscoder.policy import PolicyManifest
 from nouscoder.problem import Problem
 from nouscoder.rollout import Rollout, Sampling, Task
 from nouscoder.rpc.channel import PeerUnreachable
@@ -95,15 +96,17 @@ class Evaluation:
 
 async def evaluate(
     problems: Sequence[Problem],
-    generation_address: str,
-    verifier_address: str,
+    source: SamplingClient,
+    grader: GradingClient,
     *,
     samples: int,
     sampling: Sampling,
+    manifest: PolicyManifest | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Evaluation:
     """Sample `samples` rollouts of every problem and grade each as it comes; `progress` is told verdicts and total.
 
+    With a manifest the service that samples is first made to use that policy, and again when it was away.
     `sampling.seed` seeds the whole evaluation; every rollout has a seed of its own derived from it. Raises
     EvaluationError, PeerError or PeerUnreachable.
     """
@@ -114,7 +117,7 @@ async def evaluate(
     graded: dict[str, tuple[Rollout, Verdict]] = {}
     at_once = asyncio.Semaphore(_MAX_AT_ONCE)
 
-    async with SamplingClient(generation_address) as source, GradingClient(verifier_address) as grader:
+    async with source, grader:
 
         async def grade(rollout: Rollout) -> None:
             async with at_once:
@@ -123,7 +126,7 @@ async def evaluate(
 
         try:
             async with asyncio.TaskGroup() as gradings:
-                await _sample(source, tasks, lambda rollout: gradings.create_task(grade(rollout)))
+                await _sample(source, manifest, tasks, lambda rollout: gradings.create_task(grade(rollout)))
         except BaseExceptionGroup as group:
             raise _first(group) from None
     return _evaluation(problems, tasks, graded)
@@ -144,13 +147,17 @@ def evaluation_tasks(problems: Sequence[Problem], samples: int, sampling: Sampli
     ]
 
 
-async def _sample(source: SamplingClient, tasks: Sequence[Task], took: Callable[[Rollout], object]) -> None:
+async def _sample(
+    source: SamplingClient, manifest: PolicyManifest | None, tasks: Sequence[Task], took: Callable[[Rollout], object]
+) -> None:
     """Sample every task once; a service that goes away is asked again for what is missing, within a limit."""
     loop = asyncio.get_running_loop()
     missing = {task.rollout_id: task for task in tasks}
     end = loop.time() + _AWAY_LIMIT_S
     while missing:
         try:
+            if manifest is not None:
+                await source.use_policy(manifest)
             async for rollout in source.generate(list(missing.values()), _STALL_LIMIT_S):
                 del missing[rollout.rollout_id]
                 took(rollout)

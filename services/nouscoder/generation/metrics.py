@@ -15,6 +15,14 @@ class IdleReason(StrEnum):
     PAUSED = "paused"
 
 
+class FetchResult(StrEnum):
+    """How a fetch of a policy from the learner ended."""
+
+    FETCHED = "fetched"
+    GONE = "gone"
+    FAILED = "failed"
+
+
 class GenerationMetrics:
     """The metrics and the registry they are in. Safe to use from any thread."""
 
@@ -43,3 +51,16 @@ class GenerationMetrics:
         )
         for reason in IdleReason:
             self.idle_seconds.labels(reason.value)
+        self.policy_fetch_seconds = Histogram(
+            "nouscoder_generation_policy_fetch_seconds",
+            "Seconds to fetch a policy from the learner, waiting for it included.",
+            registry=self.registry,
+        )
+        self.policy_fetches = Counter(
+            "nouscoder_generation_policy_fetches_total",
+            "Policies asked of the learner, by how it ended.",
+            ["result"],
+            registry=self.registry,
+        )
+        for result in FetchResult:
+            self.policy_fetches.labels(result.value)

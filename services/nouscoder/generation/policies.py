@@ -7,45 +7,26 @@ that its manifest names.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from pathlib import Path
 
-from nouscoder.errors import NousCoderError
 from nouscoder.generation.engine_thread import EngineStopped, EngineThread
 from nouscoder.generation.engines.base import EngineError
+from nouscoder.generation.errors import PolicyGone, PolicyRefused, PolicyUnusable
+from nouscoder.generation.policy_source import FolderSource, PolicySource
 from nouscoder.policy import PolicyManifest
 
+__all__ = ["Policies", "PolicyGone", "PolicyRefused", "PolicyUnusable"]
+
 log = logging.getLogger(__name__)
-
-
-class PolicyUnusable(NousCoderError):
-    """The file is not what the manifest says, or does not fit the engine. The old weights stay in use."""
-
-
-class PolicyRefused(NousCoderError):
-    """The manifest is older than the policy in use, or another one of the same version."""
-
-
-def verify_manifest(manifest: PolicyManifest) -> None:
-    """Raises PolicyUnusable when the file is missing, or of another size or SHA-256."""
-    try:
-        num_bytes = Path(manifest.path).stat().st_size
-        with Path(manifest.path).open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise PolicyUnusable(f"{manifest.path} cannot be read: {error.strerror}") from error
-    if num_bytes != manifest.num_bytes:
-        raise PolicyUnusable(f"{manifest.path} has {num_bytes} bytes, its manifest says {manifest.num_bytes}")
-    if sha256 != manifest.sha256:
-        raise PolicyUnusable(f"{manifest.path} has the SHA-256 {sha256}, its manifest says {manifest.sha256}")
 
 
 class Policies:
     """Takes over policies for one engine."""
 
-    def __init__(self, engine: EngineThread) -> None:
+    def __init__(self, engine: EngineThread, source: PolicySource | None = None) -> None:
         self._engine = engine
+        self._source = source or FolderSource()
         self._current: PolicyManifest | None = None
         self._taking = asyncio.Lock()
         self._first = asyncio.Event()
@@ -65,29 +46,43 @@ class Policies:
         The policy in use, again, is taken as done. Raises PolicyRefused for an older one or another one of the same
         version, and PolicyUnusable.
         """
+        if self._is_known(manifest):
+            return self._known_again(manifest)
+        path = await self._source.path_of(manifest)  # outside the lock: it may have to be fetched
         async with self._taking:
-            current = self._current
-            if current is not None and manifest.policy_version <= current.policy_version:
-                if (manifest.policy_version, manifest.sha256) == (current.policy_version, current.sha256):
-                    return 0.0
-                raise PolicyRefused(
-                    f"policy version {manifest.policy_version} is not newer than version {current.policy_version},"
-                    " which is in use; restart the service to go back"
-                )
-            return await self._take(manifest)
+            return self._known_again(manifest) if self._is_known(manifest) else await self._take(manifest, path)
 
     async def follow(self, manifest: PolicyManifest) -> bool:
-        """Take over a policy the broker tells of, unless it is not newer. False: ignored. Raises PolicyUnusable."""
+        """Take over a policy the broker tells of, unless it is not newer. False: ignored.
+
+        Raises PolicyUnusable, PolicyGone.
+        """
+        if self._is_known(manifest):
+            return False
+        path = await self._source.path_of(manifest)
         async with self._taking:
-            if self._current is not None and manifest.policy_version <= self._current.policy_version:
+            if self._is_known(manifest):
                 return False
-            await self._take(manifest)
+            await self._take(manifest, path)
             return True
 
-    async def _take(self, manifest: PolicyManifest) -> float:
-        await asyncio.to_thread(verify_manifest, manifest)
+    def _is_known(self, manifest: PolicyManifest) -> bool:
+        return self._current is not None and manifest.policy_version <= self._current.policy_version
+
+    def _known_again(self, manifest: PolicyManifest) -> float:
+        """0 for the policy in use. Raises PolicyRefused for any other."""
+        current = self._current
+        assert current is not None
+        if (manifest.policy_version, manifest.sha256) == (current.policy_version, current.sha256):
+            return 0.0
+        raise PolicyRefused(
+            f"policy version {manifest.policy_version} is not newer than version {current.policy_version},"
+            " which is in use; restart the service to go back"
+        )
+
+    async def _take(self, manifest: PolicyManifest, path: Path) -> float:
         try:
-            pause_s = await self._engine.load_policy(Path(manifest.path), manifest.policy_version)
+            pause_s = await self._engine.load_policy(path, manifest.policy_version)
         except EngineStopped:
             raise
         except EngineError as error:

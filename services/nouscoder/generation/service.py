@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack
+from typing import Any
 
 import grpc
 
@@ -14,11 +15,16 @@ from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import EngineError
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies, PolicyRefused, PolicyUnusable
+from nouscoder.generation.policy_cache import PolicyCache
+from nouscoder.generation.policy_source import FolderSource, LearnerSource, PolicySource
 from nouscoder.generation.worker import RolloutWorker
-from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
+from nouscoder.rpc.broker_client import GIVEN_PATIENCE_S, PATIENCE_S, BrokerClient, new_worker_id
 from nouscoder.rpc.faults import InvalidMessage
+from nouscoder.rpc.health import Health
+from nouscoder.rpc.policy_client import PolicyClient
 from nouscoder.rpc.rollout_convert import manifest_from, rollout_to, task_from
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
+from nouscoder.rpc.tls import channel_credentials, server_credentials
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc
 
 FULL_NAME = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
@@ -110,24 +116,67 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 async def serve(config: Config) -> None:
     """Serve until SIGTERM or SIGINT. The broker may be away: Generate works without it.
 
-    Raises EngineError, AddressError, PeerError or PolicyUnusable.
+    With generation.policy_from "learner" it is alive, and not ready, until the learner has handed out the policy's
+    files. Raises EngineError, AddressError, PeerError, PolicyUnusable, CacheUnusable or CertificatesUnusable.
     """
     stop = stop_event()
     metrics = GenerationMetrics()
     generation = config.generation
-    engine = await asyncio.to_thread(open_engine, config)
     async with AsyncExitStack() as stack:
+        health = Health(generation.grpc_health)
+        await health.start(stack)
+        source = await _open_source(config, metrics, stack)
+        folder = config.in_run_folder(config.policy.path)
+        if isinstance(source, LearnerSource):
+            fetching = asyncio.ensure_future(source.first_folder())
+            await run_until_stopped(stop, fetching)
+            if stop.is_set():
+                return
+            folder = fetching.result()
+        engine = await asyncio.to_thread(open_engine, config, folder)
         thread = await stack.enter_async_context(EngineThread(engine, metrics))
-        policies = Policies(thread)
-        servicer = GenerationService(thread, policies)
-
-        def register(server: grpc.aio.Server) -> None:
-            generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
-
-        served = Served(generation.grpc, generation.metrics, [FULL_NAME], register, metrics.registry, _DRAIN_S)
+        policies = Policies(thread, source)
+        served = _served(config, GenerationService(thread, policies), metrics, health)
         await start_grpc(served, stack)
-        broker = BrokerClient(config.broker.grpc, new_worker_id("generation"))
-        await stack.enter_async_context(broker)
-        prefetch = max(1, generation.max_running // _PREFETCH_SHARE)
-        worker = RolloutWorker(broker, thread, policies, generation.max_running, prefetch)
-        await run_until_stopped(stop, worker.run(), thread.failed())
+        await run_until_stopped(stop, await _worker(config, thread, policies, stack), thread.failed())
+
+
+async def _open_source(config: Config, metrics: GenerationMetrics, stack: AsyncExitStack) -> PolicySource:
+    if config.generation.policy_from == "folder":
+        return FolderSource()
+    cache = PolicyCache(config.generation.cache)
+    stack.callback(cache.close)
+    client = PolicyClient(config.learner.grpc, channel_credentials(config.tls))
+    await stack.enter_async_context(client)
+    return LearnerSource(client, cache, metrics, config.generation.policy_patience_s)
+
+
+def _served(config: Config, servicer: GenerationService, metrics: GenerationMetrics, health: Health) -> Served:
+    def register(server: grpc.aio.Server) -> None:
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+
+    return Served(
+        config.generation.grpc,
+        config.generation.metrics,
+        [FULL_NAME],
+        register,
+        metrics.registry,
+        _DRAIN_S,
+        credentials=server_credentials(config.tls),
+        health=health,
+    )
+
+
+async def _worker(
+    config: Config, thread: EngineThread, policies: Policies, stack: AsyncExitStack
+) -> Coroutine[Any, Any, None]:
+    broker = BrokerClient(
+        config.broker.grpc,
+        new_worker_id("generation"),
+        patience_s=GIVEN_PATIENCE_S if config.run.services == "given" else PATIENCE_S,
+        credentials=channel_credentials(config.tls),
+    )
+    await stack.enter_async_context(broker)
+    max_running = config.generation.max_running
+    prefetch = max(1, max_running // _PREFETCH_SHARE)
+    return RolloutWorker(broker, thread, policies, max_running, prefetch).run()

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nouscoder.generation.engine_thread import EngineThread
-from nouscoder.generation.policies import Policies, PolicyUnusable
+from nouscoder.generation.policies import Policies, PolicyGone, PolicyUnusable
 from nouscoder.lease import LeasedTask, LeasedTasks
 from nouscoder.policy import PolicyManifest
 from nouscoder.rollout import Rollout
@@ -36,6 +36,8 @@ _DROP_EVERY_S = 0.25
 _POLICY_ATTEMPTS = 4
 _POLICY_RETRY_S = 0.5
 _MAX_BAD_POLICIES = 3
+_NEWER_LIMIT_S = 900.0
+_HAND_IN_LIMIT_S = 2.0
 
 
 class TaskBroker(Protocol):
@@ -161,10 +163,20 @@ class RolloutWorker:
 
     async def _follow(self) -> None:
         bad_in_a_row = 0
-        async for manifest in self._broker.watch_policy():
+        limit_s: float | None = None
+        manifests = aiter(self._broker.watch_policy())
+        while True:
+            try:
+                async with asyncio.timeout(limit_s):
+                    manifest = await anext(manifests)
+            except TimeoutError:
+                raise PolicyGone(f"no newer policy came within {limit_s:.0f} s of one that is gone") from None
             try:
                 await self._take_over(manifest)
-                bad_in_a_row = 0
+                bad_in_a_row, limit_s = 0, None
+            except PolicyGone as error:
+                log.warning("policy skipped, a newer one is on its way", extra={"reason": str(error)})
+                limit_s = _NEWER_LIMIT_S
             except PolicyUnusable as error:
                 bad_in_a_row += 1
                 if self._policies.current is None or bad_in_a_row == _MAX_BAD_POLICIES:
@@ -176,6 +188,8 @@ class RolloutWorker:
             try:
                 await self._policies.follow(manifest)
                 return
+            except PolicyGone:
+                raise
             except PolicyUnusable:
                 if attempt == _POLICY_ATTEMPTS - 1:
                     raise

@@ -8,7 +8,7 @@ whose SHA-256 was asked for. A name is looked up in that list and never joined t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -42,10 +42,13 @@ class PolicyFiles:
     def __init__(self, files: RunFiles) -> None:
         self._first = files.policy
         self._published = files.policies
+        self._digests: dict[Path, tuple[tuple[int, int], str]] = {}
 
     def first(self) -> list[PolicyFile]:
         """The first policy's files by name. Raises NoSuchPolicyFile when there is no policy yet."""
-        found = [PolicyFile(name, sha256_of(path), path.stat().st_size) for name, path in sorted(self._paths().items())]
+        found = [
+            PolicyFile(name, self._sha256(path), path.stat().st_size) for name, path in sorted(self._paths().items())
+        ]
         if not found:
             raise NoSuchPolicyFile(f"there is no policy in {self._first} yet")
         return found
@@ -65,11 +68,19 @@ class PolicyFiles:
             candidates.append(self._first / WEIGHTS)
         for path in candidates:
             try:
-                if sha256_of(path) == sha256:
+                if self._sha256(path) == sha256:
                     return path.open("rb")
             except OSError:
                 continue  # pruned, or not there
         raise NoSuchPolicyFile(f"policy version {policy_version} with the SHA-256 {sha256[:64]!r} is not kept here")
+
+    def _sha256(self, path: Path) -> str:
+        """Read once as long as the file stays as it is: weights are large, and asked for by every worker."""
+        state = (path.stat().st_mtime_ns, path.stat().st_size)
+        known = self._digests.get(path)
+        if known is None or known[0] != state:
+            known = self._digests[path] = (state, sha256_of(path))
+        return known[1]
 
     def _paths(self) -> dict[str, Path]:
         if not self._first.is_dir():
@@ -77,7 +88,7 @@ class PolicyFiles:
         return {path.name: path for path in self._first.iterdir() if _NAME.fullmatch(path.name) and path.is_file()}
 
 
-def chunks(file: BinaryIO) -> Iterator[bytes]:
+def chunks(file: BinaryIO) -> Generator[bytes, None, None]:
     """The file in pieces of `CHUNK_BYTES`; closes it at the end."""
     with file:
         while data := file.read(CHUNK_BYTES):

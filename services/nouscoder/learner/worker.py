@@ -90,7 +90,10 @@ class Broker(Protocol):
 
 
 class LearnerState(StrEnum):
-    """STARTING -> [WAITING_FOR_EVALUATION ->] (WAITING_FOR_BATCH <-> PAUSED -> TRAINING -> CHECKPOINTING -> PUBLISHING)* -> FINISHED."""
+    """STARTING -> (WAITING_FOR_BATCH <-> PAUSED -> TRAINING -> CHECKPOINTING -> PUBLISHING)* -> FINISHED.
+
+    WAITING_FOR_EVALUATION comes after STARTING where services are given.
+    """
 
     STARTING = "starting"
     WAITING_FOR_EVALUATION = "waiting_for_evaluation"

@@ -9,15 +9,20 @@ from typing import Self
 
 import grpc
 
+from nouscoder.policy import PolicyManifest
 from nouscoder.rollout import Rollout, Task
 from nouscoder.rpc.channel import PeerError, PeerUnreachable, call_with_patience, open_channel
-from nouscoder.rpc.rollout_convert import rollout_from, task_to
+from nouscoder.rpc.rollout_convert import manifest_to, rollout_from, task_to
 from nouscoder.rpc.verdict_convert import submission_to, verdict_from
 from nouscoder.submission import Submission
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from nouscoder.verdict import Verdict
 
 _GRADE_LIMIT_S = 600.0
+_STATUS_LIMIT_S = 10.0
+_START_LIMIT_S = 120.0
+# It may have to fetch the weights from the learner, and the learner may be away.
+_POLICY_LIMIT_S = 1800.0
 _BUSY_RETRY_S = 0.5
 # A service that starts again has no policy for a moment; one that is going down cancels its calls.
 _PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.FAILED_PRECONDITION)
@@ -39,6 +44,22 @@ class SamplingClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._channel.close()
+
+    async def use_policy(self, manifest: PolicyManifest) -> None:
+        """Have this policy sampled from on this very channel: behind one address may be several services.
+
+        Raises PeerUnreachable when none answers in time, PeerError when the policy is refused.
+        """
+        name = f"generation at {self._address}"
+        status = await call_with_patience(
+            name,
+            lambda: self._stub.Status(generation_pb2.GenerationServiceStatusRequest(), timeout=_STATUS_LIMIT_S),
+            _START_LIMIT_S,
+        )
+        if status.has_policy and status.policy_version == manifest.policy_version:
+            return
+        request = generation_pb2.UpdatePolicyRequest(manifest=manifest_to(manifest))
+        await call_with_patience(name, lambda: self._stub.UpdatePolicy(request, timeout=_POLICY_LIMIT_S))
 
     async def generate(self, tasks: Sequence[Task], stall_limit_s: float) -> AsyncIterator[Rollout]:
         """Each rollout as it ends.

@@ -7,9 +7,7 @@ from types import TracebackType
 
 import grpc
 
-from nouscoder.policy import PolicyManifest
 from nouscoder.rpc.channel import call_with_patience, open_channel
-from nouscoder.rpc.rollout_convert import manifest_to
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc, learner_pb2, learner_pb2_grpc
 
 
@@ -80,14 +78,6 @@ class GenerationClient:
         )
         version = answer.policy_version if answer.has_policy else None
         return GenerationStatus(version, answer.running_rollouts, answer.num_tokens)
-
-    async def update_policy(self, manifest: PolicyManifest, patience_s: float = 60.0) -> int:
-        """Have the weights taken over; returns the version in use. Raises PeerError when they are refused."""
-        request = generation_pb2.UpdatePolicyRequest(manifest=manifest_to(manifest))
-        answer = await call_with_patience(
-            "generation", lambda: self._stub.UpdatePolicy(request, timeout=30.0), patience_s
-        )
-        return answer.policy_version
 
     async def close(self) -> None:
         """Close the channel."""

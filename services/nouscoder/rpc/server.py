@@ -115,7 +115,7 @@ def _start_metrics(served: Served, stack: AsyncExitStack) -> None:
     stack.callback(close)
 
 
-async def run_until_stopped(stop: asyncio.Event, *workers: Awaitable[None]) -> None:
+async def run_until_stopped(stop: asyncio.Event, *workers: Awaitable[object]) -> None:
     """Run worker loops until `stop` is set or one of them ends; a worker's exception is raised, the rest cancelled."""
     tasks = [asyncio.ensure_future(worker) for worker in workers]
     waiter = asyncio.ensure_future(stop.wait())

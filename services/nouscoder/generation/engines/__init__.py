@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nouscoder.generation.engines.base import Engine, EngineError
@@ -12,8 +13,11 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "EngineError", "open_engine"]
 
 
-def open_engine(config: Config) -> Engine:
-    """The engine that `config.generation.engine` names, without a policy yet. Raises EngineUnusable."""
+def open_engine(config: Config, policy_folder: Path | None = None) -> Engine:
+    """The engine that `config.generation.engine` names, without weights yet. Raises EngineUnusable.
+
+    Architecture and tokenizer are those in `policy_folder`, None: where config.policy says.
+    """
     generation = config.generation
     if generation.engine == "fake":
         from nouscoder.generation.engines.fake import FakeEngine
@@ -22,7 +26,7 @@ def open_engine(config: Config) -> Engine:
     from nouscoder.generation.engines.torch import TorchEngine
 
     return TorchEngine(
-        config.in_run_folder(config.policy.path),
+        policy_folder or config.in_run_folder(config.policy.path),
         max_running=generation.max_running,
         max_tokens_total=generation.max_tokens_total,
         device=generation.device,

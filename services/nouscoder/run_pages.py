@@ -1,0 +1,123 @@
+"""The pages of a run over HTTP: a few files of its folder, for a person with a browser.
+
+INVARIANT: only the names in `FILES` are answered, each looked up as it stands; nothing is written, and no other file
+of the folder (checkpoints, logs, problems) can be asked for.
+"""
+
+from __future__ import annotations
+
+import html
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import BinaryIO
+
+from nouscoder.rpc.address import AddressError, split_address
+
+log = logging.getLogger(__name__)
+
+FILES = {
+    "report.html": "text/html; charset=utf-8",
+    "summary.json": "application/json",
+    "metrics.jsonl": "application/x-ndjson",
+    "samples.jsonl": "application/x-ndjson",
+    "config.toml": "text/plain; charset=utf-8",
+}
+_SILENCE_LIMIT_S = 20.0
+_PIECE_BYTES = 1024**2
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """GET and HEAD, one request a connection."""
+
+    folder: Path
+    timeout = _SILENCE_LIMIT_S
+    server_version = "nouscoder"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        """A file, or the page that names them."""
+        name = self.path.partition("?")[0].removeprefix("/")
+        if not name:
+            self._answer(HTTPStatus.OK, "text/html; charset=utf-8", _index(self.folder).encode())
+        elif name not in FILES:
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such page\n")
+        else:
+            try:
+                with (self.folder / name).open("rb") as file:
+                    self._send_file(FILES[name], file)
+            except FileNotFoundError:
+                self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"this file comes later in the run\n")
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Requests are not worth a line each."""
+
+    def _send_file(self, kind: str, file: BinaryIO) -> None:
+        # Its size now: a log that grows meanwhile is cut there.
+        num_bytes = file.seek(0, 2)
+        file.seek(0)
+        self._head(HTTPStatus.OK, kind, num_bytes)
+        if self.command == "HEAD":
+            return
+        while num_bytes and (data := file.read(min(num_bytes, _PIECE_BYTES))):
+            self.wfile.write(data)
+            num_bytes -= len(data)
+
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self._head(status, kind, len(body))
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _head(self, status: HTTPStatus, kind: str, num_bytes: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(num_bytes))
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Cache-Control", "no-cache")
+        self.send_header("Connection", "close")
+        self.end_headers()
+
+
+def _index(folder: Path) -> str:
+    lines = [
+        f'<li><a href="{name}">{name}</a></li>' if (folder / name).exists() else f"<li>{name}: not there yet</li>"
+        for name in FILES
+    ]
+    name = html.escape(folder.name)
+    return f"<!doctype html><title>NousCoder run {name}</title><h1>Run {name}</h1><ul>{''.join(lines)}</ul>\n"
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Somebody hung up: not worth a traceback."""
+        log.info("a page was not sent to its end", exc_info=True)
+
+
+@contextmanager
+def open_pages(folder: Path, address: str) -> Iterator[str]:
+    """Serve the pages while inside; answers the address in use, "" when `address` is. Raises AddressError."""
+    if not address:
+        yield ""
+        return
+    host, port = split_address(address)
+    handler = type("Handler", (_Handler,), {"folder": folder})
+    try:
+        server = _Server((host, port), handler)
+    except OSError as error:
+        raise AddressError(f"cannot listen on {address} for the run's pages: {error.strerror}") from error
+    thread = threading.Thread(target=server.serve_forever, name="pages", daemon=True)
+    thread.start()
+    try:
+        yield f"{host}:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=5)
