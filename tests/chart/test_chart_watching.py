@@ -1,0 +1,86 @@
+"""How a release is watched: its dashboards, and that scrapers find every service with the labels these choose by."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Protocol
+
+import pytest
+
+SERVICES = ("verifier", "broker", "generation", "learner")
+CHOSEN_BY = ("app.kubernetes.io/instance", "app.kubernetes.io/component")
+
+Document = dict[str, Any]
+
+
+class Chart(Protocol):
+    variants: dict[str, dict[str, Any]]
+
+    def documents(self, values: dict[str, Any] | None = None, name: str = "nouscoder") -> list[Document]: ...
+
+
+def of_kind(documents: list[Document], kind: str) -> list[Document]:
+    return [one for one in documents if one["kind"] == kind]
+
+
+def dashboards(documents: list[Document]) -> dict[str, Document]:
+    found = [one for one in of_kind(documents, "ConfigMap") if "grafana_dashboard" in one["metadata"]["labels"]]
+    return {one["metadata"]["name"]: one for one in found}
+
+
+def test_the_dashboards_come_as_configmaps_that_grafanas_sidecar_finds(chart: Chart) -> None:
+    found = dashboards(chart.documents({}))
+    assert set(found) == {"nouscoder-dashboard-run", "nouscoder-dashboard-verifier"}
+    titles = {json.loads(text)["title"] for one in found.values() for text in one["data"].values()}
+    assert titles == {"NousCoder / Run", "NousCoder / Verifier"}
+    assert all(one["metadata"]["labels"]["grafana_dashboard"] == "1" for one in found.values())
+
+
+def test_without_the_loop_there_is_only_the_verifiers_dashboard(chart: Chart) -> None:
+    assert set(dashboards(chart.documents({"loop": {"enabled": False}}))) == {"nouscoder-dashboard-verifier"}
+
+
+def test_dashboards_go_where_they_are_wanted_or_stay_away(chart: Chart) -> None:
+    values = {"dashboards": {"namespace": "grafana", "labels": {"team": "rl"}}}
+    for one in dashboards(chart.documents(values)).values():
+        assert one["metadata"]["namespace"] == "grafana"
+        assert one["metadata"]["labels"]["team"] == "rl"
+    assert dashboards(chart.documents({"dashboards": {"enabled": False}})) == {}
+
+
+def test_service_monitors_are_asked_for(chart: Chart) -> None:
+    assert of_kind(chart.documents({}), "ServiceMonitor") == []
+
+
+@pytest.mark.parametrize("loop", [True, False])
+def test_each_service_monitor_finds_one_service_and_hands_on_what_dashboards_choose_by(
+    chart: Chart, loop: bool
+) -> None:
+    monitor = {"enabled": True, "labels": {"release": "prometheus"}, "interval": "7s"}
+    documents = chart.documents({"loop": {"enabled": loop}, "serviceMonitor": monitor})
+    scraped = []
+    for one in of_kind(documents, "ServiceMonitor"):
+        wanted = one["spec"]["selector"]["matchLabels"].items()
+        (service,) = [two for two in of_kind(documents, "Service") if wanted <= two["metadata"]["labels"].items()]
+        (endpoint,) = one["spec"]["endpoints"]
+        assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+        assert endpoint["interval"] == "7s"
+        assert one["metadata"]["labels"]["release"] == "prometheus"
+        assert one["spec"]["targetLabels"] == list(CHOSEN_BY)
+        assert set(CHOSEN_BY) <= set(service["metadata"]["labels"])
+        assert one["spec"]["namespaceSelector"] == {"matchNames": ["here"]}
+        scraped.append(service["metadata"]["labels"]["app.kubernetes.io/component"])
+    assert sorted(scraped) == sorted(SERVICES if loop else ("verifier",))
+
+
+def test_pods_are_annotated_and_labelled_for_scrapers_that_look_at_pods(chart: Chart) -> None:
+    documents = chart.documents({})
+    pods = [
+        one["spec"]["template"]["metadata"]
+        for kind in ("Deployment", "StatefulSet")
+        for one in of_kind(documents, kind)
+    ]
+    scraped = [pod for pod in pods if pod["annotations"].get("prometheus.io/scrape") == "true"]
+    assert {pod["labels"]["app.kubernetes.io/component"] for pod in scraped} == set(SERVICES)
+    assert all(pod["annotations"]["prometheus.io/port"] == "9090" for pod in scraped)
+    assert all(set(CHOSEN_BY) <= set(pod["labels"]) for pod in scraped)
