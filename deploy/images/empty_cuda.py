@@ -77,7 +77,7 @@ def main(site_packages: Path, into: Path) -> None:
     for name, versions in sorted(needed(torch).items()):
         if name not in present:
             make(folder / name, versions)
-            print(f"empty: {name}, {sum(map(len, versions.values()))} symbols")
+            sys.stderr.write(f"empty: {name}, {sum(map(len, versions.values()))} symbols\n")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ facts = {
 }
 """
 COMMAND = """
-ran = [subprocess.run(["nouscoder", *words], capture_output=True, text=True) for words in (["--help"], ["serve", "--help"])]
+said = (["--help"], ["serve", "--help"])
+ran = [subprocess.run(["nouscoder", *words], capture_output=True, text=True) for words in said]
 facts["command"] = [(run.returncode, run.stderr, "NousCoder" in run.stdout or "service" in run.stdout) for run in ran]
 """
 OF_SERVICE = {
@@ -214,7 +215,7 @@ def test_each_image_can_do_its_work(probed: tuple[str, dict[str, Any]]) -> None:
 
 @cache
 def _archive(name: str) -> tuple[dict[str, Any], list[str]]:
-    """The configuration of an image, and the paths of its files."""
+    """The configuration of an image, and the paths of its files that hold something."""
     path = ARCHIVES / f"{_tag(name).replace('/', '_').replace(':', '_')}.tar"
     if not path.is_file():
         pytest.skip(f"{path} is not there: images were not built by the cluster's own builder")
@@ -228,7 +229,9 @@ def _archive(name: str) -> tuple[dict[str, Any], list[str]]:
         paths: set[str] = set()
         for layer in manifest["layers"]:
             with tarfile.open(fileobj=blob(layer["digest"]), mode="r|*") as files:
-                new = {member.name.removeprefix("./").removeprefix("/") for member in files if not member.isdir()}
+                # Empty files too are left out: a builder leaves some where it mounted its own.
+                held = [member for member in files if member.size or member.issym() or "/.wh." in member.name]
+            new = {member.name.removeprefix("./").removeprefix("/") for member in held}
             removed = {path.replace("/.wh.", "/") for path in new if "/.wh." in path}
             paths = {path for path in paths if path not in removed and not _below(path, removed)}
             paths |= {path for path in new if "/.wh." not in path}
