@@ -25,7 +25,7 @@ from nouscoder.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.verdict import Verdict, VerdictKind
 from nouscoder.verifier.grader import Grader
 from nouscoder.verifier.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import Sandbox, SandboxConfig, SandboxUnavailable, open_sandbox
+from nouscoder.verifier.sandbox import PoolConfig, Sandbox, SandboxConfig, SandboxUnavailable, open_sandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CANARY = Submission(StdinTests((StdinCase("41\n", "42"),)), "print(int(input()) + 1)", limits=Limits(20.0, 10.0))
@@ -33,6 +33,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 SETTLE_S = 10.0
 ROUNDS = int(os.environ.get("NOUSCODER_ATTACK_ROUNDS", "20"))
 CONCURRENCY = 8
+NO_POOL = PoolConfig()
 
 
 class Attack(Protocol):
@@ -120,10 +121,10 @@ class Arena:
         return self.sandbox.name != "runsc" or not name.startswith(("runsc", "exe", "systrap"))
 
 
-async def open_arena(backend: str, filled: Mapping[str, str], slots: int = 1) -> Arena:
+async def open_arena(backend: str, filled: Mapping[str, str], slots: int = 1, pool: PoolConfig = NO_POOL) -> Arena:
     """Skips with what is missing when this host cannot run the backend."""
     try:
-        sandbox = open_sandbox(SandboxConfig(backend=backend, slots=slots))
+        sandbox = open_sandbox(SandboxConfig(backend=backend, slots=slots, pool=pool))
         await sandbox.start()
     except SandboxUnavailable as error:
         pytest.skip(str(error))
@@ -135,7 +136,13 @@ async def open_arena(backend: str, filled: Mapping[str, str], slots: int = 1) ->
 
 
 @pytest_asyncio.fixture(
-    loop_scope="module", scope="module", params=["local", pytest.param("runsc", marks=pytest.mark.soak)]
+    loop_scope="module",
+    scope="module",
+    params=[
+        "local",
+        pytest.param("runsc", marks=pytest.mark.soak),
+        pytest.param("gvisor", marks=pytest.mark.cluster),
+    ],
 )
 async def arena(request: pytest.FixtureRequest) -> AsyncIterator[Arena]:
     name = f"nouscoder-attacked-{os.getpid()}"
@@ -158,7 +165,8 @@ async def arena(request: pytest.FixtureRequest) -> AsyncIterator[Arena]:
             "@SOCKET@": f"{folder}/socket",
         }
         before = set(family(os.getpid()))
-        made = await open_arena(request.param, filled)
+        pool = request.getfixturevalue("runner_pool") if request.param == "gvisor" else NO_POOL
+        made = await open_arena(request.param, filled, pool=pool)
         yield made
         await made.sandbox.close()
         async with asyncio.timeout(SETTLE_S):

@@ -14,6 +14,7 @@ from nouscoder.verifier.sandbox import (
     CompileFailed,
     Exit,
     PartnerCompileFailed,
+    PoolConfig,
     Program,
     Sandbox,
     SandboxConfig,
@@ -44,14 +45,15 @@ TABLE = {
 }
 
 
-@pytest.fixture(params=["local", "runsc", "fake"])
+@pytest.fixture(params=["local", "runsc", "fake", pytest.param("gvisor", marks=pytest.mark.cluster)])
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     made: Sandbox
+    pool = request.getfixturevalue("runner_pool") if request.param == "gvisor" else PoolConfig()
     if request.param == "fake":
         made = FakeSandbox(TABLE, num_slots=1)
     else:
         try:
-            made = open_sandbox(SandboxConfig(backend=request.param, slots=1))
+            made = open_sandbox(SandboxConfig(backend=request.param, slots=1, pool=pool))
         except SandboxUnavailable as error:
             pytest.skip(str(error))
     try:

@@ -59,10 +59,24 @@ def find_installed(languages: Mapping[str, Language], search_path: str = SEARCH_
     return MappingProxyType(found)
 
 
-@functools.cache
 def installed() -> Mapping[str, Language]:
-    """The languages of this host, looked for once a process."""
+    """The languages of where candidates run: this host, looked at once a process, unless `use_tools` was called."""
+    return _elsewhere if _elsewhere is not None else _installed_here()
+
+
+@functools.cache
+def _installed_here() -> Mapping[str, Language]:
     return MappingProxyType({name: _made_use_of(one) for name, one in find_installed(registry()).items()})
+
+
+_elsewhere: Mapping[str, Language] | None = None
+
+
+def use_tools(tools: Mapping[str, str]) -> None:
+    """Candidates run on another host, which has these tools (by name, as absolute paths), and nothing prepared."""
+    global _elsewhere
+    found = {name: _resolved(one, tools) for name, one in registry().items() if tools.keys() >= set(one.detect)}
+    _elsewhere = MappingProxyType(found)
 
 
 def prepared_folders() -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nouscoder.config import ConfigError, VerifierSection
 from nouscoder.verifier.grader import GradingPolicy
 from nouscoder.verifier.libraries import library_folders
-from nouscoder.verifier.sandbox import SandboxConfig
+from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig
 
 
 def grading_policy(section: VerifierSection) -> GradingPolicy:
@@ -28,6 +28,15 @@ def sandbox_config(section: VerifierSection) -> SandboxConfig:
             folders,
             runsc=chosen.runsc,
             max_sessions=chosen.max_sessions,
+            pool=PoolConfig(
+                managed=chosen.pool_managed,
+                template=chosen.pool_template,
+                service=chosen.pool_service,
+                port=chosen.pool_port,
+                key_file=chosen.pool_key_file,
+                spares=chosen.pool_spares,
+                start_s=chosen.pool_start_s,
+            ),
         )
     except ValueError as error:
         raise ConfigError(f"verifier.sandbox.{error}") from error

@@ -17,6 +17,9 @@ from .settings import SlotSettings
 
 _NAMESPACES = kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 
+_OF_A_POD = ("/dev/mqueue", "/dev/termination-log", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
+_NOT_FOR_CANDIDATES = ("/sys", "/dev/pts", *_OF_A_POD)
+
 
 class Isolation(Protocol):
     """One for the whole life of a slot."""
@@ -78,16 +81,21 @@ class GvisorIsolation:
         self._native = os.path.dirname(settings.native)
 
     def enter(self) -> None:
-        """Take away what the sentry gives every sandbox and candidates must not have, and the harness (it is loaded).
+        """Take away what the sentry, or the pod, gives every sandbox and candidates must not have, and the harness (it
+        is loaded). /dev/shm would otherwise outlive the tests: as with Linux it becomes the test's own /tmp.
 
-        /dev/shm would otherwise outlive the tests: as with Linux it becomes the test's own /tmp.
+        A mount namespace of its own, for others may run here before and after it; /dev they share.
         """
-        for folder in ("/sys", "/dev/pts", os.path.dirname(os.path.abspath(__file__)), self._native):
+        kernel.unshare(kernel.CLONE_NEWNS)
+        for place in (*_NOT_FOR_CANDIDATES, os.path.dirname(os.path.abspath(__file__)), self._native):
             with contextlib.suppress(OSError):
-                kernel.unmount(folder)
-        os.rmdir("/dev/shm")
-        os.symlink("/tmp", "/dev/shm")
-        for name in ("ptmx", "tty", "fuse", "net/tun"):
+                kernel.unmount(place)
+        if not os.path.islink("/dev/shm"):
+            with contextlib.suppress(OSError):
+                kernel.unmount("/dev/shm")
+            os.rmdir("/dev/shm")
+            os.symlink("/tmp", "/dev/shm")
+        for name in ("ptmx", "tty", "fuse", "net/tun", "termination-log"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"/dev/{name}")
 

@@ -14,7 +14,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from agent import main  # noqa: E402 - the folder is no package in the image
+from agent import main
 
 if __name__ == "__main__":
     main()

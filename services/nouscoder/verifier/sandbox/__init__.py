@@ -13,12 +13,13 @@ from nouscoder.verifier.sandbox.base import (
     SandboxUnavailable,
     Session,
 )
-from nouscoder.verifier.sandbox.config import SandboxConfig
+from nouscoder.verifier.sandbox.config import PoolConfig, SandboxConfig
 
 __all__ = [
     "CompileFailed",
     "Exit",
     "PartnerCompileFailed",
+    "PoolConfig",
     "Program",
     "RunResult",
     "Sandbox",
@@ -45,5 +46,9 @@ def open_sandbox(config: SandboxConfig) -> Sandbox:
             from nouscoder.verifier.sandbox.runsc import RunscSandbox
 
             return RunscSandbox(config)
+        case "gvisor":
+            from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
+
+            return GvisorSandbox(config)
         case other:
-            raise ValueError(f"no sandbox backend is called {other!r}: use local, runsc or fake")
+            raise ValueError(f"no sandbox backend is called {other!r}: use local, runsc, gvisor or fake")

@@ -7,6 +7,26 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """The runner pods of backend gvisor. Raises ValueError naming the first field that makes no sense."""
+
+    managed: bool = True  # the gateway makes them; else they are found by the name of their service
+    template: str = ""  # managed: file with the pod, as JSON
+    service: str = ""  # not managed: name of the headless service
+    port: int = 7070
+    key_file: str = ""  # what gateway and runners know each other by
+    spares: int = 1  # managed: runners beyond the slots, proven and waiting
+    start_s: float = 240.0  # until the first runner is there
+
+    def __post_init__(self) -> None:
+        """See the class."""
+        if self.spares < 0:
+            raise ValueError(f"pool_spares must not be negative, not {self.spares}")
+        if not self.start_s > 0:
+            raise ValueError(f"pool_start_s must be positive, not {self.start_s!r}")
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxConfig:
     """Choice of backend and its size. Raises ValueError naming the first field that makes no sense."""
 
@@ -21,6 +41,7 @@ class SandboxConfig:
     grace_s: float = 10.0  # beyond a test's wall limit, until the slot itself counts as lost
     runsc: str = ""  # gVisor's program; empty looks on PATH and where deploy/build-runsc puts it
     max_sessions: int = 500  # submissions that one gVisor sandbox serves before a fresh one takes its place
+    pool: PoolConfig = PoolConfig()
 
     def __post_init__(self) -> None:
         """See the class."""

@@ -52,7 +52,7 @@ class Slot:
         self.group = group
         self.state = SlotState.DOWN
         self._config = config
-        self._launch = launch
+        self.launch = launch
         self._max_sessions = max_sessions  # of one process, then a new one is started
         self._num_sessions = 0
         self._in_step = True
@@ -151,9 +151,9 @@ class Slot:
 
     async def _start(self) -> None:
         try:
-            self._link = await self._launch.open()
+            self._link = await self.launch.open()
         except OSError as error:
-            raise SandboxUnavailable(self._launch.explain(str(error))) from error
+            raise SandboxUnavailable(self.launch.explain(str(error))) from error
         if self._link.pid is not None:
             with contextlib.suppress(OSError):  # it has ended: the missing HELLO tells why
                 self.group.add(self._link.pid)
@@ -169,7 +169,7 @@ class Slot:
             self.state = SlotState.READY
         except SandboxError as error:
             await self.stop()
-            raise SandboxUnavailable(self._launch.explain(str(error))) from error
+            raise SandboxUnavailable(self.launch.explain(str(error))) from error
 
 
 def host_is_root() -> bool:
