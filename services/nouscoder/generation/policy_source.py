@@ -81,12 +81,10 @@ class LearnerSource:
         return self._cache.first_folder
 
     async def path_of(self, manifest: PolicyManifest) -> Path:
-        """The weights: here already, or fetched."""
+        """The weights: kept from before, or fetched. The manifest's path is one of the learner's disk."""
         async with self._one_at_a_time:
-            for path in (Path(manifest.path), self._cache.path_of(manifest)):
-                if await asyncio.to_thread(_is_whole, manifest, path):
-                    return path
-            return await self._fetch(manifest)
+            path = self._cache.path_of(manifest)
+            return path if await asyncio.to_thread(_is_whole, manifest, path) else await self._fetch(manifest)
 
     async def _fetch(self, manifest: PolicyManifest) -> Path:
         started_s = time.monotonic()

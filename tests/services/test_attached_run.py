@@ -1,0 +1,274 @@
+"""A run whose services are given: each started by hand, on loopback, policies fetched from the learner.
+
+The whole loop runs with a tiny torch policy, real sandboxes and a real Redis, every call encrypted and every service
+asked for its certificate.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from nouscoder.broker.redis_server import start_redis
+from nouscoder.config import dump_config, load_config
+from nouscoder.verifier.tokens import new_token
+
+TINY = (
+    "demo.train_problems=60",
+    "demo.held_out_problems=6",
+    "demo.warm_start_share=0.002",
+    "demo.warm_start_threads=1",
+    "run.services=given",
+    "run.total_batches=4",
+    "broker.group_size=4",
+    "broker.batch_size=16",
+    "broker.drop_zero_variance=false",
+    "broker.lease_s=2.0",
+    "broker.batch_lease_s=3.0",
+    "generation.max_running=32",
+    "generation.sampling.max_new_tokens=24",
+    "generation.policy_from=learner",
+    "learner.steps_per_batch=2",
+    "learner.keep_policies=2",
+    "learner.peak_flops=1e9",
+)
+NUM_STEPS = 8
+TLS_FILES = {"certificate": "tls.crt", "key": "tls.key", "ca": "ca.crt"}
+VERIFIER_TLS_FILES = {"certificate": "tls.crt", "key": "tls.key", "client_ca": "ca.crt"}
+SERVICES = ("broker", "verifier", "generation", "learner")
+
+
+def free_addresses(count: int) -> list[str]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for free in sockets:
+            free.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
+
+
+def make_certificates(folder: Path) -> None:
+    """An authority, and the certificate that all services of the run share, as they do in a small installation."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=30)
+
+    new_key = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl(*new_key, "-x509", "-days", "2", "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=test authority")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    openssl(*new_key, "-keyout", "tls.key", "-out", "tls.csr", "-subj", "/CN=nouscoder")
+    sign = ("x509", "-req", "-days", "2", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial")
+    openssl(*sign, "-in", "tls.csr", "-out", "tls.crt", "-extfile", "names")
+
+
+class Site:
+    """Where the processes of one run are, each with what it would have in a pod of its own."""
+
+    def __init__(self, root: Path, overrides: tuple[str, ...]) -> None:
+        self.root = root
+        addresses = iter(free_addresses(13))
+        places = [
+            f'{name}.{key}="{next(addresses)}"' for name in SERVICES for key in ("grpc", "metrics", "grpc_health")
+        ]
+        self.pages = next(addresses)
+        self.redis = start_redis(root / "redis")
+        (root / "redis-url").write_text(self.redis.url + "\n")
+        make_certificates(root)
+        token, line = new_token("run")
+        (root / "tokens").write_text(line + "\n")
+        (root / "token").write_text(token + "\n")
+        self.config = load_config(
+            None,
+            [
+                *TINY,
+                *places,
+                f'run.root="{root / "runs"}"',
+                f'run.pages="{self.pages}"',
+                f'broker.redis_url_file="{root / "redis-url"}"',
+                f'problems.train="{root / "problems/train.jsonl"}"',
+                f'problems.held_out="{root / "problems/held_out.jsonl"}"',
+                f'generation.cache="{root / "cache"}"',
+                f'verifier.tokens_file="{root / "tokens"}"',
+                f'run.verifier_token_file="{root / "token"}"',
+                *(f'tls.{key}="{root / file}"' for key, file in TLS_FILES.items()),
+                *(f'verifier.tls.{key}="{root / file}"' for key, file in VERIFIER_TLS_FILES.items()),
+                *overrides,
+            ],
+        )
+        self.file = root / "config.toml"
+        self.file.write_text(dump_config(self.config))
+        self.folder = self.config.run.folder
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, *names: str) -> None:
+        for name in names:
+            command = ["train", str(self.file)] if name == "train" else ["serve", name, "--config", str(self.file)]
+            command += ["--broker"] if name == "verifier" else []
+            with (self.root / f"{name}.log").open("ab") as log:
+                self.processes[name] = subprocess.Popen(
+                    [sys.executable, "-m", "nouscoder", *command], stdout=log, stderr=log, start_new_session=True
+                )
+
+    def kill(self, name: str) -> None:
+        process = self.processes.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+
+    def stop(self, name: str, limit_s: float = 20) -> int:
+        process = self.processes.pop(name)
+        process.terminate()
+        return process.wait(limit_s)
+
+    def log(self, name: str) -> str:
+        file = self.root / f"{name}.log"
+        return file.read_text(encoding="utf8", errors="replace") if file.exists() else ""
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log(name).splitlines() if line.startswith("{")]
+
+    def until(self, condition: Callable[[], bool], what: str, limit_s: float = 90) -> None:
+        end = time.monotonic() + limit_s
+        while not condition():
+            for name, process in self.processes.items():
+                if process.poll() is not None:
+                    pytest.fail(f"{name} ended with {process.poll()} before {what}:\n{self.log(name)[-3000:]}")
+            if time.monotonic() > end:
+                ends = "\n".join(f"--- {name}\n{self.log(name)[-1500:]}" for name in (*SERVICES, "train"))
+                pytest.fail(f"{what} did not happen within {limit_s} s:\n{ends}")
+            time.sleep(0.05)
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "nouscoder", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    def steps(self) -> list[int]:
+        file = self.folder / "metrics.jsonl"
+        lines = file.read_text(encoding="utf8").split("\n")[:-1] if file.exists() else []
+        return [json.loads(line)["step"] for line in lines]
+
+    def page(self, name: str) -> bytes:
+        with urllib.request.urlopen(f"http://{self.pages}/{name}", timeout=10) as page:
+            return bytes(page.read())
+
+    def has_summary(self) -> bool:
+        return (self.folder / "summary.json").exists()
+
+    def close(self) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+        self.redis.close()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
+    sites: list[Site] = []
+
+    def make(*overrides: str) -> Site:
+        sites.append(Site(tmp_path, overrides))
+        return sites[-1]
+
+    yield make
+    for made in sites:
+        made.close()
+
+
+def health(address: str, service: str = "readiness") -> str:
+    """What the health port says; GONE when nothing listens."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=service), timeout=5
+            )
+        except grpc.RpcError:
+            return "GONE"
+    return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
+def assert_complete(run: Site) -> None:
+    """The run ended as planned: every step once, the ledger balanced, both evaluations made."""
+    run.until(run.has_summary, "the summary")
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert summary["balanced"] is True
+    assert summary["ledger"]["trained"] == 4 * 16
+    assert run.steps() == list(range(1, NUM_STEPS + 1))
+    for when, version in (("before", 0), ("after", 4)):
+        assert json.loads((run.folder / f"evaluation_{when}.json").read_text())["policy_version"] == version
+
+
+def test_a_run_through_given_services_ends_and_outlives_the_coordinator(site: Callable[..., Site]) -> None:
+    run = site()
+    run.start("generation", "verifier")
+    run.until(lambda: health(run.config.generation.grpc_health, "liveness") == "SERVING", "generation is alive")
+    # Alive while it waits for the learner's files, so that nobody kills it for waiting; not ready.
+    assert health(run.config.generation.grpc_health) == "NOT_SERVING"
+    assert run.command("prepare-run", str(run.file)).returncode == 0
+    run.start("broker", "learner")
+    learner_waits = '"waiting for the evaluation of the first policy"'
+    run.until(lambda: learner_waits in run.log("learner"), "the learner waits for the evaluation")
+    assert not (run.folder / "policies").exists()
+
+    run.start("train")
+    run.until(lambda: len(run.steps()) >= 2, "the first batch")
+    run.kill("train")
+    run.until(lambda: len(run.steps()) >= 4, "the second batch, without the coordinator")
+    run.kill("learner")
+    run.start("learner", "train")
+    assert_complete(run)
+
+    # Weights came from the learner alone, and only the newest two stay.
+    fetched = [event["policy_version"] for event in run.events("generation") if event["event"] == "policy fetched"]
+    assert fetched == sorted(set(fetched))
+    assert fetched[0] == 0
+    assert fetched[-1] == 4
+    assert len(list((run.root / "cache").glob("*.safetensors"))) <= 2
+    assert not list((run.root / "cache").rglob("*.part"))
+    assert {path.name for path in (run.root / "cache/first").iterdir()} >= {"config.json", "char_tokenizer.json"}
+
+    assert_pages(run)
+    assert_a_finished_run_is_only_served(run)
+
+
+def assert_pages(run: Site) -> None:
+    """The allow-list, and nothing beside it."""
+    run.until(lambda: "until SIGTERM" in run.log("train"), "the pages stay")
+    assert b"report.html" in run.page("")
+    assert b"<svg" in run.page("report.html")
+    assert json.loads(run.page("summary.json"))["balanced"] is True
+    assert len(run.page("metrics.jsonl").splitlines()) == NUM_STEPS
+    assert tomllib.loads(run.page("config.toml").decode())["run"]["services"] == "given"
+    for name in (".lock", "../config.toml", "logs/", "policy/config.json", "%2e%2e/redis-url"):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            run.page(name)
+        with caught.value as answer:
+            assert answer.code == 404
+
+
+def assert_a_finished_run_is_only_served(run: Site) -> None:
+    """Every process started again on the finished run stays and changes nothing; SIGTERM is a normal end."""
+    before = (run.folder / "summary.json").read_text()
+    assert run.stop("train") == 0
+    assert run.stop("learner") == 0
+    (run.root / "train.log").unlink()
+    run.start("learner", "train")
+    run.until(lambda: "until SIGTERM" in run.log("train"), "the pages are there again")
+    assert "finished: nothing is left to do" in run.log("train")
+    run.until(lambda: run.log("learner").count("its policies are served until SIGTERM") == 2, "the learner stays")
+    assert health(run.config.learner.grpc_health) == "SERVING"
+    assert (run.folder / "summary.json").read_text() == before
+    for name in ("train", "learner", "generation", "broker", "verifier"):
+        assert run.stop(name) == 0, run.log(name)[-2000:]
