@@ -175,26 +175,43 @@ def tokens_new(name: Annotated[str, typer.Argument(help="the client's name")]) -
     typer.echo(line)
 
 
+BrokerOption = Annotated[
+    str, typer.Option("--broker", help="address of the broker, host:port; default: the configuration's")
+]
+
+
 @app.command()
 def status(
-    address: Annotated[str, typer.Option("--broker", help="address of the broker, host:port")],
+    address: BrokerOption = "",
+    config_file: ConfigOption = None,
+    overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Where every rollout of a run is."""
     from nouscoder.cli_status import status_text
+    from nouscoder.config import load_config
 
-    typer.echo(asyncio.run(status_text(address, as_json=as_json)))
+    config = load_config(config_file, [*(overrides or []), *_broker_at(address)])
+    typer.echo(asyncio.run(status_text(config, as_json=as_json)))
 
 
 @app.command()
 def why_stalled(
-    address: Annotated[str, typer.Option("--broker", help="address of the broker, host:port")],
+    address: BrokerOption = "",
+    config_file: ConfigOption = None,
+    overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Name what blocks the next step."""
     from nouscoder.cli_status import why_stalled_text
+    from nouscoder.config import load_config
 
-    typer.echo(asyncio.run(why_stalled_text(address, as_json=as_json)))
+    config = load_config(config_file, [*(overrides or []), *_broker_at(address)])
+    typer.echo(asyncio.run(why_stalled_text(config, as_json=as_json)))
+
+
+def _broker_at(address: str) -> list[str]:
+    return [f'broker.grpc="{address}"'] if address else []
 
 
 @app.command()

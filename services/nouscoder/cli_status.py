@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
+from nouscoder.config import Config
 from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
+from nouscoder.rpc.tls import channel_credentials
 
 _PATIENCE_S = 3.0
 
 
-async def status_text(address: str, *, as_json: bool) -> str:
-    """The state of the run at `address`. Raises PeerError when the broker does not answer."""
-    async with BrokerClient(address, new_worker_id("status"), patience_s=_PATIENCE_S) as broker:
+def broker_of(config: Config) -> BrokerClient:
+    """The broker of this configuration, with the certificates that it names. Raises CertificatesUnusable."""
+    credentials = channel_credentials(config.tls)
+    return BrokerClient(config.broker.grpc, new_worker_id("status"), patience_s=_PATIENCE_S, credentials=credentials)
+
+
+async def status_text(config: Config, *, as_json: bool) -> str:
+    """The state of the run. Raises PeerError when the broker does not answer."""
+    async with broker_of(config) as broker:
         status = await broker.status()
     if as_json:
         return json.dumps(asdict(status) | {"balanced": status.ledger.balanced}, indent=1)
@@ -34,9 +42,9 @@ async def status_text(address: str, *, as_json: bool) -> str:
     return "\n".join(lines)
 
 
-async def why_stalled_text(address: str, *, as_json: bool) -> str:
-    """What blocks the next step of the run at `address`, one line each, worst first."""
-    async with BrokerClient(address, new_worker_id("status"), patience_s=_PATIENCE_S) as broker:
+async def why_stalled_text(config: Config, *, as_json: bool) -> str:
+    """What blocks the next step of the run, one line each, worst first. Raises PeerError."""
+    async with broker_of(config) as broker:
         blockers = await broker.why_stalled()
     if as_json:
         return json.dumps([asdict(blocker) for blocker in blockers], indent=1)
