@@ -130,8 +130,9 @@ class GenerationSection(Section):
 class SandboxSection(Section):
     """Which isolation candidates run in."""
 
-    backend: Literal["local", "runsc", "fake"] = Field(
-        "local", description="local: namespaces of this machine; runsc: gVisor here; fake: nothing runs, for tests"
+    backend: Literal["local", "runsc", "gvisor", "fake"] = Field(
+        "local",
+        description="local: namespaces of this machine; runsc: gVisor here; gvisor: runner pods; fake: nothing runs",
     )
     slots: int = Field(0, ge=0, description="submissions at once; 0 takes the number of cores")
     python: str = Field("", description="interpreter of python candidates; empty takes this one's base interpreter")
