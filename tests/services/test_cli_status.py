@@ -1,0 +1,64 @@
+"""`nouscoder status` and `why-stalled` ask a broker in plain or over mutual TLS; without a certificate it is silent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nouscoder.broker.service import serve_broker
+from nouscoder.config import dump_config
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with tls.crt, tls.key and ca.crt for 127.0.0.1."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is missing: install it to make the certificates of this test")
+    folder = tmp_path_factory.mktemp("tls")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=30)
+
+    new_key = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl(*new_key, "-x509", "-days", "2", "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=authority")
+    openssl(*new_key, "-keyout", "tls.key", "-out", "tls.csr", "-subj", "/CN=broker")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    sign = ("x509", "-req", "-days", "2", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial")
+    openssl(*sign, "-in", "tls.csr", "-out", "tls.crt", "-extfile", "names")
+    return folder
+
+
+async def nouscoder(*arguments: str) -> tuple[int, str, str]:
+    running = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "nouscoder", *arguments), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await asyncio.wait_for(running.communicate(), 60)
+    return running.returncode or 0, out.decode(), err.decode()
+
+
+async def test_over_mutual_tls_the_configuration_names_broker_and_certificate(
+    broker_rig: Any, certificate: Path, tmp_path: Path
+) -> None:
+    files = {"certificate": "tls.crt", "key": "tls.key", "ca": "ca.crt"}
+    tls = [f"tls.{name}={certificate / file}" for name, file in files.items()]
+    both = [f"verifier.tls.{name}={certificate / files[name]}" for name in ("certificate", "key")]
+    config = broker_rig.config("broker.grpc=127.0.0.1:0", *tls, *both)
+    file = tmp_path / "config.toml"
+    file.write_text(dump_config(config))
+    async with AsyncExitStack() as stack:
+        address = await serve_broker(broker_rig.broker(config), config, asyncio.Event(), stack)
+        asked = await nouscoder("status", "--config", str(file), "--broker", address, "--json")
+        stalled = await nouscoder("why-stalled", "--config", str(file), "--set", f'broker.grpc="{address}"')
+        plain = await nouscoder("status", "--broker", address)
+    assert (asked[0], json.loads(asked[1])["balanced"]) == (0, True), asked
+    assert (stalled[0], stalled[2]) == (0, ""), stalled
+    assert plain[0] == 1
+    assert plain[2] == f"nouscoder: broker at {address} has not answered for 3 s\n"
