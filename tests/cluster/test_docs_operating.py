@@ -1,0 +1,100 @@
+"""The commands of docs/operating.md, run in their order on a real cluster; each must give what the document says.
+
+Three things differ from the document: the namespace is one of the test's own, the run is a short one with a small
+policy (`SMALL`), and images and Prometheus are those that the environment names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(
+    r"^```sh cluster(?P<eventually> eventually)?\n(?P<script>.*?)^```\n(?P<after>[^\n]*)", re.DOTALL | re.MULTILINE
+)
+GIVES = re.compile(r"<!-- gives: (.*) -->")
+IMAGE = os.environ.get("NOUSCODER_DOCTOR_IMAGE", "localhost/nouscoder-verifier:0.1.0")
+PROMETHEUS = os.environ.get("NOUSCODER_PROMETHEUS", "http://10.244.0.1:9090")
+TAG = os.environ.get("NOUSCODER_IMAGE_TAG", "")
+LIMIT_S = 900.0
+PATIENCE_S = 240.0
+# Small enough for a minute's start, long enough that the run goes on while the document is read.
+SMALL = f"""
+image: {{tag: "{TAG}"}}
+config:
+  run: {{total_batches: 200}}
+  problems: {{held_out_samples: 1}}
+  demo: {{train_problems: 300, held_out_problems: 20, warm_start_share: 0.1}}
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of the document; `eventually` is tried again until it gives what it should."""
+
+    line: int
+    script: str
+    gives: str
+    eventually: bool
+
+
+def blocks() -> list[Block]:
+    """All of them, in order."""
+    text = (ROOT / "docs" / "operating.md").read_text(encoding="utf8")
+    found = []
+    for match in BLOCK.finditer(text):
+        gives = GIVES.fullmatch(match["after"])
+        line = text.count("\n", 0, match.start()) + 1
+        assert gives is not None, f"docs/operating.md:{line} does not say what it gives"
+        found.append(Block(line, match["script"], gives[1], bool(match["eventually"])))
+    assert len(found) > 10
+    return found
+
+
+@pytest.fixture
+def namespace() -> Iterator[str]:
+    name = f"docs-{secrets.token_hex(3)}"
+    yield name
+    subprocess.run(["kubectl", "delete", "namespace", name, "--ignore-not-found", "--timeout=180s"], check=True)
+
+
+def test_the_document_from_install_to_uninstall(namespace: str, tmp_path: Path) -> None:
+    values = tmp_path / "small.yaml"
+    values.write_text(SMALL)
+    (tmp_path / "nouscoder").write_text(f'#!/bin/sh\nexec {sys.executable} -m nouscoder "$@"\n')
+    (tmp_path / "nouscoder").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for block in blocks():
+        script = re.sub(r"(-n|--namespace) nouscoder\b", rf"\1 {namespace}", block.script)
+        script = script.replace("./helm/nouscoder -n", f"./helm/nouscoder -f {values} -n")
+        script = script.replace("doctor --cluster", f"doctor --cluster --image {IMAGE}")
+        script = script.replace("http://10.244.0.1:9090", PROMETHEUS)
+        end = time.monotonic() + (PATIENCE_S if block.eventually else 0)
+        while True:
+            done = run(script, environment)
+            good = done.returncode == 0 and block.gives in done.stdout
+            if good or time.monotonic() > end:
+                break
+            time.sleep(2)
+        assert good, (
+            f"docs/operating.md:{block.line}: {script}\nexit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
+
+
+def run(script: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = ["bash", "-euo", "pipefail", "-c", script]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment, cwd=ROOT
+    )
