@@ -50,6 +50,7 @@ pool_managed: {{ $sandbox.pool.managed }}
 pool_port: {{ (include "nouscoder.ports" . | fromJson).runner }}
 pool_key_file: /etc/nouscoder/pool/key
 {{- if $sandbox.pool.managed }}
+pool_spares: {{ $sandbox.pool.spares }}
 pool_template: /etc/nouscoder/pool/runner-pod.json
 {{- else }}
 pool_service: {{ include "nouscoder.sandbox.fullname" . }}.{{ .Release.Namespace }}.svc

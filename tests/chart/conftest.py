@@ -1,0 +1,111 @@
+"""What tests of the chart share: Helm's own engine (no cluster, no program), and readers of what it renders."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import helm_python as helm
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "helm" / "nouscoder"
+NAMESPACE = "here"
+RANDOM_VALUE = re.compile(r"^(  (?:password|url|token|tokens|key): ).*$", re.MULTILINE)
+
+Document = dict[str, Any]
+
+
+class ChartRig:
+    """The chart, rendered as `helm install nouscoder` in the namespace `here` would."""
+
+    # The five renders that are kept as golden files, by name.
+    kept: dict[str, dict[str, Any]]
+
+    def __init__(self, chart: helm.Chart) -> None:
+        self._chart = chart
+        self._known: dict[str, list[Document]] = {}
+        self.defaults: dict[str, Any] = helm.values_from_yaml((CHART / "values.yaml").read_text("utf8"))
+        self.kept = {
+            "default": {},
+            "verifier-only": self.file("values-verifier.yaml"),
+            "gpu": self.file("values-gpu.yaml"),
+            "tls": {"tls": {"enabled": True, "existingSecret": "certificates"}},
+            "external-redis": {"redis": {"external": {"enabled": True, "existingSecret": "redis-of-ours"}}},
+        }
+        self.variants = {
+            **self.kept,
+            "unmanaged": {"verifier": {"sandbox": {"pool": {"managed": False}}}},
+            "local": {"verifier": {"sandbox": {"backend": "local"}}},
+            "closed": {"tests": {"enabled": False}, "networkPolicy": {"metricsFrom": [], "gradingFrom": []}},
+            "given": {
+                "problems": {"persistence": {"existingClaim": "problems"}},
+                "policy": {"existingClaim": "models"},
+                "learner": {"persistence": {"existingClaim": "runs"}},
+                "verifier": {"tokens": {"existingSecret": "clients"}},
+            },
+            "open": {"verifier": {"tokens": {"create": False}}, "networkPolicy": {"enabled": False}},
+        }
+
+    def file(self, name: str) -> dict[str, Any]:
+        """A values file of the chart."""
+        values: dict[str, Any] = helm.values_from_yaml((CHART / name).read_text("utf8"))
+        return values
+
+    def templates(self, values: dict[str, Any] | None = None, name: str = "nouscoder") -> dict[str, str]:
+        """Rendered text by template. Raises helm.HelmError."""
+        return self._chart.render(values or {}, name=name, namespace=NAMESPACE)
+
+    def documents(self, values: dict[str, Any] | None = None, name: str = "nouscoder") -> list[Document]:
+        """Every resource; the caller may change them."""
+        key = json.dumps([values, name], sort_keys=True)
+        if key not in self._known:
+            texts = [text for template, text in self.templates(values, name).items() if template.endswith(".yaml")]
+            self._known[key] = [one for text in texts for one in yaml.load_all(text, yaml.CSafeLoader) if one]
+        return copy.deepcopy(self._known[key])
+
+    def one(self, kind: str, name: str, values: dict[str, Any] | None = None) -> Document:
+        """The resource of this kind and name."""
+        found = [one for one in self.documents(values) if (one["kind"], one["metadata"]["name"]) == (kind, name)]
+        assert len(found) == 1, f"{len(found)} resources {kind}/{name}"
+        return found[0]
+
+    def golden_text(self, values: dict[str, Any]) -> str:
+        """What a golden file holds: every resource but the dashboards, random values masked."""
+        parts = []
+        for template, text in sorted(self.templates(values).items()):
+            if template.endswith(".yaml") and "dashboards" not in template and text.strip():
+                shown = RANDOM_VALUE.sub(r"\1MASKED", text) if "secret" in template else text
+                parts.append(f"# {template}\n{shown.strip()}\n")
+        return "---\n".join(parts)
+
+
+def pod_specs(documents: list[Document]) -> dict[str, Document]:
+    """Every pod of a render by kind/name: its metadata and spec; the runner in the verifier's template is one too."""
+    found: dict[str, Document] = {}
+    for one in documents:
+        name = f"{one['kind']}/{one['metadata']['name']}"
+        if one["kind"] == "Pod":
+            found[name] = one
+        elif one["kind"] in ("Deployment", "StatefulSet"):
+            found[name] = one["spec"]["template"]
+        elif "runner-pod.json" in one.get("data", {}):
+            found[f"{name}/runner-pod.json"] = yaml.safe_load(one["data"]["runner-pod.json"])
+    return found
+
+
+@pytest.fixture(scope="session")
+def chart() -> Iterator[ChartRig]:
+    with helm.Chart.load(CHART) as loaded:
+        yield ChartRig(loaded)
+
+
+@pytest.fixture(scope="session")
+def pods(chart: ChartRig) -> dict[str, dict[str, Document]]:
+    """Every pod of every variant."""
+    return {name: pod_specs(chart.documents(values)) for name, values in chart.variants.items()}

@@ -1,0 +1,174 @@
+"""What the chart does with what it finds in a cluster: a RuntimeClass or none, and Secrets that it made before.
+
+The cluster is a small HTTP server that answers what `lookup` asks.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import helm_python as helm
+import pytest
+import yaml
+
+CHART = Path(__file__).parents[2] / "helm" / "nouscoder"
+SECRETS = "/api/v1/namespaces/here/secrets/"
+
+
+class Cluster:
+    """Answers discovery, RuntimeClasses and Secrets."""
+
+    def __init__(self, address: str, folder: Path) -> None:
+        self.runtime_classes: list[str] = []
+        self.secrets: dict[str, dict[str, str]] = {}
+        self.asked: list[str] = []
+        self._kubeconfig = folder / "kubeconfig"
+        self._kubeconfig.write_text(json.dumps(_kubeconfig(address)), "utf8")
+
+    def render(self, values: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Every resource of an install here. Raises helm.HelmError."""
+        with (
+            helm.Config(kubeconfig_path=self._kubeconfig, namespace="here") as cluster,
+            helm.Chart.load(CHART) as chart,
+        ):
+            texts = cluster.render(chart, values or {}, name="nouscoder", namespace="here")
+        return [
+            one for name, text in texts.items() if name.endswith(".yaml") for one in yaml.safe_load_all(text) if one
+        ]
+
+    def answer(self, path: str) -> tuple[int, Any]:
+        """What the API says to a GET."""
+        path = path.partition("?")[0]
+        self.asked.append(path)
+        if path == "/apis/node.k8s.io/v1/runtimeclasses":
+            items = [{"metadata": {"name": name}, "handler": "runsc"} for name in self.runtime_classes]
+            return 200, {"kind": "RuntimeClassList", "apiVersion": "node.k8s.io/v1", "metadata": {}, "items": items}
+        if path.startswith(SECRETS):
+            data = self.secrets.get(path.removeprefix(SECRETS))
+            if data is None:
+                return 404, {
+                    "kind": "Status",
+                    "apiVersion": "v1",
+                    "status": "Failure",
+                    "reason": "NotFound",
+                    "code": 404,
+                }
+            coded = {key: base64.b64encode(value.encode()).decode() for key, value in data.items()}
+            return 200, {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "x"}, "data": coded}
+        return (200, DISCOVERY[path]) if path in DISCOVERY else (404, {})
+
+
+def _resources(group: str, name: str, kind: str, namespaced: bool) -> dict[str, Any]:
+    one = {"name": name, "singularName": "", "kind": kind, "namespaced": namespaced, "verbs": ["get", "list"]}
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group, "resources": [one]}
+
+
+NODE = {"groupVersion": "node.k8s.io/v1", "version": "v1"}
+DISCOVERY: dict[str, Any] = {
+    "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0"},
+    "/api": {"kind": "APIVersions", "versions": ["v1"]},
+    "/apis": {
+        "kind": "APIGroupList",
+        "apiVersion": "v1",
+        "groups": [{"name": "node.k8s.io", "versions": [NODE], "preferredVersion": NODE}],
+    },
+    "/api/v1": _resources("v1", "secrets", "Secret", True),
+    "/apis/node.k8s.io/v1": _resources("node.k8s.io/v1", "runtimeclasses", "RuntimeClass", False),
+}
+
+
+def _kubeconfig(address: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": address}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "here"}}],
+        "current-context": "x",
+    }
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = known.answer(self.path)
+            text = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    known = Cluster(f"http://127.0.0.1:{server.server_address[1]}", tmp_path)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield known
+    server.shutdown()
+    server.server_close()
+    thread.join(5)
+
+
+def test_gvisor_is_taken_where_it_is(cluster: Cluster) -> None:
+    cluster.runtime_classes = ["kata", "gvisor"]
+    assert {one["kind"] for one in cluster.render()} >= {"Role", "RoleBinding"}
+
+
+@pytest.mark.parametrize("there", [[], ["kata"]])
+def test_without_gvisor_the_install_says_what_is_left_and_asks(cluster: Cluster, there: list[str]) -> None:
+    cluster.runtime_classes = there
+    with pytest.raises(helm.HelmError) as refused:
+        cluster.render()
+    told = str(refused.value)
+    assert 'no RuntimeClass "gvisor"' in told
+    assert "the node's own kernel" in told
+    assert "--set verifier.sandbox.backend=local" in told
+
+
+def test_the_weaker_isolation_is_given_to_who_asks_for_it(cluster: Cluster) -> None:
+    documents = cluster.render({"verifier": {"sandbox": {"backend": "local"}}})
+    assert not [one for one in documents if "Role" in one["kind"]]
+    assert "/apis/node.k8s.io/v1/runtimeclasses" not in cluster.asked
+
+
+def test_another_name_of_the_runtime_class(cluster: Cluster) -> None:
+    cluster.runtime_classes = ["runsc"]
+    documents = cluster.render({"verifier": {"sandbox": {"runtimeClassName": "runsc"}}})
+    template = next(one for one in documents if "runner-pod.json" in one.get("data", {}))
+    assert json.loads(template["data"]["runner-pod.json"])["spec"]["runtimeClassName"] == "runsc"
+
+
+def test_secrets_are_made_once(cluster: Cluster) -> None:
+    """An upgrade finds those of the install; clients that were added stay, and Redis keeps its password."""
+    cluster.runtime_classes = ["gvisor"]
+    first = secrets(cluster.render())
+    assert first != secrets(cluster.render()), "random ones are different each time"
+    cluster.secrets = first
+    first["nouscoder-verifier-tokens"]["tokens"] += f"another:{'0' * 64}\n"
+    assert secrets(cluster.render()) == first
+
+
+def secrets(documents: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    return {one["metadata"]["name"]: one["stringData"] for one in documents if one["kind"] == "Secret"}
+
+
+def test_the_token_opens_the_verifier(cluster: Cluster, tmp_path: Path) -> None:
+    from nouscoder.verifier.tokens import open_keyring
+
+    cluster.runtime_classes = ["gvisor"]
+    made = secrets(cluster.render())["nouscoder-verifier-tokens"]
+    file = tmp_path / "tokens"
+    file.write_text(made["tokens"], "utf8")
+    holder = open_keyring(str(file)).holder(made["token"])
+    assert holder is not None
+    assert holder.client == "nouscoder"

@@ -1,0 +1,213 @@
+"""What the chart renders: the kept renders stand, Kubernetes knows every field, and the program reads the TOML."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import helm_python as helm
+import kubernetes_validate
+import pytest
+
+from nouscoder.config import Config, load_config
+
+if TYPE_CHECKING:
+    from tests.chart.conftest import ChartRig
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "helm" / "nouscoder"
+GOLDEN = ROOT / "tests" / "golden" / "chart"
+KEPT = ("default", "verifier-only", "gpu", "tls", "external-redis")
+VARIANTS = (*KEPT, "unmanaged", "local", "closed", "given", "open")
+OLDEST = "1.29"
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_render_is_the_kept_one(chart: ChartRig, name: str) -> None:
+    """NOUSCODER_UPDATE_GOLDEN=1 writes what is rendered now; the difference is then to be read."""
+    file, text = GOLDEN / f"{name}.yaml", chart.golden_text(chart.kept[name])
+    if os.environ.get("NOUSCODER_UPDATE_GOLDEN"):
+        file.write_text(text, "utf8")
+    assert text == file.read_text("utf8")
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_lint_finds_nothing(chart: ChartRig, name: str) -> None:
+    found = helm.lint(CHART, chart.variants[name], strict=True, kube_version=f"v{OLDEST}.0")
+    assert found["errors"] == []
+    assert [one["error"] for one in found["messages"] if one["severity"] > 1] == []
+
+
+@pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
+def test_kubernetes_knows_every_field(chart: ChartRig, version: str) -> None:
+    """Of every resource of every variant, and of the pod that the verifier makes of its template."""
+    documents = [one for values in chart.variants.values() for one in chart.documents(values)]
+    documents += [runner_pod(one) for one in documents if "runner-pod.json" in one.get("data", {})]
+    different = {json.dumps(one, sort_keys=True): one for one in documents}.values()
+    assert len(different) > 60
+    for one in different:
+        kubernetes_validate.validate(one, version, strict=True)
+
+
+def test_a_field_that_kubernetes_does_not_know_is_found(chart: ChartRig) -> None:
+    service = chart.one("Service", "nouscoder-verifier")
+    service["spec"]["portz"] = []
+    with pytest.raises(kubernetes_validate.ValidationError, match="portz"):
+        kubernetes_validate.validate(service, OLDEST, strict=True)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_program_reads_the_configuration(chart: ChartRig, name: str, tmp_path: Path) -> None:
+    config = configuration(chart, chart.variants[name], tmp_path)
+    assert config.verifier.http == "0.0.0.0:8080"
+    assert config.verifier.grpc == "nouscoder-verifier.here.svc:50051"
+    assert config.verifier.sandbox.backend == ("local" if name == "local" else "gvisor")
+
+
+def test_defaults_are_the_demo(chart: ChartRig, tmp_path: Path) -> None:
+    """Every setting of configs/demo.toml, to the number."""
+    demo = tomllib.loads((ROOT / "configs" / "demo.toml").read_text("utf8"))
+    rendered = tomllib.loads(chart.one("ConfigMap", "nouscoder-config")["data"]["config.toml"])
+    assert flat(demo).items() <= flat(rendered).items()
+
+
+def test_numbers_keep_their_kind(chart: ChartRig, tmp_path: Path) -> None:
+    """YAML's numbers arrive as floats in Helm; whole ones must not become 64.0, nor small ones 0."""
+    values = {
+        "config": {
+            "learner": {"learning_rate": 1e-7, "peak_flops": 989e12, "weight_decay": 0},
+            "verifier": {"max_body_bytes": 2**31, "libraries": ["sortedcontainers", 'odd "name" \\ <é>\n']},
+            "broker": {"drop_zero_variance": False},
+        }
+    }
+    text = chart.one("ConfigMap", "nouscoder-config", values)["data"]["config.toml"]
+    tree = tomllib.loads(text)
+    assert tree["broker"]["batch_size"] == 64
+    assert isinstance(tree["broker"]["batch_size"], int)
+    config = configuration(chart, values, tmp_path)
+    assert config.learner.learning_rate == 1e-7
+    assert config.learner.peak_flops == 989e12
+    assert config.learner.weight_decay == 0
+    assert config.verifier.max_body_bytes == 2**31
+    assert config.verifier.libraries == ("sortedcontainers", 'odd "name" \\ <é>\n')
+    assert config.broker.drop_zero_variance is False
+
+
+def test_null_takes_the_programs_default(chart: ChartRig, tmp_path: Path) -> None:
+    config = configuration(chart, {"config": {"learner": {"learning_rate": None}, "demo": None}}, tmp_path)
+    assert config.learner.learning_rate == Config().learner.learning_rate
+    assert config.demo == Config().demo
+
+
+def test_all_pods_together_ask_for_little(chart: ChartRig) -> None:
+    """The defaults are for two cores, some of which the cluster itself needs."""
+    documents = chart.documents()
+    workloads = [one for one in documents if one["kind"] in ("Deployment", "StatefulSet")]
+    asked = sum(
+        requested(container) for one in workloads for container in one["spec"]["template"]["spec"]["containers"]
+    )
+    runner = runner_pod(chart.one("ConfigMap", "nouscoder-sandbox"))["spec"]["containers"][0]
+    pool = chart.defaults["verifier"]["sandbox"]["pool"]
+    assert asked + (pool["size"] + pool["spares"]) * requested(runner) < 1.2
+
+
+def test_a_changed_configuration_restarts_its_readers(chart: ChartRig) -> None:
+    changed = {"config": {"learner": {"clip_high": 0.3}}}
+    for kind, name in (("Deployment", "broker"), ("Deployment", "generation"), ("StatefulSet", "learner")):
+        was, now = (
+            chart.one(kind, f"nouscoder-{name}", values)["spec"]["template"]["metadata"]["annotations"]
+            for values in ({}, changed)
+        )
+        assert was["checksum/config"] != now["checksum/config"]
+    assert chart.one("StatefulSet", "nouscoder-redis") == chart.one("StatefulSet", "nouscoder-redis", changed)
+
+
+def test_what_is_kept_on_uninstall(chart: ChartRig) -> None:
+    kept = {
+        (one["kind"], one["metadata"]["name"])
+        for one in chart.documents()
+        if one["metadata"].get("annotations", {}).get("helm.sh/resource-policy") == "keep"
+    }
+    assert kept == {("PersistentVolumeClaim", "nouscoder-runs"), ("PersistentVolumeClaim", "nouscoder-redis")}
+
+
+def test_every_mounted_thing_is_there(chart: ChartRig) -> None:
+    """No pod waits for a Secret, ConfigMap or claim that nobody makes; what is given is named by the values."""
+    given = {"certificates", "redis-of-ours", "nouscoder-problems", "nouscoder-policy", "problems", "models", "runs"}
+    for name, values in chart.variants.items():
+        documents = chart.documents(values)
+        made = {(one["kind"], one["metadata"]["name"]) for one in documents}
+        for kind, wanted in references(documents):
+            assert (kind, wanted) in made or wanted in given | {"clients"}, f"{name}: {kind}/{wanted}"
+
+
+@pytest.mark.parametrize(
+    ("release", "prefix"), [("nouscoder", "nouscoder"), ("a", "a-nouscoder"), ("r" * 53, "r" * 40)]
+)
+def test_names_come_from_the_release(chart: ChartRig, release: str, prefix: str) -> None:
+    names = [one["metadata"]["name"] for one in chart.documents(name=release)]
+    assert all(name.startswith(f"{prefix}-") and len(name) <= 63 for name in names)
+
+
+def test_two_releases_in_a_namespace_share_nothing(chart: ChartRig) -> None:
+    both = [
+        {(one["kind"], one["metadata"]["name"]) for one in chart.documents(name=name)} for name in ("first", "second")
+    ]
+    assert not both[0] & both[1]
+
+
+def test_drain_fits_into_the_grace(chart: ChartRig) -> None:
+    values = {"config": {"verifier": {"drain_s": 55.5}}}
+    spec = chart.one("Deployment", "nouscoder-verifier", values)["spec"]["template"]["spec"]
+    assert spec["terminationGracePeriodSeconds"] >= 55.5 + 3 + 10
+
+
+def configuration(chart: ChartRig, values: dict[str, Any], folder: Path) -> Config:
+    file = folder / "config.toml"
+    file.write_text(chart.one("ConfigMap", "nouscoder-config", values)["data"]["config.toml"], "utf8")
+    return load_config(file)
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in tree.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: repr(number(value))}
+    return found
+
+
+def number(value: object) -> object:
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def runner_pod(config_map: dict[str, Any]) -> dict[str, Any]:
+    pod: dict[str, Any] = json.loads(config_map["data"]["runner-pod.json"])
+    return pod
+
+
+def requested(container: dict[str, Any]) -> float:
+    text = str(container["resources"]["requests"]["cpu"])
+    return float(text[:-1]) / 1000 if text.endswith("m") else float(text)
+
+
+def references(documents: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    """(kind, name) of all that pods mount or read."""
+    found: set[tuple[str, str]] = set()
+
+    def look(node: Any) -> None:
+        if isinstance(node, list):
+            for one in node:
+                look(one)
+        elif isinstance(node, dict):
+            for key, kind in (("configMap", "ConfigMap"), ("secret", "Secret"), ("secretKeyRef", "Secret")):
+                if isinstance(node.get(key), dict):
+                    found.add((kind, node[key].get("name") or node[key]["secretName"]))
+            if isinstance(node.get("persistentVolumeClaim"), dict):
+                found.add(("PersistentVolumeClaim", node["persistentVolumeClaim"]["claimName"]))
+            for one in node.values():
+                look(one)
+
+    look([one["spec"] for one in documents if "spec" in one])
+    return found

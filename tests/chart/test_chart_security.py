@@ -1,0 +1,278 @@
+"""What a pod of the chart may do: the restricted Pod Security Standard, tokens of the API, and who reaches whom."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.chart.conftest import ChartRig
+
+Pod = dict[str, Any]
+VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+
+
+def containers_of(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one for key in ("initContainers", "containers", "ephemeralContainers") for one in spec.get(key, [])]
+
+
+def violations(pod: Pod) -> list[str]:
+    """What the standard's level `restricted` (Kubernetes 1.29) has against a pod; empty when it is let in."""
+    spec = pod["spec"]
+    found = [f"{key}: true" for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
+    for volume in spec.get("volumes", []):
+        found += [f"volume {volume['name']}: {kind}" for kind in volume if kind != "name" and kind not in VOLUMES]
+    found += [f"sysctl {one['name']}" for one in spec.get("securityContext", {}).get("sysctls", [])]
+    for container in containers_of(spec):
+        found += [f"{container['name']}: {fault}" for fault in _faults(container, spec.get("securityContext", {}))]
+    return found
+
+
+def _faults(container: dict[str, Any], of_pod: dict[str, Any]) -> Iterator[str]:
+    own = container.get("securityContext", {})
+    both = {**of_pod, **own}
+    capabilities = own.get("capabilities", {})
+    if own.get("privileged"):
+        yield "privileged"
+    if own.get("allowPrivilegeEscalation") is not False:
+        yield "allowPrivilegeEscalation"
+    if "ALL" not in capabilities.get("drop", []):
+        yield "capabilities not dropped"
+    if set(capabilities.get("add", [])) - {"NET_BIND_SERVICE"}:
+        yield "capabilities added"
+    if both.get("runAsNonRoot") is not True:
+        yield "runAsNonRoot"
+    if both.get("runAsUser") == 0:
+        yield "runAsUser 0"
+    if both.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+        yield "seccompProfile"
+    if own.get("procMount", "Default") != "Default":
+        yield "procMount"
+    if both.get("seLinuxOptions") or both.get("windowsOptions", {}).get("hostProcess"):
+        yield "seLinuxOptions or hostProcess"
+    if any(port.get("hostPort") for port in container.get("ports", [])):
+        yield "hostPort"
+
+
+def test_every_pod_is_restricted(pods: dict[str, dict[str, Pod]]) -> None:
+    found = {
+        f"{variant}: {name}": violations(pod)
+        for variant, named in pods.items()
+        for name, pod in named.items()
+        if not (variant == "local" and name == "Deployment/nouscoder-verifier")
+    }
+    assert len(found) > 50
+    assert {name: faults for name, faults in found.items() if faults} == {}
+
+
+def test_the_one_exception_is_the_one_the_readme_names(pods: dict[str, dict[str, Pod]]) -> None:
+    assert violations(pods["local"]["Deployment/nouscoder-verifier"]) == [
+        "verifier: privileged",
+        "verifier: allowPrivilegeEscalation",
+        "verifier: capabilities not dropped",
+        "verifier: runAsNonRoot",
+        "verifier: runAsUser 0",
+        "verifier: seccompProfile",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda spec: spec.update(hostPID=True), "hostPID"),
+        (lambda spec: spec["volumes"].append({"name": "x", "hostPath": {"path": "/"}}), "hostPath"),
+        (lambda spec: spec["initContainers"][0]["securityContext"].pop("capabilities"), "prepare: capabilities"),
+        (lambda spec: spec["containers"][1]["securityContext"].update(runAsUser=0), "run: runAsUser"),
+        (lambda spec: spec["securityContext"].pop("seccompProfile"), "seccompProfile"),
+        (lambda spec: spec["containers"][0]["ports"][0].update(hostPort=1), "hostPort"),
+    ],
+)
+def test_the_check_finds(pods: dict[str, dict[str, Pod]], change: Any, fault: str) -> None:
+    pod = copy.deepcopy(pods["default"]["StatefulSet/nouscoder-learner"])
+    change(pod["spec"])
+    assert any(fault in one for one in violations(pod))
+
+
+def test_only_the_gateway_of_a_managed_pool_has_a_token(pods: dict[str, dict[str, Pod]]) -> None:
+    with_token = {
+        (variant, name)
+        for variant, named in pods.items()
+        for name, pod in named.items()
+        if pod["spec"]["automountServiceAccountToken"] is not False
+    }
+    managed = set(pods) - {"unmanaged", "local"}
+    assert with_token == {(variant, "Deployment/nouscoder-verifier") for variant in managed}
+
+
+def test_the_gateway_may_handle_pods_of_its_namespace_and_nothing_else(chart: ChartRig) -> None:
+    for variant, values in chart.variants.items():
+        documents = chart.documents(values)
+        roles = [one for one in documents if "Role" in one["kind"]]
+        if variant in ("unmanaged", "local"):
+            assert roles == []
+            continue
+        assert [one["kind"] for one in roles] == ["Role", "RoleBinding"]
+        verbs = ["get", "list", "create", "delete", "deletecollection", "patch"]
+        assert roles[0]["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": verbs}]
+
+
+def test_roots_are_read_only_and_services_are_not_told(pods: dict[str, dict[str, Pod]]) -> None:
+    """The environment of a pod with service links would name every Service of the namespace to candidates."""
+    for named in pods.values():
+        for pod in named.values():
+            assert pod["spec"]["enableServiceLinks"] is False
+            for container in containers_of(pod["spec"]):
+                assert container["securityContext"]["readOnlyRootFilesystem"] is True
+                assert container["resources"]["limits"]["memory"]
+                assert not container["image"].endswith(":latest")
+
+
+def test_a_runner_holds_its_key_and_nothing_else(pods: dict[str, dict[str, Pod]]) -> None:
+    runners = (
+        pods["default"]["ConfigMap/nouscoder-sandbox/runner-pod.json"],
+        pods["unmanaged"]["Deployment/nouscoder-sandbox"],
+    )
+    for pod in runners:
+        spec = pod["spec"]
+        assert spec["runtimeClassName"] == "gvisor"
+        assert (spec["dnsPolicy"], spec["dnsConfig"]) == ("None", {"nameservers": ["127.0.0.1"]})
+        assert [sorted(volume) for volume in spec["volumes"]] == [["emptyDir", "name"]]
+        assert [one["name"] for one in spec["containers"][0]["env"]] == ["NOUSCODER_RUNNER_KEY"]
+    assert runners[0]["spec"] == runners[1]["spec"]
+
+
+def test_passwords_are_files_and_no_arguments(pods: dict[str, dict[str, Pod]]) -> None:
+    """Only the runner's key and the run's own token are in an environment, from a Secret."""
+    from_secrets = {
+        one["name"]
+        for named in pods.values()
+        for pod in named.values()
+        for container in containers_of(pod["spec"])
+        for one in container.get("env", [])
+        if "secretKeyRef" in one.get("valueFrom", {})
+    }
+    assert from_secrets == {"NOUSCODER_RUNNER_KEY", "NOUSCODER_TOKEN"}
+
+
+DNS = {
+    ("kube-system", "TCP 53"),
+    ("kube-system", "UDP 53"),
+    ("169.254.20.10/32", "TCP 53"),
+    ("169.254.20.10/32", "UDP 53"),
+}
+API = {(block, f"TCP {port}") for block in ("0.0.0.0/0", "::/0") for port in (443, 6443)}
+METRICS = {("any namespace", "TCP 9090"), ("test", "TCP 9090")}
+GRADING = {(who, f"TCP {port}") for who in ("this namespace", "test") for port in (8080, 50051)}
+BROKER_CLIENTS = {(who, "TCP 50052") for who in ("verifier", "generation", "learner")}
+
+# component: (who comes in, what it goes out to), everything there is
+ARROWS: dict[str, tuple[set[tuple[str, str]], set[tuple[str, str]]]] = {
+    "redis": ({("broker", "TCP 6379")}, set()),
+    "broker": (BROKER_CLIENTS | METRICS, {("redis", "TCP 6379")} | DNS),
+    "verifier": (
+        GRADING | METRICS | {("learner", "TCP 50051"), ("learner", "TCP 9090")},
+        {("sandbox", "TCP 7070"), ("broker", "TCP 50052")} | API | DNS,
+    ),
+    "sandbox": ({("verifier", "TCP 7070")}, set()),
+    "generation": ({("learner", "TCP 50053")} | METRICS, {("broker", "TCP 50052"), ("learner", "TCP 50054")} | DNS),
+    "learner": (
+        {("generation", "TCP 50054")} | METRICS,
+        {("broker", "TCP 50052"), ("generation", "TCP 50053"), ("verifier", "TCP 50051"), ("verifier", "TCP 9090")}
+        | DNS,
+    ),
+    "test": (
+        set(),
+        {(who, "TCP 9090") for who in ("verifier", "broker", "generation", "learner")}
+        | {("verifier", "TCP 8080")}
+        | DNS,
+    ),
+}
+
+
+def test_the_arrows_are_these(chart: ChartRig) -> None:
+    assert arrows(chart.documents()) == ARROWS
+
+
+def test_arrows_of_the_verifier_alone(chart: ChartRig) -> None:
+    assert arrows(chart.documents(chart.variants["verifier-only"])) == {
+        "verifier": (GRADING | METRICS, {("sandbox", "TCP 7070")} | API | DNS),
+        "sandbox": ARROWS["sandbox"],
+        "test": (set(), {("verifier", "TCP 8080"), ("verifier", "TCP 9090")} | DNS),
+    }
+
+
+def test_arrows_of_other_variants(chart: ChartRig) -> None:
+    local = arrows(chart.documents(chart.variants["local"]))
+    assert local["verifier"][1] == {("broker", "TCP 50052")} | DNS
+    unmanaged = arrows(chart.documents(chart.variants["unmanaged"]))
+    assert unmanaged["verifier"][1] == {("sandbox", "TCP 7070"), ("broker", "TCP 50052")} | DNS
+    external = arrows(chart.documents(chart.variants["external-redis"]))
+    assert external["broker"][1] == {("anybody", "TCP 6379")} | DNS
+    assert "redis" not in external
+
+
+def test_no_peers_are_nobody_and_not_everybody(chart: ChartRig) -> None:
+    """In a NetworkPolicy a rule without peers means everybody."""
+    closed = arrows(chart.documents(chart.variants["closed"]))
+    assert closed["verifier"][0] == {("learner", "TCP 50051"), ("learner", "TCP 9090")}
+    assert closed["broker"][0] == BROKER_CLIENTS
+    assert "test" not in closed
+
+
+def test_every_pod_is_denied_what_no_arrow_allows(chart: ChartRig, pods: dict[str, dict[str, Pod]]) -> None:
+    for variant, values in chart.variants.items():
+        if variant == "open":
+            continue
+        deny = next(
+            one
+            for one in chart.documents(values)
+            if one["kind"] == "NetworkPolicy" and one["metadata"]["name"] == "nouscoder-default-deny"
+        )["spec"]
+        assert (deny["policyTypes"], "ingress" in deny, "egress" in deny) == (["Ingress", "Egress"], False, False)
+        selected = deny["podSelector"]["matchLabels"].items()
+        assert all(selected <= pod["metadata"]["labels"].items() for pod in pods[variant].values())
+
+
+def test_both_ends_of_an_arrow_agree(chart: ChartRig) -> None:
+    """Traffic passes only where the one may go out and the other lets it in."""
+    for variant in set(chart.variants) - {"open"}:
+        found = arrows(chart.documents(chart.variants[variant]))
+        going = {(name, to, port) for name, (_, out) in found.items() for to, port in out if to in found}
+        coming = {(who, name, port) for name, (into, _) in found.items() for who, port in into if who in found}
+        assert going - coming == set(), variant
+        assert {one for one in coming - going if one[2] != "TCP 50051"} == set(), variant
+
+
+def arrows(documents: list[dict[str, Any]]) -> dict[str, tuple[set[tuple[str, str]], set[tuple[str, str]]]]:
+    """By component: (peer, port) that come in and that it goes out to."""
+    found = {}
+    for one in documents:
+        if one["kind"] == "NetworkPolicy" and one["metadata"]["name"] != "nouscoder-default-deny":
+            spec = one["spec"]
+            component = spec["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+            found[component] = (_ends(spec["ingress"], "from"), _ends(spec["egress"], "to"))
+    return found
+
+
+def _ends(rules: list[dict[str, Any]], side: str) -> set[tuple[str, str]]:
+    return {
+        (_peer(peer), f"{port['protocol']} {port['port']}")
+        for rule in rules
+        for peer in rule.get(side) or [None]
+        for port in rule["ports"]
+    }
+
+
+def _peer(peer: dict[str, Any] | None) -> str:
+    if peer is None:
+        return "anybody"
+    if "ipBlock" in peer:
+        return str(peer["ipBlock"]["cidr"])
+    if "namespaceSelector" in peer:
+        labels = peer["namespaceSelector"].get("matchLabels", {})
+        return str(labels.get("kubernetes.io/metadata.name", "any namespace"))
+    labels = peer["podSelector"].get("matchLabels", {})
+    return str(labels.get("app.kubernetes.io/component", "this namespace"))

@@ -1,0 +1,237 @@
+"""The values: every one is described, bad ones are refused by name, and what is said of them is up to date."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import helm_python as helm
+import pytest
+
+from nouscoder.config import Config
+
+if TYPE_CHECKING:
+    from tests.chart.conftest import ChartRig
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "helm" / "nouscoder"
+
+# (value, what is given for it)
+BAD: list[tuple[str, Any]] = [
+    ("surprise", 1),
+    ("verifer.replicas", 2),
+    ("nameOverride", "Upper"),
+    ("fullnameOverride", "x" * 41),
+    ("commonLabels", {"team": "not allowed!"}),
+    ("image.registry", ""),
+    ("image.registry", "https://registry"),
+    ("image.tag", "latest"),
+    ("image.tag", 1.5),
+    ("image.pullPolicy", "Sometimes"),
+    ("imagePullSecrets", "registry"),
+    ("loop.enabled", "yes"),
+    ("config.run.name", "has spaces"),
+    ("config.run.seed", -1),
+    ("config.run.total_batches", 0),
+    ("config.run.total_batches", 1.5),
+    ("config.run.root", "/elsewhere"),
+    ("config.run.pages", ""),
+    ("config.broker.batch_size", 60),
+    ("config.broker.group_size", "8"),
+    ("config.broker.grpc", "0.0.0.0:1"),
+    ("config.broker.redis_url", "redis://:secret@host"),
+    ("config.broker.lease_s", 0),
+    ("config.generation.engine", "vllm9"),
+    ("config.generation.sampling.top_p", 1.2),
+    ("config.generation.policy_from", "folder"),
+    ("config.learner.learning_rate", 0),
+    ("config.learner.adam_betas", [0.9]),
+    ("config.learner.reward", "kind"),
+    ("config.learner.clip_low", 1),
+    ("config.verifier.tokens_file", "/tmp/tokens"),
+    ("config.verifier.sandbox.backend", "fake"),
+    ("config.verifier.sandbox.pool_managed", False),
+    ("config.tls.certificate", "/tmp/tls.crt"),
+    ("config.problems.train", "somewhere/train.jsonl"),
+    ("redis.persistence.size", "1 GB"),
+    ("redis.external.port", 70000),
+    ("redis.external.enabled", True),
+    ("redis.image.tag", "latest"),
+    ("problems.persistence.storageClass", "Not_A_Name"),
+    ("broker.replicas", 2),
+    ("broker.terminationGracePeriodSeconds", 1),
+    ("broker.extraEnv", {"not-a-name": "x"}),
+    ("broker.tolerations", [{"keys": "gpu"}]),
+    ("broker.tolerations", [{"key": "gpu", "effect": "Never"}]),
+    ("broker.affinity", {"nodeAfinity": {}}),
+    ("verifier.replicas", 0),
+    ("verifier.service.type", "Ingress"),
+    ("verifier.resources", {"limit": {"memory": "1Gi"}}),
+    ("verifier.resources", {"limits": {"memory": "lots"}}),
+    ("verifier.resources", {"limits": {"memry": "1Gi"}}),
+    ("verifier.sandbox.backend", "runsc"),
+    ("verifier.sandbox.runtimeClassName", ""),
+    ("verifier.sandbox.localSlots", -1),
+    ("verifier.sandbox.pool.size", 0),
+    ("verifier.sandbox.pool.managed", "false"),
+    ("verifier.sandbox.pool.maxSessions", 0),
+    ("verifier.sandbox.pool.tmpSize", "big"),
+    ("generation.strategy", "BlueGreen"),
+    ("generation.sharedMemory", "64MB"),
+    ("learner.replicas", 2),
+    ("learner.persistence.accessModes", ["ReadWriteMany"]),
+    ("tls.enabled", True),
+    ("tls.existingSecret", "Bad_Name"),
+    ("networkPolicy.metricsFrom", [{"pods": {}}]),
+    ("networkPolicy.metricsFrom", [{"ipBlock": {"cidr": "10.0.0.1"}}]),
+    ("networkPolicy.gradingFrom", {"podSelector": {}}),
+    ("networkPolicy.apiServer.ports", [0]),
+    ("networkPolicy.extraEgress.redis", []),
+    ("podDisruptionBudget.maxUnavailable", 0),
+    ("serviceMonitor.interval", "often"),
+    ("dashboards.labels", {"grafana_dashboard": 1}),
+    ("tests.timeoutSeconds", 5),
+]
+
+
+@pytest.mark.parametrize(("value", "given"), BAD, ids=[f"{value}={given}"[:60] for value, given in BAD])
+def test_a_bad_value_is_refused_by_name(chart: ChartRig, value: str, given: Any) -> None:
+    with pytest.raises(helm.HelmError) as refused:
+        chart.documents(tree(value, given))
+    assert names(str(refused.value), value), str(refused.value)
+
+
+def test_a_pool_without_its_manager_is_shared(chart: ChartRig) -> None:
+    values = {"verifier": {"replicas": 3, "sandbox": {"pool": {"managed": False, "size": 4}}}}
+    assert chart.one("Deployment", "nouscoder-sandbox", values)["spec"]["replicas"] == 12
+    rolling = chart.one("Deployment", "nouscoder-verifier", values)["spec"]["strategy"]["rollingUpdate"]
+    assert rolling["maxSurge"] == 0
+
+
+def test_schema_is_shipped() -> None:
+    ignored = (CHART / ".helmignore").read_text("utf8").splitlines()
+    assert not any(Path("values.schema.json").match(line) for line in ignored if line and not line.startswith("#"))
+    with helm.Chart.load(CHART) as loaded:
+        assert loaded.schema == schema()
+
+
+def test_every_value_is_described_and_every_object_closed() -> None:
+    for path, node in objects(schema(), ""):
+        for name, child in node.get("properties", {}).items():
+            assert len(child.get("description", "")) > 5 or "config" in path, f"{path}.{name} has no description"
+        if node.get("properties"):
+            assert node.get("additionalProperties") is False, f"{path} lets unknown values in"
+
+
+def test_every_setting_of_the_program_is_described() -> None:
+    for path, node in objects(schema()["properties"]["config"], "config"):
+        assert node.get("description"), path
+
+
+def test_every_default_is_a_known_value_with_a_comment(chart: ChartRig) -> None:
+    lines = (CHART / "values.yaml").read_text("utf8").splitlines()
+    for number, line in enumerate(lines):
+        key = re.match(r"( *)([A-Za-z_]+):", line)
+        if key is None or key[2] in ("requests", "limits"):  # what they are is said of the resources
+            continue
+        section = line.rstrip().endswith(":")
+        assert section or lines[number - 1].lstrip().startswith("#"), f"values.yaml:{number + 1} has no comment"
+    chart.documents(chart.defaults)
+
+
+def test_every_value_has_a_default(chart: ChartRig) -> None:
+    """So that values.yaml shows all there is; what is of the program (config) shows what the demo changes."""
+    missing = [path for path in leaves(schema(), "") if path.split(".")[0] not in ("config", "global")]
+    missing = [path for path in missing if not found(chart.defaults, path)]
+    assert missing == []
+
+
+def test_documents_are_up_to_date() -> None:
+    command = [sys.executable, str(ROOT / "deploy" / "chart-docs"), "check"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert told.returncode == 0, told.stderr
+
+
+def test_what_the_templates_set_is_not_offered() -> None:
+    offered = set(leaves(schema()["properties"]["config"], ""))
+    known = set(settings(Config().model_dump(), ""))
+    assert offered <= known
+    withheld = known - offered
+    assert {
+        "run.root",
+        "broker.redis_url",
+        "broker.grpc",
+        "verifier.tokens_file",
+        "verifier.sandbox.backend",
+    } <= withheld
+    assert {path for path in withheld if path.split(".")[0] in ("problems", "policy", "demo")} == set()
+    set_by_templates = ("grpc", "metrics", "http", "health", "grpc_health", "root", "services", "pages", "cache")
+    assert all(
+        path.split(".")[-1] in set_by_templates or re.search(r"redis_url|tls|policy_from|tokens_file|sandbox\.", path)
+        for path in withheld
+    )
+
+
+def tree(path: str, value: Any) -> dict[str, Any]:
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def names(message: str, value: str) -> bool:
+    """Whether the message names the value, or the section and the key in it that is not known there."""
+    pointer = "/" + value.replace(".", "/")
+    if value in message or pointer in message:
+        return True
+    parts = value.split(".")
+    return any(
+        f"'/{'/'.join(parts[:depth])}'" in message.replace("''", "'/'") and f"'{parts[depth]}' not allowed" in message
+        for depth in range(len(parts))
+    )
+
+
+def schema() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text("utf8"))
+    return loaded
+
+
+def objects(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema in a schema."""
+    if path:
+        yield path, node
+    for group in ("properties", "definitions"):
+        for name, child in node.get(group, {}).items():
+            yield from objects(child, f"{path}.{name}".lstrip("."))
+
+
+def leaves(node: dict[str, Any], path: str) -> Iterator[str]:
+    for name, child in node.get("properties", {}).items():
+        inner = f"{path}.{name}".lstrip(".")
+        if child.get("properties"):
+            yield from leaves(child, inner)
+        else:
+            yield inner
+
+
+def settings(node: dict[str, Any], path: str) -> Iterator[str]:
+    for name, value in node.items():
+        inner = f"{path}.{name}".lstrip(".")
+        if isinstance(value, dict):
+            yield from settings(value, inner)
+        else:
+            yield inner
+
+
+def found(defaults: dict[str, Any], path: str) -> bool:
+    node: Any = defaults
+    for key in path.split("."):
+        if not isinstance(node, dict) or key not in node:
+            return False
+        node = node[key]
+    return True
