@@ -1,0 +1,216 @@
+"""Policies fetched from a learner: whole or not at all, bounded, and newer ones instead of those that are gone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from nouscoder.generation.engine_thread import EngineThread
+from nouscoder.generation.engines.fake import FakeEngine
+from nouscoder.generation.errors import PolicyGone, PolicyUnusable
+from nouscoder.generation.metrics import GenerationMetrics
+from nouscoder.generation.policies import Policies
+from nouscoder.generation.policy_cache import CacheUnusable, PolicyCache
+from nouscoder.generation.policy_source import LearnerSource
+from nouscoder.learner.core import RunFiles
+from nouscoder.learner.policy_files import CHUNK_BYTES, NoSuchPolicyFile, PolicyFiles
+from nouscoder.learner.service import LearnerServicer
+from nouscoder.policy import PolicyManifest
+from nouscoder.rpc.channel import PeerUnreachable
+from nouscoder.rpc.policy_client import PolicyClient
+from nouscoder.v1 import learner_pb2, learner_pb2_grpc
+
+BIG = 2 * CHUNK_BYTES + 17
+
+
+def weights(version: int, num_bytes: int = BIG) -> bytes:
+    """What the fake engine takes for weights."""
+    return (8).to_bytes(8, "little") + bytes([version]) * (num_bytes - 8)
+
+
+def manifest_of(version: int, data: bytes) -> PolicyManifest:
+    path = f"/no/such/folder/{version}"  # the learner's disk, not ours
+    return PolicyManifest(version, path, hashlib.sha256(data).hexdigest(), len(data), version)
+
+
+@dataclass
+class FaultyServicer(LearnerServicer):
+    """The learner's own servicer, which sends a changed first or last piece as often as it is told to."""
+
+    flip: int = 0
+    cut: int = 0
+    asked: list[int] = field(default_factory=list)
+
+    def __init__(self, files: PolicyFiles) -> None:
+        super().__init__(None, 0, files)  # type: ignore[arg-type]
+        self.asked = []
+
+    async def FetchPolicy(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        self.asked.append(request.policy_version)
+        pieces = [answer.data async for answer in super().FetchPolicy(request, context)]
+        assert all(len(piece) <= CHUNK_BYTES for piece in pieces)
+        if self.flip:
+            self.flip -= 1
+            pieces[0] = bytes([pieces[0][0] ^ 1]) + pieces[0][1:]
+        if self.cut:
+            self.cut -= 1
+            pieces.pop()
+        for piece in pieces:
+            yield learner_pb2.FetchPolicyResponse(data=piece)
+
+
+@dataclass
+class Rig:
+    files: RunFiles
+    servicer: FaultyServicer
+    server: Any
+    cache_folder: Path
+    cache: PolicyCache
+    source: LearnerSource
+    metrics: GenerationMetrics
+
+    def publish(self, version: int, data: bytes | None = None) -> PolicyManifest:
+        data = weights(version) if data is None else data
+        file = self.files.policies / f"{version:08d}" / "model.safetensors"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+        return manifest_of(version, data)
+
+    def cached(self) -> list[str]:
+        return sorted(path.name for path in self.cache_folder.iterdir() if path.name not in (".lock", "first"))
+
+    def fetches(self, result: str) -> float:
+        name = "nouscoder_generation_policy_fetches_total"
+        return self.metrics.registry.get_sample_value(name, {"result": result}) or 0.0
+
+
+@pytest.fixture
+async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+    monkeypatch.setattr("nouscoder.generation.policy_source._AGAIN_S", 0.01)
+    files = RunFiles(tmp_path / "run", tmp_path / "run/policy")
+    files.policy.mkdir(parents=True)
+    (files.policy / "config.json").write_text('{"model_type": "qwen3"}')
+    (files.policy / "char_tokenizer.json").write_text("{}")
+    (files.policy / "model.safetensors").write_bytes(weights(0))
+    (files.policy / "id_rsa").write_text("secret")
+    (files.run / "config.toml").write_text("secret")
+    metrics = GenerationMetrics()
+    async with AsyncExitStack() as stack:
+        servicer = FaultyServicer(PolicyFiles(files))
+        server = grpc.aio.server()
+        learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        stack.push_async_callback(server.stop, 0)
+        client = await stack.enter_async_context(PolicyClient(address))
+        cache = PolicyCache(tmp_path / "cache")
+        stack.callback(cache.close)
+        source = LearnerSource(client, cache, metrics, patience_s=0.5)
+        yield Rig(files, servicer, server, tmp_path / "cache", cache, source, metrics)
+
+
+async def test_the_policy_folder_comes_without_its_weights_and_nothing_else_is_handed_out(rig: Rig) -> None:
+    folder = await rig.source.first_folder()
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        name: (rig.files.policy / name).read_bytes() for name in ("config.json", "char_tokenizer.json")
+    }
+    handed_out = PolicyFiles(rig.files)
+    assert [file.name for file in handed_out.first()] == ["char_tokenizer.json", "config.json", "model.safetensors"]
+    for name in ("id_rsa", "../config.toml", "..", "", "/etc/passwd", "config.json/", "./config.json", "config.json\0"):
+        with pytest.raises(NoSuchPolicyFile):
+            handed_out.open_first(name)
+
+
+async def test_weights_are_fetched_once_and_the_newest_two_are_kept(rig: Rig) -> None:
+    manifests = [rig.publish(version) for version in range(1, 5)]
+    for manifest in manifests:
+        path = await rig.source.path_of(manifest)
+        assert path.read_bytes() == weights(manifest.policy_version)
+        assert await rig.source.path_of(manifest) == path
+    assert rig.servicer.asked == [1, 2, 3, 4]
+    assert [name.partition("-")[0] for name in rig.cached()] == ["00000003", "00000004"]
+    assert rig.fetches("fetched") == 4
+    assert rig.metrics.registry.get_sample_value("nouscoder_generation_policy_fetch_seconds_count") == 4
+
+
+async def test_the_first_policy_is_fetched_before_the_learner_has_published_it(rig: Rig) -> None:
+    path = await rig.source.path_of(manifest_of(0, weights(0)))
+    assert path.read_bytes() == weights(0)
+
+
+@pytest.mark.parametrize("fault", ["flip", "cut"])
+async def test_what_comes_wrong_is_fetched_again_a_few_times_and_leaves_nothing(rig: Rig, fault: str) -> None:
+    manifest = rig.publish(1)
+    setattr(rig.servicer, fault, 2)
+    assert (await rig.source.path_of(manifest)).read_bytes() == weights(1)
+    assert len(rig.servicer.asked) == 3
+
+    other = rig.publish(2)
+    setattr(rig.servicer, fault, 99)
+    with pytest.raises(PolicyUnusable, match="came with"):
+        await rig.source.path_of(other)
+    assert len(rig.servicer.asked) == 6
+    assert [name.partition("-")[0] for name in rig.cached()] == ["00000001"]
+    assert rig.fetches("failed") == 1
+
+
+async def test_a_kept_file_that_was_damaged_is_fetched_again(rig: Rig) -> None:
+    manifest = rig.publish(1)
+    path = await rig.source.path_of(manifest)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert (await rig.source.path_of(manifest)).read_bytes() == weights(1)
+    assert rig.servicer.asked == [1, 1]
+
+
+async def test_a_pruned_policy_is_gone_at_once_and_so_is_another_of_its_version(rig: Rig) -> None:
+    with pytest.raises(PolicyGone, match="policy version 7 with the SHA-256"):
+        await rig.source.path_of(manifest_of(7, weights(7)))
+    rig.publish(7)
+    with pytest.raises(PolicyGone):
+        await rig.source.path_of(manifest_of(7, weights(8)))
+    assert rig.servicer.asked == [7, 7]
+    assert rig.fetches("gone") == 2
+
+
+async def test_a_learner_that_is_away_is_waited_for_in_bounds(rig: Rig) -> None:
+    manifest = rig.publish(1)
+    await rig.server.stop(0)
+    with pytest.raises(PolicyUnusable, match=r"policy version 1 cannot be fetched: .* did not come within 0 s"):
+        await rig.source.path_of(manifest)
+    with pytest.raises(PeerUnreachable, match="the policy's files did not come within 0 s"):
+        await rig.source.first_folder()
+
+
+async def test_the_engine_takes_over_what_was_fetched(rig: Rig) -> None:
+    async with EngineThread(FakeEngine(max_running=2, max_tokens_total=100), rig.metrics) as thread:
+        policies = Policies(thread, rig.source)
+        await policies.update(rig.publish(3))
+        assert thread.policy_version == 3
+        # Older ones are not even fetched.
+        assert await policies.follow(rig.publish(2)) is False
+        assert rig.servicer.asked == [3]
+
+
+def test_a_cache_is_one_process_s_and_begins_without_partial_files(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    (folder / "00000001-aa.safetensors.part").write_bytes(b"half")
+    cache = PolicyCache(folder)
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+    with pytest.raises(CacheUnusable, match=r"another process uses generation\.cache"):
+        PolicyCache(folder)
+    cache.close()
+    PolicyCache(folder).close()
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheUnusable, match=r"generation\.cache .* cannot be written: Not a directory"):
+        PolicyCache(tmp_path / "file" / "cache")
