@@ -7,7 +7,6 @@ import sys
 from contextlib import ExitStack
 
 from nouscoder.broker.redis_address import given_url
-from nouscoder.broker.redis_server import redis_command, redis_url
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.run_folder import RunFolder
 from nouscoder.supervisor import ProcessSpec
@@ -51,6 +50,8 @@ def service_spec(folder: RunFolder, name: str) -> ProcessSpec:
 
 def redis_spec(folder: RunFolder) -> ProcessSpec:
     """How to start the run's own Redis. Raises RedisServerError when this machine has none."""
+    from nouscoder.broker.redis_server import redis_command  # Redis' client is not where all services are given
+
     return ProcessSpec("redis", tuple(redis_command(folder.path / "redis")), folder.logs / "redis.log")
 
 
@@ -58,6 +59,8 @@ def rewrite_addresses(folder: RunFolder, config: Config) -> Config:
     """Give the run fresh addresses and record them; the rest of its configuration stays as it was."""
     changed = with_addresses(config)
     if not given_url(config.broker):
+        from nouscoder.broker.redis_server import redis_url
+
         own = {"redis_url": redis_url(folder.path / "redis")}
         changed = changed.model_copy(update={"broker": changed.broker.model_copy(update=own)})
     folder.write_text(folder.config_file, dump_config(changed))
@@ -66,4 +69,6 @@ def rewrite_addresses(folder: RunFolder, config: Config) -> Config:
 
 def needs_own_redis(folder: RunFolder, config: Config) -> bool:
     """Whether the run's Redis is one of its own, here, and not one that was given."""
+    from nouscoder.broker.redis_server import redis_url
+
     return config.broker.redis_url == redis_url(folder.path / "redis")
