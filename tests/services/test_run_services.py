@@ -1,0 +1,307 @@
+"""A run whose services are given, from the coordinator's side: patience, changed configurations, what is prepared."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import signal
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+from nouscoder.config import Config, dump_config, load_config
+from nouscoder.data.problems import load_problems
+from nouscoder.rpc.address import AddressError
+from nouscoder.rpc.health import Health
+from nouscoder.rpc.server import Served, start_grpc
+from nouscoder.rpc.tls import CertificatesUnusable, channel_credentials
+from nouscoder.run_folder import FIXED, FolderInUse, RunChanged, RunFolder, attach_patiently
+from nouscoder.run_pages import FILES, open_pages
+from nouscoder.run_services import AWAY_LIMIT_S, GivenServices, ServiceAway
+
+SMALL = ("demo.train_problems=30", "demo.held_out_problems=6", "demo.warm_start_share=0.002")
+
+
+def given_config(root: Path, *overrides: str) -> Config:
+    return load_config(None, [f'run.root="{root}"', "run.name=mine", "run.services=given", *SMALL, *overrides])
+
+
+# Patience
+
+
+def test_an_interruption_is_told_once_when_it_lasts_and_once_when_it_ends() -> None:
+    now, told = [0.0], list[str]()
+    services = GivenServices(Config(), told.append, clock=lambda: now[0])
+    for now[0], is_there in [(1, True), (2, False), (4, True), (10, False), (14, False), (16, False), (20, False)]:
+        services.heard({"broker": is_there, "learner": True})
+        services.check()
+    assert told == ["the broker does not answer: waiting up to 900 s for it"]
+    now[0] = 100
+    services.heard({"broker": True, "learner": True})
+    assert told[1:] == ["the broker answers again after 90 s"]
+
+
+def test_a_service_that_stays_away_ends_the_command_in_one_sentence() -> None:
+    now = [0.0]
+    services = GivenServices(Config(), lambda text: None, clock=lambda: now[0])
+    services.heard({"learner": False, "broker": True})
+    now[0] = AWAY_LIMIT_S
+    services.check()
+    now[0] = AWAY_LIMIT_S + 1
+    with pytest.raises(ServiceAway, match="the learner has not answered for 900 s; nothing of the run is lost"):
+        services.check()
+
+
+# Changed configurations
+
+
+def test_a_harmless_change_is_taken_over(tmp_path: Path) -> None:
+    RunFolder.attach(given_config(tmp_path)).close()
+    changed = given_config(
+        tmp_path, "learner.learning_rate=5e-5", "broker.grpc=elsewhere:50052", "run.total_batches=40"
+    )
+    folder = RunFolder.attach(changed)
+    assert load_config(folder.config_file) == changed
+    folder.close()
+
+
+CHANGES = {
+    "run.seed": "1",
+    "problems.train": "other.jsonl",
+    "problems.held_out": "other.jsonl",
+    "problems.held_out_samples": "3",
+    "policy.path": "other",
+    "broker.group_size": "4",
+    "broker.batch_size": "32",
+    "learner.steps_per_batch": "2",
+    "learner.reward": "binary",
+    "generation.sampling.temperature": "0.5",
+    "generation.sampling.top_p": "0.5",
+    "generation.sampling.max_new_tokens": "16",
+    "demo.train_problems": "31",
+    "demo.held_out_problems": "7",
+    "demo.warm_start_share": "0.003",
+}
+
+
+def test_every_value_that_is_fixed_is_tried_below() -> None:
+    assert set(CHANGES) == set(FIXED)
+
+
+@pytest.mark.parametrize("key", FIXED)
+def test_a_change_that_would_break_the_run_is_refused_and_changes_nothing(tmp_path: Path, key: str) -> None:
+    RunFolder.attach(given_config(tmp_path)).close()
+    before = (tmp_path / "mine/config.toml").read_text()
+    with pytest.raises(RunChanged, match=f"^{key} is .*, but the run in .*mine began with .*: put it back, or give"):
+        RunFolder.attach(given_config(tmp_path, f"{key}={CHANGES[key]}"))
+    assert (tmp_path / "mine/config.toml").read_text() == before
+    RunFolder.attach(given_config(tmp_path)).close()  # and the lock was let go
+
+
+def test_what_is_recorded_holds_no_password(tmp_path: Path) -> None:
+    RunFolder.attach(given_config(tmp_path, "broker.redis_url=redis://:hunter2@redis:6379/0")).close()
+    text = (tmp_path / "mine/config.toml").read_text()
+    assert "hunter2" not in text
+    assert 'redis_url = "redis://redis:6379/0"' in text
+
+
+async def test_a_folder_still_held_by_a_process_that_is_being_replaced_is_waited_for(tmp_path: Path) -> None:
+    config = given_config(tmp_path)
+    former = RunFolder.attach(config)
+    with pytest.raises(FolderInUse, match="another process is working in"):
+        await attach_patiently(config, patience_s=0.1)
+    waiting = asyncio.ensure_future(attach_patiently(config, patience_s=20))
+    await asyncio.sleep(0.05)
+    former.close()
+    (await waiting).close()
+
+
+# What is prepared
+
+
+def prepare(file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nouscoder", "prepare-run", str(file), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def test_a_preparation_that_was_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    config = given_config(tmp_path, "demo.warm_start_share=0.02")
+    file = tmp_path / "config.toml"
+    file.write_text(dump_config(config))
+    policy = config.run.folder / "policy"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nouscoder", "prepare-run", str(file)], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if '"warm start"' in line:
+            break
+    os.kill(process.pid, signal.SIGKILL)
+    process.stderr.close()
+    process.wait(10)
+    assert not policy.exists()
+    # A copy of weights that was cut off lies about too.
+    policy.with_name("policy.part").mkdir()
+    (policy.with_name("policy.part") / "model.safetensors").write_bytes(b"half")
+
+    done = prepare(file)
+    assert done.returncode == 0, done.stderr
+    assert '"event": "the run is prepared"' in done.stderr
+    first = contents(config.run.folder)
+    assert {"policy/config.json", "policy/model.safetensors", "problems/train.jsonl", "config.toml"} <= first.keys()
+    assert not [name for name in first if ".part" in name]
+
+    again = prepare(file)
+    assert again.returncode == 0
+    assert '"warm start"' not in again.stderr
+    assert contents(config.run.folder) == first
+
+
+def test_problems_alone_are_those_of_the_whole_and_a_changed_seed_is_refused(tmp_path: Path) -> None:
+    places = [f'problems.{name}="{tmp_path}/problems/{name}.jsonl"' for name in ("train", "held_out")]
+    file = tmp_path / "config.toml"
+    file.write_text(dump_config(given_config(tmp_path, *places)))
+    assert prepare(file, "--only", "problems").returncode == 0
+    assert not (tmp_path / "mine").exists()
+    made = contents(tmp_path / "problems")
+    assert len(load_problems(tmp_path / "problems/train.jsonl")) == 30
+    assert prepare(file, "--only", "problems").returncode == 0
+    assert contents(tmp_path / "problems") == made
+
+    file.write_text(dump_config(given_config(tmp_path, *places, "run.seed=5")))
+    refused = prepare(file, "--only", "problems")
+    assert refused.returncode == 78
+    assert "run.seed is 5, but the run in" in refused.stderr
+    assert contents(tmp_path / "problems") == made
+
+
+def test_a_policy_that_nobody_can_make_is_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(dump_config(given_config(tmp_path, "policy.path=/models/none")))
+    answer = prepare(file)
+    assert answer.returncode == 78
+    assert answer.stderr.strip().endswith(
+        "/models/none does not exist: only a policy inside the run folder is made here"
+    )
+
+
+# Pages
+
+
+def request(address: str, path: str, method: str = "GET") -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(address, timeout=10)
+    connection.request(method, path)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, body
+
+
+def test_pages_answer_the_files_of_the_list_and_nothing_else(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "policy").mkdir(parents=True)
+    for name in ("config.toml", "metrics.jsonl", "secret.txt", "policy/config.json"):
+        (run / name).write_text(name)
+    (tmp_path / "config.toml").write_text("outside")
+    with open_pages(run, "127.0.0.1:0") as address:
+        assert request(address, "/config.toml") == (200, b"config.toml")
+        assert request(address, "/metrics.jsonl?x=1") == (200, b"metrics.jsonl")
+        assert request(address, "/report.html") == (404, b"this file comes later in the run\n")
+        assert request(address, "/config.toml", "HEAD") == (200, b"")
+        status, index = request(address, "/")
+        assert status == 200
+        assert all(name.encode() in index for name in FILES)
+        for path in ("/secret.txt", "/policy/config.json", "/../config.toml", "/%2e%2e/config.toml", "/.", "/policy"):
+            assert request(address, path)[0] == 404, path
+        assert request(address, "/config.toml", "DELETE")[0] == 501
+        with (
+            pytest.raises(AddressError, match=f"cannot listen on {address} for the run's pages"),
+            open_pages(run, address),
+        ):
+            pass
+
+
+# Health and TLS
+
+
+async def said(address: str, service: str) -> str:
+    async with grpc.aio.insecure_channel(address) as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
+async def test_the_health_port_is_alive_first_ready_later_and_drains_with_the_api() -> None:
+    health = Health("127.0.0.1:0")
+    draining, may_end = asyncio.Event(), asyncio.Event()
+
+    class Handler(grpc.GenericRpcHandler):
+        def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+            async def wait(_: object, context: object) -> bytes:
+                draining.set()
+                await may_end.wait()
+                return b""
+
+            return grpc.unary_unary_rpc_method_handler(wait) if details.method == "/slow/Call" else None  # type: ignore[arg-type]
+
+    async with AsyncExitStack() as outer:
+        stack = AsyncExitStack()
+        await health.start(stack)
+        assert await said(health.bound, "liveness") == "SERVING"
+        assert await said(health.bound, "readiness") == "NOT_SERVING"
+        served = Served(
+            "127.0.0.1:0",
+            "127.0.0.1:0",
+            [],
+            lambda server: server.add_generic_rpc_handlers((Handler(),)),
+            CollectorRegistry(),
+            drain_s=10.0,
+            health=health,
+        )
+        address = await start_grpc(served, stack)
+        for service in ("", "readiness", "liveness"):
+            assert await said(health.bound, service) == await said(address, service) == "SERVING"
+
+        channel = await outer.enter_async_context(grpc.aio.insecure_channel(address))
+        call = asyncio.ensure_future(channel.unary_unary("/slow/Call")(b""))
+        await draining.wait()
+        closing = asyncio.ensure_future(stack.aclose())
+        async with asyncio.timeout(10):
+            while await said(health.bound, "readiness") != "NOT_SERVING":
+                await asyncio.sleep(0.01)
+        assert not closing.done()
+        assert await said(health.bound, "liveness") == "NOT_SERVING"
+        may_end.set()
+        await asyncio.wait_for(call, 10)
+        await asyncio.wait_for(closing, 10)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await said(health.bound, "readiness")
+
+
+async def test_a_health_port_in_use_is_one_sentence() -> None:
+    async with AsyncExitStack() as stack:
+        first = Health("127.0.0.1:0")
+        await first.start(stack)
+        with pytest.raises(AddressError, match=f"cannot listen on {first.bound} for health checks"):
+            await Health(first.bound).start(stack)
+
+
+def test_certificates_that_are_not_there_are_named(tmp_path: Path) -> None:
+    places = [f'tls.{name}="{tmp_path}/{name}"' for name in ("certificate", "key", "ca")]
+    config = load_config(None, [*places, "verifier.tls.certificate=/a", "verifier.tls.key=/b"])
+    with pytest.raises(CertificatesUnusable, match=rf"\[tls\] cannot be set up from {tmp_path}/certificate"):
+        channel_credentials(config.tls)
