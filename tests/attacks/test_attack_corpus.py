@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import platform
 import random
@@ -26,6 +27,7 @@ from nouscoder.verdict import Verdict, VerdictKind
 from nouscoder.verifier.grader import Grader
 from nouscoder.verifier.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import PoolConfig, Sandbox, SandboxConfig, SandboxUnavailable, open_sandbox
+from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CANARY = Submission(StdinTests((StdinCase("41\n", "42"),)), "print(int(input()) + 1)", limits=Limits(20.0, 10.0))
@@ -91,15 +93,57 @@ class HostState:
         return HostState(mounts, frozenset(cgroups), objects, frozenset(strange), len(os.listdir("/proc/self/fd")))
 
 
+LOOK_IN_POD = """
+import json, os
+def tree(folder): return sorted(os.path.join(at, name) for at, _, names in os.walk(folder) for name in names)
+names = [open(f"/proc/{pid}/comm").read().strip() for pid in os.listdir("/proc") if pid.isdigit()]
+files = [tree(folder) for folder in ("/tmp", "/dev", "/program", "/run", "/var/tmp")]
+print(json.dumps([sorted(names), sorted(open("/proc/1/mounts")), files, len(os.listdir("/proc/1/fd"))]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """Of the processes below this one, and of the host. gVisor's own helper processes are told by their name."""
+
+    backend: str
+
+    async def look(self) -> tuple[int, HostState]:
+        """How many processes there are, and the rest."""
+        return len([name for name in family(os.getpid()).values() if self._is_ours(name)]), HostState.now()
+
+    def _is_ours(self, name: str) -> bool:
+        return self.backend != "runsc" or not name.startswith(("runsc", "exe", "systrap"))
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """Of the runner pod in use, from inside: this host runs no candidate."""
+
+    sandbox: GvisorSandbox
+    namespace: str
+
+    async def look(self) -> tuple[int, Any]:
+        """How many processes there are, and the rest."""
+        (name,) = self.sandbox.pool.names
+        command = ("kubectl", "exec", "-n", self.namespace, name, "--", "python3", "-I", "-S", "-c", LOOK_IN_POD)
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        async with asyncio.timeout(20):
+            told, _ = await process.communicate()
+        names, *rest = json.loads(told)
+        return len(names), rest
+
+
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """A started backend with one slot, and what a quiet host looks like with it."""
+    """A started backend with one slot, and what a quiet place looks like with it."""
 
     sandbox: Sandbox
     grader: Grader
     filled: Mapping[str, str]
+    view: HostView | PodView
     num_processes: int
-    state: HostState
+    state: Any
 
     async def check_canary(self) -> None:
         """An honest submission is graded as ever."""
@@ -107,18 +151,14 @@ class Arena:
         assert verdict.kind is VerdictKind.ACCEPTED, verdict
 
     async def check_nothing_left(self) -> None:
-        """Back to the quiet host, within a limit. gVisor's own helper processes are told by their name."""
+        """Back to the quiet place, within a limit."""
         end = asyncio.get_running_loop().time() + SETTLE_S
         while True:
-            left = {pid: name for pid, name in family(os.getpid()).items() if self._is_ours(name)}
-            state = HostState.now()
-            if len(left) <= self.num_processes and state == self.state:
+            num_processes, state = await self.view.look()
+            if num_processes <= self.num_processes and state == self.state:
                 return
-            assert asyncio.get_running_loop().time() < end, f"left: {left} of {self.num_processes}, {state}"
+            assert asyncio.get_running_loop().time() < end, f"left: {num_processes} of {self.num_processes}, {state}"
             await asyncio.sleep(0.02)
-
-    def _is_ours(self, name: str) -> bool:
-        return self.sandbox.name != "runsc" or not name.startswith(("runsc", "exe", "systrap"))
 
 
 async def open_arena(backend: str, filled: Mapping[str, str], slots: int = 1, pool: PoolConfig = NO_POOL) -> Arena:
@@ -131,8 +171,10 @@ async def open_arena(backend: str, filled: Mapping[str, str], slots: int = 1, po
     grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
     await grader.grade(CANARY)
     await asyncio.sleep(0.3)  # the slot makes its next namespaces
-    num_processes = len(family(os.getpid())) if backend != "runsc" else 0
-    return Arena(sandbox, grader, filled, num_processes, HostState.now())
+    view: HostView | PodView = HostView(backend)
+    if isinstance(sandbox, GvisorSandbox):
+        view = PodView(sandbox, json.loads(Path(pool.template).read_text())["metadata"]["namespace"])
+    return Arena(sandbox, grader, filled, view, *await view.look())
 
 
 @pytest_asyncio.fixture(

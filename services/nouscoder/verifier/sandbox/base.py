@@ -130,6 +130,16 @@ class Sandbox(Protocol):
         """For people and for Capabilities: what stands between a candidate and the host, layer by layer."""
         ...
 
+    @property
+    def runners(self) -> Mapping[str, int]:
+        """How many runner pods are in each state; empty where a slot is no pod."""
+        ...
+
+    @property
+    def replacements(self) -> Mapping[str, int]:
+        """How many runner pods were replaced since the start, by reason; empty where a slot is no pod."""
+        ...
+
     async def start(self) -> None:
         """Bring the slots up. Raises SandboxUnavailable with one clear sentence."""
         ...

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from nouscoder.verifier.sandbox.base import (
     NO_FILES,
@@ -62,6 +63,8 @@ class FakeSandbox:
 
     name = "fake"
     isolation: tuple[str, ...] = ()
+    runners: Mapping[str, int] = MappingProxyType({})
+    replacements: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, table: Mapping[str, Behaviour] | None = None, num_slots: int = 2) -> None:
         self.num_slots = num_slots

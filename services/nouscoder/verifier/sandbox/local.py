@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.languages import prepared_folders
@@ -123,6 +123,16 @@ class LocalSandbox:
         users = ("separate-users",) if host_is_root() else ()
         grouped = self._slots[0].group is not UNGROUPED
         return (*_ISOLATION, *users, *(f"cgroup:{name}" for name in self._groups.names if grouped))
+
+    @property
+    def runners(self) -> Mapping[str, int]:
+        """See `Sandbox`."""
+        return {}
+
+    @property
+    def replacements(self) -> Mapping[str, int]:
+        """See `Sandbox`."""
+        return {}
 
     def pids(self) -> list[int]:
         """Process ids of the slots' zygotes, for tests and diagnosis."""

@@ -124,6 +124,11 @@ class RunnerPool:
         counted = Counter(runner.state for runner in self._runners.values())
         return {state: counted[state] for state in RunnerState}
 
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the runners that are there, for people and tests."""
+        return tuple(self._runners)
+
     async def start(self) -> None:
         """Begin to keep the pool."""
         self._keeper = asyncio.create_task(self._keep(), name="runner pool")
