@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.shared_cores import wait_passively
 
 app = typer.Typer(
     name="nouscoder",
@@ -97,6 +98,7 @@ def prepare_run(
     from nouscoder.logs import configure_logs
 
     config = load_config(config_file, overrides or [])
+    wait_passively()
     configure_logs("prepare-run")
     with _unusable_is_78():
         asyncio.run(prepare_the_run(config, only_problems=only is Part.PROBLEMS))
@@ -119,6 +121,7 @@ def serve(
     given = {"grpc": grpc, "http": http, "metrics": metrics}
     addresses = [f'{service.value}.{key}="{value}"' for key, value in given.items() if value is not None]
     config = load_config(config_file, [*(overrides or []), *addresses])
+    wait_passively()
     configure_logs(service.value)
     with _unusable_is_78():
         if service is Service.VERIFIER:

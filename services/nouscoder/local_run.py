@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import socket
 import sys
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
 
 from nouscoder.broker.redis_address import given_url
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.run_folder import RunFolder
-from nouscoder.supervisor import ProcessSpec
+from nouscoder.run_services import LOCAL_TRIES, RunServices
+from nouscoder.shared_cores import SHARED_CORES
+from nouscoder.supervisor import ProcessSpec, Supervised, Supervisor
 
-# Processes that share two cores must not burn them waiting for each other: OpenMP spins by default.
-SHARED_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
 SERVICES = ("broker", "verifier", "generation", "learner")
+_PATIENCE_S = 120.0
 
 
 def free_addresses(count: int) -> list[str]:
@@ -72,3 +74,55 @@ def needs_own_redis(folder: RunFolder, config: Config) -> bool:
     from nouscoder.broker.redis_server import redis_url
 
     return config.broker.redis_url == redis_url(folder.path / "redis")
+
+
+class LocalServices:
+    """Processes of this machine under a supervisor."""
+
+    patience_s = _PATIENCE_S
+    watch_every_s = 0.5
+
+    def __init__(self, folder: RunFolder, config: Config, supervisor: Supervisor) -> None:
+        self.config = config
+        self._folder = folder
+        self._supervisor = supervisor
+        self._started: dict[str, Supervised] = {}
+
+    def start(self, *names: str) -> None:
+        """Start these processes."""
+        for name in names:
+            self._started[name] = self._supervisor.start(service_spec(self._folder, name))
+
+    def heard(self, answered: Mapping[str, bool]) -> None:
+        """The supervisor knows better."""
+
+    def check(self) -> None:
+        """Raises SupervisionError."""
+        self._supervisor.check()
+
+    def gives_up(self, num_tries: int, tried_s: float) -> bool:
+        """After a few tries: the supervisor starts a process again at once."""
+        return num_tries >= LOCAL_TRIES
+
+    @property
+    def processes(self) -> list[Supervised]:
+        """All of them."""
+        return self._supervisor.processes
+
+    @property
+    def learner_ended(self) -> bool:
+        """Its process has ended."""
+        return "learner" in self._started and self._started["learner"].ended.is_set()
+
+
+@asynccontextmanager
+async def open_local(folder: RunFolder, config: Config) -> AsyncIterator[RunServices]:
+    """Services as processes of this machine, Redis running already; on leaving nothing is left running."""
+    config = rewrite_addresses(folder, config)
+    supervisor = Supervisor()
+    try:
+        if needs_own_redis(folder, config):
+            supervisor.start(redis_spec(folder))
+        yield LocalServices(folder, config, supervisor)
+    finally:
+        await supervisor.close()

@@ -15,14 +15,12 @@ from typing import Protocol
 
 from nouscoder.config import Config
 from nouscoder.errors import NousCoderError
-from nouscoder.local_run import needs_own_redis, redis_spec, rewrite_addresses, service_spec
 from nouscoder.run_folder import RunFolder
-from nouscoder.supervisor import Supervised, Supervisor
+from nouscoder.supervisor import Supervised
 
 AWAY_LIMIT_S = 900.0
 _TOLD_AFTER_S = 5.0
-_LOCAL_TRIES = 3
-_LOCAL_PATIENCE_S = 120.0
+LOCAL_TRIES = 3
 
 
 class ServiceAway(NousCoderError):
@@ -61,45 +59,6 @@ class RunServices(Protocol):
     def learner_ended(self) -> bool:
         """The learner has nothing left to write."""
         ...
-
-
-class LocalServices:
-    """Processes of this machine under a supervisor."""
-
-    patience_s = _LOCAL_PATIENCE_S
-    watch_every_s = 0.5
-
-    def __init__(self, folder: RunFolder, config: Config, supervisor: Supervisor) -> None:
-        self.config = config
-        self._folder = folder
-        self._supervisor = supervisor
-        self._started: dict[str, Supervised] = {}
-
-    def start(self, *names: str) -> None:
-        """Start these processes."""
-        for name in names:
-            self._started[name] = self._supervisor.start(service_spec(self._folder, name))
-
-    def heard(self, answered: Mapping[str, bool]) -> None:
-        """The supervisor knows better."""
-
-    def check(self) -> None:
-        """Raises SupervisionError."""
-        self._supervisor.check()
-
-    def gives_up(self, num_tries: int, tried_s: float) -> bool:
-        """After a few tries: the supervisor starts a process again at once."""
-        return num_tries >= _LOCAL_TRIES
-
-    @property
-    def processes(self) -> list[Supervised]:
-        """All of them."""
-        return self._supervisor.processes
-
-    @property
-    def learner_ended(self) -> bool:
-        """Its process has ended."""
-        return "learner" in self._started and self._started["learner"].ended.is_set()
 
 
 class GivenServices:
@@ -146,20 +105,17 @@ class GivenServices:
 
     def gives_up(self, num_tries: int, tried_s: float) -> bool:
         """When they had time enough to come back."""
-        return num_tries >= _LOCAL_TRIES and tried_s > self.patience_s
+        return num_tries >= LOCAL_TRIES and tried_s > self.patience_s
 
 
 @asynccontextmanager
 async def open_services(folder: RunFolder, config: Config, say: Callable[[str], None]) -> AsyncIterator[RunServices]:
-    """The services of this run; of our own, Redis runs already, and on leaving none is left running."""
+    """The services of this run; of our own none is left running on leaving."""
     if config.run.services == "given":
         yield GivenServices(config, say)
         return
-    config = rewrite_addresses(folder, config)
-    supervisor = Supervisor()
-    try:
-        if needs_own_redis(folder, config):
-            supervisor.start(redis_spec(folder))
-        yield LocalServices(folder, config, supervisor)
-    finally:
-        await supervisor.close()
+    # Only here: who attaches to given services needs no Redis, not even its client.
+    from nouscoder.local_run import open_local
+
+    async with open_local(folder, config) as services:
+        yield services

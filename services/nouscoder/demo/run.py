@@ -13,10 +13,10 @@ from rich.console import Console
 
 from nouscoder.config import Config, load_config
 from nouscoder.errors import NousCoderError
-from nouscoder.local_run import SHARED_CORES
 from nouscoder.pipeline import interruptible, run_loop
 from nouscoder.recipes import recipe_path
 from nouscoder.run_folder import RunFolder, unused_name
+from nouscoder.shared_cores import SHARED_CORES
 from nouscoder.view import View, open_view
 
 PREPARE_LIMIT_S = 900.0
