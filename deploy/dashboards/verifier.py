@@ -110,7 +110,7 @@ _GRADING = (
 _SANDBOXES = (
     Panel(
         "Sandboxes by state",
-        "Slots of all gateways. With runner pods a slot is a runner: see the states in docs/operating.md.",
+        "Slots of all gateways, each for one submission at a time.",
         "none",
         (Query(f"sum by (state) ({metric('verifier_sandboxes')})", "{{state}}"),),
         Kind.STACKED,
@@ -128,6 +128,22 @@ _SANDBOXES = (
         " fault in the gateway), judge (a checker or interactor failed).",
         "none",
         (Query(f"sum by (cause) (increase({metric('verifier_internal_errors_total')}[{WINDOW}]))", "{{cause}}"),),
+    ),
+    Panel(
+        "Runner pods by state",
+        "Pods of the RuntimeClass that candidates run in: starting, unproven (a canary decides), ready, lent to a slot,"
+        " quarantined (failed the canary; kept for you). All 0 where sandboxes are no pods.",
+        "none",
+        (Query(f"sum by (state) ({metric('verifier_runners')})", "{{state}}"),),
+        Kind.STACKED,
+    ),
+    Panel(
+        "Runner pods replaced",
+        "In the window, by reason. worn (it served its number of submissions) is the rule; lost (its pod died), stuck (never"
+        " came up), silent and canary (did not grade a known program, or did so wrongly) are not.",
+        "none",
+        (Query(f"sum by (reason) (increase({metric('verifier_runner_replacements_total')}[{WINDOW}]))", "{{reason}}"),),
+        Kind.STACKED,
     ),
     Panel(
         "Extra lanes",

@@ -26,6 +26,7 @@ from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.run_status import RunStatus, StreamStatus
 from nouscoder.verdict import VerdictKind
 from nouscoder.verifier.metrics import FailureCause, VerifierMetrics
+from nouscoder.verifier.sandbox.pool import Replaced, RunnerState
 
 # design.md section 8, without the prefix: what others' scripts read, so it does not change.
 _PROMISED = """
@@ -105,6 +106,8 @@ def test_a_promised_metric_is_exported_before_anything_happened(promised: str) -
             {kind.value for kind in VerdictKind} - {VerdictKind.NO_CODE.value, VerdictKind.COMPILE_ERROR.value},
         ),
         ("verifier_internal_errors_total", "cause", {cause.value for cause in FailureCause}),
+        ("verifier_runners", "state", {state.value for state in RunnerState}),
+        ("verifier_runner_replacements_total", "reason", {reason.value for reason in Replaced}),
         ("broker_ledger_rollouts", "state", {"admitted", *(state.value for state in RolloutState)}),
         ("broker_dead_letters_total", "stream", set(STREAMS)),
         ("broker_redeliveries_total", "stream", set(STREAMS)),
@@ -127,6 +130,16 @@ def test_the_promised_names_are_those_of_the_code_and_each_of_ours_has_the_prefi
     assert [
         name for name in found if not re.fullmatch(r"nouscoder_(verifier|broker|generation|learner)_[a-z_]+", name)
     ] == []
+
+
+def test_runner_pods_are_counted_when_somebody_looks() -> None:
+    registry = CollectorRegistry()
+    states, replaced = {"ready": 2, "lent": 1}, {"worn": 3}
+    VerifierMetrics(registry).watch_runners(lambda: states, lambda: replaced)
+    states["ready"] = 1
+    assert registry.get_sample_value("nouscoder_verifier_runners", {"state": "ready"}) == 1
+    assert registry.get_sample_value("nouscoder_verifier_runners", {"state": "quarantined"}) == 0
+    assert registry.get_sample_value("nouscoder_verifier_runner_replacements_total", {"reason": "worn"}) == 3
 
 
 async def test_every_service_also_tells_of_its_process() -> None:

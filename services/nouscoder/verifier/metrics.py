@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from nouscoder.verdict import TestOutcome, Verdict, VerdictKind
+from nouscoder.verifier.sandbox.pool import Replaced, RunnerState
 
 _TEST_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60)
 _SUBMISSION_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
@@ -19,6 +23,27 @@ class FailureCause(StrEnum):
     SANDBOX_SILENT = "sandbox_silent"  # the backend did not answer in time
     GRADER = "grader"  # a fault in the gateway itself
     JUDGE = "judge"  # a checker or an interactor failed, or a gold answer cannot be read
+
+
+class _RunnerCollector(Collector):
+    """Counts runner pods when somebody looks; every state and reason is there, at 0 where a slot is no pod."""
+
+    def __init__(self) -> None:
+        self.states: Callable[[], Mapping[str, int]] = dict
+        self.replacements: Callable[[], Mapping[str, int]] = dict
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of one instant."""
+        runners = GaugeMetricFamily("nouscoder_verifier_runners", "Runner pods, by state", labels=["state"])
+        states, replaced = self.states(), self.replacements()
+        for state in RunnerState:
+            runners.add_metric([state.value], states.get(state.value, 0))
+        replacements = CounterMetricFamily(
+            "nouscoder_verifier_runner_replacements", "Runner pods that another replaced, by reason", labels=["reason"]
+        )
+        for reason in Replaced:
+            replacements.add_metric([reason.value], replaced.get(reason.value, 0))
+        yield from (runners, replacements)
 
 
 class VerifierMetrics:
@@ -52,11 +77,19 @@ class VerifierMetrics:
             "Sandboxes opened beside the first of a submission, on idle slots",
             registry=registry,
         )
+        self._runners = _RunnerCollector()
+        registry.register(self._runners)
         for cause in FailureCause:
             self._ours.labels(cause.value)
         self._submissions = {kind: submissions.labels(kind.value) for kind in VerdictKind}
         never = (VerdictKind.NO_CODE, VerdictKind.COMPILE_ERROR)
         self._tests = {kind: tests.labels(kind.value) for kind in VerdictKind if kind not in never}
+
+    def watch_runners(
+        self, states: Callable[[], Mapping[str, int]], replacements: Callable[[], Mapping[str, int]]
+    ) -> None:
+        """Where to read the numbers of runner pods."""
+        self._runners.states, self._runners.replacements = states, replacements
 
     def graded(self, verdict: Verdict) -> None:
         """A submission got its verdict."""

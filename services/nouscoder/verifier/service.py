@@ -148,6 +148,7 @@ async def serve(config: Config, with_broker: bool = False) -> None:
     async with AsyncExitStack() as stack:
         sandbox = open_sandbox(sandbox_config(section))
         stack.push_async_callback(sandbox.close)
+        metrics.watch_runners(lambda: sandbox.runners, lambda: sandbox.replacements)
         await sandbox.start()
         telemetry = open_telemetry(section.tracing_endpoint, stack)
         core, quotas, audit = Grader(telemetry.sandbox(sandbox), metrics, grading_policy(section)), Quotas(), None
