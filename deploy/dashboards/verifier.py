@@ -139,8 +139,8 @@ _SANDBOXES = (
     ),
     Panel(
         "Runner pods replaced",
-        "In the window, by reason. worn (it served its number of submissions) is the rule; lost (its pod died), stuck (never"
-        " came up), silent and canary (did not grade a known program, or did so wrongly) are not.",
+        "In the window, by reason. worn (it served its number of submissions) is the rule; lost (its pod died), stuck"
+        " (never came up), silent and canary (did not grade a known program, or did so wrongly) are not.",
         "none",
         (Query(f"sum by (reason) (increase({metric('verifier_runner_replacements_total')}[{WINDOW}]))", "{{reason}}"),),
         Kind.STACKED,
