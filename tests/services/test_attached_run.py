@@ -191,9 +191,8 @@ def health(address: str, service: str = "readiness") -> str:
     """What the health port says; GONE when nothing listens."""
     with grpc.insecure_channel(address) as channel:
         try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(service=service), timeout=5
-            )
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
         except grpc.RpcError:
             return "GONE"
     return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)

@@ -14,7 +14,8 @@ import pytest
 from nouscoder.generation.engine_thread import EngineThread
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.policies import Policies, PolicyUnusable
+from nouscoder.generation.policies import Policies, PolicyGone, PolicyUnusable
+from nouscoder.generation.policy_source import FolderSource
 from nouscoder.generation.worker import RolloutWorker
 from nouscoder.lease import Lease, LeasedTask, LeasedTasks
 from nouscoder.policy import PolicyManifest
@@ -169,6 +170,54 @@ async def test_a_newer_policy_reaches_running_rollouts_and_an_older_one_is_ignor
         await until(lambda: len(broker.submitted) == 6)
         assert {rollout.newest_version for _, rollout in broker.submitted} == {2}
         assert bench.engine.policy_version == 2
+
+
+async def test_a_worker_that_is_stopped_hands_in_what_has_ended(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    async with working(broker, tmp_path) as bench:
+        await until(lambda: bench.policies.current is not None)
+        submit = broker.submit_rollouts
+        calls: list[int] = []
+
+        async def first_stuck(rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
+            calls.append(1)
+            if len(calls) == 1:
+                await asyncio.Event().wait()  # cut off in the middle of this call
+            return await submit(rollouts)
+
+        broker.submit_rollouts = first_stuck  # type: ignore[method-assign]
+        broker.tasks = tasks(3)
+        await until(lambda: bool(calls) and bench.engine.num_running + bench.engine.num_waiting == 0)
+        assert broker.submitted == []
+        bench.running.cancel()
+        await asyncio.gather(bench.running, return_exceptions=True)
+        assert broker.ids == ["r000", "r001", "r002"]
+        assert bench.worker.num_held == 0
+
+
+async def test_a_policy_that_is_gone_is_skipped_for_the_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = MemoryBroker(tasks(2))
+    gone = {1, 2, 3, 4, 5}
+    path_of = FolderSource.path_of
+
+    async def pruned(source: FolderSource, manifest: PolicyManifest) -> Path:
+        if manifest.policy_version in gone:
+            raise PolicyGone("pruned")
+        return await path_of(source, manifest)
+
+    monkeypatch.setattr(FolderSource, "path_of", pruned)
+    async with working(broker, None) as bench:
+        for version in range(1, 7):
+            broker.manifests.put_nowait(published(tmp_path, version))
+        await until(lambda: len(broker.submitted) == 2)
+        assert bench.engine.policy_version == 6
+        monkeypatch.setattr("nouscoder.generation.worker._NEWER_LIMIT_S", 0.05)
+        gone.add(7)
+        broker.manifests.put_nowait(published(tmp_path, 7))
+        with pytest.raises(PolicyGone, match="no newer policy came within 0 s of one that is gone"):
+            await asyncio.wait_for(bench.running, 10)
 
 
 async def test_a_lost_lease_drops_its_rollout_and_frees_its_place(tmp_path: Path) -> None:

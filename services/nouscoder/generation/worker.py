@@ -1,7 +1,8 @@
 """The worker loop: leases tasks from the broker, has them sampled, hands the rollouts in, and follows the policy.
 
 INVARIANT: every task leased is submitted at most once under a lease this worker holds, and leaves `held` exactly once:
-submitted, lost with its lease, or given up with its lease left to expire; at most `max_held` are held at a time.
+submitted, lost with its lease, or given up with its lease left to expire, as those are that are not sampled to their
+end when the worker is stopped; at most `max_held` are held at a time.
 
     loop     waits for                         does
     pull     a policy, and room for tasks      lease_tasks -> engine.sample
@@ -25,7 +26,7 @@ from nouscoder.lease import LeasedTask, LeasedTasks
 from nouscoder.policy import PolicyManifest
 from nouscoder.rollout import Rollout
 from nouscoder.rpc.broker_client import LeaseKeeper
-from nouscoder.rpc.channel import PeerUnreachable
+from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.server import run_until_stopped
 
 log = logging.getLogger(__name__)
@@ -96,6 +97,7 @@ class RolloutWorker:
                 loops = (self._pull(keeper), self._submit(keeper), self._follow(), self._drop(keeper))
                 await run_until_stopped(asyncio.Event(), *loops)
             finally:
+                await self._hand_in_what_ended()
                 for rollout_id in list(self._held):
                     self._leave(rollout_id, keeper).future.cancel()
 
@@ -161,6 +163,17 @@ class RolloutWorker:
                 if rollout.rollout_id in self._held:
                     self._leave(rollout.rollout_id, keeper)
 
+    async def _hand_in_what_ended(self) -> None:
+        """On the way out: what is sampled is not thrown away. The leases of the rest run out, and others sample it."""
+        pairs = [(held.lease_id, held.future.result()) for held in self._held.values() if _has_rollout(held.future)]
+        if not pairs:
+            return
+        try:
+            async with asyncio.timeout(_HAND_IN_LIMIT_S):
+                await self._broker.submit_rollouts(pairs)
+        except (TimeoutError, PeerError) as error:
+            log.warning("rollouts lost", extra={"num_rollouts": len(pairs), "reason": str(error)})
+
     async def _follow(self) -> None:
         bad_in_a_row = 0
         limit_s: float | None = None
@@ -214,3 +227,7 @@ class RolloutWorker:
             self._room.set()
         else:
             self._room.clear()
+
+
+def _has_rollout(future: asyncio.Future[Rollout]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
