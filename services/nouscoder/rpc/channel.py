@@ -26,6 +26,7 @@ _OPTIONS = [
     # A peer whose machine is gone never says so: given up after 5 + 10 s without an answer. TCP_USER_TIMEOUT follows.
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 10000),
+    ("grpc.http2.ping_timeout_ms", 10000),  # a minute otherwise, whatever the keepalive's own limit is
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 0),
 ]

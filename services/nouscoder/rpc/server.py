@@ -36,6 +36,7 @@ _OPTIONS = [
     # A client whose machine is gone never says so: what is kept for it goes after a minute at most.
     ("grpc.keepalive_time_ms", 30000),
     ("grpc.keepalive_timeout_ms", 20000),
+    ("grpc.http2.ping_timeout_ms", 20000),
     ("grpc.http2.max_pings_without_data", 0),
 ]
 
