@@ -129,6 +129,14 @@ class Site:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(10)
 
+    def restart_redis(self) -> None:
+        """SIGKILL, a moment without one, and a new one on the same append-only file."""
+        assert self.redis.pid is not None
+        os.kill(self.redis.pid, signal.SIGKILL)
+        self.until(lambda: not self.redis.is_running(), "Redis is gone")
+        time.sleep(0.4)
+        self.redis = start_redis(self.root / "redis")
+
     def stop(self, name: str, limit_s: float = 20) -> int:
         process = self.processes.pop(name)
         process.terminate()
@@ -227,6 +235,7 @@ def test_a_run_through_given_services_ends_and_outlives_the_coordinator(site: Ca
     run.until(lambda: len(run.steps()) >= 4, "the second batch, without the coordinator")
     run.kill("learner")
     run.start("learner", "train")
+    run.restart_redis()
     assert_complete(run)
 
     # Weights came from the learner alone, and only the newest two stay.
