@@ -1,0 +1,178 @@
+"""A release of the chart in a namespace of its own, and what a person would ask kubectl and helm about it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "helm" / "nouscoder"
+NAME = "nouscoder"
+TAG = os.environ.get("NOUSCODER_IMAGE_TAG", "")
+_IN_RUN = ("exec", f"{NAME}-learner-0", "-c", "run", "--")
+_FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
+
+
+def output_of(*command: str, limit_s: float = 60, given: str | None = None) -> str:
+    """Stdout; fails with all it said when the command fails."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, input=given, check=False)
+    if done.returncode:
+        pytest.fail(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+@dataclass(frozen=True, slots=True)
+class PodState:
+    """A pod, as far as the tests care."""
+
+    name: str
+    component: str
+    uid: str
+    ready: bool
+    ended: bool
+
+
+@dataclass
+class Release:
+    """The chart, installed."""
+
+    namespace: str
+
+    def helm(self, *words: str, limit_s: float = 300) -> str:
+        """`helm WORDS` in the namespace."""
+        return output_of("helm", *words, "-n", self.namespace, limit_s=limit_s)
+
+    def kubectl(self, *words: str, limit_s: float = 60) -> str:
+        """`kubectl WORDS` in the namespace."""
+        return output_of("kubectl", "-n", self.namespace, *words, limit_s=limit_s)
+
+    def install(self, *words: str) -> None:
+        """`helm install`, with the images that the environment names."""
+        tag = ("--set", f"image.tag={TAG}") if TAG else ()
+        self.helm("install", NAME, str(CHART), *tag, *words)
+
+    def pods(self) -> list[PodState]:
+        """Those that are not being deleted."""
+        items = json.loads(self.kubectl("get", "pods", "-o", "json"))["items"]
+        return [_pod_state(item) for item in items if "deletionTimestamp" not in item["metadata"]]
+
+    def pod(self, component: str) -> PodState:
+        """The first of a component."""
+        found = [pod for pod in self.pods() if pod.component == component and not pod.ended]
+        assert found, f"no pod of {component}"
+        return found[0]
+
+    def until(self, condition: Callable[[], Any], what: str, limit_s: float, every_s: float = 2.0) -> Any:
+        """Wait for a true answer, and give it; fails with the state of the pods when the time is over."""
+        end = time.monotonic() + limit_s
+        while not (answer := condition()):
+            if time.monotonic() > end:
+                pytest.fail(f"{what}: not within {limit_s:.0f} s\n{self.picture()}")
+            time.sleep(every_s)
+        return answer
+
+    def all_ready(self, wanted: set[str]) -> bool:
+        """Every pod of the release is ready, and there is one of each component wanted."""
+        pods = [pod for pod in self.pods() if pod.component != "test"]
+        return {pod.component for pod in pods} >= wanted and all(pod.ready for pod in pods)
+
+    def status(self) -> dict[str, Any]:
+        """`nouscoder status` of the broker, {} while it cannot be had."""
+        command = ("exec", f"deploy/{NAME}-broker", "-c", "broker", "--")
+        said = subprocess.run(
+            ["kubectl", "-n", self.namespace, *command, "nouscoder", "status", "--broker", "127.0.0.1:50052", "--json"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return dict(json.loads(said.stdout)) if said.returncode == 0 else {}
+
+    def step(self) -> int:
+        """Batches committed so far; -1 while nobody tells."""
+        return int(self.status().get("batches_committed", -1))
+
+    def run_file(self, name: str) -> str:
+        """A file of the run folder, "" while it is not there."""
+        said = subprocess.run(
+            [
+                "kubectl",
+                "-n",
+                self.namespace,
+                "exec",
+                f"{NAME}-learner-0",
+                "-c",
+                "run",
+                "--",
+                "cat",
+                f"/runs/demo/{name}",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return said.stdout if said.returncode == 0 else ""
+
+    @contextlib.contextmanager
+    def forward(self, what: str, port: int) -> Iterator[int]:
+        """A port of this machine that leads to `what`, such as svc/NAME."""
+        command = ["kubectl", "-n", self.namespace, "port-forward", what, f":{port}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            try:
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                match = _FORWARDING.match(line)
+                assert match, line
+                yield int(match[1])
+            finally:
+                process.terminate()
+
+    def secret(self, name: str, key: str) -> str:
+        """A value of a Secret."""
+        template = f"{{{{index .data {json.dumps(key)} | base64decode}}}}"
+        return self.kubectl("get", "secret", name, "-o", f"go-template={template}")
+
+    def picture(self) -> str:
+        """What a person would look at first."""
+        said = [
+            self.kubectl("get", "pods", "-o", "wide"),
+            self.kubectl("get", "events", "--sort-by=.lastTimestamp")[-3000:],
+        ]
+        for component in ("verifier", "broker", "generation", "learner"):
+            words = ("logs", "-l", f"app.kubernetes.io/component={component}", "--all-containers", "--tail=12")
+            said.append(f"--- {component}\n{self.kubectl(*words)}")
+        return "\n".join(said)
+
+
+def _pod_state(item: dict[str, Any]) -> PodState:
+    conditions = {c["type"]: c["status"] for c in item["status"].get("conditions", ())}
+    return PodState(
+        name=item["metadata"]["name"],
+        component=item["metadata"]["labels"].get("app.kubernetes.io/component", ""),
+        uid=item["metadata"]["uid"],
+        ready=conditions.get("Ready") == "True",
+        ended=item["status"]["phase"] in ("Succeeded", "Failed"),
+    )
+
+
+@pytest.fixture(scope="module")
+def release() -> Iterator[Release]:
+    """A namespace for one release; it goes with all that is in it."""
+    namespace = f"nouscoder-test-{secrets.token_hex(3)}"
+    output_of("kubectl", "create", "namespace", namespace)
+    try:
+        yield Release(namespace)
+    finally:
+        output_of("kubectl", "delete", "namespace", namespace, "--wait=true", "--timeout=180s", limit_s=200)

@@ -1,0 +1,130 @@
+"""`helm install` with its defaults, to the end of the run and beyond: the tests of this file go through the life of one
+release, in their order.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any, Protocol
+
+import pytest
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2700)]
+
+COMPONENTS = {"redis", "broker", "verifier", "sandbox", "generation", "learner"}
+KEPT = {"persistentvolumeclaim/nouscoder-runs", "persistentvolumeclaim/nouscoder-redis", "pod/nouscoder-test"}
+KINDS = (
+    "all,configmaps,secrets,persistentvolumeclaims,roles,rolebindings,serviceaccounts,networkpolicies,"
+    "poddisruptionbudgets"
+)
+READY_LIMIT_S = 300.0
+RUN_LIMIT_S = 2100.0
+ROLLOUT_LIMIT_S = 420.0
+
+
+class Release(Protocol):
+    """See conftest.py."""
+
+    namespace: str
+
+    def helm(self, *words: str, limit_s: float = 300) -> str: ...
+    def kubectl(self, *words: str, limit_s: float = 60) -> str: ...
+    def install(self, *words: str) -> None: ...
+    def pods(self) -> list[Any]: ...
+    def pod(self, component: str) -> Any: ...
+    def until(self, condition: Any, what: str, limit_s: float, every_s: float = 2.0) -> Any: ...
+    def all_ready(self, wanted: set[str]) -> bool: ...
+    def status(self) -> dict[str, Any]: ...
+    def step(self) -> int: ...
+    def run_file(self, name: str) -> str: ...
+
+
+def goes_on(release: Release, num_steps: int, limit_s: float) -> int:
+    """Until that many more batches are committed; the ledger balances whenever it is looked at."""
+    start = max(release.step(), 0)
+
+    def far_enough() -> bool:
+        status = release.status()
+        if status:
+            assert status["ledger"]["balanced"], status["ledger"]
+        return int(status.get("batches_committed", -1)) >= start + num_steps
+
+    release.until(far_enough, f"{num_steps} batches more than {start}", limit_s)
+    return start
+
+
+def test_every_pod_is_ready_within_five_minutes(release: Release) -> None:
+    started = time.monotonic()
+    release.install()
+    release.until(lambda: release.all_ready(COMPONENTS), "every pod is ready", READY_LIMIT_S)
+    print(f"every pod ready after {time.monotonic() - started:.0f} s")
+
+
+def test_the_run_goes_on_through_an_upgrade_and_a_rollback(release: Release) -> None:
+    goes_on(release, 4, 600)
+    before = {pod.component: pod.uid for pod in release.pods()}
+    release.helm(
+        "upgrade", "nouscoder", "helm/nouscoder", "--reuse-values", "--set", "config.learner.keep_checkpoints=3"
+    )
+    release.until(lambda: _renewed(release, before), "every service has a new pod", ROLLOUT_LIMIT_S)
+    first = goes_on(release, 2, ROLLOUT_LIMIT_S)
+    release.helm("rollback", "nouscoder", "1")
+    release.until(lambda: release.all_ready(COMPONENTS), "every pod is ready again", ROLLOUT_LIMIT_S)
+    second = goes_on(release, 2, ROLLOUT_LIMIT_S)
+    print(f"upgraded at batch {first}, rolled back at batch {second}")
+
+
+def _renewed(release: Release, before: dict[str, str]) -> bool:
+    now = {pod.component: pod.uid for pod in release.pods() if pod.component != "test"}
+    services = ("broker", "verifier", "generation", "learner")
+    return release.all_ready(COMPONENTS) and all(now.get(name) != before[name] for name in services)
+
+
+def test_no_dashboard_panel_is_empty(release: Release) -> None:
+    goes_on(release, 1, 300)
+    command = [sys.executable, "deploy/check-dashboards", "--namespace", release.namespace, "--release", "nouscoder"]
+    done = release.until(lambda: _finished(command), "every panel has data", 120, every_s=10)
+    print(done.stdout[-500:])
+
+
+def _finished(command: list[str]) -> subprocess.CompletedProcess[str] | None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        print(done.stdout[-2000:], done.stderr[-500:])
+    return done if done.returncode == 0 else None
+
+
+def test_the_run_learns_and_completes(release: Release) -> None:
+    summary = json.loads(
+        release.until(lambda: release.run_file("summary.json"), "the run ends", RUN_LIMIT_S, every_s=5)
+    )
+    print(summary)
+    assert summary["balanced"]
+    assert summary["steps"] == 160
+    assert summary["pass_at_1_after"] >= summary["pass_at_1_before"] + 0.2
+    status = release.status()
+    assert status["finished"]
+    assert status["ledger"]["balanced"]
+    steps = [json.loads(line)["step"] for line in release.run_file("metrics.jsonl").splitlines()]
+    assert steps == sorted(set(steps))
+    assert release.all_ready(COMPONENTS)  # and nothing restarts because the run is over
+
+
+def test_helm_test_passes(release: Release) -> None:
+    said = release.helm("test", "nouscoder", "--logs")
+    print(said[-1500:])
+    assert "Succeeded" in said
+
+
+def test_uninstall_leaves_what_the_document_says(release: Release) -> None:
+    release.helm("uninstall", "nouscoder", "--wait", "--timeout", "3m")
+    selector = "app.kubernetes.io/instance=nouscoder"
+
+    def left() -> set[str]:
+        return set(release.kubectl("get", KINDS, "-l", selector, "-o", "name").split())
+
+    release.until(lambda: left() <= KEPT, "everything else is gone", 120)
+    assert left() == KEPT

@@ -1,0 +1,73 @@
+"""The grading API alone: graded from outside the cluster through a port-forward, and refused without a token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nouscoder.data.leetcode import LeetCodeProblem, read_leetcode
+from nouscoder.submission import CallTests
+from nouscoder.verifier import AsyncClient
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).parents[2]
+LEETCODE = ROOT.parent / "shared" / "data" / "leetcode_200.jsonl.gz"
+AT_ONCE = 4
+VALUES = ROOT / "helm" / "nouscoder" / "values-verifier.yaml"
+
+
+@pytest.fixture(scope="module")
+def grader(release: Any) -> Any:
+    """The chart with values-verifier.yaml, ready."""
+    release.install("-f", str(VALUES))
+    release.until(lambda: release.all_ready({"verifier", "sandbox"}), "the verifier is ready", 240)
+    return release
+
+
+def test_nothing_but_the_verifier_is_installed(grader: Any) -> None:
+    assert {pod.component for pod in grader.pods()} == {"verifier", "sandbox"}
+
+
+def test_without_a_token_it_is_401(grader: Any) -> None:
+    with grader.forward("svc/nouscoder-verifier", 8080) as port:
+        body = json.dumps({"language": "python", "code": "print(1)", "tests": {"type": "stdin", "cases": []}}).encode()
+        for header in ({}, {"Authorization": "Bearer wrong"}):
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/grade", body, header)
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(request, timeout=20)
+            assert refused.value.code == 401
+
+
+async def test_a_client_outside_grades_what_local_accepted(grader: Any) -> None:
+    """The reference solutions of 200 real problems, all of which a bare Python process accepts."""
+    if not LEETCODE.exists():
+        pytest.skip(f"{LEETCODE} is missing: put the real problems there to run this test")
+    token = grader.secret("nouscoder-verifier-tokens", "token")
+    started = time.monotonic()
+    with grader.forward("svc/nouscoder-verifier", 8080) as port:
+        async with AsyncClient(f"http://127.0.0.1:{port}", token=token) as client:
+            slots = asyncio.Semaphore(AT_ONCE)
+
+            async def verdict(item: LeetCodeProblem) -> tuple[str, str]:
+                tests = item.problem.tests
+                assert isinstance(tests, CallTests)
+                cases = [{"args": list(c.args), "kwargs": c.kwargs, "expected": c.expected} for c in tests.cases]
+                record = {"type": "call", "entry_point": tests.entry_point, "cases": cases}
+                async with slots:
+                    answer = await client.grade(code=item.program, tests=record)
+                assert answer["backend"] == "gvisor"
+                return item.problem.problem_id, answer["verdict"]
+
+            verdicts = await asyncio.gather(*(verdict(item) for item in read_leetcode(LEETCODE)))
+    print(Counter(kind for _, kind in verdicts), f"in {time.monotonic() - started:.0f} s")
+    assert len(verdicts) == 200
+    assert not [each for each in verdicts if each[1] != "accepted"]
