@@ -1,0 +1,163 @@
+"""The agent of a runner pod, as a process on loopback: who may have a harness, and what is left when one hangs up.
+
+The harness here is a stand-in that tells its pid and echoes; candidates are the contract tests' on a cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nouscoder.verifier.runner import __file__ as runner_init
+from nouscoder.verifier.runner import greeting
+from nouscoder.verifier.sandbox import runner_link
+from nouscoder.verifier.sandbox.link import Ending
+from nouscoder.verifier.sandbox.runner_link import RunnerBusy, RunnerRefused, SocketLink, connect
+
+KEY_TEXT = "0123456789abcdef-a key of a pool"
+KEY = greeting.read_key(KEY_TEXT)
+HARNESS = """import json, os, sys
+settings = json.loads(sys.argv[1])
+key = any("0123456789abcdef" in value for value in os.environ.values())
+print(os.getpid(), settings["kernel"], settings["tmp_bytes"], key, flush=True)
+for line in sys.stdin:
+    print(line.strip()[::-1], flush=True)
+"""
+Address = tuple[str, int]
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[tuple[Address, subprocess.Popen[bytes]]]:
+    """Its address and its process."""
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness" / "__main__.py").write_text(HARNESS)
+    (tmp_path / "native").mkdir()
+    (tmp_path / "native" / "init.so").touch()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    entry = Path(runner_init).with_name("__main__.py")
+    environment = {
+        "NOUSCODER_RUNNER_KEY": KEY_TEXT,
+        "NOUSCODER_RUNNER_PORT": str(port),
+        "NOUSCODER_RUNNER_HOME": str(tmp_path),
+    }
+    process = subprocess.Popen([sys.executable, "-I", "-S", str(entry)], env=environment, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    assert b"listening" in process.stderr.readline()
+    yield ("127.0.0.1", port), process
+    process.kill()
+    process.wait()
+    process.stderr.close()
+
+
+async def opened(address: Address, want: str = greeting.SLOT, key: bytes = KEY) -> tuple[SocketLink, int]:
+    """A link, and the pid of the harness behind it."""
+    link = await connect(address, key, want, {"tmp_bytes": 5}, name="it", limit_s=10)
+    async with asyncio.timeout(10):
+        pid, kernel, tmp_bytes, has_key = (await link.reader.readline()).split()
+    assert (kernel, tmp_bytes, has_key) == (b"gvisor", b"5", b"False")
+    return link, int(pid)
+
+
+async def is_gone(pid: int) -> bool:
+    async with asyncio.timeout(10):
+        while os.path.exists(f"/proc/{pid}"):
+            await asyncio.sleep(0.01)
+    return True
+
+
+async def test_the_connection_is_the_stream_of_a_fresh_harness(agent: tuple[Address, object]) -> None:
+    address, _ = agent
+    link, first = await opened(address)
+    link.writer.write(b"abc\n")
+    assert await link.reader.readline() == b"cba\n"
+    await link.close(Ending.DOUBT)
+    assert not link.is_open
+    link, second = await opened(address)
+    assert second != first
+    assert await is_gone(first)
+    await link.close(Ending.DOUBT)
+    assert await is_gone(second)
+
+
+async def test_one_slot_at_a_time_with_a_partner_that_goes_with_it(
+    agent: tuple[Address, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_link, "_BUSY_LIMIT_S", 0.2)
+    address, _ = agent
+    with pytest.raises(RunnerBusy):
+        await opened(address, greeting.PARTNER)  # of nobody
+    slot, pid = await opened(address)
+    partner, partner_pid = await opened(address, greeting.PARTNER)
+    for want in (greeting.SLOT, greeting.PARTNER):
+        with pytest.raises(RunnerBusy):
+            await opened(address, want)
+    await slot.close(Ending.DOUBT)
+    assert await partner.reader.read() == b""
+    assert await is_gone(pid)
+    assert await is_gone(partner_pid)
+    await partner.close(Ending.DOUBT)
+
+
+async def test_who_lacks_the_key_gets_no_harness(agent: tuple[Address, object]) -> None:
+    address, _ = agent
+    with pytest.raises(RunnerRefused):
+        await opened(address, key=greeting.read_key("another key of a pool"))
+    await opened(address)
+
+
+async def test_a_runner_without_the_key_is_not_believed() -> None:
+    async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting.MAGIC + bytes(greeting.NONCE_BYTES))
+        await reader.readexactly(greeting.NONCE_BYTES + greeting.PROOF_BYTES)
+        answer = greeting.pack({"status": greeting.OK})
+        writer.write(bytes(greeting.PROOF_BYTES) + greeting.LENGTH.pack(len(answer)) + answer)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(impostor, "127.0.0.1", 0) as server:
+        address = server.sockets[0].getsockname()
+        with pytest.raises(RunnerRefused, match="key"):
+            await connect(address, KEY, greeting.SLOT, {}, name="it", limit_s=5)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\0" * 68 + b"\xff" * 4])
+async def test_noise_is_turned_away_and_costs_nobody_else(agent: tuple[Address, object], sent: bytes) -> None:
+    address, _ = agent
+    for _ in range(20):
+        _, writer = await asyncio.open_connection(*address)
+        writer.write(sent)
+        writer.close()
+    link, _ = await opened(address)
+    await link.close(Ending.DOUBT)
+
+
+async def test_a_greeting_recorded_from_another_is_not_believed(agent: tuple[Address, object]) -> None:
+    """The proof is over this runner's nonce of this connection."""
+    address, _ = agent
+    text = greeting.pack({"want": greeting.SLOT, "settings": {}})
+    reader, writer = await asyncio.open_connection(*address)
+    theirs = (await reader.readexactly(len(greeting.MAGIC) + greeting.NONCE_BYTES))[len(greeting.MAGIC) :]
+    ours = bytes(greeting.NONCE_BYTES)
+    recorded = ours + greeting.proof(KEY, "gateway", theirs, ours, text) + greeting.LENGTH.pack(len(text)) + text
+    writer.close()
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(recorded)
+    await reader.readexactly(len(greeting.MAGIC) + greeting.NONCE_BYTES)
+    assert await reader.read() == b""
+    writer.close()
+
+
+async def test_told_to_retire_it_ends(agent: tuple[Address, subprocess.Popen[bytes]]) -> None:
+    address, process = agent
+    link = await connect(address, KEY, greeting.RETIRE, {}, name="it", limit_s=5)
+    await link.close(Ending.WORN)
+    assert await asyncio.to_thread(process.wait, 10) == 0

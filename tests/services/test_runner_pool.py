@@ -1,0 +1,190 @@
+"""The pool of runners: lent to one at a time, after a canary; replaced when worn, lost, stuck, silent or wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from nouscoder.verifier.sandbox import SandboxError
+from nouscoder.verifier.sandbox import pool as pool_module
+from nouscoder.verifier.sandbox.link import Ending
+from nouscoder.verifier.sandbox.pool import (
+    Found,
+    Replaced,
+    Runner,
+    RunnerPool,
+    RunnerState,
+    RunnersUnreachable,
+)
+
+
+class Pods:
+    """A source in memory: what it makes is ready at once, unless `slow`."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, Found] = {}
+        self.quarantined: list[str] = []
+        self.num_made = 0
+        self.is_slow = False
+        self.is_away = False
+
+    async def list(self) -> Sequence[Found]:
+        if self.is_away:
+            raise RunnersUnreachable("the API is away")
+        return list(self.there.values())
+
+    async def create(self) -> str | None:
+        self.num_made += 1
+        name = f"pod-{self.num_made}"
+        self.there[name] = Found(name, None if self.is_slow else ("10.0.0.1", self.num_made))
+        return name
+
+    async def remove(self, runner: Found) -> None:
+        self.there.pop(runner.name, None)
+
+    async def quarantine(self, runner: Found) -> None:
+        self.there.pop(runner.name, None)
+        self.quarantined.append(runner.name)
+
+    async def close(self) -> None:
+        self.there.clear()
+
+
+class Canaries:
+    """Says of each runner what the test wants; counts how often each was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.wrong: set[str] = set()
+        self.silent: set[str] = set()
+
+    async def __call__(self, runner: Runner) -> bool:
+        assert runner.state is RunnerState.UNPROVEN, "nobody else has it meanwhile"
+        self.asked.append(runner.name)
+        await asyncio.sleep(0)
+        if runner.name in self.silent:
+            raise ConnectionRefusedError(runner.name)
+        return runner.name not in self.wrong
+
+
+@pytest.fixture
+def pods() -> Pods:
+    return Pods()
+
+
+@pytest.fixture
+def canaries() -> Canaries:
+    return Canaries()
+
+
+@pytest.fixture
+async def pool(pods: Pods, canaries: Canaries, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunnerPool]:
+    monkeypatch.setattr(pool_module, "_LOOK_EVERY_S", 0.01)
+    made = RunnerPool(pods, canaries, size=2)
+    await made.start()
+    yield made
+    await made.close()
+    assert not pods.there
+
+
+async def test_a_runner_is_lent_to_one_at_a_time_and_only_after_a_canary(pool: RunnerPool, canaries: Canaries) -> None:
+    one, other = await pool.lend(1), await pool.lend(1)
+    assert one.name != other.name
+    assert {one.name, other.name} <= set(canaries.asked)
+    with pytest.raises(SandboxError, match="no runner was free"):
+        await pool.lend(0.05)
+    before = canaries.asked.count(one.name)
+    await pool.give_back(one, Ending.DOUBT)
+    assert (await pool.lend(1)) is one
+    assert canaries.asked.count(one.name) == before + 1
+
+
+async def test_who_asked_first_is_served_first(pool: RunnerPool) -> None:
+    held = [await pool.lend(1), await pool.lend(1)]
+    order: list[int] = []
+
+    async def ask(number: int) -> None:
+        await pool.lend(1)
+        order.append(number)
+
+    tasks = [asyncio.create_task(ask(number)) for number in range(2)]
+    await asyncio.sleep(0)
+    for runner in held:
+        await pool.give_back(runner, Ending.DOUBT)
+    await asyncio.gather(*tasks)
+    assert order == [0, 1]
+
+
+async def test_a_waiter_that_gave_up_takes_no_runner_with_it(pool: RunnerPool) -> None:
+    held = [await pool.lend(1), await pool.lend(1)]
+    waiting = asyncio.create_task(pool.lend(5))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await pool.give_back(held[0], Ending.DOUBT)
+    assert (await pool.lend(1)) is held[0]
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def test_a_worn_runner_is_replaced(pool: RunnerPool, pods: Pods) -> None:
+    worn = await pool.lend(1)
+    await pool.give_back(worn, Ending.WORN)
+    assert worn.name not in pods.there
+    assert {(await pool.lend(1)).name, (await pool.lend(1)).name}.isdisjoint({worn.name})
+    assert pool.replaced == {Replaced.WORN: 1}
+
+
+async def test_one_that_fails_its_canary_is_kept_for_inspection_and_never_lent(
+    pool: RunnerPool, pods: Pods, canaries: Canaries
+) -> None:
+    canaries.wrong = {"pod-1"}
+    names = {(await pool.lend(1)).name, (await pool.lend(1)).name}
+    assert names == {"pod-2", "pod-3"}
+    assert pods.quarantined == ["pod-1"]
+    assert pool.states[RunnerState.QUARANTINED] == 1
+    assert pool.replaced == {Replaced.CANARY: 1}
+
+
+async def test_a_silent_one_is_replaced_after_three_tries(pool: RunnerPool, canaries: Canaries) -> None:
+    canaries.silent = {"pod-2"}
+    names = {(await pool.lend(1)).name, (await pool.lend(1)).name}
+    assert names == {"pod-1", "pod-3"}
+    assert canaries.asked.count("pod-2") == 3
+    assert pool.replaced == {Replaced.SILENT: 1}
+
+
+async def test_a_lost_one_is_replaced_and_what_is_given_back_of_it_is_forgotten(pool: RunnerPool, pods: Pods) -> None:
+    lost, kept = await pool.lend(1), await pool.lend(1)
+    await pods.remove(lost.found)
+    fresh = await pool.lend(1)
+    await pool.give_back(lost, Ending.DOUBT)
+    assert {runner.name for runner in (kept, fresh)} == set(pods.there)
+    assert pool.replaced == {Replaced.LOST: 1}
+
+
+async def test_an_api_that_is_away_is_waited_for_and_told_of(pool: RunnerPool, pods: Pods) -> None:
+    held = [await pool.lend(1), await pool.lend(1)]
+    pods.is_away = True
+    await pool.give_back(held[0], Ending.DOUBT)
+    assert (await pool.lend(1)) is held[0], "what is there goes on being used"
+    with pytest.raises(SandboxError, match="the API is away"):
+        await pool.lend(0.1)
+    pods.is_away = False
+    await pool.give_back(held[1], Ending.WORN)
+    assert (await pool.lend(1)).name == "pod-3"
+
+
+async def test_one_that_does_not_start_is_replaced(
+    pool: RunnerPool, pods: Pods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "_STUCK_AFTER_S", 0.1)
+    held = [await pool.lend(1), await pool.lend(1)]
+    pods.is_slow = True
+    await pool.give_back(held[0], Ending.WORN)
+    with pytest.raises(SandboxError, match="did not start within"):
+        await pool.lend(0.5)
+    pods.is_slow = False
+    assert (await pool.lend(5)).name not in {runner.name for runner in held}
+    assert pool.replaced[Replaced.STUCK] >= 1
