@@ -142,7 +142,7 @@ def test_a_runner_holds_its_key_and_nothing_else(pods: dict[str, dict[str, Pod]]
 
 
 def test_passwords_are_files_and_no_arguments(pods: dict[str, dict[str, Pod]]) -> None:
-    """Only the runner's key and the run's own token are in an environment, from a Secret."""
+    """Only the runner's key is in an environment, from a Secret."""
     from_secrets = {
         one["name"]
         for named in pods.values()
@@ -151,7 +151,7 @@ def test_passwords_are_files_and_no_arguments(pods: dict[str, dict[str, Pod]]) -
         for one in container.get("env", [])
         if "secretKeyRef" in one.get("valueFrom", {})
     }
-    assert from_secrets == {"NOUSCODER_RUNNER_KEY", "NOUSCODER_TOKEN"}
+    assert from_secrets == {"NOUSCODER_RUNNER_KEY"}
 
 
 DNS = {

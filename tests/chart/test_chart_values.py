@@ -172,7 +172,7 @@ def test_what_the_templates_set_is_not_offered() -> None:
     assert {path for path in withheld if path.split(".")[0] in ("problems", "policy", "demo")} == set()
     set_by_templates = ("grpc", "metrics", "http", "health", "grpc_health", "root", "services", "pages", "cache")
     assert all(
-        path.split(".")[-1] in set_by_templates or re.search(r"redis_url|tls|policy_from|tokens_file|sandbox\.", path)
+        path.split(".")[-1] in set_by_templates or re.search(r"redis_url|tls|policy_from|tokens?_file|sandbox\.", path)
         for path in withheld
     )
 

@@ -32,6 +32,9 @@
 {{- end -}}
 {{- if .Values.loop.enabled -}}
 {{- $_ := set $tree "run" (dict "root" "/runs" "services" "given" "pages" (printf "0.0.0.0:%v" $port.pages)) -}}
+{{- if include "nouscoder.tokensSecret" . -}}
+{{- $_ := set $tree.run "verifier_token_file" "/etc/nouscoder/tokens/token" -}}
+{{- end -}}
 {{- $_ := set $tree.broker "redis_url_file" "/etc/nouscoder/redis/url" -}}
 {{- $_ := set $tree.generation "policy_from" "learner" -}}
 {{- $_ := set $tree.generation "cache" "/cache/policies" -}}

@@ -113,6 +113,14 @@ lifecycle:
           name: {{ include "nouscoder.redisSecret" $root }}
           items: [{key: {{ include "nouscoder.redisSecretKey" $root }}, path: redis/url}]
       {{- end }}
+      {{- if eq .component "learner" }}
+      {{- /* What its evaluations show to the verifier. */}}
+      {{- with include "nouscoder.tokensSecret" $root }}
+      - secret:
+          name: {{ . }}
+          items: [{key: token, path: tokens/token}]
+      {{- end }}
+      {{- end }}
       {{- if eq .component "verifier" }}
       {{- with include "nouscoder.tokensSecret" $root }}
       - secret:
