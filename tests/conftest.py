@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from nouscoder.verifier.sandbox import PoolConfig
 
+CHART = Path(__file__).parents[1] / "helm" / "nouscoder"
+
 
 @pytest.fixture(scope="session")
-def runner_pool() -> PoolConfig:
-    """Pods that a gateway on this machine makes. `make test-cluster` names the template and the key."""
-    template, key_file = (os.environ.get(f"NOUSCODER_POOL_{name}", "") for name in ("TEMPLATE", "KEY_FILE"))
-    if not template or not key_file:
-        pytest.skip("NOUSCODER_POOL_TEMPLATE and NOUSCODER_POOL_KEY_FILE name no runner pod: run make test-cluster")
-    return PoolConfig(template=template, key_file=key_file, spares=0, start_s=120)
+def runner_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolConfig]:
+    """Pods of the chart's own template, in a namespace of their own, that a gateway on this machine makes."""
+    if not os.environ.get("KUBECONFIG"):
+        pytest.skip("KUBECONFIG names no cluster: run make test-cluster")
+    namespace = f"nouscoder-pool-{secrets.token_hex(3)}"
+    tag = os.environ.get("NOUSCODER_IMAGE_TAG", "")
+    command = ["helm", "template", "nouscoder", str(CHART), "-s", "templates/sandbox/sandbox-configmap.yaml"]
+    rendered = _output(*command, "--set", "verifier.sandbox.backend=gvisor", "--set", f"image.tag={tag}")
+    pod = json.loads(rendered.partition("runner-pod.json: |")[2])
+    pod["metadata"]["namespace"] = namespace
+    key = secrets.token_hex(32)
+    (variable,) = pod["spec"]["containers"][0]["env"]
+    secret, field = (variable["valueFrom"]["secretKeyRef"][name] for name in ("name", "key"))
+    folder = tmp_path_factory.mktemp("pool")
+    (folder / "runner-pod.json").write_text(json.dumps(pod))
+    (folder / "key").write_text(key)
+    _output("kubectl", "create", "namespace", namespace)
+    try:
+        _output("kubectl", "-n", namespace, "create", "secret", "generic", secret, f"--from-literal={field}={key}")
+        template, key_file = str(folder / "runner-pod.json"), str(folder / "key")
+        yield PoolConfig(template=template, key_file=key_file, spares=0, start_s=120)
+    finally:
+        _output("kubectl", "delete", "namespace", namespace, "--wait=true", "--timeout=120s")
+
+
+def _output(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    if done.returncode:
+        pytest.fail(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return done.stdout

@@ -1,0 +1,35 @@
+"""Figures, not verdicts: the bench of the verifier through the runner pool, beside `local` in the same run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from nouscoder.verifier.sandbox import PoolConfig
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+SCALE = "0.1"
+
+
+def test_tests_a_second_through_the_pool_beside_local(runner_pool: PoolConfig) -> None:
+    pool = {
+        "backend": "gvisor",
+        "slots": "2",
+        "pool_template": runner_pool.template,
+        "pool_key_file": runner_pool.key_file,
+        "pool_spares": "0",
+    }
+    given = [word for key, value in pool.items() for word in ("--set", f"verifier.sandbox.{key}={value}")]
+    found = {}
+    for name, options in (("local", []), ("pool", given)):
+        command = [sys.executable, "-m", "nouscoder", "bench", "verifier", "--scale", SCALE, "--json", *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        found[name] = json.loads(done.stdout)
+    for name, record in found.items():
+        print(name, json.dumps(record))
+    assert found["pool"].keys() == found["local"].keys()

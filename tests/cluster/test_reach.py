@@ -1,0 +1,139 @@
+"""What runs in a runner pod reaches nobody: neither a candidate, which has no network, nor somebody who broke out of
+its namespaces into the pod, whom the policies stop. The same places answer those who may speak to them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from nouscoder.verifier import AsyncClient
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+
+COMPONENTS = {"redis", "broker", "verifier", "sandbox", "generation", "learner"}
+SMALL = (
+    "config.run.total_batches=400",
+    "config.problems.held_out_samples=1",
+    "config.demo.held_out_problems=20",
+    "config.demo.train_problems=200",
+    "config.demo.warm_start_share=0.05",
+)
+LOOK = """
+import socket, sys
+reached = []
+for place in PLACES:
+    host, port, kind = place
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM if kind == "udp" else socket.SOCK_STREAM) as s:
+            s.settimeout(1)
+            s.connect((host, port))
+            if kind == "udp":
+                s.send(bytes.fromhex("1234010000010000000000000a6b756265726e6574657307646566617566740000010001"))
+                s.recv(512)
+            reached.append(place)
+    except OSError:
+        pass
+for name in NAMES:
+    try:
+        socket.getaddrinfo(name, 80)
+        reached.append([name, 80, "name"])
+    except OSError:
+        pass
+print("reached", reached)
+"""
+NAMES = ["kubernetes.default.svc.cluster.local", "nouscoder-broker", "localhost.localdomain.example"]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Host, port and kind of what must not be reached, and who may reach it."""
+
+    all: list[tuple[str, int, str]]
+    of_verifier: list[tuple[str, int, str]]
+
+
+@pytest.fixture(scope="module")
+def loop(release: Any) -> Any:
+    """A release with the loop on, ready."""
+    release.install(*(word for value in SMALL for word in ("--set", value)))
+    release.until(lambda: release.all_ready(COMPONENTS), "every pod is ready", 420)
+    return release
+
+
+@pytest.fixture(scope="module")
+def places(loop: Any) -> Places:
+    """Of this cluster, as it is now."""
+    items = json.loads(loop.kubectl("get", "pods", "-o", "json"))["items"]
+    address: dict[str, list[dict[str, Any]]] = {}
+    for item in items:
+        address.setdefault(item["metadata"]["labels"].get("app.kubernetes.io/component", ""), []).append(item["status"])
+    services = json.loads(loop.kubectl("get", "services", "-o", "json"))["items"]
+    api = json.loads(loop.kubectl("get", "service", "kubernetes", "-n", "default", "-o", "json"))["spec"]["clusterIP"]
+    dns = json.loads(loop.kubectl("get", "service", "kube-dns", "-n", "kube-system", "-o", "json"))["spec"]["clusterIP"]
+    node = address["verifier"][0]["hostIP"]
+    runners = [status["podIP"] for status in address["sandbox"] if "podIP" in status]
+    gateway = address["verifier"][0]["podIP"]
+    found = [(api, 443, "tcp"), (dns, 53, "tcp"), (dns, 53, "udp"), (node, 10250, "tcp"), (node, 6443, "tcp")]
+    found += [(host, 7070, "tcp") for host in runners]
+    found += [(gateway, port, "tcp") for port in (8080, 50051, 9090, 8086)]
+    found += [(address["redis"][0]["podIP"], 6379, "tcp"), (address["broker"][0]["podIP"], 50052, "tcp")]
+    found += [(address["learner"][0]["podIP"], port, "tcp") for port in (50054, 8090)]
+    for service in services:
+        ip = service["spec"]["clusterIP"]
+        found += [(ip, port["port"], "tcp") for port in service["spec"]["ports"] if ip != "None"]
+    broker = (address["broker"][0]["podIP"], 50052, "tcp")
+    return Places(found, [(api, 443, "tcp"), (dns, 53, "udp"), (runners[0], 7070, "tcp"), broker])
+
+
+def program(places: list[tuple[str, int, str]], names: list[str]) -> str:
+    """Prints what of it can be reached."""
+    return f"PLACES, NAMES = {[list(place) for place in places]!r}, {names!r}\n{LOOK}"
+
+
+async def test_a_candidate_reaches_nobody(loop: Any, places: Places) -> None:
+    token = loop.secret("nouscoder-verifier-tokens", "token")
+    with loop.forward("svc/nouscoder-verifier", 8080) as port:
+        async with AsyncClient(f"http://127.0.0.1:{port}", token=token) as client:
+            answer = await client.grade(
+                code=program(places.all, NAMES),
+                tests={"type": "stdin", "cases": [{"input": "", "output": "reached []"}]},
+                limits={"wall_time_s": 60, "cpu_time_s": 30, "memory_bytes": 256 << 20},
+            )
+    assert answer["verdict"] == "accepted", answer
+    assert answer["backend"] == "gvisor"
+    print(f"{len(places.all)} places, {len(NAMES)} names: none reached by a candidate")
+
+
+def test_who_breaks_out_into_the_pod_reaches_nobody(loop: Any, places: Places) -> None:
+    """The runner's own network namespace, which candidates are not in: here the NetworkPolicy is all there is."""
+    pod = loop.pod("sandbox")
+    own = json.loads(loop.kubectl("get", "pod", pod.name, "-o", "json"))["status"]["podIP"]
+    others = [place for place in places.all if place[0] != own]
+    said = _inside(loop, pod.name, "runner", program(others, NAMES))
+    assert said == "reached []"
+
+
+def test_the_same_places_answer_who_may_speak_to_them(loop: Any, places: Places) -> None:
+    """Else the two tests above would prove nothing."""
+    pod = loop.pod("verifier")
+    said = _inside(loop, pod.name, "verifier", program(places.of_verifier, NAMES[:1]))
+    wanted = [*map(list, places.of_verifier), [NAMES[0], 80, "name"]]
+    assert said == f"reached {wanted}"
+
+
+def test_nobody_else_reaches_a_runner_or_redis(loop: Any, places: Places) -> None:
+    """From the generation pod, which has nothing to do with either."""
+    closed = [place for place in places.all if place[1] in (7070, 6379)]
+    assert len(closed) >= 3
+    assert _inside(loop, loop.pod("generation").name, "generation", program(closed, [])) == "reached []"
+
+
+def _inside(loop: Any, pod: str, container: str, code: str) -> str:
+    command = ["kubectl", "-n", loop.namespace, "exec", "-i", pod, "-c", container, "--", "python3", "-"]
+    done = subprocess.run(command, input=code, capture_output=True, text=True, timeout=180, check=True)
+    return done.stdout.strip()
