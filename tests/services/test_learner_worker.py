@@ -25,6 +25,7 @@ from nouscoder.learner.synthetic import random_batch, random_policy, write_polic
 from nouscoder.learner.worker import LearnerState, LearnerWorker
 from nouscoder.lease import LeasedBatch
 from nouscoder.rpc.rollout_convert import decode_batch, encode_batch
+from nouscoder.run_files import EVALUATION_BEFORE
 
 NUM_BATCHES, STEPS_PER_BATCH = 3, 2
 LIMIT_S = 30.0
@@ -97,6 +98,57 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = Run.create(tmp_path_factory.mktemp("undisturbed"), keep_checkpoints=10)
     asyncio.run(run.start())
     return run
+
+
+def given(run: Run, **learner: Any) -> Run:
+    """The same run with services that nobody starts in order."""
+    section = run.config.run.model_copy(update={"services": "given"})
+    update = {"run": section, "learner": run.config.learner.model_copy(update=learner)}
+    run.config = run.config.model_copy(update=update)
+    return run
+
+
+async def until_state(worker: LearnerWorker, state: LearnerState) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while worker.status().state is not state:
+            await asyncio.sleep(0.005)
+
+
+async def test_where_services_are_given_nothing_is_published_before_the_first_evaluation(
+    tmp_path: Path, undisturbed: Run
+) -> None:
+    run = given(Run.create(tmp_path))
+    worker = run.worker()
+    running = asyncio.ensure_future(run.start(worker))
+    await until_state(worker, LearnerState.WAITING_FOR_EVALUATION)
+    await asyncio.sleep(0.1)
+    assert run.broker.policies == []
+    assert run.registry.get_sample_value("nouscoder_learner_wait_seconds_total", {"for": "evaluation"}) is not None
+    (run.config.run.folder / EVALUATION_BEFORE).write_text("{}")
+    await running
+    assert run.history() == undisturbed.history()
+
+
+async def test_a_first_evaluation_that_never_comes_ends_the_wait(tmp_path: Path) -> None:
+    run = given(Run.create(tmp_path), batch_patience_s=0.1)
+    with pytest.raises(
+        LearnerError, match=r"evaluation_before.json did not come in \d+ s: is `nouscoder train` at work"
+    ):
+        await run.start()
+
+
+async def test_where_services_are_given_a_learner_waits_for_the_one_it_replaces(tmp_path: Path) -> None:
+    run = given(Run.create(tmp_path))
+    former = LearnerCore(run.config)
+    former.start()
+    worker = run.worker()
+    running = asyncio.ensure_future(run.start(worker))
+    await asyncio.sleep(0.2)
+    assert worker.status().state is LearnerState.STARTING
+    former.close()
+    await until_state(worker, LearnerState.WAITING_FOR_EVALUATION)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 def test_a_run_trains_every_batch_once_and_ends(undisturbed: Run) -> None:

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 _MAX_BAD = 3  # torn or wrong transfers of the same file, one after the other
 _AGAIN_S = 1.0
+_TELL_EVERY_S = 30.0
 _WEIGHTS = ".safetensors"
 
 
@@ -113,6 +114,7 @@ class LearnerSource:
     async def _patiently(self, what: str, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Ask again while the learner is away, for a limited time, and when what came was wrong, a few times."""
         end = time.monotonic() + self._patience_s
+        told_s = float("-inf")
         num_bad = 0
         while True:
             try:
@@ -120,7 +122,9 @@ class LearnerSource:
             except PeerUnreachable as error:
                 if time.monotonic() >= end:
                     raise PeerUnreachable(f"{what} did not come within {self._patience_s:.0f} s: {error}") from error
-                log.warning("waiting for the learner", extra={"wanted": what, "reason": str(error)})
+                if time.monotonic() - told_s >= _TELL_EVERY_S:
+                    told_s = time.monotonic()
+                    log.warning("waiting for the learner", extra={"wanted": what, "reason": str(error)})
             except PolicyUnusable as error:
                 num_bad += 1
                 if num_bad == _MAX_BAD:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -11,6 +12,8 @@ import grpc
 
 from nouscoder.errors import NousCoderError
 from nouscoder.rpc.server import MAX_MESSAGE_BYTES
+
+log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
@@ -30,6 +33,7 @@ _OPTIONS = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 0),
 ]
+_TELL_AFTER_S = 5.0
 _TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
@@ -51,18 +55,31 @@ def open_channel(address: str, credentials: grpc.ChannelCredentials | None = Non
 async def call_with_patience(name: str, call: Callable[[], Awaitable[Answer]], patience_s: float = 60.0) -> Answer:
     """Call an idempotent method until it answers, for at most `patience_s` seconds of unreachability.
 
-    Raises PeerUnreachable when the time is over and PeerError on any other failure.
+    An absence of some seconds is told when it begins to matter and when it ends. Raises PeerUnreachable when the time
+    is over and PeerError on any other failure.
     """
     loop = asyncio.get_running_loop()
-    end = loop.time() + patience_s
+    started_s = loop.time()
+    is_told = False
     delay_s = 0.1
     while True:
         try:
-            return await call()
+            answer = await call()
         except grpc.aio.AioRpcError as error:
             if error.code() not in _TRANSIENT:
                 raise PeerError(f"{name}: {error.code().name}: {error.details()}") from error
-            if loop.time() >= end:
+            away_s = loop.time() - started_s
+            if away_s >= patience_s:
                 raise PeerUnreachable(f"{name} has not answered for {patience_s:.0f} s") from error
+            if away_s >= _TELL_AFTER_S and not is_told:
+                is_told = True
+                log.warning(
+                    "a service does not answer",
+                    extra={"peer": name, "patience_s": patience_s, "reason": error.details()},
+                )
+        else:
+            if is_told:
+                log.info("it answers again", extra={"peer": name, "away_s": round(loop.time() - started_s, 1)})
+            return answer
         await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
         delay_s = min(2 * delay_s, 2.0)
