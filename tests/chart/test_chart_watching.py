@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from typing import Any, Protocol
 
 import pytest
@@ -84,3 +85,23 @@ def test_pods_are_annotated_and_labelled_for_scrapers_that_look_at_pods(chart: C
     assert {pod["labels"]["app.kubernetes.io/component"] for pod in scraped} == set(SERVICES)
     assert all(pod["annotations"]["prometheus.io/port"] == "9090" for pod in scraped)
     assert all(set(CHOSEN_BY) <= set(pod["labels"]) for pod in scraped)
+
+
+def test_the_run_reaches_the_learner_beside_it_without_leaving_the_pod(chart: Chart) -> None:
+    """Through its Service it would be a connection of a pod to itself, which the NetworkPolicies do not allow."""
+    documents = chart.documents({})
+    learner = next(one for one in of_kind(documents, "StatefulSet") if one["metadata"]["name"] == "nouscoder-learner")
+    (config,) = [one for one in of_kind(documents, "ConfigMap") if "config.toml" in one["data"]]
+    host = tomllib.loads(config["data"]["config.toml"])["learner"]["grpc"].rpartition(":")[0]
+    assert learner["spec"]["template"]["spec"]["hostAliases"] == [{"ip": "127.0.0.1", "hostnames": [host]}]
+
+
+def test_the_runs_evaluations_show_a_token_that_is_there(chart: Chart) -> None:
+    documents = chart.documents({})
+    (config,) = [one for one in of_kind(documents, "ConfigMap") if "config.toml" in one["data"]]
+    file = tomllib.loads(config["data"]["config.toml"])["run"]["verifier_token_file"]
+    learner = next(one for one in of_kind(documents, "StatefulSet") if one["metadata"]["name"] == "nouscoder-learner")
+    (settings,) = [one for one in learner["spec"]["template"]["spec"]["volumes"] if one["name"] == "settings"]
+    secrets = [one["secret"] for one in settings["projected"]["sources"] if "secret" in one]
+    paths = {f"/etc/nouscoder/{item['path']}": (one["name"], item["key"]) for one in secrets for item in one["items"]}
+    assert paths[file] == ("nouscoder-verifier-tokens", "token")
