@@ -16,7 +16,7 @@ from nouscoder.config import BrokerSection, Config
 from nouscoder.problem import Problem
 from nouscoder.submission import StdinCase, StdinTests
 
-SECRET = "hunter2"  # noqa: S105
+SECRET = "hunter2"
 
 
 def test_the_url_may_stand_in_a_file(tmp_path: Path) -> None:
