@@ -104,6 +104,13 @@ def test_only_the_gateway_of_a_managed_pool_has_a_token(pods: dict[str, dict[str
     assert with_token == {(variant, "Deployment/nouscoder-verifier") for variant in managed}
 
 
+def test_the_gateways_account_is_always_named(pods: dict[str, dict[str, Pod]]) -> None:
+    """Left out, an upgrade from a managed pool keeps the account that it deletes, and no pod can start."""
+    for variant, named in pods.items():
+        account = named["Deployment/nouscoder-verifier"]["spec"]["serviceAccountName"]
+        assert account == ("default" if variant in ("unmanaged", "local") else "nouscoder-verifier")
+
+
 def test_the_gateway_may_handle_pods_of_its_namespace_and_nothing_else(chart: ChartRig) -> None:
     for variant, values in chart.variants.items():
         documents = chart.documents(values)
