@@ -1,0 +1,16 @@
+"""docs/operating.md names every value that a run cannot change, and no other, as refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from nouscoder.run_folder import FIXED
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "operating.md"
+
+
+def test_the_table_of_refused_values_is_the_codes() -> None:
+    rows = [row for row in DOCUMENT.read_text(encoding="utf8").splitlines() if re.search(r"\| refused", row)]
+    named = [name for row in rows for name in re.findall(r"`([a-z_.]+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(FIXED)
