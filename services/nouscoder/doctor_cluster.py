@@ -30,8 +30,7 @@ INSTALL = (
     Amount(0.2, 512 * 1024**2),  # generation
     Amount(0.15, 192 * 1024**2),  # verifier
     Amount(0.1, 128 * 1024**2),  # broker
-    Amount(0.1, 128 * 1024**2),  # two sandbox runners
-    Amount(0.1, 128 * 1024**2),
+    *[Amount(0.1, 128 * 1024**2)] * 3,  # two sandbox runners and a spare one
     Amount(0.05, 64 * 1024**2),  # Redis
 )
 _GVISOR_DATE = "Sun Jan 10 15:06:54 PST 2016"

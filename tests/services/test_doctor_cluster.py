@@ -154,7 +154,7 @@ def test_room_is_there_when_every_pod_has_a_node(nodes: list[Node], ok: bool) ->
 
 
 def test_what_other_pods_ask_for_is_not_room() -> None:
-    assert doctor.judge_room(([NODE], {"node1": Amount(1.0, GIB)})).ok
+    assert doctor.judge_room(([NODE], {"node1": Amount(0.9, GIB)})).ok
     assert not doctor.judge_room(([NODE], {"node1": Amount(1.2, GIB)})).ok
 
 
@@ -163,7 +163,7 @@ def test_what_the_install_asks_for_is_what_the_charts_values_say() -> None:
     learner = amount_of(values["learner"]["resources"]) + amount_of(values["learner"]["runResources"])
     pool = values["verifier"]["sandbox"]["pool"]
     others = [amount_of(values[name]["resources"]) for name in ("generation", "verifier", "broker", "redis")]
-    pods = [learner, *others, *[amount_of(pool["resources"])] * pool["size"]]
+    pods = [learner, *others, *[amount_of(pool["resources"])] * (pool["size"] + pool["spares"])]
     by_size = sorted(pods, key=lambda pod: (-pod.memory_bytes, -pod.cpu_cores))
     assert [(round(pod.cpu_cores, 6), pod.memory_bytes) for pod in doctor.INSTALL] == [
         (round(pod.cpu_cores, 6), pod.memory_bytes) for pod in by_size
