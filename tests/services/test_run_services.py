@@ -129,7 +129,7 @@ async def test_a_folder_still_held_by_a_process_that_is_being_replaced_is_waited
 
 def prepare(file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nouscoder", "prepare-run", str(file), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
