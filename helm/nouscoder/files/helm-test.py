@@ -10,12 +10,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 END_S = time.monotonic() + float(os.environ["TEST_TIMEOUT_S"])
 GRADING_URL = os.environ["TEST_GRADING_URL"]
 METRICS = dict(part.split("=", 1) for part in os.environ["TEST_METRICS"].split())
-TOKEN_FILE = "/etc/nouscoder/tokens/token"
-TLS = "/etc/nouscoder/tls"
+TOKEN_FILE = Path("/etc/nouscoder/tokens/token")
+TLS = Path("/etc/nouscoder/tls")
 
 CASES = [{"input": "1 2\n", "output": "3\n"}, {"input": "20 22\n", "output": "42\n"}]
 PROGRAMS = {
@@ -36,11 +37,12 @@ class Fault(Exception):
 
 
 def tls_context():
-    if not os.path.exists(f"{TLS}/ca.crt"):
+    """How to speak to an encrypted API; None where it is not."""
+    if not (TLS / "ca.crt").exists():
         return None
-    context = ssl.create_default_context(cafile=f"{TLS}/ca.crt")
-    if os.path.exists(f"{TLS}/tls.key"):
-        context.load_cert_chain(f"{TLS}/tls.crt", f"{TLS}/tls.key")
+    context = ssl.create_default_context(cafile=TLS / "ca.crt")
+    if (TLS / "tls.key").exists():
+        context.load_cert_chain(TLS / "tls.crt", TLS / "tls.key")
     return context
 
 
@@ -78,7 +80,8 @@ def grade(program, token):
 
 
 def check_grading():
-    token = open(TOKEN_FILE).read().strip() if os.path.exists(TOKEN_FILE) else None
+    """A request without the token is refused, and each program gets its verdict."""
+    token = TOKEN_FILE.read_text().strip() if TOKEN_FILE.exists() else None
     if token is not None:
         status, _ = ask(f"{GRADING_URL}/v1/grade", {"code": "", "tests": {"type": "stdin", "cases": CASES}})
         if status != 401:
@@ -131,10 +134,13 @@ def check_ledger():
 
 
 def say(text):
-    print(f"ok: {text}", flush=True)
+    """A line of the pod's log."""
+    sys.stdout.write(f"ok: {text}\n")
+    sys.stdout.flush()
 
 
 def main():
+    """All checks; the first fault ends them."""
     try:
         check_grading()
         for service in METRICS:
@@ -142,7 +148,7 @@ def main():
         if "broker" in METRICS:
             check_ledger()
     except Fault as fault:
-        print(f"failed: {fault}", flush=True)
+        sys.stdout.write(f"failed: {fault}\n")
         sys.exit(1)
 
 
