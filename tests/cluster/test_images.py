@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 PROJECT = Path(__file__).parents[2]
 VERSION = re.search(r'^version = "(.+)"$', (PROJECT / "pyproject.toml").read_text(), re.M)[1]  # type: ignore[index]
+TAG = os.environ.get("NOUSCODER_IMAGE_TAG") or VERSION
 SERVICES = ("verifier", "broker", "generation", "learner")
 ALL = (*SERVICES, "sandbox")
 ARCHIVES = Path(os.environ.get("CLUSTER_CACHE", "/var/cache/k8s-cluster")) / "images"
@@ -100,7 +101,7 @@ facts["python"] = sys.version_info[:2]
 
 
 def _tag(name: str) -> str:
-    return f"localhost/nouscoder-{name}:{VERSION}"
+    return f"localhost/nouscoder-{name}:{TAG}"
 
 
 def _kubectl(*words: str, given: str | None = None) -> str:

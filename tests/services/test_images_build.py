@@ -1,0 +1,113 @@
+"""deploy/images/build: what it calls, what it prints, what it refuses."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+NAMES = ["verifier", "broker", "generation", "learner", "sandbox"]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of what decides about images, with no cluster beside it."""
+    project = tmp_path / "project"
+    for name in ("deploy/images", "requirements", "configs", "services/nouscoder/verifier"):
+        shutil.copytree(PROJECT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", ".dockerignore"):
+        shutil.copy(PROJECT / name, project / name)
+    return project
+
+
+def run(tree: Path, *words: str, path: str = "", builder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The script, where no program that builds images is found but those of `path`."""
+    tools = tree.parent / "tools"
+    if not tools.is_dir():
+        tools.mkdir()
+        for name in ("bash", "env", "dirname", "sed", "git", "cat", "mkdir", "find", "sort", "xargs", "sha256sum",
+                     "cut", "rm", "awk", "grep"):  # fmt: skip
+            if found := shutil.which(name):
+                (tools / name).symlink_to(found)
+    environment = {"PATH": f"{path}:{tools}" if path else str(tools), "HOME": str(tree.parent)}
+    if builder:
+        environment["NOUSCODER_BUILD_IMAGE"] = str(builder)
+    command = ["bash", str(tree / "deploy/images/build"), *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def program(path: Path, text: str) -> Path:
+    """A shell program."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_given_program_builds_each_image(tree: Path) -> None:
+    """It gets a Dockerfile, the context, a tag and the build's arguments; the table names all five."""
+    log = tree.parent / "calls"
+    done = run(tree, "--accelerator", "cpu", builder=program(tree.parent / "builder", f'echo "$@" >>{log}'))
+    assert done.returncode == 0, done.stderr
+    calls = [line.split() for line in log.read_text().splitlines()]
+    assert [call[0] for call in calls] == [f"deploy/images/{name}/Dockerfile" for name in NAMES]
+    assert all(call[1] == "." and "BASE_IMAGE=python:3.11-slim" in call for call in calls)
+    assert [call[2].split(":")[0] for call in calls] == [f"localhost/nouscoder-{name}" for name in NAMES]
+    assert ["ACCELERATOR=cpu" in call for call in calls] == [False, False, True, True, False]
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == NAMES
+
+
+def test_an_image_is_built_again_only_when_its_inputs_changed(tree: Path) -> None:
+    """And the table says which was left alone; a changed harness is news to each image that holds it."""
+    docker = """
+case "$*" in
+  *inspect*-f*) echo 1500000000 ;;
+  *inspect*) [ -e "$HOME/built" ] ;;
+  *) touch "$HOME/built" ;;
+esac"""
+    tools = str(
+        program(tree.parent / "docker-only" / "docker", docker.replace("touch", shutil.which("touch") or "")).parent
+    )
+
+    def column() -> list[str]:
+        done = run(tree, "verifier", "sandbox", path=tools)
+        assert done.returncode == 0, done.stderr
+        assert "1500" in done.stdout
+        return ["unchanged" if "unchanged" in line else "built" for line in done.stdout.splitlines()[1:]]
+
+    assert column() == ["built", "built"]
+    assert column() == ["unchanged", "unchanged"]
+    (tree / "services/nouscoder/verifier/http.py").write_text("")
+    assert column() == ["built", "unchanged"]
+    (tree / "services/nouscoder/verifier/harness/calls.py").write_text("")
+    assert column() == ["built", "built"]
+    os.remove(tree.parent / "built")
+    assert column()[0] == "built"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nothing"], "no image nothing; there are verifier broker generation learner sandbox"),
+        (["--accelerator", "tpu"], "--accelerator is cuda or cpu, not tpu"),
+        (
+            [],
+            "nothing here builds images: install docker, buildah or podman, or name a script in NOUSCODER_BUILD_IMAGE",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence(tree: Path, words: list[str], sentence: str) -> None:
+    """On stderr, with exit code 1."""
+    done = run(tree, *words)
+    assert (done.returncode, done.stderr, done.stdout) == (1, f"build: {sentence}\n", "")
+
+
+def test_a_failed_build_is_not_taken_for_one(tree: Path) -> None:
+    """The script fails with it, and tries again the next time."""
+    failing = program(tree.parent / "builder", "exit 3")
+    assert run(tree, "broker", builder=failing).returncode != 0
+    assert list((tree.parent / ".cache/nouscoder/images").iterdir()) == []
