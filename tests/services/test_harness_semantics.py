@@ -23,7 +23,7 @@ from nouscoder.verifier.sandbox import (
     SandboxUnavailable,
     open_sandbox,
 )
-from nouscoder.verifier.sandbox.launch import kill
+from nouscoder.verifier.sandbox.link import kill
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PYTHON = registry()["python"]

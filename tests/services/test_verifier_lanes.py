@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given
@@ -283,11 +284,15 @@ async def test_cancelling_closes_every_lane_also_one_that_has_not_begun() -> Non
         assert rig.nothing_is_left, rounds
 
 
+NO_RUNNERS: Mapping[str, int] = MappingProxyType({})
+
+
 class ChancySandbox:
     """Programs that answer `yes` after a moment of chance; one run or opening, chosen by chance, fails."""
 
     name = "chancy"
     isolation: tuple[str, ...] = ()
+    runners = replacements = NO_RUNNERS
 
     def __init__(self, num_slots: int, chance: random.Random) -> None:
         self.num_slots = num_slots

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nouscoder.submission import Limits
-from nouscoder.verifier.languages import Language, find_installed, installed, registry
+from nouscoder.verifier.languages import Language, find_installed, installed, look_again, registry
 from nouscoder.verifier.prepared import NotPrepared, folder_of, prepare
 from nouscoder.verifier.sandbox import CompileFailed, Exit, Program, SandboxConfig, open_sandbox
 
@@ -21,9 +21,9 @@ LIMITS = Limits(wall_time_s=10, cpu_time_s=10, memory_bytes=256 << 20)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """An empty cache folder of this test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    installed.cache_clear()
+    look_again()
     yield tmp_path / "cache" / "nouscoder" / "prepared"
-    installed.cache_clear()
+    look_again()
 
 
 def language(tool: Path, script: str) -> Language:

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import grpc
 import httpx
@@ -34,11 +35,15 @@ GOOD = RunResult(Exit.EXITED, 0, 0, 0.01, 0.01, 1000, b"", b"")
 MAX_BODY = 200_000
 
 
+NO_RUNNERS: Mapping[str, int] = MappingProxyType({})
+
+
 class WordSandbox:
     """Programs of one word: `cat` prints its input, `hang` waits to be let go, `break` breaks the sandbox."""
 
     name = "words"
     isolation: tuple[str, ...] = ()
+    runners = replacements = NO_RUNNERS
     num_slots = 2
 
     def __init__(self) -> None:

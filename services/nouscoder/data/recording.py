@@ -50,6 +50,16 @@ class RecordingSandbox:
         """See `Sandbox`."""
         return self._inner.isolation
 
+    @property
+    def runners(self) -> Mapping[str, int]:
+        """See `Sandbox`."""
+        return self._inner.runners
+
+    @property
+    def replacements(self) -> Mapping[str, int]:
+        """See `Sandbox`."""
+        return self._inner.replacements
+
     async def start(self) -> None:
         """See `Sandbox`."""
         await self._inner.start()

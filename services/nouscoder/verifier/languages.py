@@ -79,6 +79,13 @@ def use_tools(tools: Mapping[str, str]) -> None:
     _elsewhere = MappingProxyType(found)
 
 
+def look_again() -> None:
+    """Forget what was found, and `use_tools`."""
+    global _elsewhere
+    _elsewhere = None
+    _installed_here.cache_clear()
+
+
 def prepared_folders() -> tuple[str, ...]:
     """What candidates must see of the host so that their compilers find what was prepared."""
     return tuple(str(language.prepared) for language in installed().values() if language.prepared is not None)

@@ -14,7 +14,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from agent import main
+from agent import main  # type: ignore[import-not-found]
 
 if __name__ == "__main__":
     main()
