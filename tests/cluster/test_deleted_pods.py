@@ -48,4 +48,4 @@ def _uids(release: Any) -> set[str]:
 
 def _balances(release: Any) -> None:
     status = release.until(release.status, "the broker answers", 120)
-    assert status["ledger"]["balanced"], status
+    assert status["balanced"], status
