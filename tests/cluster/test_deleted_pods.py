@@ -21,7 +21,7 @@ FORCED = ("--grace-period=0", "--force")
 
 
 def test_every_kind_of_pod_may_be_deleted_mid_run(release: Any) -> None:
-    release.install(*(word for value in SMALL for word in ("--set", value)))
+    release.install(*(word for value in SMALL for word in ("--set-json", value)))
     release.until(lambda: release.step() >= 1, "the run has begun", 600)
     for how in (FORCED, ()):
         for component in COMPONENTS:

@@ -60,7 +60,7 @@ class Places:
 @pytest.fixture(scope="module")
 def loop(release: Any) -> Any:
     """A release with the loop on, ready."""
-    release.install(*(word for value in SMALL for word in ("--set", value)))
+    release.install(*(word for value in SMALL for word in ("--set-json", value)))
     release.until(lambda: release.all_ready(COMPONENTS), "every pod is ready", 420)
     return release
 
