@@ -5,7 +5,7 @@ SEED ?= 0
 SECONDS ?= 600
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: demo test test-heavy test-soak test-cluster fuzz check format bench proto lock images clean real-input
+.PHONY: demo test test-heavy test-soak test-cluster test-documents fuzz check format bench proto lock images clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -27,6 +27,10 @@ test-soak: .venv/dev.ready
 # On a real cluster: that of KUBECONFIG, else the one that ../shared/cluster brings up here.
 test-cluster: .venv/dev.ready
 	deploy/test-cluster
+
+# The commands of docs/operating.md, there too.
+test-documents: .venv/dev.ready
+	deploy/test-cluster documents
 
 # Longer than the tests do, split over all fuzzers; what they learn is kept in .fuzz/: make fuzz SECONDS=3600
 fuzz: .venv/dev.ready
