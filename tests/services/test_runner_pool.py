@@ -128,6 +128,17 @@ async def test_a_waiter_that_gave_up_takes_no_runner_with_it(pool: RunnerPool) -
         await waiting
 
 
+async def test_a_runner_that_comes_as_its_waiter_gives_up_is_not_lost(pool: RunnerPool) -> None:
+    held = [await pool.lend(1), await pool.lend(1)]
+    waiting = asyncio.create_task(pool.lend(5))
+    await asyncio.sleep(0)
+    pool._offer(held[0])
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert (await pool.lend(1)) is held[0]
+
+
 async def test_a_worn_runner_is_replaced(pool: RunnerPool, pods: Pods) -> None:
     worn = await pool.lend(1)
     await pool.give_back(worn, Ending.WORN)

@@ -140,16 +140,18 @@ class RunnerPool:
                 return self._lent(runner)
         waiter: asyncio.Future[Runner] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
+        lent: Runner | None = None
         try:
             async with asyncio.timeout(limit_s):
-                return await waiter
+                lent = await waiter
+            return lent
         except TimeoutError:
             raise SandboxError(f"no runner was free within {limit_s:.0f} s: {self.trouble}") from None
         finally:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
-            elif waiter.done() and not waiter.cancelled() and asyncio.current_task().cancelling():  # type: ignore[union-attr]
-                self._offer(waiter.result())
+            elif lent is None and not waiter.cancelled() and waiter.exception() is None:
+                self._offer(waiter.result())  # it came in the moment in which we gave up
 
     async def give_back(self, runner: Runner, ending: Ending) -> None:
         """A worn runner is replaced; one in doubt has to pass the canary again."""
