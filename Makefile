@@ -43,7 +43,7 @@ check: .venv/dev.ready
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/buf lint
 	deploy/proto-stubs check
-	$(CC) -fsyntax-only -Wall -Wextra -Wshadow -Wconversion -Werror -std=c11 -D_GNU_SOURCE $(wildcard services/nouscoder/verifier/harness/native/*.c)
+	$(CC) -fsyntax-only -Wall -Wextra -Wshadow -Wconversion -Werror -std=c11 -D_GNU_SOURCE $(wildcard services/nouscoder/verifier/harness/init/*.c)
 
 format: .venv/dev.ready
 	$(BIN)/ruff check --fix .

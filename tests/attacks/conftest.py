@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from nouscoder.submission import CallCase, CallTests, Limits, StdinCase, StdinTests, Submission
-from nouscoder.verdict import VerdictKind
+from nouscoder.domain.submission import CallCase, CallTests, Limits, StdinCase, StdinTests, Submission
+from nouscoder.domain.verdict import VerdictKind
 
 PROGRAMS = Path(__file__).parent / "programs"
 _TRY = """

@@ -22,10 +22,10 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from nouscoder.submission import Limits, StdinCase, StdinTests, Submission
-from nouscoder.verdict import Verdict, VerdictKind
-from nouscoder.verifier.grader import Grader
-from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
+from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import PoolConfig, Sandbox, SandboxConfig, SandboxUnavailable, open_sandbox
 from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from nouscoder.submission import Limits
-from nouscoder.verifier.languages import registry
+from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import (
     Exit,
     Program,
@@ -25,6 +24,7 @@ from nouscoder.verifier.sandbox import (
     open_sandbox,
 )
 from nouscoder.verifier.sandbox.local import LocalSandbox
+from nouscoder.verifier.toolchains.languages import registry
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PYTHON = registry()["python"]

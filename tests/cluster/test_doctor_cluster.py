@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nouscoder.cluster.client import KubernetesCluster, connect
+from nouscoder.doctor.cluster.client import KubernetesCluster, connect
 
 pytestmark = pytest.mark.cluster
 

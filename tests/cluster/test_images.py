@@ -54,10 +54,11 @@ facts["command"] = [(run.returncode, run.stderr, "NousCoder" in run.stdout or "s
 """
 OF_SERVICE = {
     "verifier": """
-import nouscoder.verifier.service, nouscoder.verifier.tracing, nouscoder.verifier.mathematics, kubernetes.client
+import nouscoder.verifier.service, nouscoder.verifier.observe.tracing, nouscoder.verifier.judges.mathematics
+import kubernetes.client
 from nouscoder.config import VerifierSection
-from nouscoder.verifier.libraries import library_folders
-from nouscoder.verifier.sandbox.native import native_library
+from nouscoder.verifier.toolchains.libraries import library_folders
+from nouscoder.verifier.sandbox.init_build import native_library
 facts["init"] = str(native_library())
 facts["libraries"] = [str(folder) for folder in library_folders(VerifierSection().libraries)]
 """,
@@ -69,7 +70,7 @@ import nouscoder.generation.service, torch
 facts["sum"] = float((torch.ones(3, 3) @ torch.ones(3, 3)).sum())
 """,
     "learner": """
-import nouscoder.learner.service, nouscoder.pipeline, nouscoder.demo.prepare, nouscoder.report
+import nouscoder.learner.service, nouscoder.run.loop, nouscoder.demo.prepare, nouscoder.report
 import torch, transformers
 torch.manual_seed(0)
 weight = torch.randn(4, 4, requires_grad=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nouscoder.verifier import AsyncClient
+from nouscoder.client import AsyncClient
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from nouscoder.client import AsyncClient
 from nouscoder.data.leetcode import LeetCodeProblem, read_leetcode
-from nouscoder.submission import CallTests
-from nouscoder.verifier import AsyncClient
+from nouscoder.domain.submission import CallTests
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 

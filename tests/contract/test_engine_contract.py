@@ -11,9 +11,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from nouscoder.config import Config, load_config
 from nouscoder.demo.tokenizer import CharTokenizer
+from nouscoder.domain.rollout import FinishReason, Rollout, Sampling, Task
 from nouscoder.generation.engines import Engine, EngineError, open_engine
 from nouscoder.generation.engines.base import EngineUnusable
-from nouscoder.rollout import FinishReason, Rollout, Sampling, Task
 
 MAX_RUNNING, MAX_TOKENS_TOTAL = 4, 40
 

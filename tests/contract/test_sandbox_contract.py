@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from nouscoder.submission import Limits
-from nouscoder.verifier.languages import registry
+from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import (
     CompileFailed,
     Exit,
@@ -23,6 +22,7 @@ from nouscoder.verifier.sandbox import (
     open_sandbox,
 )
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
+from nouscoder.verifier.toolchains.languages import registry
 
 DOUBLE = "print(int(input()) * 2)\n"
 FAIL = "raise SystemExit(3)\n"

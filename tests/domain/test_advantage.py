@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nouscoder.advantage import group_advantages, has_signal
+from nouscoder.domain.advantage import group_advantages, has_signal
 
 rewards_of_a_group = st.lists(st.integers(-8, 8).map(lambda eighths: eighths / 8), min_size=2, max_size=16)
 

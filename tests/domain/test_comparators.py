@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.submission import Comparator, ComparatorKind
-from nouscoder.verifier.comparators import (
+from nouscoder.domain.submission import Comparator, ComparatorKind
+from nouscoder.verifier.grading.comparators import (
     HugeInt,
     UnreadableResult,
     parse_result,

@@ -11,7 +11,7 @@ import pytest
 from nouscoder.data.code_contests import read_code_contests
 from nouscoder.data.leetcode import call_cases, read_leetcode
 from nouscoder.data.problems import ProblemFileError
-from nouscoder.submission import CallCase, CallTests, StdinCase, StdinTests
+from nouscoder.domain.submission import CallCase, CallTests, StdinCase, StdinTests
 
 
 def test_asserts_become_call_cases() -> None:

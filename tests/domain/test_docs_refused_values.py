@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from nouscoder.run_folder import FIXED
+from nouscoder.run.folder import FIXED
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operating.md"
 

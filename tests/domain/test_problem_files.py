@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from nouscoder.data.problems import ProblemFileError, load_problems, save_problems
-from nouscoder.problem import Problem
-from nouscoder.submission import (
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import (
     AssertTests,
     CallCase,
     CallTests,

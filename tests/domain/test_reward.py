@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.reward import RewardRule, reward_of
-from nouscoder.verdict import Verdict, VerdictKind
+from nouscoder.domain.reward import RewardRule, reward_of
+from nouscoder.domain.verdict import Verdict, VerdictKind
 
 
 def verdict(kind: VerdictKind, passed: int = 0, total: int = 10, graded: int = 10) -> Verdict:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.rollout import FinishReason, Rollout, VersionSpan, spans_of
-from nouscoder.staleness import staleness_of
+from nouscoder.domain.rollout import FinishReason, Rollout, VersionSpan, spans_of
+from nouscoder.domain.staleness import staleness_of
 
 
 def rollout(versions: list[int]) -> Rollout:

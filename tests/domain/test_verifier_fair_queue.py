@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.verifier.fair_queue import FairSlots, QueueFull
+from nouscoder.verifier.grading.fair_queue import FairSlots, QueueFull
 
 CLIENTS = "abc"
 MAX_WAITING = 6

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from nouscoder.submission import (
+from nouscoder.domain.submission import (
     AssertTests,
     CallCase,
     CallTests,
@@ -25,15 +25,15 @@ from nouscoder.submission import (
     Submission,
     Tests,
 )
-from nouscoder.verdict import VerdictKind
-from nouscoder.verifier.comparators import same_text, same_value
+from nouscoder.domain.verdict import VerdictKind
+from nouscoder.verifier.grading.comparators import same_text, same_value
+from nouscoder.verifier.grading.judging import judge_for, outcome_of
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 from nouscoder.verifier.judges.asserting import AssertJudge
 from nouscoder.verifier.judges.lcb import LcbJudge, same_as_lcb_prints
 from nouscoder.verifier.judges.partners import Ruling, ruling_of_checker, ruling_of_interactor
-from nouscoder.verifier.judging import judge_for, outcome_of
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 from nouscoder.verifier.sandbox.fake import ended
-from nouscoder.verifier.validation import Bounds, InvalidSubmission, validate
 
 OK, WRONG, ERROR = VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.RUNTIME_ERROR
 OURS, LATE = VerdictKind.INTERNAL_ERROR, VerdictKind.TIME_LIMIT_EXCEEDED

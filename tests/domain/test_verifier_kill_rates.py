@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.submission import AssertTests, CallCase, CallTests, StdinCase, StdinTests, Submission, Tests
-from nouscoder.verdict import TestOutcome, VerdictKind
-from nouscoder.verifier.judging import judge_for
-from nouscoder.verifier.kill_rates import PRIOR_KILLS, PRIOR_RUNS, KillRates, KillTable
-from nouscoder.verifier.order import hardest_first
+from nouscoder.domain.submission import AssertTests, CallCase, CallTests, StdinCase, StdinTests, Submission, Tests
+from nouscoder.domain.verdict import TestOutcome, VerdictKind
+from nouscoder.verifier.grading.judging import judge_for
+from nouscoder.verifier.grading.kill_rates import PRIOR_KILLS, PRIOR_RUNS, KillRates, KillTable
+from nouscoder.verifier.grading.test_order import hardest_first
 
 
 def stdin(*inputs: str) -> StdinTests:

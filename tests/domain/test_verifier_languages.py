@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nouscoder.submission import StdinCase, StdinTests, Submission
-from nouscoder.verifier.languages import find_installed, installed, registry
-from nouscoder.verifier.validation import Bounds, InvalidSubmission, validate
+from nouscoder.domain.submission import StdinCase, StdinTests, Submission
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
+from nouscoder.verifier.toolchains.languages import find_installed, installed, registry
 
 
 def test_the_registry_holds_the_promised_languages() -> None:

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from nouscoder.rpc.verdict_convert import submission_from, submission_to
-from nouscoder.submission import (
+from nouscoder.domain.submission import (
     AssertTests,
     CallCase,
     CallTests,
@@ -25,8 +24,9 @@ from nouscoder.submission import (
     StdinTests,
     Tests,
 )
-from nouscoder.verifier.schema import parse_submission
-from nouscoder.verifier.validation import InvalidSubmission
+from nouscoder.rpc.verdict_convert import submission_from, submission_to
+from nouscoder.verifier.api.schema import parse_submission
+from nouscoder.verifier.grading.validation import InvalidSubmission
 
 
 def request(**fields: object) -> dict[str, object]:

@@ -9,8 +9,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from nouscoder.ledger import Ledger
-from nouscoder.view import (
+from nouscoder.domain.ledger import Ledger
+from nouscoder.run.view import (
     LiveView,
     PlainView,
     ProcessLine,
@@ -203,5 +203,5 @@ def test_a_console_that_cannot_draw_gets_plain_lines(terminal: str) -> None:
 
 
 def test_the_view_loads_without_torch() -> None:
-    code = "import sys, nouscoder.view; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = "import sys, nouscoder.run.view; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -21,11 +21,11 @@ from typing import TypeVar
 
 import pytest
 
+from nouscoder.client import AsyncClient
 from nouscoder.data.code_contests import read_code_contests
 from nouscoder.data.leetcode import LeetCodeProblem, read_leetcode
-from nouscoder.problem import Problem
-from nouscoder.submission import CallTests, StdinTests
-from nouscoder.verifier import AsyncClient
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import CallTests, StdinTests
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nouscoder.batch import GradedRollout
+from nouscoder.domain.batch import GradedRollout
+from nouscoder.domain.rollout import FinishReason, Rollout, VersionSpan
+from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.report import write_report
-from nouscoder.rollout import FinishReason, Rollout, VersionSpan
-from nouscoder.verdict import Verdict, VerdictKind
 
 if TYPE_CHECKING:
     from nouscoder.learner.trainer import TrainedBatch

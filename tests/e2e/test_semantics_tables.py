@@ -21,14 +21,14 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import load_config
-from nouscoder.submission import Submission
-from nouscoder.verifier import mathematics
-from nouscoder.verifier.grader import Grader
-from nouscoder.verifier.languages import installed
-from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.domain.submission import Submission
+from nouscoder.verifier.api.schema import parse_submission
+from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.judges import mathematics
+from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import open_sandbox
-from nouscoder.verifier.schema import parse_submission
 from nouscoder.verifier.settings import sandbox_config
+from nouscoder.verifier.toolchains.languages import installed
 
 _PUBLISHED = "NOUSCODER_LCB_TESTING_UTIL"
 _CODES = {True: "accepted", False: "wrong_answer", -1: "runtime_error", -2: "wrong_answer"}

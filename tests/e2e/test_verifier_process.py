@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from nouscoder.verifier.client import Client
-from nouscoder.verifier.tokens import new_token
+from nouscoder.client.http import Client
+from nouscoder.verifier.access.api_keys import new_token
 
 BODY = {"code": "print(3)", "tests": {"type": "stdin", "cases": [{"input": "", "output": "3"}]}}
 
@@ -138,6 +138,6 @@ def test_what_can_never_work_is_one_sentence_and_exit_78(tmp_path: Path, setting
     last = (tmp_path / "log").read_text().splitlines()[-1]
     assert last.startswith("nouscoder: ")
     assert message in last
-    from nouscoder.supervisor import EXIT_UNUSABLE
+    from nouscoder.run.supervisor import EXIT_UNUSABLE
 
     assert code == EXIT_UNUSABLE

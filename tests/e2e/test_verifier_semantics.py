@@ -12,10 +12,10 @@ from contextlib import AsyncExitStack
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import load_config
-from nouscoder.submission import CallCase, CallTests, JsonValue, Limits, StdinCase, StdinTests, Submission
-from nouscoder.verdict import Verdict, VerdictKind
-from nouscoder.verifier.grader import Grader
-from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.domain.submission import CallCase, CallTests, JsonValue, Limits, StdinCase, StdinTests, Submission
+from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import open_sandbox
 from nouscoder.verifier.settings import sandbox_config
 

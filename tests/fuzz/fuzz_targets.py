@@ -23,9 +23,7 @@ import atheris
 with atheris.instrument_imports(include=["nouscoder"]):
     from google.protobuf.message import DecodeError
 
-    from nouscoder.rpc.faults import InvalidMessage
-    from nouscoder.rpc.verdict_convert import submission_from, submission_to
-    from nouscoder.submission import (
+    from nouscoder.domain.submission import (
         AssertTests,
         CallCase,
         CallTests,
@@ -38,21 +36,29 @@ with atheris.instrument_imports(include=["nouscoder"]):
         StdinTests,
         Submission,
     )
+    from nouscoder.domain.verdict import Verdict, VerdictKind
+    from nouscoder.rpc.faults import InvalidMessage
+    from nouscoder.rpc.verdict_convert import submission_from, submission_to
     from nouscoder.v1 import verdict_pb2
-    from nouscoder.verdict import Verdict, VerdictKind
-    from nouscoder.verifier.comparators import UnreadableResult, parse_result, result_bound, same_text, same_value
-    from nouscoder.verifier.extract import extract_code, text_to_grade
-    from nouscoder.verifier.grader import OnOutcome
+    from nouscoder.verifier.api.run_code import parse_run_code
+    from nouscoder.verifier.api.schema import parse_submission
+    from nouscoder.verifier.api.streaming import batch_lines
+    from nouscoder.verifier.grading.comparators import (
+        UnreadableResult,
+        parse_result,
+        result_bound,
+        same_text,
+        same_value,
+    )
+    from nouscoder.verifier.grading.extract import extract_code, text_to_grade
+    from nouscoder.verifier.grading.grader import OnOutcome
+    from nouscoder.verifier.grading.judging import failure_of, judge_for, outcome_of
+    from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
     from nouscoder.verifier.harness import frames
     from nouscoder.verifier.judges.asserting import AssertJudge
     from nouscoder.verifier.judges.base import CLIP_CHARS, Judge
     from nouscoder.verifier.judges.lcb import LcbJudge
-    from nouscoder.verifier.judging import failure_of, judge_for, outcome_of
-    from nouscoder.verifier.run_code import parse_run_code
     from nouscoder.verifier.sandbox.base import Exit, RunResult
-    from nouscoder.verifier.schema import parse_submission
-    from nouscoder.verifier.streams import batch_lines
-    from nouscoder.verifier.validation import Bounds, InvalidSubmission, validate
 
 SEPARATOR = b"\x1e"
 STRETCH = 300

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import grpc
 import pytest
 
+from nouscoder.domain.submission import CallCase, CallTests, Comparator, StdinCase, StdinTests, Submission
 from nouscoder.rpc.verdict_convert import submission_to
-from nouscoder.submission import CallCase, CallTests, Comparator, StdinCase, StdinTests, Submission
 from nouscoder.v1 import verdict_pb2, verifier_pb2
 
 ANSWER_S = 20.0

@@ -12,11 +12,11 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from nouscoder.submission import Submission
-from nouscoder.verdict import Verdict, VerdictKind
-from nouscoder.verifier import body, listener
-from nouscoder.verifier.grader import OnOutcome
-from nouscoder.verifier.http import Door, make_app
+from nouscoder.domain.submission import Submission
+from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.verifier.api import body, listener
+from nouscoder.verifier.api.rest import Door, make_app
+from nouscoder.verifier.grading.grader import OnOutcome
 
 PATIENCE_S = 0.3
 LIMIT_S = 10.0

@@ -6,9 +6,9 @@ import json
 from collections import Counter
 
 from nouscoder.bench.mixture import mixture
-from nouscoder.verdict import VerdictKind
-from nouscoder.verifier.languages import registry
-from nouscoder.verifier.schema import parse_submission
+from nouscoder.domain.verdict import VerdictKind
+from nouscoder.verifier.api.schema import parse_submission
+from nouscoder.verifier.toolchains.languages import registry
 
 
 def test_it_holds_every_verdict_of_a_candidate_and_no_submission_twice() -> None:

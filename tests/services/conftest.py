@@ -13,12 +13,12 @@ from nouscoder.broker.redis_server import start_redis
 from nouscoder.broker.rules import Rules
 from nouscoder.broker.store import Store
 from nouscoder.config import Config, load_config
-from nouscoder.lease import LeasedGrading, LeasedTask
-from nouscoder.policy import PolicyManifest
-from nouscoder.problem import Problem
-from nouscoder.rollout import FinishReason, Rollout, Task, VersionSpan
-from nouscoder.submission import StdinCase, StdinTests
-from nouscoder.verdict import Verdict, VerdictKind
+from nouscoder.domain.lease import LeasedGrading, LeasedTask
+from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.rollout import FinishReason, Rollout, Task, VersionSpan
+from nouscoder.domain.submission import StdinCase, StdinTests
+from nouscoder.domain.verdict import Verdict, VerdictKind
 
 _runs = itertools.count()
 

@@ -27,7 +27,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from nouscoder.broker.redis_server import start_redis
 from nouscoder.config import dump_config, load_config
-from nouscoder.verifier.tokens import new_token
+from nouscoder.verifier.access.api_keys import new_token
 
 TINY = (
     "demo.train_problems=60",

@@ -10,9 +10,9 @@ import pytest
 from nouscoder.broker import batches
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import InvalidRequest, InvariantBroken, Refused
+from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.rpc.rollout_convert import decode_rollout
 from nouscoder.rpc.verdict_convert import decode_verdict
-from nouscoder.verdict import Verdict, VerdictKind
 
 NewBroker = Callable[..., Broker]
 LEARNER = "learner-h-0-1"

@@ -24,13 +24,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from nouscoder.batch import Batch
 from nouscoder.broker import streams
 from nouscoder.broker.admission import UNBATCHED
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import Refused
-from nouscoder.lease import LeasedGrading, LeasedTask
-from nouscoder.verdict import VerdictKind
+from nouscoder.domain.batch import Batch
+from nouscoder.domain.lease import LeasedGrading, LeasedTask
+from nouscoder.domain.verdict import VerdictKind
 
 Answer = TypeVar("Answer")
 _G, _B, _K = 4, 8, 2

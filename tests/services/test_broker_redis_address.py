@@ -13,8 +13,8 @@ from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import BrokerUnavailable, RedisAddressUnusable
 from nouscoder.broker.redis_address import given_url, without_password
 from nouscoder.config import BrokerSection, Config
-from nouscoder.problem import Problem
-from nouscoder.submission import StdinCase, StdinTests
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import StdinCase, StdinTests
 
 SECRET = "hunter2"
 

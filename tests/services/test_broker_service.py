@@ -20,10 +20,10 @@ from nouscoder.broker import errors
 from nouscoder.broker.core import Broker
 from nouscoder.broker.metrics import BrokerCollector
 from nouscoder.broker.service import STATUS_CODES, serve_broker
-from nouscoder.lease import Lease, worker_name
+from nouscoder.domain.lease import Lease, worker_name
+from nouscoder.domain.verdict import VerdictKind
 from nouscoder.rpc.broker_client import BrokerClient, LeaseKeeper, PeerRefused, new_worker_id
 from nouscoder.rpc.channel import PeerUnreachable, open_channel
-from nouscoder.verdict import VerdictKind
 
 
 @dataclass

@@ -12,8 +12,8 @@ from nouscoder.broker import streams
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import InvalidRequest
 from nouscoder.broker.streams import LeaseRef, Stream, parse_lease
-from nouscoder.lease import LeasedTask
-from nouscoder.verdict import VerdictKind
+from nouscoder.domain.lease import LeasedTask
+from nouscoder.domain.verdict import VerdictKind
 
 NewBroker = Callable[..., Broker]
 GEN = "generation-h-0-1"

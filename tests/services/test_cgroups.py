@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nouscoder.submission import Limits
-from nouscoder.verifier.languages import installed
+from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, SandboxUnavailable, open_sandbox
 from nouscoder.verifier.sandbox.cgroup import ROOT, UNGROUPED, Groups
+from nouscoder.verifier.toolchains.languages import installed
 
 
 def make_files(folder: Path, *names: str) -> None:

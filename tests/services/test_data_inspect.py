@@ -14,7 +14,7 @@ from nouscoder.data.flakiness import Flaw, Round, Seen, findings_of
 from nouscoder.data.inspect import audit_file, inspect_file
 from nouscoder.data.problems import ProblemFileError
 from nouscoder.data.references import Reference, read_referenced
-from nouscoder.verdict import VerdictKind
+from nouscoder.domain.verdict import VerdictKind
 
 SECTION = load_config(None, ["verifier.sandbox.slots=2"]).verifier
 ADD = "print(sum(map(int, input().split())))"

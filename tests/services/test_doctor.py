@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from nouscoder import doctor, host_probe
-from nouscoder.doctor import run_doctor
-from nouscoder.finding import Finding
+from nouscoder.doctor import host, host_probe
+from nouscoder.doctor.finding import Finding
+from nouscoder.doctor.host import run_doctor
 from nouscoder.verifier.harness import kernel
 from nouscoder.verifier.sandbox import SandboxUnavailable
 
@@ -34,7 +34,7 @@ def test_this_host_runs_the_default_configuration() -> None:
 @pytest.mark.parametrize(("needed", "code"), [(True, 1), (False, 0)])
 def test_only_what_is_needed_makes_it_fail(monkeypatch: pytest.MonkeyPatch, needed: bool, code: int) -> None:
     missing = Finding("warp drive", False, needed, "not here", "build one")
-    monkeypatch.setattr(doctor, "examine", lambda: [missing])
+    monkeypatch.setattr(host, "examine", lambda: [missing])
     text, returned = run_doctor(as_json=False)
     assert returned == code
     assert "to get it: build one" in text
@@ -42,8 +42,8 @@ def test_only_what_is_needed_makes_it_fail(monkeypatch: pytest.MonkeyPatch, need
 
 
 def test_without_runsc_it_names_the_command_that_builds_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "find_runsc", lambda: None)
-    finding = doctor._gvisor()
+    monkeypatch.setattr(host, "find_runsc", lambda: None)
+    finding = host._gvisor()
     assert (finding.ok, finding.needed) == (False, False)
     assert "deploy/build-runsc" in finding.fix
 
@@ -56,7 +56,7 @@ def test_a_refused_namespace_is_named_with_the_reason(monkeypatch: pytest.Monkey
     monkeypatch.setattr(kernel, "unshare", refuse)
     probe = host_probe.probe_host()
     assert probe.refused == {"net": "Operation not permitted"}
-    finding = doctor._namespaces(probe)
+    finding = host._namespaces(probe)
     assert not finding.ok
     assert "net (Operation not permitted)" in finding.detail
     assert finding.fix
@@ -66,6 +66,6 @@ def test_a_sandbox_that_does_not_start_is_a_finding(monkeypatch: pytest.MonkeyPa
     def broken(config: object) -> None:
         raise SandboxUnavailable("the local sandbox cannot start: no clone")
 
-    monkeypatch.setattr(doctor, "open_sandbox", broken)
-    finding = doctor._sandbox("local", needed=True, fix="be root")
+    monkeypatch.setattr(host, "open_sandbox", broken)
+    finding = host._sandbox("local", needed=True, fix="be root")
     assert (finding.ok, finding.detail, finding.fix) == (False, "the local sandbox cannot start: no clone", "be root")

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
-from nouscoder import doctor_cluster as doctor
-from nouscoder.cluster.facts import Amount, ClusterError, Node, NotAllowed, StorageClass
-from nouscoder.cluster.trial import TrialResult
-from nouscoder.finding import Finding, report
+from nouscoder.doctor.cluster import judge as doctor
+from nouscoder.doctor.cluster.facts import Amount, ClusterError, Node, NotAllowed, StorageClass
+from nouscoder.doctor.cluster.trial import TrialResult
+from nouscoder.doctor.finding import Finding, report
 
 GIB = 1024**3
 LOCAL_PATH = StorageClass("local-path", "rancher.io/local-path", True, frozenset({"ReadWriteOnce"}))

@@ -13,21 +13,21 @@ from typing import Any
 import grpc
 import pytest
 
+from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.rollout import Sampling, Task
+from nouscoder.domain.submission import StdinCase, StdinTests
+from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.evaluation.pass_at_1 import Evaluation, EvaluationError, evaluate, evaluation_tasks
 from nouscoder.generation.engine_thread import EngineThread
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
 from nouscoder.generation.service import GenerationService
-from nouscoder.policy import PolicyManifest
-from nouscoder.problem import Problem
-from nouscoder.rollout import Sampling, Task
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.evaluation_clients import GradingClient, SamplingClient
 from nouscoder.rpc.verdict_convert import submission_from, verdict_to
-from nouscoder.submission import StdinCase, StdinTests
 from nouscoder.v1 import generation_pb2_grpc, verifier_pb2, verifier_pb2_grpc
-from nouscoder.verdict import Verdict, VerdictKind
 
 
 def problem(number: int, family: str = "sums") -> Problem:

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from nouscoder.domain.policy import PolicyManifest
 from nouscoder.generation.engine_thread import EngineThread
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.errors import PolicyGone, PolicyUnusable
@@ -22,7 +23,6 @@ from nouscoder.generation.policy_source import LearnerSource
 from nouscoder.learner.core import RunFiles
 from nouscoder.learner.policy_files import CHUNK_BYTES, NoSuchPolicyFile, PolicyFiles
 from nouscoder.learner.service import LearnerServicer
-from nouscoder.policy import PolicyManifest
 from nouscoder.rpc.channel import PeerUnreachable
 from nouscoder.rpc.policy_client import PolicyClient
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc

@@ -19,14 +19,14 @@ from typing import Any
 import grpc
 import pytest
 
+from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.generation.engine_thread import EngineStopped, EngineThread
 from nouscoder.generation.engines.base import EngineError
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
 from nouscoder.generation.service import GenerationService
-from nouscoder.policy import PolicyManifest
-from nouscoder.rollout import Rollout, Sampling, Task
 from nouscoder.rpc.channel import open_channel
 from nouscoder.rpc.rollout_convert import manifest_to, rollout_from, task_to
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc

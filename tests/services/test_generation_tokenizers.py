@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from nouscoder.demo.tokenizer import BOS_ID, CharTokenizer
-from nouscoder.tokenizers import TokenizerError, load_tokenizer
+from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
 
 VOCABULARY = {"<unk>": 0, "<end>": 1, "print": 2, "(": 3, "1": 4, ")": 5}
 

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from nouscoder.demo.tokenizer import CharTokenizer
+from nouscoder.domain.rollout import FinishReason, Rollout, Sampling, Task, VersionSpan
 from nouscoder.generation.engines.base import EngineError
 from nouscoder.generation.engines.kv_cache import KeyValueCache, decode_mask
 from nouscoder.generation.engines.sampling import choose_tokens, draws_of
 from nouscoder.generation.engines.torch import TorchEngine
-from nouscoder.rollout import FinishReason, Rollout, Sampling, Task, VersionSpan
 
 NUM_SLOTS, CAPACITY = 6, 48
 

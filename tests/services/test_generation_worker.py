@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from nouscoder.domain.lease import Lease, LeasedTask, LeasedTasks
+from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.generation.engine_thread import EngineThread
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies, PolicyGone, PolicyUnusable
 from nouscoder.generation.policy_source import FolderSource
 from nouscoder.generation.worker import RolloutWorker
-from nouscoder.lease import Lease, LeasedTask, LeasedTasks
-from nouscoder.policy import PolicyManifest
-from nouscoder.rollout import Rollout, Sampling, Task
 from nouscoder.rpc.broker_client import LeaseKeeper
 from nouscoder.rpc.channel import PeerUnreachable
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from nouscoder.cli.grade_file import BadFile, grade_file
+from nouscoder.client import Client, GradingFailed
+from nouscoder.client.http import Patience
 from nouscoder.config import Config, load_config
-from nouscoder.grade_file import BadFile, grade_file
-from nouscoder.verifier import Client, GradingFailed
-from nouscoder.verifier.client import Patience
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from nouscoder.submission import Limits
-from nouscoder.verifier.languages import installed
+from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import (
     CompileFailed,
     Exit,
@@ -20,6 +19,7 @@ from nouscoder.verifier.sandbox import (
     SandboxUnavailable,
     open_sandbox,
 )
+from nouscoder.verifier.toolchains.languages import installed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = Limits(wall_time_s=5, cpu_time_s=5, memory_bytes=256 << 20, output_bytes=1 << 20, processes=64)

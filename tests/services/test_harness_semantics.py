@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from nouscoder.submission import Limits
-from nouscoder.verifier.languages import registry
+from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import (
     Exit,
     Program,
@@ -24,6 +23,7 @@ from nouscoder.verifier.sandbox import (
     open_sandbox,
 )
 from nouscoder.verifier.sandbox.link import kill
+from nouscoder.verifier.toolchains.languages import registry
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PYTHON = registry()["python"]

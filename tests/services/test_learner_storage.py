@@ -19,15 +19,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from nouscoder.config import Config, LearnerSection
+from nouscoder.learner.atomic_files import StorageError, numbered, whole_folder, write_whole
 from nouscoder.learner.checkpoint import CheckpointError, CheckpointStore, Progress, restore
-from nouscoder.learner.durable import StorageError, numbered, whole_folder, write_whole
 from nouscoder.learner.publish import PolicyPublisher
 from nouscoder.learner.run_log import BatchSeconds, LogTail, RunLog, metrics_lines, sample_lines, with_seconds
 from nouscoder.learner.saved_batches import SavedBatchError, SavedBatches
 from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.weights import WeightsError, load_model, load_weights, weights_of
-from nouscoder.tokenizers import load_tokenizer
+from nouscoder.policy_folder.tokenizer import load_tokenizer
 
 
 @pytest.fixture(autouse=True)

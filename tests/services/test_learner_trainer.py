@@ -10,17 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.batch import Batch, GradedRollout
 from nouscoder.config import Config, GenerationSection, LearnerSection, RunSection, SamplingSection
+from nouscoder.domain.batch import Batch, GradedRollout
+from nouscoder.domain.reward import RewardRule
+from nouscoder.domain.rollout import FinishReason, Rollout, spans_of
+from nouscoder.domain.verdict import VerdictKind
 from nouscoder.learner.batch_statistics import minibatches, score, statistics_of
 from nouscoder.learner.core import prepare_thread
 from nouscoder.learner.logprobs import score_tokens
 from nouscoder.learner.packing import PackingError, pack, plan
 from nouscoder.learner.synthetic import random_batch, random_policy
 from nouscoder.learner.trainer import Trainer, TrainingError, TrainingInterrupted
-from nouscoder.reward import RewardRule
-from nouscoder.rollout import FinishReason, Rollout, spans_of
-from nouscoder.verdict import VerdictKind
 
 CPU = torch.device("cpu")
 

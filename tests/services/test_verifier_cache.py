@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
-from nouscoder.submission import StdinCase, StdinTests, Submission
-from nouscoder.verdict import TestOutcome, Verdict, VerdictKind
-from nouscoder.verifier.cache import CachedGrader
-from nouscoder.verifier.grader import OnOutcome
-from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.domain.submission import StdinCase, StdinTests, Submission
+from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
+from nouscoder.verifier.grading.grader import OnOutcome
+from nouscoder.verifier.grading.verdict_cache import CachedGrader
+from nouscoder.verifier.observe.metrics import VerifierMetrics
 
 TESTED = TestOutcome(0, VerdictKind.ACCEPTED, 0.1, 0.1, 1)
 

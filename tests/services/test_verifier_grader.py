@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from nouscoder.submission import CallCase, CallTests, Limits, StdinCase, StdinTests, Submission
-from nouscoder.verdict import TestOutcome, VerdictKind
-from nouscoder.verifier.grader import Grader, GradingPolicy, QueueFull
-from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.domain.submission import CallCase, CallTests, Limits, StdinCase, StdinTests, Submission
+from nouscoder.domain.verdict import TestOutcome, VerdictKind
+from nouscoder.verifier.grading.grader import Grader, GradingPolicy, QueueFull
+from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import NO_FILES, CompileFailed, Exit, Program, RunResult, SandboxError, Session
-from nouscoder.verifier.validation import InvalidSubmission
 
 Behaviour = Callable[[bytes], Awaitable[RunResult]]
 GOOD = RunResult(Exit.EXITED, 0, 0, 0.01, 0.01, 1000, b"", b"")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from nouscoder.config import ConfigError, load_config
-from nouscoder.verifier.libraries import library_folders
 from nouscoder.verifier.settings import sandbox_config
+from nouscoder.verifier.toolchains.libraries import library_folders
 
 
 def test_a_library_is_copied_once_and_alone(tmp_path: Path) -> None:

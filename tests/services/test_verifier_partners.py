@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import pytest
 from prometheus_client import CollectorRegistry
 
-from nouscoder.submission import (
+from nouscoder.domain.submission import (
     CheckerTests,
     InteractiveTests,
     JudgeProgram,
@@ -24,14 +24,14 @@ from nouscoder.submission import (
     Submission,
     Tests,
 )
-from nouscoder.verdict import Verdict, VerdictKind
-from nouscoder.verifier import mathematics
-from nouscoder.verifier.grader import Grader
+from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.judges import mathematics
 from nouscoder.verifier.judges.partners import Ruling
-from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import SandboxError
 from nouscoder.verifier.sandbox.fake import Behaviour, FakeSandbox, ended
-from nouscoder.verifier.validation import InvalidSubmission
 
 SECRET = "the-answer"
 CASES = (StdinCase("given", SECRET),)

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nouscoder.submission import StdinCase, StdinTests, Submission
-from nouscoder.verdict import TestOutcome, Verdict, VerdictKind
-from nouscoder.verifier.judging import judge_for
-from nouscoder.verifier.order import hardest_first
-from nouscoder.verifier.progress import Progress
+from nouscoder.domain.submission import StdinCase, StdinTests, Submission
+from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
+from nouscoder.verifier.api.streaming import spread
+from nouscoder.verifier.grading.judging import judge_for
+from nouscoder.verifier.grading.progress import Progress
+from nouscoder.verifier.grading.test_order import hardest_first
 from nouscoder.verifier.sandbox.fake import ended
-from nouscoder.verifier.streams import spread
 
 
 def progress_of(submission: Submission, max_spent_s: float = float("inf")) -> Progress:

@@ -14,22 +14,22 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from nouscoder.client import AsyncClient, GradingFailed
+from nouscoder.client.http import Patience
+from nouscoder.domain.submission import StdinCase, StdinTests, Submission
+from nouscoder.domain.verdict import VerdictKind
 from nouscoder.rpc.channel import open_channel
 from nouscoder.rpc.server import AddressError
 from nouscoder.rpc.verdict_convert import submission_to, verdict_from
-from nouscoder.submission import StdinCase, StdinTests, Submission
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
-from nouscoder.verdict import VerdictKind
-from nouscoder.verifier import AsyncClient, GradingFailed
-from nouscoder.verifier.client import Patience
-from nouscoder.verifier.grader import Grader, GradingPolicy
-from nouscoder.verifier.grpc_gate import GrpcGate
-from nouscoder.verifier.http import Door, make_app
-from nouscoder.verifier.listener import start_http
-from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.verifier.access.api_keys import Keyring
+from nouscoder.verifier.access.grpc_gate import GrpcGate
+from nouscoder.verifier.api.listener import start_http
+from nouscoder.verifier.api.rest import Door, make_app
+from nouscoder.verifier.grading.grader import Grader, GradingPolicy
+from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import NO_FILES, Exit, Program, RunResult, SandboxError, Session
 from nouscoder.verifier.service import Servicer
-from nouscoder.verifier.tokens import Keyring
 
 GOOD = RunResult(Exit.EXITED, 0, 0, 0.01, 0.01, 1000, b"", b"")
 MAX_BODY = 200_000

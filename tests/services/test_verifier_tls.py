@@ -15,18 +15,18 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from nouscoder.client import AsyncClient, GradingFailed
+from nouscoder.client.http import Patience
 from nouscoder.config import ConfigError, TlsSection, load_config
 from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
-from nouscoder.verifier import AsyncClient, GradingFailed
-from nouscoder.verifier.client import Patience
-from nouscoder.verifier.grader import Grader
-from nouscoder.verifier.http import Door, make_app, make_health_app
-from nouscoder.verifier.listener import start_http
-from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.verifier.api.listener import start_http
+from nouscoder.verifier.api.rest import Door, make_app, make_health_app
+from nouscoder.verifier.api.tls import TlsUnusable, grpc_credentials, http_context
+from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.fake import FakeSandbox
 from nouscoder.verifier.service import FULL_NAME, Servicer
-from nouscoder.verifier.tls import TlsUnusable, grpc_credentials, http_context
 
 TESTS = {"type": "stdin", "cases": [{"input": "a", "output": "a"}]}
 ASK = verifier_pb2.CapabilitiesRequest()

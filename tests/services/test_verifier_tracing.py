@@ -22,8 +22,8 @@ import pytest
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="install the `tracing` extra")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.rpc.verdict_convert import submission_to
-from nouscoder.submission import StdinCase, StdinTests, Submission
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -203,14 +203,15 @@ def test_nothing_of_it_is_loaded_while_it_is_off() -> None:
     script = """
 import asyncio, contextlib, json, sys
 from nouscoder.verifier import service
-from nouscoder.verifier.telemetry import open_telemetry
+from nouscoder.verifier.observe.telemetry import open_telemetry
 async def main():
     async with contextlib.AsyncExitStack() as stack:
         off = open_telemetry("", stack)
         thing = object()
         assert off.grader(thing) is thing and off.sandbox(thing) is thing and off.interceptors() == []
 asyncio.run(main())
-heavy = ("opentelemetry.sdk", "opentelemetry.exporter", "opentelemetry.proto", "requests", "nouscoder.verifier.tracing")
+heavy = ("opentelemetry.sdk", "opentelemetry.exporter", "opentelemetry.proto", "requests",
+         "nouscoder.verifier.observe.tracing")
 print(json.dumps([name for name in sys.modules if name.startswith(heavy)]))
 """
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)

@@ -12,13 +12,13 @@ from prometheus_client import CollectorRegistry
 from nouscoder.broker.core import Broker
 from nouscoder.broker.service import serve_broker
 from nouscoder.config import load_config
-from nouscoder.lease import GradingTests, Lease, LeasedGrading, LeasedGradings
+from nouscoder.domain.lease import GradingTests, Lease, LeasedGrading, LeasedGradings
+from nouscoder.domain.submission import Comparator, Limits, StdinCase, StdinTests
+from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
-from nouscoder.submission import Comparator, Limits, StdinCase, StdinTests
-from nouscoder.verdict import Verdict, VerdictKind
-from nouscoder.verifier.grader import Grader
-from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import RunResult, SandboxError
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
 from nouscoder.verifier.worker import GradingWorker, submission_of

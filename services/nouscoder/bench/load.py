@@ -36,10 +36,10 @@ from nouscoder.bench.load_result import LoadPlan, LoadResult, figures
 from nouscoder.bench.load_watch import Holding, first_and_last, watch
 from nouscoder.bench.mixture import Sample, mixture
 from nouscoder.bench.verifier import BenchError, running_service
+from nouscoder.client.http import GRADE_PATH
 from nouscoder.progress_bar import progress_bar
-from nouscoder.verifier.client import GRADE_PATH
-from nouscoder.verifier.languages import installed
-from nouscoder.verifier.tokens import new_token
+from nouscoder.verifier.access.api_keys import new_token
+from nouscoder.verifier.toolchains.languages import installed
 
 _WINDOW_S = 60.0  # the first and the last minute
 _ANSWER_LIMIT_S = 180.0

@@ -22,9 +22,9 @@ from typing import Any
 from nouscoder.bench.controls import bare_spawn, forks_per_second, rate
 from nouscoder.bench.http_load import LeanClient
 from nouscoder.bench.processes import Usage, stolen_s, usage_of
+from nouscoder.client.http import GRADE_PATH
 from nouscoder.errors import NousCoderError
-from nouscoder.local_run import free_addresses
-from nouscoder.verifier.client import GRADE_PATH
+from nouscoder.run.local import free_addresses
 
 _START_LIMIT_S = 60.0
 _AT_ONCE = 8

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nouscoder.broker.rules import Rules
-from nouscoder.ledger import IN_FLIGHT, RolloutState
+from nouscoder.domain.ledger import IN_FLIGHT, RolloutState
 
 UNBATCHED = tuple(state for state in IN_FLIGHT if state is not RolloutState.TRAINING)
 

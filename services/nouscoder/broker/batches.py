@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nouscoder.batch import Batch, GradedRollout
 from nouscoder.broker.errors import InvariantBroken, Refused
 from nouscoder.broker.store import Store
 from nouscoder.broker.streams import LeaseRef, Stream
-from nouscoder.lease import worker_name
-from nouscoder.rollout import Rollout
-from nouscoder.verdict import Verdict
+from nouscoder.domain.batch import Batch, GradedRollout
+from nouscoder.domain.lease import worker_name
+from nouscoder.domain.rollout import Rollout
+from nouscoder.domain.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,20 +17,28 @@ from nouscoder.broker.admission import groups_wanted
 from nouscoder.broker.curriculum import Curriculum, task_seed
 from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest, UnknownProblem
 from nouscoder.broker.rules import Rules
-from nouscoder.broker.signals import Waits
 from nouscoder.broker.store import Store
 from nouscoder.broker.streams import Graded, LeasedEntry, Sampled, Stream, parse_lease
+from nouscoder.broker.wakeups import Waits
 from nouscoder.config import Config
-from nouscoder.lease import GradingTests, Lease, LeasedBatch, LeasedGrading, LeasedGradings, LeasedTask, LeasedTasks
-from nouscoder.ledger import Ledger
-from nouscoder.policy import PolicyManifest
-from nouscoder.problem import Problem
-from nouscoder.reward import RewardRule, reward_of
-from nouscoder.rollout import Rollout, Sampling, Task
+from nouscoder.domain.lease import (
+    GradingTests,
+    Lease,
+    LeasedBatch,
+    LeasedGrading,
+    LeasedGradings,
+    LeasedTask,
+    LeasedTasks,
+)
+from nouscoder.domain.ledger import Ledger
+from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.reward import RewardRule, reward_of
+from nouscoder.domain.rollout import Rollout, Sampling, Task
+from nouscoder.domain.run_status import Blocker, RunStatus
+from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.rpc.rollout_convert import decode_rollout, encode_rollout
 from nouscoder.rpc.verdict_convert import decode_verdict, encode_verdict
-from nouscoder.run_status import Blocker, RunStatus
-from nouscoder.verdict import Verdict, VerdictKind
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from nouscoder.broker.admission import slots_free
 from nouscoder.broker.rules import Rules
 from nouscoder.broker.store import Store
 from nouscoder.broker.streams import Stream
-from nouscoder.ledger import IN_FLIGHT, Ledger
-from nouscoder.run_status import RunStatus, StreamStatus
+from nouscoder.domain.ledger import IN_FLIGHT, Ledger
+from nouscoder.domain.run_status import RunStatus, StreamStatus
 
 
 async def read_status(store: Store, rules: Rules, run: str) -> RunStatus:

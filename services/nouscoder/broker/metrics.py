@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nouscoder.run_status import RunStatus
+from nouscoder.domain.run_status import RunStatus
 
 
 class BrokerCollector(Collector):

@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from nouscoder.broker.errors import Refused
 from nouscoder.broker.store import Store
-from nouscoder.policy import PolicyManifest
+from nouscoder.domain.policy import PolicyManifest
 
 
 async def publish(store: Store, manifest: PolicyManifest) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nouscoder.broker.rules import Rules
 from nouscoder.broker.store import Store
 from nouscoder.broker.streams import Stream
-from nouscoder.run_status import Blocker, RunStatus
+from nouscoder.domain.run_status import Blocker, RunStatus
 
 MAX_BLOCKERS = 20
 _ENTRIES_LOOKED_AT = 1000

@@ -18,7 +18,7 @@ from typing import Any
 
 from nouscoder.broker.errors import InvalidRequest
 from nouscoder.broker.store import Store, Value
-from nouscoder.lease import worker_name
+from nouscoder.domain.lease import worker_name
 
 
 class Stream(StrEnum):

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from nouscoder.data.problems import ProblemFileError
-from nouscoder.problem import Problem
-from nouscoder.submission import StdinCase, StdinTests
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import StdinCase, StdinTests
 
 
 def read_code_contests(path: Path) -> list[Problem]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nouscoder.verdict import VerdictKind
+from nouscoder.domain.verdict import VerdictKind
 
 NEAR_LIMIT = 0.5
 

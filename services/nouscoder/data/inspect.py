@@ -21,17 +21,17 @@ from nouscoder.data.flakiness import Finding, Round, Seen, findings_of
 from nouscoder.data.problems import ProblemFileError
 from nouscoder.data.recording import Outputs, RecordingSandbox, digest, recorded
 from nouscoder.data.references import Reference, ReferencedProblem, read_referenced
-from nouscoder.problem import Problem
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import CallTests, StdinTests, Submission
+from nouscoder.domain.verdict import TestOutcome, Verdict
 from nouscoder.progress_bar import progress_bar
-from nouscoder.submission import CallTests, StdinTests, Submission
-from nouscoder.verdict import TestOutcome, Verdict
-from nouscoder.verifier.grader import Grader
-from nouscoder.verifier.judging import judge_for
-from nouscoder.verifier.languages import registry
-from nouscoder.verifier.metrics import VerifierMetrics
+from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.grading.judging import judge_for
+from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import open_sandbox
 from nouscoder.verifier.settings import grading_policy, sandbox_config
-from nouscoder.verifier.validation import InvalidSubmission
+from nouscoder.verifier.toolchains.languages import registry
 
 
 @dataclass(frozen=True, slots=True)

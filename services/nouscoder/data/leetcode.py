@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from nouscoder.data.problems import ProblemFileError
-from nouscoder.problem import Problem
-from nouscoder.submission import CallCase, CallTests
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import CallCase, CallTests
 
 _CLASS_PREFIX = "Solution()."
 

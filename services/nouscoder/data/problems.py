@@ -8,9 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nouscoder.errors import Unusable
-from nouscoder.problem import Problem
-from nouscoder.submission import (
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import (
     AssertTests,
     CallCase,
     CallTests,
@@ -26,6 +25,7 @@ from nouscoder.submission import (
     StdinTests,
     Tests,
 )
+from nouscoder.errors import Unusable
 
 _TYPES: dict[type[Tests], str] = {
     StdinTests: "stdin",

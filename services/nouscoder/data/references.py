@@ -15,7 +15,7 @@ from typing import Any
 from nouscoder.data.code_contests import read_code_contests
 from nouscoder.data.leetcode import read_leetcode
 from nouscoder.data.problems import ProblemFileError, load_problems
-from nouscoder.problem import Problem
+from nouscoder.domain.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from pathlib import Path
 from nouscoder.config import Config, load_config
 from nouscoder.data.problems import save_problems
 from nouscoder.demo.problems import DemoProblem, Split, problems, prompt_of
-from nouscoder.problem import Problem
-from nouscoder.submission import Limits, StdinTests
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import Limits, StdinTests
 
 # Steps done, steps in all, loss in nats a program token.
 Tell = Callable[[int, int, float], None]

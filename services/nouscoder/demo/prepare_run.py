@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from nouscoder.config import Config
 from nouscoder.demo.prepare import prepare, write_problems
 from nouscoder.errors import Unusable
-from nouscoder.run_folder import attach_patiently, recorded, refuse_changes, write_whole
+from nouscoder.run.folder import attach_patiently, recorded, refuse_changes, write_whole
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from nouscoder.demo.families_lists import LISTS
 from nouscoder.demo.families_numbers import ARITHMETIC, CONDITIONS, LOOPS
 from nouscoder.demo.families_strings import STRINGS
 from nouscoder.demo.family import Family, Parameters, fill
-from nouscoder.submission import StdinCase
+from nouscoder.domain.submission import StdinCase
 
 FAMILIES: tuple[Family, ...] = ARITHMETIC + CONDITIONS + LOOPS + STRINGS + LISTS
 FAMILY_BY_NAME = {family.name: family for family in FAMILIES}

@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
+from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.rollout import Rollout, Sampling, Task
+from nouscoder.domain.submission import Submission
+from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import NousCoderError
-from nouscoder.policy import PolicyManifest
-from nouscoder.problem import Problem
-from nouscoder.rollout import Rollout, Sampling, Task
 from nouscoder.rpc.channel import PeerUnreachable
 from nouscoder.rpc.evaluation_clients import GradingClient, SamplingClient
-from nouscoder.submission import Submission
-from nouscoder.verdict import Verdict, VerdictKind
 
 Progress = Callable[[int, int], None]
 

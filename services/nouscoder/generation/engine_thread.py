@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.generation.engines.base import Engine, EngineError
 from nouscoder.generation.metrics import GenerationMetrics, IdleReason
-from nouscoder.rollout import Rollout, Task
 
 log = logging.getLogger(__name__)
 

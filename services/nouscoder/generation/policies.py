@@ -10,11 +10,11 @@ import asyncio
 import logging
 from pathlib import Path
 
+from nouscoder.domain.policy import PolicyManifest
 from nouscoder.generation.engine_thread import EngineStopped, EngineThread
 from nouscoder.generation.engines.base import EngineError
 from nouscoder.generation.errors import PolicyGone, PolicyRefused, PolicyUnusable
 from nouscoder.generation.policy_source import FolderSource, PolicySource
-from nouscoder.policy import PolicyManifest
 
 __all__ = ["Policies", "PolicyGone", "PolicyRefused", "PolicyUnusable"]
 

@@ -15,9 +15,9 @@ from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import Unusable
 from nouscoder.generation.errors import PolicyUnusable
-from nouscoder.policy import PolicyManifest
 
 KEPT = 2
 _PART = ".part"

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from nouscoder.domain.policy import PolicyManifest
 from nouscoder.generation.errors import PolicyGone, PolicyUnusable
 from nouscoder.generation.metrics import FetchResult, GenerationMetrics
 from nouscoder.generation.policy_cache import PolicyCache
-from nouscoder.policy import PolicyManifest
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.policy_client import NotKept, PolicyClient, RemoteFile
 

@@ -20,11 +20,11 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from nouscoder.domain.lease import LeasedTask, LeasedTasks
+from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.rollout import Rollout
 from nouscoder.generation.engine_thread import EngineThread
 from nouscoder.generation.policies import Policies, PolicyGone, PolicyUnusable
-from nouscoder.lease import LeasedTask, LeasedTasks
-from nouscoder.policy import PolicyManifest
-from nouscoder.rollout import Rollout
 from nouscoder.rpc.broker_client import LeaseKeeper
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.server import run_until_stopped

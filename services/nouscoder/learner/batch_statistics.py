@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from nouscoder.advantage import group_advantages
-from nouscoder.batch import Batch, GradedRollout
-from nouscoder.reward import RewardRule, reward_of
-from nouscoder.staleness import staleness_of
-from nouscoder.verdict import VerdictKind
+from nouscoder.domain.advantage import group_advantages
+from nouscoder.domain.batch import Batch, GradedRollout
+from nouscoder.domain.reward import RewardRule, reward_of
+from nouscoder.domain.staleness import staleness_of
+from nouscoder.domain.verdict import VerdictKind
 
 
 @dataclass(frozen=True, slots=True)

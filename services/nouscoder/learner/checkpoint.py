@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nouscoder.errors import NousCoderError
-from nouscoder.learner.durable import numbered, prune, sha256_of, whole_folder
+from nouscoder.learner.atomic_files import numbered, prune, sha256_of, whole_folder
 from nouscoder.learner.run_log import LogTail
 from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.weights import load_weights, weights_of

@@ -17,18 +17,18 @@ from typing import TextIO
 import torch
 from transformers import PreTrainedModel
 
-from nouscoder.batch import Batch
 from nouscoder.config import Config
+from nouscoder.domain.batch import Batch
+from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.learner.atomic_files import naming_storage_faults
 from nouscoder.learner.checkpoint import CheckpointStore, Progress, restore
-from nouscoder.learner.durable import naming_storage_faults
 from nouscoder.learner.publish import PolicyPublisher
 from nouscoder.learner.run_log import BatchSeconds, LogTail, RunLog, metrics_lines, sample_lines, with_seconds
 from nouscoder.learner.saved_batches import SavedBatches
 from nouscoder.learner.trainer import TrainedBatch, Trainer
 from nouscoder.learner.weights import empty_model, load_model
-from nouscoder.policy import PolicyManifest
-from nouscoder.tokenizers import Tokenizer, TokenizerError, load_tokenizer
+from nouscoder.policy_folder.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 
 log = logging.getLogger(__name__)
 

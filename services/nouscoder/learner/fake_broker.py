@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from nouscoder.batch import Batch
-from nouscoder.lease import Lease, LeasedBatch
-from nouscoder.ledger import Ledger
-from nouscoder.policy import PolicyManifest
+from nouscoder.domain.batch import Batch
+from nouscoder.domain.lease import Lease, LeasedBatch
+from nouscoder.domain.ledger import Ledger
+from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.run_status import RunStatus
 from nouscoder.rpc.channel import PeerError
-from nouscoder.run_status import RunStatus
 
 _LEASE_S = 60.0
 

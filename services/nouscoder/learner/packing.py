@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nouscoder.rollout import Rollout
+from nouscoder.domain.rollout import Rollout
 
 _PAD_ID = 0  # any id will do: nothing reads what stands at padding
 

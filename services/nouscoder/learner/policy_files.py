@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nouscoder.errors import NousCoderError
+from nouscoder.learner.atomic_files import sha256_of
 from nouscoder.learner.core import RunFiles
-from nouscoder.learner.durable import sha256_of
 from nouscoder.learner.publish import WEIGHTS, version_folder
 
 CHUNK_BYTES = 1024**2

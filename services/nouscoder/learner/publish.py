@@ -12,9 +12,9 @@ from pathlib import Path
 from safetensors.torch import save, save_file
 from transformers import PreTrainedModel
 
-from nouscoder.learner.durable import prune, sha256_of, whole_folder
+from nouscoder.domain.policy import PolicyManifest
+from nouscoder.learner.atomic_files import prune, sha256_of, whole_folder
 from nouscoder.learner.weights import weights_of
-from nouscoder.policy import PolicyManifest
 
 WEIGHTS = "model.safetensors"
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from nouscoder.learner.atomic_files import naming_storage_faults, write_whole
 from nouscoder.learner.batch_statistics import ScoredRollout
-from nouscoder.learner.durable import naming_storage_faults, write_whole
 from nouscoder.learner.trainer import TrainedBatch
-from nouscoder.tokenizers import Tokenizer
+from nouscoder.policy_folder.tokenizer import Tokenizer
 
 Line = dict[str, Any]
 

@@ -8,10 +8,10 @@ from random import Random
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from nouscoder.batch import Batch, GradedRollout
 from nouscoder.demo.tokenizer import CharTokenizer
-from nouscoder.rollout import FinishReason, Rollout, spans_of
-from nouscoder.verdict import Verdict, VerdictKind
+from nouscoder.domain.batch import Batch, GradedRollout
+from nouscoder.domain.rollout import FinishReason, Rollout, spans_of
+from nouscoder.domain.verdict import Verdict, VerdictKind
 
 _FIRST_CHARACTER = 3  # ids below are special tokens
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from nouscoder.batch import Batch
 from nouscoder.config import Config, LearnerSection
+from nouscoder.domain.batch import Batch
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.batch_statistics import BatchStatistics, ScoredRollout, minibatches, score, statistics_of
 from nouscoder.learner.diagnostics import DiagnosticSums, TokenDiagnostics

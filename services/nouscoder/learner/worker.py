@@ -28,17 +28,17 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from nouscoder.batch import Batch
 from nouscoder.config import Config
+from nouscoder.domain.batch import Batch
+from nouscoder.domain.lease import Lease, LeasedBatch
+from nouscoder.domain.ledger import Ledger
+from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.run_status import RunStatus
 from nouscoder.learner.core import FolderInUse, LearnerCore, LearnerError
 from nouscoder.learner.flops import measured_peak_flops
 from nouscoder.learner.metrics import LearnerMetrics, WaitReason
 from nouscoder.learner.trainer import TrainedBatch
-from nouscoder.lease import Lease, LeasedBatch
-from nouscoder.ledger import Ledger
-from nouscoder.policy import PolicyManifest
-from nouscoder.run_files import EVALUATION_BEFORE
-from nouscoder.run_status import RunStatus
+from nouscoder.run.files import EVALUATION_BEFORE
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from string import Template
 
-from nouscoder.ledger import Ledger
+from nouscoder.domain.ledger import Ledger
 from nouscoder.report.charts import dumbbell, format_number, table
 from nouscoder.report.curves import Drawn, curves
 from nouscoder.report.markup import escape

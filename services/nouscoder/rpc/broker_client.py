@@ -19,15 +19,15 @@ from typing import Self, TypeVar
 
 import grpc
 
-from nouscoder.lease import GradingTests, Lease, LeasedBatch, LeasedGradings, LeasedTasks
-from nouscoder.ledger import Ledger
-from nouscoder.policy import PolicyManifest
-from nouscoder.rollout import Rollout
+from nouscoder.domain.lease import GradingTests, Lease, LeasedBatch, LeasedGradings, LeasedTasks
+from nouscoder.domain.ledger import Ledger
+from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.rollout import Rollout
+from nouscoder.domain.run_status import Blocker, RunStatus
+from nouscoder.domain.verdict import Verdict
 from nouscoder.rpc import broker_convert, rollout_convert, verdict_convert
 from nouscoder.rpc.channel import PeerError, PeerUnreachable, call_with_patience, open_channel
-from nouscoder.run_status import Blocker, RunStatus
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
-from nouscoder.verdict import Verdict
 
 log = logging.getLogger(__name__)
 

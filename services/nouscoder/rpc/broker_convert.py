@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from nouscoder.lease import GradingTests, Lease, LeasedBatch, LeasedGrading, LeasedGradings, LeasedTask, LeasedTasks
+from nouscoder.domain.lease import (
+    GradingTests,
+    Lease,
+    LeasedBatch,
+    LeasedGrading,
+    LeasedGradings,
+    LeasedTask,
+    LeasedTasks,
+)
+from nouscoder.domain.run_status import Blocker, RunStatus, StreamStatus
 from nouscoder.rpc.rollout_convert import batch_from, batch_to, ledger_from, ledger_to, task_from, task_to
 from nouscoder.rpc.tests_convert import tests_from, tests_to
 from nouscoder.rpc.verdict_convert import comparator_from, comparator_to, limits_from, limits_to
-from nouscoder.run_status import Blocker, RunStatus, StreamStatus
 from nouscoder.v1 import broker_pb2
 
 _STREAMS = {

@@ -9,14 +9,14 @@ from typing import Self
 
 import grpc
 
-from nouscoder.policy import PolicyManifest
-from nouscoder.rollout import Rollout, Task
+from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.rollout import Rollout, Task
+from nouscoder.domain.submission import Submission
+from nouscoder.domain.verdict import Verdict
 from nouscoder.rpc.channel import PeerError, PeerUnreachable, call_with_patience, open_channel
 from nouscoder.rpc.rollout_convert import manifest_to, rollout_from, task_to
 from nouscoder.rpc.verdict_convert import submission_to, verdict_from
-from nouscoder.submission import Submission
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2, verifier_pb2_grpc
-from nouscoder.verdict import Verdict
 
 _GRADE_LIMIT_S = 600.0
 _STATUS_LIMIT_S = 10.0

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import grpc
 
-from nouscoder.policy import PolicyManifest
+from nouscoder.domain.policy import PolicyManifest
 from nouscoder.rpc.channel import PeerError, PeerUnreachable, open_channel
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
 

@@ -9,10 +9,10 @@ import sys
 from array import array
 from collections.abc import Iterable
 
-from nouscoder.batch import Batch, GradedRollout
-from nouscoder.ledger import Ledger
-from nouscoder.policy import PolicyManifest
-from nouscoder.rollout import FinishReason, Rollout, Sampling, Task, VersionSpan
+from nouscoder.domain.batch import Batch, GradedRollout
+from nouscoder.domain.ledger import Ledger
+from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.rollout import FinishReason, Rollout, Sampling, Task, VersionSpan
 from nouscoder.rpc.faults import InvalidMessage as InvalidMessage
 from nouscoder.rpc.tests_convert import tests_from as tests_from
 from nouscoder.rpc.tests_convert import tests_to as tests_to

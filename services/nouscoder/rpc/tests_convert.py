@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from nouscoder.rpc.faults import InvalidMessage
-from nouscoder.submission import (
+from nouscoder.domain.submission import (
     AssertTests,
     CallCase,
     CallTests,
@@ -20,6 +19,7 @@ from nouscoder.submission import (
     StdinTests,
     Tests,
 )
+from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.v1 import verdict_pb2
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, Submission
+from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 from nouscoder.rpc.faults import InvalidMessage as InvalidMessage
 from nouscoder.rpc.tests_convert import tests_from as tests_from
 from nouscoder.rpc.tests_convert import tests_to as tests_to
-from nouscoder.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, Submission
 from nouscoder.v1 import verdict_pb2
-from nouscoder.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 
 _KIND_OUT = {kind: verdict_pb2.VerdictKind.Value(f"VERDICT_KIND_{kind.name}") for kind in VerdictKind}
 _KIND_IN: dict[int, VerdictKind] = {number: kind for kind, number in _KIND_OUT.items()}

@@ -20,32 +20,32 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config, VerifierSection
+from nouscoder.domain.submission import Limits, Submission
+from nouscoder.domain.verdict import Verdict
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verdict_convert import limits_to, outcome_to, submission_from, verdict_to
-from nouscoder.submission import Limits, Submission
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
-from nouscoder.verdict import Verdict
-from nouscoder.verifier.audit import AuditedGrader, AuditLog
-from nouscoder.verifier.cache import CachedGrader, Grading
-from nouscoder.verifier.caller import CallerFilter, current_caller
-from nouscoder.verifier.grader import Grader, QueueFull
-from nouscoder.verifier.grpc_gate import GrpcGate
-from nouscoder.verifier.http import Door, make_app, make_health_app
-from nouscoder.verifier.languages import installed
-from nouscoder.verifier.listener import start_http
-from nouscoder.verifier.metrics import VerifierMetrics
-from nouscoder.verifier.quotas import QuotaGrader, Quotas
-from nouscoder.verifier.run_code import CodeRunner
+from nouscoder.verifier.access.api_keys import Keyring, open_keyring
+from nouscoder.verifier.access.caller import CallerFilter, current_caller
+from nouscoder.verifier.access.grpc_gate import GrpcGate
+from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
+from nouscoder.verifier.api.listener import start_http
+from nouscoder.verifier.api.rest import Door, make_app, make_health_app
+from nouscoder.verifier.api.run_code import CodeRunner
+from nouscoder.verifier.api.streaming import grade_events, grade_patiently, spread
+from nouscoder.verifier.api.tls import grpc_credentials, http_context
+from nouscoder.verifier.grading.grader import Grader, QueueFull
+from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.grading.verdict_cache import CachedGrader, Grading
+from nouscoder.verifier.observe.audit import AuditedGrader, AuditLog
+from nouscoder.verifier.observe.metrics import VerifierMetrics
+from nouscoder.verifier.observe.telemetry import open_telemetry
 from nouscoder.verifier.sandbox import Sandbox, open_sandbox
 from nouscoder.verifier.settings import grading_policy, sandbox_config
-from nouscoder.verifier.streams import grade_events, grade_patiently, spread
-from nouscoder.verifier.telemetry import open_telemetry
-from nouscoder.verifier.tls import grpc_credentials, http_context
-from nouscoder.verifier.tokens import Keyring, open_keyring
-from nouscoder.verifier.validation import InvalidSubmission
+from nouscoder.verifier.toolchains.languages import installed
 
 log = logging.getLogger(__name__)
 

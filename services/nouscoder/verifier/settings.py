@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from nouscoder.config import ConfigError, VerifierSection
-from nouscoder.verifier.grader import GradingPolicy
-from nouscoder.verifier.libraries import library_folders
+from nouscoder.verifier.grading.grader import GradingPolicy
 from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig
+from nouscoder.verifier.toolchains.libraries import library_folders
 
 
 def grading_policy(section: VerifierSection) -> GradingPolicy:

@@ -17,15 +17,15 @@ from typing import Protocol
 
 import grpc
 
-from nouscoder.lease import GradingTests, Lease, LeasedGrading, LeasedGradings
+from nouscoder.domain.lease import GradingTests, Lease, LeasedGrading, LeasedGradings
+from nouscoder.domain.submission import Submission
+from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
-from nouscoder.submission import Submission
-from nouscoder.verdict import Verdict, VerdictKind
-from nouscoder.verifier.cache import Grading
-from nouscoder.verifier.grader import QueueFull
-from nouscoder.verifier.streams import grade_patiently
-from nouscoder.verifier.validation import InvalidSubmission
+from nouscoder.verifier.api.streaming import grade_patiently
+from nouscoder.verifier.grading.grader import QueueFull
+from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.grading.verdict_cache import Grading
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.errors import NousCoderError, Unusable
-from nouscoder.rollout import Rollout, Task
 
 WEIGHTS_FILE = "model.safetensors"
 

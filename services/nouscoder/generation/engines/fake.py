@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
+from nouscoder.domain.rollout import FinishReason, Rollout, Task, spans_of
 from nouscoder.generation.engines.base import WEIGHTS_FILE, EngineError
-from nouscoder.rollout import FinishReason, Rollout, Task, spans_of
 
 EOS_ID = 2
 _FIRST_BYTE_ID = 3

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nouscoder.rollout import Task
+from nouscoder.domain.rollout import Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from nouscoder.domain.rollout import FinishReason, Rollout, Task, spans_of
 from nouscoder.generation.engines.kv_cache import KeyValueCache
 from nouscoder.generation.engines.sampling import Choice, choose_tokens, draws_of
-from nouscoder.rollout import FinishReason, Rollout, Task, spans_of
 
 
 @dataclass(slots=True)

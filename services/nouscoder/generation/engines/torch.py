@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from nouscoder.domain.rollout import FinishReason, Rollout, Task
 from nouscoder.generation.engines.base import EngineError, EngineUnusable
 from nouscoder.generation.engines.kv_cache import KeyValueCache, PromptPass, decode_mask
 from nouscoder.generation.engines.slots import Row, Slots
 from nouscoder.generation.engines.weights import copy_weights, read_weights
-from nouscoder.rollout import FinishReason, Rollout, Task
-from nouscoder.tokenizers import TokenizerError, load_tokenizer
+from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
 
 # Architectures whose attention is full and whose logits are the output layer of the last hidden state, no more.
 SUPPORTED = ("qwen2", "qwen3")

@@ -24,7 +24,7 @@ import types
 from typing import Any, NamedTuple
 
 from . import calls, kernel
-from .native import GO, REPORT, Told
+from .init_library import GO, REPORT, Told
 
 _SCRIPT = "/tmp/main.py"
 _FOLDER = os.path.dirname(__file__)

@@ -2,7 +2,7 @@
 
 The zygote picks one object by name, once; everybody else asks it and never which one it is. Both end with the same
 promise: a candidate is another user than init, without capabilities, alone in fresh namespaces. What init itself does
-differently is in native/.
+differently is in init/.
 """
 
 from __future__ import annotations

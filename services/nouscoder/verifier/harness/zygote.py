@@ -15,8 +15,8 @@ from typing import NoReturn
 
 from . import frames, kernel, seccomp
 from .candidate import Job, begin, make_script_surroundings, remember_modules
+from .init_library import Init, ends_the_zygote
 from .isolation import Isolation, isolation_of
-from .native import Init, ends_the_zygote
 from .preload import preload
 from .settings import SlotSettings
 

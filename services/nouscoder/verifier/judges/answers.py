@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nouscoder.submission import MathTests
-from nouscoder.verdict import VerdictKind
+from nouscoder.domain.submission import MathTests
+from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.judges.base import readable
 from nouscoder.verifier.sandbox.base import RunResult
 

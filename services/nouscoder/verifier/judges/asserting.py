@@ -14,11 +14,11 @@ import ast
 import json
 import secrets
 
-from nouscoder.submission import AssertTests
-from nouscoder.verdict import VerdictKind
+from nouscoder.domain.submission import AssertTests
+from nouscoder.domain.verdict import VerdictKind
+from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.judges.base import encoded, readable
 from nouscoder.verifier.sandbox.base import RunResult
-from nouscoder.verifier.validation import InvalidSubmission
 
 _ENTRY = "__nouscoder_case__"
 # The last definition of the name counts, so the code cannot put its own there.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from nouscoder.verdict import VerdictKind
+from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.sandbox.base import RunResult
 
 CLIP_CHARS = 2000

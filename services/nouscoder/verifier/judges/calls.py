@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from nouscoder.submission import CallTests, Comparator
-from nouscoder.verdict import VerdictKind
-from nouscoder.verifier.comparators import UnreadableResult, parse_result, result_bound, same_value
+from nouscoder.domain.submission import CallTests, Comparator
+from nouscoder.domain.verdict import VerdictKind
+from nouscoder.verifier.grading.comparators import UnreadableResult, parse_result, result_bound, same_value
 from nouscoder.verifier.judges.base import readable
 from nouscoder.verifier.sandbox.base import RunResult
 

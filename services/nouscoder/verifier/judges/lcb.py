@@ -18,9 +18,9 @@ from decimal import Decimal, DecimalException
 from functools import cache
 from pathlib import Path
 
-from nouscoder.submission import CallTests, JsonValue, Limits, StdinTests
-from nouscoder.verdict import VerdictKind
-from nouscoder.verifier.comparators import UnreadableResult, parse_result, result_bound
+from nouscoder.domain.submission import CallTests, JsonValue, Limits, StdinTests
+from nouscoder.domain.verdict import VerdictKind
+from nouscoder.verifier.grading.comparators import UnreadableResult, parse_result, result_bound
 from nouscoder.verifier.judges.base import encoded, readable
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 

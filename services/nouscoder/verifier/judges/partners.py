@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nouscoder.verdict import VerdictKind
+from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.judges.base import readable
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nouscoder.submission import CheckerTests, Comparator, InteractiveTests, StdinTests
-from nouscoder.verdict import VerdictKind
-from nouscoder.verifier.comparators import same_text
+from nouscoder.domain.submission import CheckerTests, Comparator, InteractiveTests, StdinTests
+from nouscoder.domain.verdict import VerdictKind
+from nouscoder.verifier.grading.comparators import same_text
 from nouscoder.verifier.judges.base import encoded, readable
 from nouscoder.verifier.sandbox.base import RunResult
 

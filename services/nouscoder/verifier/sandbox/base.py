@@ -13,9 +13,9 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Protocol
 
+from nouscoder.domain.submission import Limits
 from nouscoder.errors import NousCoderError, Unusable
-from nouscoder.submission import Limits
-from nouscoder.verifier.languages import Language
+from nouscoder.verifier.toolchains.languages import Language
 
 NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 _MAX_GIVEN_BYTES = 1 << 29

@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nouscoder.submission import Limits
-from nouscoder.verifier import languages
+from nouscoder.domain.submission import Limits
 from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.sandbox.base import Exit, Program, SandboxError, SandboxUnavailable
@@ -28,6 +27,7 @@ from nouscoder.verifier.sandbox.pool import Runner, RunnerPool, Source
 from nouscoder.verifier.sandbox.runner_link import SocketLink, connect
 from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Slot
+from nouscoder.verifier.toolchains import languages
 
 log = logging.getLogger(__name__)
 

@@ -18,18 +18,18 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 
 from nouscoder.verifier.harness.settings import SlotSettings
-from nouscoder.verifier.languages import prepared_folders
 from nouscoder.verifier.sandbox.base import CompileFailed, PartnerCompileFailed, Program, SandboxError
 from nouscoder.verifier.sandbox.cgroup import UNGROUPED, Groups
 from nouscoder.verifier.sandbox.config import SandboxConfig
+from nouscoder.verifier.sandbox.init_build import native_library
 from nouscoder.verifier.sandbox.launch import HostLaunch
-from nouscoder.verifier.sandbox.native import native_library
 from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Slot, host_is_root
+from nouscoder.verifier.toolchains.languages import prepared_folders
 
 _FIRST_UID = 1_000_000_000  # far from any user of the host; two a slot, apart for each service process
 _UIDS_A_SERVICE = 4096
-_COMPILER_MEMORY_BYTES, _COMPILER_PROCESSES = 2 * 1024**3, 256  # as in harness/native/command.c
+_COMPILER_MEMORY_BYTES, _COMPILER_PROCESSES = 2 * 1024**3, 256  # as in harness/init/command.c
 _OWN_BYTES, _OWN_PROCESSES = 256 * 1024**2, 16
 _ISOLATION = (
     *(f"namespace:{kind}" for kind in ("user", "pid", "mount", "net", "ipc", "uts")),

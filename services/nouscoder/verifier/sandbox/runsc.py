@@ -28,15 +28,15 @@ from nouscoder.verifier.harness.root import (
     settings_of_runtimes,
 )
 from nouscoder.verifier.harness.settings import SlotSettings
-from nouscoder.verifier.languages import prepared_folders
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
 from nouscoder.verifier.sandbox.config import SandboxConfig
+from nouscoder.verifier.sandbox.init_build import native_library
 from nouscoder.verifier.sandbox.launch import ENTRY_NAME, HARNESS, interpreter, python_command
 from nouscoder.verifier.sandbox.link import ENVIRONMENT, Link, ProcessLink, kill
 from nouscoder.verifier.sandbox.local import LocalSandbox
-from nouscoder.verifier.sandbox.native import native_library
 from nouscoder.verifier.sandbox.runsc_folders import SANDBOX_NAME, new_folder, runsc_command, sweep
 from nouscoder.verifier.sandbox.slot import Slot
+from nouscoder.verifier.toolchains.languages import prepared_folders
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,36 @@
+"""The command line: parse, then import what the command needs, then call it."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from nouscoder.cli import bench, data, grade, run, serve, status
+from nouscoder.errors import NousCoderError
+
+app = typer.Typer(
+    name="nouscoder",
+    help="Reinforcement learning of code models on verifiable problems, and the grading service it needs.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+for _command in (
+    *(run.demo, run.train, run.prepare_run, serve.serve, grade.grade, grade.prepare),
+    *(status.status, status.why_stalled, status.doctor),
+):
+    app.command()(_command)
+app.add_typer(grade.tokens_app, name="tokens")
+app.add_typer(data.data_app, name="data")
+app.add_typer(bench.bench_app, name="bench")
+
+
+def main() -> None:
+    """Entry point: a NousCoderError is one line on stderr and exit code 1."""
+    try:
+        app()
+    except NousCoderError as error:
+        print(f"nouscoder: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(1)

@@ -1,0 +1,39 @@
+"""`nouscoder data`: problem files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
+
+data_app = typer.Typer(no_args_is_help=True, help="Problem files.")
+
+
+@data_app.callback()
+def _data() -> None:
+    """Problem files."""
+
+
+@data_app.command("inspect")
+def data_inspect(
+    file: Annotated[Path, typer.Argument(help="problem file: JSONL of ours, LeetCodeDataset or CodeContests (.gz)")],
+    flaky: Annotated[bool, typer.Option("--flaky", help="run the reference solutions, several times")] = False,
+    rounds: Annotated[int, typer.Option(min=2, help="how often each reference runs each test")] = 5,
+    as_json: JsonOption = False,
+    config_file: ConfigOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """What a problem file holds; with --flaky, exit code 1 when tests are found that cannot be relied on."""
+    from nouscoder.config import load_config
+    from nouscoder.data import inspect
+
+    if flaky:
+        section = load_config(config_file, overrides or []).verifier
+        text, code = inspect.audit_file(file, section, rounds, as_json=as_json)
+    else:
+        text, code = inspect.inspect_file(file, as_json=as_json)
+    typer.echo(text)
+    raise typer.Exit(code)

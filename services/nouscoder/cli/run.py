@@ -1,0 +1,65 @@
+"""`nouscoder demo`, `train` and `prepare-run`: one run, from beginning to end."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nouscoder.cli.options import SetOption, unusable_is_78
+from nouscoder.run.shared_cores import wait_passively
+
+
+def demo(
+    seed: Annotated[int, typer.Option(min=0, help="seed of problems, policy and sampling")] = 0,
+    name: Annotated[str | None, typer.Option(help="name of the run folder; default demo-SEED")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with an earlier run of this name")] = False,
+    overrides: SetOption = None,
+) -> None:
+    """Watch a small policy learn to program: real services, real sandboxes, about five minutes on two cores."""
+    from nouscoder.demo.run import demo_run
+
+    raise typer.Exit(asyncio.run(demo_run(seed=seed, name=name, resume=resume, overrides=overrides or [])))
+
+
+def train(
+    config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML configuration of the run")],
+    resume: Annotated[bool, typer.Option("--resume", help="go on with an earlier run of this name")] = False,
+    overrides: SetOption = None,
+) -> None:
+    """Run the loop as processes on this machine, or, with run.services = "given", through services that run already."""
+    from nouscoder.config import load_config
+    from nouscoder.logs import configure_logs
+    from nouscoder.run.loop import train as run_training
+
+    config = load_config(config_file, overrides or [])
+    if config.run.services == "given":
+        configure_logs("train")
+    with unusable_is_78():
+        raise typer.Exit(asyncio.run(run_training(config, resume=resume)))
+
+
+class Part(StrEnum):
+    """What `prepare-run` can make alone."""
+
+    PROBLEMS = "problems"
+
+
+def prepare_run(
+    config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML configuration of the run")],
+    only: Annotated[Part | None, typer.Option(help="make this alone")] = None,
+    overrides: SetOption = None,
+) -> None:
+    """Make what a run starts from, the demo's problems and warm-started policy, where they are not there yet."""
+    from nouscoder.config import load_config
+    from nouscoder.demo.prepare_run import prepare_run as prepare_the_run
+    from nouscoder.logs import configure_logs
+
+    config = load_config(config_file, overrides or [])
+    wait_passively()
+    configure_logs("prepare-run")
+    with unusable_is_78():
+        asyncio.run(prepare_the_run(config, only_problems=only is Part.PROBLEMS))

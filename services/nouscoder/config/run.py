@@ -1,0 +1,58 @@
+"""Which run it is, what it trains on and what it starts from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from nouscoder.config.base import Section
+
+
+class RunSection(Section):
+    """Which run this is."""
+
+    name: str = Field(
+        "run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="names runs/NAME and the keys in Redis"
+    )
+    seed: int = Field(0, ge=0, description="seed of everything that is drawn")
+    root: Path = Field(Path("runs"), description="folder that holds the run folders")
+    total_batches: int = Field(
+        30, ge=1, description="batches to train on; steps = total_batches * learner.steps_per_batch"
+    )
+    services: Literal["local", "given"] = Field(
+        "local", description="local: train starts its own processes; given: it attaches to the addresses named here"
+    )
+    pages: str = Field("", description="address of the run's report and files over HTTP; empty turns it off")
+    verifier_token_file: str = Field(
+        "", description="file with the token that evaluations show to a verifier that has a tokens_file"
+    )
+
+    @property
+    def folder(self) -> Path:
+        """The run folder, absolute."""
+        return (self.root / self.name).resolve()
+
+
+class ProblemsSection(Section):
+    """What is trained on and what is held out: JSONL files of problems."""
+
+    train: Path = Field(Path("problems/train.jsonl"), description="relative paths start at the run folder")
+    held_out: Path = Field(Path("problems/held_out.jsonl"), description="problems for pass@1 before and after")
+    held_out_samples: int = Field(1, ge=1, description="rollouts a held-out problem")
+
+
+class PolicySection(Section):
+    """The model to start from."""
+
+    path: Path = Field(Path("policy"), description="Hugging Face folder (config.json, model.safetensors, tokenizer)")
+
+
+class DemoSection(Section):
+    """What `nouscoder demo` and `nouscoder prepare-run` prepare; `nouscoder train` leaves it alone."""
+
+    train_problems: int = Field(1200, ge=1, description="problems to train on")
+    held_out_problems: int = Field(180, ge=1, description="problems for pass@1 before and after")
+    warm_start_share: float = Field(1.0, gt=0, description="steps of the supervised phase, a share of the usual")
+    warm_start_threads: int = Field(2, ge=1, description="CPU threads of the supervised phase")

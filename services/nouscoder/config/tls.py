@@ -1,0 +1,24 @@
+"""Encryption between the services of a run."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from nouscoder.config.base import Section
+
+
+class MutualTlsSection(Section):
+    """Encryption between broker, generation, learner and their clients: each shows its certificate, each asks for one.
+
+    The verifier's own server follows verifier.tls. All three files, or none.
+    """
+
+    certificate: str = Field("", description="PEM file of this process's certificate chain; empty turns TLS off")
+    key: str = Field("", description="PEM file of its private key")
+    ca: str = Field("", description="PEM file of the authority that signed the certificates of all services")
+
+    @model_validator(mode="after")
+    def _all(self) -> MutualTlsSection:
+        if len({bool(self.certificate), bool(self.key), bool(self.ca)}) > 1:
+            raise ValueError("give certificate, key and ca together")
+        return self

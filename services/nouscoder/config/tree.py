@@ -1,0 +1,99 @@
+"""The configuration of a run: one typed tree, read from TOML, changed by `--set a.b=c`. Unknown keys fail."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError, model_validator
+
+from nouscoder.config.base import ConfigError, Section
+from nouscoder.config.broker import BrokerSection
+from nouscoder.config.generation import GenerationSection
+from nouscoder.config.learner import LearnerSection
+from nouscoder.config.run import DemoSection, PolicySection, ProblemsSection, RunSection
+from nouscoder.config.tls import MutualTlsSection
+from nouscoder.config.verifier import VerifierSection
+
+
+class Config(Section):
+    """A whole run, as `nouscoder train` reads it and runs/NAME/config.toml records it."""
+
+    run: RunSection = RunSection()
+    problems: ProblemsSection = ProblemsSection()
+    policy: PolicySection = PolicySection()
+    broker: BrokerSection = BrokerSection()
+    generation: GenerationSection = GenerationSection()
+    verifier: VerifierSection = VerifierSection()
+    learner: LearnerSection = LearnerSection()
+    tls: MutualTlsSection = MutualTlsSection()
+    demo: DemoSection = DemoSection()
+
+    @model_validator(mode="after")
+    def _encrypted_everywhere(self) -> Config:
+        if self.tls.certificate and not self.verifier.tls.certificate:
+            raise ValueError("tls is how the run's evaluations call the verifier too: give verifier.tls as well")
+        return self
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps in the whole run."""
+        return self.run.total_batches * self.learner.steps_per_batch
+
+    def in_run_folder(self, path: Path) -> Path:
+        """`path` itself when absolute, else inside the run folder."""
+        return path if path.is_absolute() else self.run.folder / path
+
+
+def load_config(path: Path | None, overrides: Iterable[str] = ()) -> Config:
+    """Read TOML and apply overrides `a.b=value`, where value is TOML, or a bare string when it is not.
+
+    Raises ConfigError naming the file or key at fault.
+    """
+    tree: dict[str, Any] = {}
+    if path is not None:
+        try:
+            tree = tomllib.loads(path.read_text(encoding="utf8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{path} does not exist") from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from error
+    for override in overrides:
+        _apply(tree, override)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_first_fault(error)) from error
+
+
+def dump_config(config: Config) -> str:
+    """The configuration as TOML, every value written out."""
+    return tomli_w.dumps(config.model_dump(mode="json"))
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set {override!r} is not of the form a.b=value")
+    try:
+        value: Any = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *parents, leaf = key.split(".")
+    node = tree
+    for parent in parents:
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"--set {key}: {parent} is a value, not a section")
+    node[leaf] = value
+
+
+def _first_fault(error: ValidationError) -> str:
+    fault = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in fault["loc"]) or "configuration"
+    if fault["type"] == "extra_forbidden":
+        return f"unknown key {where}"
+    return f"{where}: {fault['msg']} (given: {fault['input']!r:.80})"

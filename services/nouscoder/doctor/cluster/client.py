@@ -1,0 +1,150 @@
+"""A cluster through the Kubernetes client: the one of KUBECONFIG, or that of the pod this runs in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import urllib3.exceptions
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+from kubernetes.utils.quantity import parse_quantity
+
+from nouscoder.doctor.cluster.facts import Amount, ClusterError, Node, NotAllowed, StorageClass
+
+# Answers are Any: the client's own types call every field optional, also those that the API always fills.
+REQUEST_LIMIT_S = 10.0
+_DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+_ENDED = ("Succeeded", "Failed")
+
+
+def connect() -> Any:
+    """A client of the cluster. Raises ClusterError when nothing says which cluster."""
+    settings = client.Configuration()
+    try:
+        config.load_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+    except (config.ConfigException, OSError) as error:
+        raise ClusterError(f"no cluster to look at: set KUBECONFIG, or run it in a pod ({error})") from None
+    settings.retries = 1
+    return client.ApiClient(settings)
+
+
+@contextmanager
+def asked(what: str) -> Iterator[None]:
+    """Map the client's errors, once: NotAllowed for 401 and 403, ClusterError for others. `what`: `list nodes`."""
+    try:
+        yield
+    except ApiException as error:
+        if error.status in (401, 403):
+            raise NotAllowed(f"this account may not {what}") from None
+        raise ClusterError(f"cannot {what}: {error.status} {error.reason}") from None
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise ClusterError(f"cannot {what}: the API server does not answer ({type(error).__name__})") from None
+
+
+class KubernetesCluster:
+    """A `Cluster`."""
+
+    def __init__(self, api: Any) -> None:
+        self._api = api
+
+    def version(self) -> str:
+        """See Cluster."""
+        with asked("ask for the version"):
+            answer: Any = client.VersionApi(self._api).get_code(_request_timeout=REQUEST_LIMIT_S)
+        return str(answer.git_version)
+
+    def runtime_classes(self) -> dict[str, str]:
+        """See Cluster."""
+        with asked("list runtimeclasses"):
+            answer: Any = client.NodeV1Api(self._api).list_runtime_class(_request_timeout=REQUEST_LIMIT_S)
+        return {item.metadata.name: item.handler for item in answer.items}
+
+    def storage_classes(self) -> list[StorageClass]:
+        """See Cluster."""
+        with asked("list storageclasses"):
+            answer: Any = client.StorageV1Api(self._api).list_storage_class(_request_timeout=REQUEST_LIMIT_S)
+        modes = self._modes_in_use()
+        return [
+            StorageClass(
+                item.metadata.name,
+                item.provisioner,
+                (item.metadata.annotations or {}).get(_DEFAULT_CLASS) == "true",
+                frozenset(modes.get(item.metadata.name, ())),
+            )
+            for item in answer.items
+        ]
+
+    def _modes_in_use(self) -> dict[str, set[str]]:
+        """By class; nothing where the account may not look."""
+        modes: dict[str, set[str]] = {}
+        try:
+            with asked("list persistentvolumes"):
+                volumes: Any = client.CoreV1Api(self._api).list_persistent_volume(_request_timeout=REQUEST_LIMIT_S)
+        except NotAllowed:
+            return modes
+        for volume in volumes.items:
+            modes.setdefault(volume.spec.storage_class_name or "", set()).update(volume.spec.access_modes or ())
+        return modes
+
+    def nodes(self) -> list[Node]:
+        """See Cluster."""
+        with asked("list nodes"):
+            answer: Any = client.CoreV1Api(self._api).list_node(_request_timeout=REQUEST_LIMIT_S)
+        return [_node(item) for item in answer.items]
+
+    def requested(self) -> dict[str, Amount]:
+        """See Cluster."""
+        with asked("list pods of all namespaces"):
+            answer: Any = client.CoreV1Api(self._api).list_pod_for_all_namespaces(_request_timeout=REQUEST_LIMIT_S)
+        sums: dict[str, Amount] = {}
+        for pod in answer.items:
+            if pod.spec.node_name and pod.status.phase not in _ENDED:
+                sums[pod.spec.node_name] = sums.get(pod.spec.node_name, Amount(0, 0)) + _asked_for(pod)
+        return sums
+
+    def has_crd(self, name: str) -> bool:
+        """See Cluster."""
+        group = name.partition(".")[2]
+        with asked("list API groups"):
+            # Groups are open to every account; CustomResourceDefinitions themselves often are not.
+            answer: Any = client.ApisApi(self._api).get_api_versions(_request_timeout=REQUEST_LIMIT_S)
+        versions = [found.preferred_version.version for found in answer.groups if found.name == group]
+        if not versions:
+            return False
+        with asked(f"list resources of {group}"):
+            resources: Any = client.CustomObjectsApi(self._api).get_api_resources(
+                group, versions[0], _request_timeout=REQUEST_LIMIT_S
+            )
+        return any(resource.name == name.partition(".")[0] for resource in resources.resources)
+
+
+def _node(item: Any) -> Node:
+    given = item.status.allocatable
+    ready = any(state.type == "Ready" and state.status == "True" for state in item.status.conditions or ())
+    taints = any(taint.effect in ("NoSchedule", "NoExecute") for taint in item.spec.taints or ())
+    amount = _amount(given)
+    is_open = ready and not taints and not item.spec.unschedulable
+    return Node(item.metadata.name, amount, int(given.get("nvidia.com/gpu", 0)), is_open)
+
+
+def _asked_for(pod: Any) -> Amount:
+    """What the scheduler counts: all containers together, or the largest init container where that is more."""
+    together = Amount(0, 0)
+    for container in pod.spec.containers:
+        together = together + _requests(container)
+    cpu_cores, memory_bytes = together.cpu_cores, together.memory_bytes
+    for container in pod.spec.init_containers or ():
+        one = _requests(container)
+        cpu_cores, memory_bytes = max(cpu_cores, one.cpu_cores), max(memory_bytes, one.memory_bytes)
+    return Amount(cpu_cores, memory_bytes)
+
+
+def _requests(container: Any) -> Amount:
+    return _amount((container.resources.requests or {}) if container.resources else {})
+
+
+def _amount(quantities: dict[str, str]) -> Amount:
+    cpu, memory = (parse_quantity(quantities.get(name, 0)) for name in ("cpu", "memory"))  # type: ignore[no-untyped-call]
+    return Amount(float(cpu), int(memory))

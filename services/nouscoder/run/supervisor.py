@@ -1,0 +1,189 @@
+"""Keeps the processes of a local run alive.
+
+INVARIANT: a supervised process is running, is being restarted after its death, or has ended as it should; one that
+died more often than `max_restarts` ends the run with its name. After `close` no process of any group is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from nouscoder.errors import NousCoderError
+
+log = logging.getLogger(__name__)
+
+# EX_CONFIG of sysexits.h: what the process was given cannot work, so starting it again is of no use.
+EXIT_UNUSABLE = 78
+
+_PARENT_DEATH = Path(__file__).with_name("parent_death.py")
+
+
+class SupervisionError(NousCoderError):
+    """A process cannot be kept alive; the message names it and ends with what it said last."""
+
+
+class ProcessState(StrEnum):
+    """RUNNING -> (died) RESTARTING -> RUNNING; RUNNING -> (exit 0, allowed) ENDED; any -> STOPPED by `close`."""
+
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    ENDED = "ended"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One process to keep alive; `environment` is added to ours. `may_end`: exit code 0 is its normal end."""
+
+    name: str
+    command: tuple[str, ...]
+    log_file: Path
+    may_end: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Supervised:
+    """One process of a run, over all its restarts."""
+
+    def __init__(self, spec: ProcessSpec, max_restarts: int, restart_delay_s: float) -> None:
+        self.spec = spec
+        self.state = ProcessState.RESTARTING
+        self.num_restarts = 0
+        self.pid = 0
+        self.ended = asyncio.Event()
+        self._max_restarts = max_restarts
+        self._restart_delay_s = restart_delay_s
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def keep_alive(self) -> None:
+        """Start the process and start it again whenever it dies. Raises SupervisionError past `max_restarts`."""
+        while True:
+            code = await self._run_once()
+            if code == 0 and self.spec.may_end:
+                self.state = ProcessState.ENDED
+                self.ended.set()
+                return
+            self.state = ProcessState.RESTARTING
+            if code == EXIT_UNUSABLE:
+                raise SupervisionError(f"{self.spec.name} cannot run here; {self.last_words()}")
+            self.num_restarts += 1
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            if self.num_restarts > self._max_restarts:
+                raise SupervisionError(
+                    f"{self.spec.name} died {self.num_restarts} times, last with {how}; {self.last_words()}"
+                )
+            log.warning("%s died with %s and is started again", self.spec.name, how)
+            await asyncio.sleep(self._restart_delay_s)
+
+    async def _run_once(self) -> int:
+        with self.spec.log_file.open("ab") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-IS",
+                str(_PARENT_DEATH),
+                str(os.getpid()),
+                *self.spec.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**os.environ, **self.spec.environment},
+            )
+        self.pid = self._process.pid
+        self.state = ProcessState.RUNNING
+        code = await self._process.wait()
+        # What a dead process leaves behind in its group would fight with its successor.
+        self.signal_group(signal.SIGKILL)
+        return code
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Send a signal to the process and all it started that stayed in its group."""
+        if self.pid:
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:
+                pass
+            except PermissionError:
+                log.warning("the processes of %s may not be signalled", self.spec.name)
+
+    def terminate(self) -> None:
+        """Ask the process, not its group, to end: each service stops its own children."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()
+
+    async def wait(self) -> None:
+        """Wait until the present process is gone."""
+        if self._process is not None:
+            await self._process.wait()
+
+    def last_words(self) -> str:
+        """The end of its log in one line."""
+        try:
+            lines = self.spec.log_file.read_text(encoding="utf8", errors="replace").strip().splitlines()
+        except OSError:
+            lines = []
+        return f"its last words in {self.spec.log_file}: {lines[-1][:300] if lines else '(none)'}"
+
+
+class Supervisor:
+    """The processes of one run."""
+
+    def __init__(self, *, max_restarts: int = 10, restart_delay_s: float = 0.5) -> None:
+        self._max_restarts = max_restarts
+        self._restart_delay_s = restart_delay_s
+        self._processes: dict[str, Supervised] = {}
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def processes(self) -> list[Supervised]:
+        """All of them, in order of their start."""
+        return list(self._processes.values())
+
+    def start(self, spec: ProcessSpec) -> Supervised:
+        """Start a process and keep it alive. Raises SupervisionError when the name is taken."""
+        if spec.name in self._processes:
+            raise SupervisionError(f"{spec.name} is supervised already")
+        process = Supervised(spec, self._max_restarts, self._restart_delay_s)
+        self._processes[spec.name] = process
+        self._keepers[spec.name] = asyncio.create_task(process.keep_alive(), name=f"keep {spec.name}")
+        return process
+
+    def check(self) -> None:
+        """Raises the SupervisionError of a process that could not be kept alive."""
+        for keeper in self._keepers.values():
+            if keeper.done() and not keeper.cancelled():
+                keeper.result()
+
+    async def until(self, condition: Callable[[], bool], what: str, limit_s: float, every_s: float = 0.2) -> None:
+        """Wait until `condition`, watching the processes. Raises SupervisionError, also when `limit_s` is over."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + limit_s
+        while not condition():
+            self.check()
+            if loop.time() > end:
+                raise SupervisionError(f"{what} did not happen within {limit_s:.0f} s")
+            await asyncio.sleep(every_s)
+
+    async def close(self, grace_s: float = 3.0) -> None:
+        """Stop everything, latest started first: SIGTERM, `grace_s` seconds, then SIGKILL to every group."""
+        for keeper in self._keepers.values():
+            keeper.cancel()
+        await asyncio.gather(*self._keepers.values(), return_exceptions=True)
+        running = [p for p in reversed(self.processes) if p.state is not ProcessState.ENDED]
+        for process in running:
+            process.terminate()
+        waits = [asyncio.ensure_future(process.wait()) for process in running]
+        if waits:
+            await asyncio.wait(waits, timeout=grace_s)
+        for process in running:
+            process.signal_group(signal.SIGKILL)
+            process.state = ProcessState.STOPPED
+        await asyncio.gather(*waits)

@@ -1,0 +1,152 @@
+"""What is known of a run from outside, asked of its services again and again for the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Iterable
+from typing import TypeVar
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from nouscoder.config import Config
+from nouscoder.domain.run_status import RunStatus
+from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
+from nouscoder.rpc.channel import PeerError
+from nouscoder.rpc.run_clients import GenerationStatus, LearnerStatus, Watcher
+from nouscoder.rpc.tls import channel_credentials
+from nouscoder.run.supervisor import Supervised
+from nouscoder.run.view import ProcessLine, Snapshot
+
+Answer = TypeVar("Answer")
+
+
+class Rate:
+    """A counter's growth a second, smoothed over about `window_s` seconds; a counter that falls began again at 0."""
+
+    def __init__(self, window_s: float = 10.0) -> None:
+        self._window_s = window_s
+        self._samples: list[tuple[float, float]] = []
+        self._total = 0.0
+        self._last = 0.0
+
+    def update(self, value: float, now_s: float) -> float:
+        """The rate after a new reading."""
+        self._total += value - self._last if value >= self._last else value
+        self._last = value
+        self._samples.append((now_s, self._total))
+        while len(self._samples) > 2 and now_s - self._samples[1][0] > self._window_s:
+            self._samples.pop(0)
+        (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
+        return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
+
+
+class RunWatch:
+    """Asks broker, generation, learner and verifier how they are; one that does not answer leaves its figures out."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        credentials = channel_credentials(config.tls)
+        self._watcher = Watcher(config.generation.grpc, config.learner.grpc, credentials)
+        self._broker = BrokerClient(config.broker.grpc, new_worker_id("watch"), patience_s=0.0, credentials=credentials)
+        self._tokens = Rate()
+        self._tests = Rate()
+        self._started_s = time.monotonic()
+        self._pass_rates: dict[int, float] = {}
+        self._first: tuple[int, float] | None = None
+        self._learner: LearnerStatus | None = None
+        self.status: RunStatus | None = None
+        # Which services answered the last time they were asked.
+        self.answered: dict[str, bool] = {}
+
+    async def __aenter__(self) -> RunWatch:
+        """Connect."""
+        await self._broker.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Disconnect."""
+        await self._broker.__aexit__(None, None, None)
+        await self._watcher.__aexit__(None, None, None)
+
+    async def snapshot(self, phase: str, processes: Iterable[Supervised]) -> Snapshot:
+        """Everything that is known now."""
+        status, learner, generation, num_tests = await asyncio.gather(
+            _or_none(self._broker.status()),
+            _or_none(self._watcher.learner.status()),
+            _or_none(self._watcher.generation.status()),
+            asyncio.to_thread(read_counter, self._config.verifier.metrics, "nouscoder_verifier_tests"),
+        )
+        self.status = status or self.status
+        self.answered = {
+            name: answer is not None
+            for name, answer in (("broker", status), ("learner", learner), ("generation", generation))
+        }
+        # One that does not answer is being restarted or has ended the run: what it said last still stands.
+        self._learner = learner or self._learner
+        return self._assemble(phase, tuple(processes), status, self._learner, generation, num_tests)
+
+    def _assemble(
+        self,
+        phase: str,
+        processes: tuple[Supervised, ...],
+        status: RunStatus | None,
+        learner: LearnerStatus | None,
+        generation: GenerationStatus | None,
+        num_tests: float | None,
+    ) -> Snapshot:
+        now_s = time.monotonic()
+        batch = status.batches_committed if status else 0
+        if learner and batch:
+            self._pass_rates.setdefault(batch, learner.pass_rate)
+        return Snapshot(
+            phase=phase,
+            batch=batch,
+            total_batches=self._config.run.total_batches,
+            step=learner.step if learner else (status.step if status else 0),
+            total_steps=self._config.total_steps,
+            pass_rate=learner.pass_rate if learner and learner.step else None,
+            reward_mean=learner.reward_mean if learner and learner.step else None,
+            staleness_mean=learner.staleness_mean if learner and learner.step else None,
+            staleness_max=int(learner.staleness_max) if learner and learner.step else None,
+            tests_per_second=None if num_tests is None else self._tests.update(num_tests, now_s),
+            tokens_per_second=self._tokens.update(generation.num_tokens, now_s) if generation else None,
+            policy_version=status.policy_version if status else None,
+            ledger=status.ledger if status else None,
+            time_left_s=self._time_left_s(batch, now_s),
+            elapsed_s=now_s - self._started_s,
+            processes=tuple(ProcessLine(p.spec.name, p.state.value, p.pid, p.num_restarts) for p in processes),
+            learner_state=learner.state if learner else "",
+            pass_rates=tuple(self._pass_rates.values()),
+        )
+
+    def _time_left_s(self, batch: int, now_s: float) -> float | None:
+        """Batches left at the pace of those since this watch began."""
+        self._first = self._first or (batch, now_s)
+        done = batch - self._first[0]
+        if done < 1:
+            return None
+        return (self._config.run.total_batches - batch) * (now_s - self._first[1]) / done
+
+
+async def _or_none(question: Awaitable[Answer]) -> Answer | None:
+    """The answer, or None from a service that is away: it may be restarting."""
+    try:
+        return await question
+    except PeerError:
+        return None
+
+
+def read_counter(metrics_address: str, family: str) -> float | None:
+    """The sum of a counter's samples on a Prometheus page, None when the page cannot be read."""
+    try:
+        with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=1.0) as page:
+            text = page.read().decode("utf8")
+    except (OSError, urllib.error.URLError, ValueError):
+        return None
+    for found in text_string_to_metric_families(text):
+        if found.name == family:
+            return sum(sample.value for sample in found.samples if sample.name == f"{family}_total")
+    return 0.0

@@ -1,0 +1,96 @@
+"""What every gRPC call passes first: its id, its token, and whether its bytes are a message. Health and reflection are
+open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from nouscoder.rpc.faults import InvalidMessage
+from nouscoder.verifier.access.api_keys import Keyring
+from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
+
+_OPEN = ("/grpc.health.v1.", "/grpc.reflection.")
+if TYPE_CHECKING:
+    _Handler = grpc.RpcMethodHandler[Any, Any]
+
+
+class GrpcGate(grpc.aio.ServerInterceptor):
+    """Sets the caller of each call; UNAUTHENTICATED for those without a valid token where tokens are configured."""
+
+    def __init__(self, keyring: Keyring) -> None:
+        self._keyring = keyring
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        """One call."""
+        handler = await continuation(handler_call_details)
+        method = str(handler_call_details.method)
+        if handler is None or method.startswith(_OPEN):
+            return handler
+        metadata = dict(handler_call_details.invocation_metadata or ())
+        caller = self._caller(metadata)
+        if caller is None:
+            return _refusal(handler)
+        set_caller(caller)
+        return _tolerant(handler)
+
+    def _caller(self, metadata: dict[str, Any]) -> Caller | None:
+        given = metadata.get("x-request-id")
+        request_id = request_id_from(given if isinstance(given, str) else None)
+        if self._keyring.is_open:
+            return Caller(ANONYMOUS, request_id)
+        kind, _, secret = str(metadata.get("authorization", "")).partition(" ")
+        token = self._keyring.holder(secret.strip()) if kind.lower() == "bearer" else None
+        return None if token is None else Caller(token.client, request_id, token.quota)
+
+
+async def _refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "give a valid token: authorization: Bearer TOKEN")
+
+
+class _Unreadable:
+    """In the place of a request whose bytes are no message: the servicer finds that out when it asks what it says."""
+
+    request_id = ""
+
+    @property
+    def submission(self) -> NoReturn:
+        """Raises InvalidMessage."""
+        raise InvalidMessage("submission: the request is no message of this service, or a text in it is not UTF-8")
+
+
+def _tolerant(handler: _Handler) -> _Handler:
+    """`handler`, which also takes bytes that are no message."""
+    read: Any = handler.request_deserializer
+
+    def deserialize(data: bytes) -> object:
+        try:
+            return read(data)
+        except DecodeError:
+            return _Unreadable()
+
+    act = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    return _maker(handler)(act, deserialize, handler.response_serializer)
+
+
+def _refusal(handler: _Handler) -> _Handler:
+    """A handler of the same kind that lets nobody in and reads nothing."""
+    return _maker(handler)(_refuse)
+
+
+def _maker(handler: _Handler) -> Callable[..., _Handler]:
+    makers: dict[tuple[bool, bool], Callable[..., _Handler]] = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }
+    return makers[handler.request_streaming, handler.response_streaming]

@@ -1,0 +1,82 @@
+"""What each client may ask for: submissions at once, and submissions a minute.
+
+INVARIANT: a client never has more submissions inside than its token allows; over any time t minutes it is let in at
+most submissions_per_minute * (1 + t) times; a refusal costs it nothing of either.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from nouscoder.domain.submission import Submission
+from nouscoder.domain.verdict import Verdict
+from nouscoder.verifier.access.caller import Caller, current_caller
+from nouscoder.verifier.grading.grader import OnOutcome, QueueFull
+from nouscoder.verifier.grading.grader_decorator import AroundGrading
+from nouscoder.verifier.grading.verdict_cache import Grading
+
+
+class QuotaExceeded(QueueFull):
+    """The client has had what its token allows; others are served."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(retry_after_s)
+        self.args = (message,)
+
+
+@dataclass(slots=True)
+class _Account:
+    in_flight: int = 0
+    left: float = 0.0
+    told_s: float | None = None
+
+    def refill(self, per_minute: int, now_s: float) -> None:
+        gained = per_minute if self.told_s is None else (now_s - self.told_s) * per_minute / 60
+        self.left, self.told_s = min(float(per_minute), self.left + gained), now_s
+
+
+class Quotas:
+    """Keeps one account a client; all tokens of one name share it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._accounts: dict[str, _Account] = {}  # as many as there are names in the tokens file
+
+    @contextmanager
+    def admitted(self, caller: Caller) -> Iterator[None]:
+        """One submission of `caller`, for as long as it is inside. Raises QuotaExceeded."""
+        account = self._accounts.setdefault(caller.client, _Account())
+        self._charge(caller, account)
+        account.in_flight += 1
+        try:
+            yield
+        finally:
+            account.in_flight -= 1
+
+    def _charge(self, caller: Caller, account: _Account) -> None:
+        most, per_minute = caller.quota.max_in_flight, caller.quota.submissions_per_minute
+        if most is not None and account.in_flight >= most:
+            raise QuotaExceeded(f"{caller.client} has {most} submissions in flight, as many as its token allows", 1)
+        if per_minute is not None:
+            account.refill(per_minute, self._clock())
+            if account.left < 1:
+                wait_s = max(1, math.ceil((1 - account.left) * 60 / per_minute))
+                raise QuotaExceeded(f"{caller.client} may submit {per_minute} a minute, try in {wait_s} s", wait_s)
+            account.left -= 1
+
+
+class QuotaGrader(AroundGrading):
+    """`inner`, for callers within their quota."""
+
+    def __init__(self, inner: Grading, quotas: Quotas) -> None:
+        super().__init__(inner)
+        self._quotas = quotas
+
+    async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
+        """As Grader.grade. Raises QuotaExceeded too."""
+        with self._quotas.admitted(current_caller()):
+            return await self._inner.grade(submission, on_outcome)

@@ -1,0 +1,98 @@
+"""What FastAPI cannot know of the REST API, added to its OpenAPI document: headers, and bounds that grading sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from nouscoder.domain.submission import Limits
+from nouscoder.verifier.access.gatekeeper import MAX_DEADLINE_S
+from nouscoder.verifier.api.run_code import SANDBOX_FUSION_NAMES
+from nouscoder.verifier.grading.validation import Bounds
+
+_GRADING = ("/v1/grade", "/v1/grade/stream", "/v1/grade/batch", "/run_code")
+_PARAMETERS = [
+    {
+        "name": "X-Deadline-S",
+        "in": "header",
+        "required": False,
+        "description": "seconds from now after which the answer is of no use: 504 then, and the work is given up",
+        "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_DEADLINE_S},
+    },
+    {
+        "name": "X-Request-Id",
+        "in": "header",
+        "required": False,
+        "description": "comes back with the answer and stands in logs; one that is no plain name is replaced",
+        "schema": {"type": "string"},
+    },
+]
+_ONE_OF_THREE = [{"$ref": f"#/components/schemas/{name}"} for name in ("TestBody", "GradeAnswer", "Fault")]
+_EVENT = {
+    "type": "object",
+    "required": ["event", "data"],
+    "properties": {
+        "event": {"enum": ["outcome", "verdict", "fault"]},
+        "data": {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": _ONE_OF_THREE}},
+    },
+}
+_STREAMS = {
+    "/v1/grade/stream": ("text/event-stream", _EVENT),
+    "/v1/grade/batch": ("application/x-ndjson", {"type": "string"}),
+}
+_PROGRAM = {
+    "language": "python",
+    "code": "print(sum(map(int, input().split())))",
+    "tests": {"type": "stdin", "cases": [{"input": "1 2\n", "output": "3\n"}]},
+}
+_CALL: dict[str, Any] = {
+    "completion": "```python\ndef add(a, b):\n    return a + b\n```",
+    "tests": {"type": "call", "entry_point": "add", "cases": [{"args": [1], "kwargs": {"b": 2}, "expected": 3}]},
+}
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "/v1/grade": {"program": _PROGRAM, "function": _CALL},
+    "/v1/grade/stream": {"program": _PROGRAM},
+    "/run_code": {"program": {"language": "python", "code": "print(6 * 7)", "run_timeout": 5}},
+}
+_REQUEST_ID = {"description": "the request's id", "required": True, "schema": {"type": "string"}}
+_RETRY_AFTER = {"description": "seconds", "required": True, "schema": {"type": "integer", "minimum": 0}}
+
+
+def complete(document: dict[str, Any], languages: Sequence[str], bounds: Bounds | None = None) -> None:
+    """Add to `document`, in place, what every operation of this API has."""
+    for path, item in document["paths"].items():
+        for operation in item.values():
+            responses = operation["responses"]
+            if path in _GRADING:
+                operation["parameters"] = _PARAMETERS
+            if path == "/metrics":
+                responses["401"] = {"description": "A token is needed and none that is valid was given."}
+            for status, response in responses.items():
+                response.setdefault("headers", {})["X-Request-Id"] = _REQUEST_ID
+                if status in ("429", "503"):
+                    response["headers"]["Retry-After"] = _RETRY_AFTER
+    for path, (media_type, schema) in _STREAMS.items():
+        document["paths"][path]["post"]["responses"]["200"]["content"] = {media_type: {"schema": schema}}
+    for path in document["paths"].keys() & _EXAMPLES.keys():
+        content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        content["examples"] = {name: {"value": value} for name, value in _EXAMPLES[path].items()}
+    _bound(document["components"]["schemas"], languages, bounds or Bounds())
+
+
+def _bound(schemas: dict[str, Any], languages: Sequence[str], most: Bounds) -> None:
+    """What validation refuses, as far as JSON Schema can say it."""
+    schemas["GradeRequest"]["properties"]["language"]["enum"] = list(languages)
+    schemas["GradeRequest"]["oneOf"] = [
+        {"required": [name], "properties": {name: {"type": "string"}}} for name in ("code", "completion")
+    ]
+    schemas["JudgeProgramBody"]["properties"]["language"]["enum"] = list(languages)
+    for limit in fields(Limits):
+        schemas["LimitsBody"]["properties"][limit.name]["maximum"] = getattr(most.limits, limit.name)
+    for name, schema in schemas.items():
+        if name.endswith("TestsBody"):
+            schema["properties"]["cases"]["maxItems"] = most.num_tests
+    run_code = schemas["RunCodeRequest"]["properties"]
+    run_code["language"]["enum"] = [*languages, *SANDBOX_FUSION_NAMES]
+    run_code["run_timeout"]["maximum"] = most.limits.wall_time_s
+    run_code["memory_limit_MB"]["maximum"] = most.limits.memory_bytes // 1024**2

@@ -1,0 +1,242 @@
+"""The REST API. Handlers convert, call the grader, convert; 200 for every candidate, whatever it does.
+
+INVARIANT: once `Door.draining` is set no submission is taken in (503), and those inside get their verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.requests import ClientDisconnect
+from starlette.routing import Route
+
+from nouscoder import __version__
+from nouscoder.verifier.access.api_keys import Keyring
+from nouscoder.verifier.access.gatekeeper import Gatekeeper
+from nouscoder.verifier.api.body import BodyFault, read_body
+from nouscoder.verifier.api.openapi import complete
+from nouscoder.verifier.api.playground import playground
+from nouscoder.verifier.api.run_code import CodeRunner, RunCodeAnswer, RunCodeRequest, parse_run_code
+from nouscoder.verifier.api.schema import Fault, GradeAnswer, GradeRequest, answer_json, parse_submission
+from nouscoder.verifier.api.streaming import batch_lines, server_events
+from nouscoder.verifier.grading.grader import QueueFull
+from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.grading.verdict_cache import Grading
+from nouscoder.verifier.toolchains.languages import installed
+
+Answer = TypeVar("Answer")
+
+_JSON = "application/json"
+_FAULTS: dict[int | str, dict[str, Any]] = {
+    401: {"model": Fault, "description": "A token is needed and none that is valid was given."},
+    408: {"model": Fault, "description": "The body came too slowly."},
+    413: {"model": Fault, "description": "The body is too large."},
+    422: {"model": Fault, "description": "The request cannot be graded; `field` names the part at fault."},
+    429: {
+        "model": Fault,
+        "description": "The queue or the client's quota is full; Retry-After says when to try again.",
+    },
+    503: {"model": Fault, "description": "The service is draining."},
+    504: {"model": Fault, "description": "The X-Deadline-S of the request has passed."},
+}
+_REF = "#/components/schemas/{model}"
+_REQUEST = {
+    "requestBody": {"required": True, "content": {_JSON: {"schema": {"$ref": _REF.format(model="GradeRequest")}}}}
+}
+_REQUESTS = {"type": "array", "items": {"$ref": _REF.format(model="GradeRequest")}, "description": "one a line"}
+_LINES = {"requestBody": {"required": True, "content": {"application/x-ndjson": {"schema": _REQUESTS}}}}
+
+
+@dataclass(slots=True)
+class Door:
+    """Whether submissions are taken in."""
+
+    draining: bool = False
+
+    def close(self) -> None:
+        """Take in nothing from now on."""
+        self.draining = True
+
+
+class Draining(Exception):
+    """The service takes in nothing any more."""
+
+
+def make_app(
+    grader: Grading,
+    registry: CollectorRegistry,
+    door: Door,
+    max_body_bytes: int,
+    keyring: Keyring | None = None,
+    runner: CodeRunner | None = None,
+) -> FastAPI:
+    """The API over `grader`, for the holders of `keyring`'s tokens; without one for everybody.
+
+    With a `runner` there is /run_code too.
+    """
+    app = FastAPI(title="NousCoder verifier", version=__version__, docs_url=None, redoc_url=None)
+    app.add_middleware(Gatekeeper, keyring=keyring or Keyring())
+    _add_faults(app)
+    _add_pages(app, registry, door)
+
+    @app.post("/v1/grade", response_model=GradeAnswer, responses=_FAULTS, openapi_extra=_REQUEST)
+    async def grade(request: Request) -> Response:
+        """Grade one submission."""
+        _enter(door)
+        submission = parse_submission(await read_body(request, max_body_bytes))
+        verdict = await _while_connected(request, grader.grade(submission))
+        return Response(answer_json(verdict), media_type=_JSON)
+
+    @app.post("/v1/grade/stream", responses=_FAULTS, openapi_extra=_REQUEST)
+    async def grade_stream(request: Request) -> Response:
+        """Grade one submission: an event `outcome` for each test as it ends, then one event `verdict`."""
+        _enter(door)
+        submission = parse_submission(await read_body(request, max_body_bytes))
+        events = server_events(grader, submission)
+        first = await anext(events)  # so that a refusal still has its status
+        return StreamingResponse(_chain(first, events), media_type="text/event-stream")
+
+    @app.post("/v1/grade/batch", responses=_FAULTS, openapi_extra=_LINES)
+    async def grade_batch(request: Request) -> Response:
+        """Grade many, one request a line with an optional `id`: a line each as it ends, in order of completion."""
+        _enter(door)
+        # Read whole before the first answer: a client that writes all before it reads must not block.
+        lines = (await read_body(request, max_body_bytes)).split(b"\n")
+        return StreamingResponse(batch_lines(grader, lines), media_type="application/x-ndjson")
+
+    # FastAPI's own way to an endpoint without parameters costs as much as parsing a submission; it documents this one.
+    app.router.routes.insert(0, Route("/v1/grade", grade, methods=["POST"]))
+    if runner is not None:
+        _add_run_code(app, runner, door, max_body_bytes)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _add_run_code(app: FastAPI, runner: CodeRunner, door: Door, max_body_bytes: int) -> None:
+    request_schema = {"$ref": _REF.format(model="RunCodeRequest")}
+    extra = {"requestBody": {"required": True, "content": {_JSON: {"schema": request_schema}}}}
+
+    @app.post("/run_code", response_model=RunCodeAnswer, responses=_FAULTS, openapi_extra=extra)
+    async def run_code(request: Request) -> Response:
+        """Run one program once, as SandboxFusion would."""
+        _enter(door)
+        asked = parse_run_code(await read_body(request, max_body_bytes))
+        answer = await _while_connected(request, runner.run(asked))
+        return Response(answer.model_dump_json(), media_type=_JSON)
+
+
+def _enter(door: Door) -> None:
+    if door.draining:
+        raise Draining
+
+
+async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for part in rest:
+        yield part
+
+
+async def _while_connected(request: Request, work: Awaitable[Answer]) -> Answer:
+    """Await `work`; a client that goes away cancels it, so that its slot is free at once."""
+    me = asyncio.current_task()
+    assert me is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        await _disconnected(request)
+        gone = True
+        me.cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not gone:
+            raise
+        me.uncancel()
+        raise BodyFault(499, "the client went away") from None
+    finally:
+        watching.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def make_health_app(door: Door) -> FastAPI:
+    """/healthz and /readyz alone, for probes that hold neither token nor certificate."""
+    app = FastAPI(title="NousCoder verifier health", version=__version__, docs_url=None, redoc_url=None)
+    _add_faults(app)
+    _add_health(app, door)
+    return app
+
+
+def _add_health(app: FastAPI, door: Door) -> None:
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """Alive."""
+        return {"status": "ok"}
+
+    @app.get("/readyz", responses={503: {"model": Fault}})
+    async def readyz() -> dict[str, str]:
+        """Taking in submissions."""
+        _enter(door)
+        return {"status": "ready"}
+
+
+def _add_pages(app: FastAPI, registry: CollectorRegistry, door: Door) -> None:
+    _add_health(app, door)
+    page = playground(installed())
+
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def index() -> Response:
+        """The playground."""
+        return HTMLResponse(page.text, headers=page.headers)
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """The Prometheus page."""
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _fault(status: int, detail: str, field: str | None = None, **headers: str) -> Response:
+    return JSONResponse({"detail": detail, "field": field}, status, headers=headers)
+
+
+def _add_faults(app: FastAPI) -> None:
+    """Every exception of ours as its status, in one place."""
+
+    def add(kind: type[Exception], answer: Callable[[Any], Response]) -> None:
+        async def handle(_: Request, error: Exception) -> Response:
+            return answer(error)
+
+        app.add_exception_handler(kind, handle)
+
+    add(InvalidSubmission, lambda error: _fault(422, str(error), error.field))
+    add(BodyFault, lambda error: _fault(error.status, f"body: {error}", "body"))
+    add(ClientDisconnect, lambda _: _fault(499, "body: the client went away", "body"))
+    add(QueueFull, lambda error: _fault(429, str(error), **{"Retry-After": str(error.retry_after_s)}))
+    add(Draining, lambda _: _fault(503, "the service is draining", **{"Retry-After": "1"}))
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        request = GradeRequest.model_json_schema(ref_template=_REF)
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        schemas.update(request.pop("$defs", {}))
+        schemas["GradeRequest"] = request
+        schemas["RunCodeRequest"] = RunCodeRequest.model_json_schema(ref_template=_REF)
+        complete(document, tuple(installed()))
+        app.openapi_schema = json.loads(json.dumps(document))
+    return app.openapi_schema

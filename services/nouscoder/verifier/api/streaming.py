@@ -1,0 +1,145 @@
+"""Grading told as it goes: one submission test by test, and many submissions over one connection.
+
+INVARIANT: of a batch at most two submissions a slot are in hand at once, every line gets exactly one answer, and when
+the reader of a stream goes away the work behind it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from nouscoder.domain.submission import Submission
+from nouscoder.domain.verdict import TestOutcome, Verdict
+from nouscoder.verifier.api.schema import answer_json, answer_record, outcome_record, parse_submission
+from nouscoder.verifier.grading.grader import QueueFull
+from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.grading.verdict_cache import Grading
+
+QUEUE_PATIENCE_S = 120.0
+_MAX_ID_CHARS = 200
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+async def grade_events(grader: Grading, submission: Submission) -> AsyncIterator[TestOutcome | Verdict]:
+    """Each test's outcome as it ends, then the verdict. Raises what Grader.grade raises."""
+    events: asyncio.Queue[TestOutcome | None] = asyncio.Queue()
+    task = asyncio.ensure_future(grader.grade(submission, events.put_nowait))
+    task.add_done_callback(lambda _: events.put_nowait(None))
+    try:
+        while (outcome := await events.get()) is not None:
+            yield outcome
+        yield task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def server_events(grader: Grading, submission: Submission) -> AsyncIterator[bytes]:
+    """`grade_events` as server-sent events."""
+    async with aclosing(grade_events(grader, submission)) as events:  # type: ignore[type-var]
+        async for event in events:
+            if isinstance(event, Verdict):
+                yield b"event: verdict\ndata: " + answer_json(event) + b"\n\n"
+            else:
+                yield b"event: outcome\ndata: " + json.dumps(outcome_record(event)).encode() + b"\n\n"
+
+
+async def grade_patiently(grader: Grading, submission: Submission, patience_s: float = QUEUE_PATIENCE_S) -> Verdict:
+    """As Grader.grade, but a full queue is waited for, up to `patience_s` seconds. Raises QueueFull after that."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + patience_s
+    while True:
+        try:
+            return await grader.grade(submission)
+        except QueueFull:
+            if loop.time() >= end:
+                raise
+        await asyncio.sleep(0.1)
+
+
+async def spread(
+    items: AsyncIterator[Item], work: Callable[[Item], Awaitable[Answer]], at_once: int
+) -> AsyncIterator[Answer]:
+    """`work` of every item, `at_once` at a time, in order of completion. What `items` raises comes last."""
+    pending: set[asyncio.Future[Answer]] = set()
+    feed: asyncio.Future[Item] | None = None
+    source = items.__aiter__()
+    trouble: Exception | None = None
+    ended = False
+    try:
+        while not ended or pending:
+            if not ended and feed is None and len(pending) < at_once:
+                feed = asyncio.ensure_future(_next(source))
+            waiting: set[asyncio.Future[Any]] = {*pending} | ({feed} if feed is not None else set())
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if feed is not None and feed in done:
+                done = done - {feed}
+                try:
+                    pending.add(asyncio.ensure_future(work(feed.result())))
+                except StopAsyncIteration:
+                    ended = True
+                except Exception as error:
+                    ended, trouble = True, error
+                feed = None
+            for answer in done:
+                pending.discard(answer)
+                yield answer.result()
+        if trouble is not None:
+            raise trouble
+    finally:
+        left: list[asyncio.Future[Any]] = [*pending, *([feed] if feed is not None else [])]
+        for one in left:
+            one.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+async def _next(source: AsyncIterator[Item]) -> Item:
+    return await anext(source)
+
+
+async def batch_lines(grader: Grading, lines: Sequence[bytes]) -> AsyncIterator[bytes]:
+    """Answers to NDJSON requests as NDJSON: a verdict, or {"error", "field"} for a line that cannot be graded."""
+
+    async def answer(numbered: tuple[int, bytes]) -> bytes:
+        return json.dumps(await _answer_line(grader, *numbered)).encode() + b"\n"
+
+    async def numbered() -> AsyncIterator[tuple[int, bytes]]:
+        for number, line in enumerate(line for line in lines if line.strip()):
+            yield number, line
+
+    async with aclosing(spread(numbered(), answer, 2 * grader.num_slots)) as answers:  # type: ignore[type-var]
+        async for line in answers:
+            yield line
+
+
+async def _answer_line(grader: Grading, number: int, line: bytes) -> dict[str, Any]:
+    """`number` counts lines from 0; it stands for the id of a line that has none."""
+    request_id: object = number
+    try:
+        record = json.loads(line.decode())
+        if isinstance(record, dict) and "id" in record:
+            request_id = _checked_id(record.pop("id"))
+            line = json.dumps(record).encode()
+        verdict = await grade_patiently(grader, parse_submission(line))
+    except InvalidSubmission as error:
+        return {"id": request_id, "error": str(error), "field": error.field}
+    except (ValueError, RecursionError):
+        return {"id": request_id, "error": "body: not JSON", "field": "body"}
+    except QueueFull as error:
+        return {"id": request_id, "error": str(error), "field": None}
+    return {"id": request_id, **answer_record(verdict)}
+
+
+def _checked_id(given: object) -> object:
+    if isinstance(given, list | dict) or given != given or given in (math.inf, -math.inf):
+        raise InvalidSubmission("id", "must be a text or a number")
+    if len(str(given)) > _MAX_ID_CHARS:
+        raise InvalidSubmission("id", f"may have at most {_MAX_ID_CHARS} characters")
+    return given

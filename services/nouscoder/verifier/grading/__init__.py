@@ -1,0 +1,1 @@
+"""From a submission to its verdict: order of tests, test workers, comparison, cache."""

@@ -1,0 +1,63 @@
+"""Finding the program in a model's answer.
+
+The rule is LiveCodeBench's, made tolerant: the last fenced block counts, with or without a language tag, and a last
+block that was never closed runs to the end of the text. Reasoning up to the first `</think>` is not looked at.
+Time and memory are linear in the text, whatever it holds.
+"""
+
+from __future__ import annotations
+
+import re
+
+from nouscoder.domain.submission import MathTests, Submission
+
+_THINK_OPEN = "<think>"
+_THINK_CLOSE = "</think>"
+_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})([^\n]*)")
+
+
+def text_to_grade(submission: Submission) -> str | None:
+    """The program of a submission, or its answer for math tests; None when there is nothing to grade."""
+    if submission.code is not None:
+        return submission.code
+    completion = submission.completion or ""
+    if not isinstance(submission.tests, MathTests):
+        return extract_code(completion)
+    answer = _without_reasoning(completion)
+    return answer if answer.strip() else None
+
+
+def extract_code(completion: str) -> str | None:
+    """The program in `completion`, or None when there is nothing to run (the verdict is then no_code)."""
+    answer = _without_reasoning(completion.replace("\r\n", "\n"))
+    code = _last_block(answer)
+    return code if code is not None and code.strip() else None
+
+
+def _without_reasoning(completion: str) -> str:
+    """What follows the reasoning; reasoning that was opened and never closed leaves nothing."""
+    reasoning, closed, answer = completion.partition(_THINK_CLOSE)
+    if closed:
+        return answer
+    return "" if _THINK_OPEN in reasoning else completion
+
+
+def _last_block(text: str) -> str | None:
+    """The lines inside the last fence. A fence closes on a bare fence line of its own character, as long or longer."""
+    lines = text.split("\n")
+    fence = ""
+    begin = 0
+    found: tuple[int, int] | None = None
+    for number, line in enumerate(lines):
+        match = _FENCE.match(line)
+        if match is None:
+            continue
+        marks, info = match.groups()
+        if not fence:
+            if "`" not in info:  # an inline ```x``` opens nothing
+                fence, begin = marks, number + 1
+        elif marks[0] == fence[0] and len(marks) >= len(fence) and not info.strip():
+            found, fence = (begin, number), ""
+    if fence:
+        found = (begin, len(lines))
+    return None if found is None else "\n".join(lines[found[0] : found[1]])

@@ -1,0 +1,30 @@
+"""Failures of ours while grading: named, counted and logged in one place; never a word of them in a verdict's kind but
+internal_error.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
+from nouscoder.verifier.sandbox.base import SandboxError
+
+log = logging.getLogger(__name__)
+
+
+def count_failure(metrics: VerifierMetrics, cause: FailureCause, message: str) -> str:
+    """Count and log one; the message again."""
+    metrics.failed(cause)
+    log.warning("internal error", extra={"cause": cause.value, "detail": message[:500]})
+    return message
+
+
+def count_error(metrics: VerifierMetrics, error: Exception) -> str:
+    """Count and log what was raised while grading; the message for a verdict."""
+    match error:
+        case TimeoutError():
+            return count_failure(metrics, FailureCause.SANDBOX_SILENT, "the sandbox did not answer in time")
+        case SandboxError():
+            return count_failure(metrics, FailureCause.SANDBOX, str(error))
+    log.error("grading failed", exc_info=error)
+    return count_failure(metrics, FailureCause.GRADER, f"{type(error).__name__} in the grader")

@@ -1,0 +1,176 @@
+"""Grading: a submission in, a verdict out.
+
+extract code -> wait for a slot -> fresh sandbox -> tests, hardest first -> outcome of each -> verdict.
+
+INVARIANT: a submission that `grade` takes in gets exactly one verdict, unless its caller is cancelled or the queue
+refuses it; at most `sandbox.num_slots` sandboxes are held, of as many submissions unless nobody waits (lanes.py), and
+at most `max_queue` submissions wait; a slot is free again as soon as the verdict is known, the caller is cancelled or
+the sandbox has failed.
+
+A failure of ours is tried again once in another sandbox, then answered as internal_error; whatever the candidate does,
+the answer is one of the other verdicts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nouscoder.domain.submission import Submission
+from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.verifier.access.caller import current_caller
+from nouscoder.verifier.grading.exclusive_run import Crowd
+from nouscoder.verifier.grading.extract import text_to_grade
+from nouscoder.verifier.grading.failures import count_error
+from nouscoder.verifier.grading.fair_queue import FairSlots
+from nouscoder.verifier.grading.fair_queue import QueueFull as QueueFull
+from nouscoder.verifier.grading.judging import judge_for
+from nouscoder.verifier.grading.kill_rates import KillRates, KillTable
+from nouscoder.verifier.grading.progress import Progress
+from nouscoder.verifier.grading.runs import has_free_order, has_lanes, program_of
+from nouscoder.verifier.grading.test_order import hardest_first
+from nouscoder.verifier.grading.test_work import LaneWork
+from nouscoder.verifier.grading.test_work import OnOutcome as OnOutcome
+from nouscoder.verifier.grading.test_workers import Lanes
+from nouscoder.verifier.grading.time_limits import stretched
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
+from nouscoder.verifier.judges.base import Judge
+from nouscoder.verifier.observe.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox.base import (
+    CompileFailed,
+    PartnerCompileFailed,
+    Program,
+    RunResult,
+    Sandbox,
+    SandboxError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GradingPolicy:
+    """Every limit of grading that is not the candidate's own."""
+
+    max_queue: int = 1024
+    attempts: int = 2
+    open_patience_s: float = 60.0
+    run_grace_s: float = 30.0
+    max_submission_s: float = 600.0
+    least_lane_s: float = 0.01  # of tests left to each lane, below which no further one is opened
+    bounds: Bounds = Bounds()
+
+    def run_patience_s(self, program: Program) -> float:
+        """Seconds in which a sandbox must have told how one run ended."""
+        return stretched(program.limits).wall_time_s + self.run_grace_s
+
+    def attempt_patience_s(self, program: Program) -> float:
+        """Seconds that one sandbox may take for a whole submission."""
+        return self.open_patience_s + self.max_submission_s + self.run_patience_s(program)
+
+
+class Grader:
+    """Grades submissions in the sandboxes of one backend, which must have been started."""
+
+    def __init__(self, sandbox: Sandbox, metrics: VerifierMetrics, policy: GradingPolicy | None = None) -> None:
+        self._sandbox = sandbox
+        self._metrics = metrics
+        self._policy = policy or GradingPolicy()
+        self._crowd = Crowd()
+        self._kill_rates = KillRates()
+        self._slots = FairSlots(
+            sandbox.num_slots,
+            self._policy.max_queue,
+            lambda waiting, busy: metrics.load(waiting, busy, sandbox.num_slots),
+        )
+
+    @property
+    def backend(self) -> str:
+        """Name of the sandbox backend."""
+        return self._sandbox.name
+
+    @property
+    def num_slots(self) -> int:
+        """Submissions that can run at once."""
+        return self._sandbox.num_slots
+
+    @property
+    def unfinished(self) -> int:
+        """Submissions that wait or run."""
+        return self._slots.waiting + self._slots.busy - self._slots.extra
+
+    async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
+        """The verdict of one submission; `on_outcome` hears of each test once its outcome is certain.
+
+        Raises InvalidSubmission when it cannot be graded as it stands and QueueFull when too many wait.
+        """
+        validate(submission, self._policy.bounds)
+        begun = time.monotonic()
+        code = text_to_grade(submission)
+        judge = judge_for(submission)
+        if code is None:
+            progress = self._progress(submission, judge, begun, None)
+            verdict = progress.ended(VerdictKind.NO_CODE, "the completion holds no code")
+        else:
+            program = program_of(submission, code, judge)
+            client = current_caller().client
+            async with self._slots.slot(client):
+                learned = self._kill_rates.table(client, submission, judge) if has_free_order(submission) else None
+                progress = self._progress(submission, judge, begun, learned)
+                verdict = await self._attempts(submission, program, progress, on_outcome)
+            if learned is not None:
+                learned.learn(verdict.tests)
+        self._metrics.graded(verdict)
+        return verdict
+
+    def _progress(self, submission: Submission, judge: Judge, begun: float, learned: KillTable | None) -> Progress:
+        sizes = [judge.input_size(index) for index in range(judge.num_tests)]
+        order = hardest_first(sizes, learned.rates() if learned is not None else None)
+        return Progress(submission, judge, order, self._sandbox.name, begun, self._policy.max_submission_s)
+
+    async def run_once(self, program: Program, stdin: bytes, files: Mapping[str, bytes]) -> RunResult:
+        """One run of a program that nobody judges, in a slot like any other's.
+
+        Raises CompileFailed, SandboxError, QueueFull, and ValueError for files that cannot be given.
+        """
+        async with self._slots.slot(current_caller().client):
+            try:
+                async with asyncio.timeout(self._policy.open_patience_s + self._policy.run_patience_s(program)):
+                    async with self._sandbox.session(program) as session, self._crowd.among_others():
+                        return await session.run(stdin, files=files)
+            except TimeoutError:
+                raise SandboxError("the sandbox did not answer in time") from None
+
+    async def _attempts(
+        self, submission: Submission, program: Program, progress: Progress, on_outcome: OnOutcome | None
+    ) -> Verdict:
+        """Run what is left of the tests until done; each failure of ours costs one attempt and one sandbox."""
+        work = self._work(submission, program, progress.judge, on_outcome)
+        most = self._sandbox.num_slots if has_lanes(submission) else 1
+        message = ""
+        for _ in range(self._policy.attempts):
+            try:
+                async with asyncio.timeout(self._policy.attempt_patience_s(program)):
+                    await Lanes(progress, self._slots, work, most, self._policy.least_lane_s).run()
+                return progress.verdict()
+            except PartnerCompileFailed as failure:
+                raise InvalidSubmission("tests", f"the judge does not compile: {failure.detail[-2000:]}") from None
+            except CompileFailed as failure:
+                return progress.ended(VerdictKind.COMPILE_ERROR, failure.detail[-2000:])
+            except Exception as error:
+                message = count_error(self._metrics, error)
+                most = 1
+        return progress.ended(VerdictKind.INTERNAL_ERROR, message)
+
+    def _work(self, submission: Submission, program: Program, judge: Judge, on_outcome: OnOutcome | None) -> LaneWork:
+        return LaneWork(
+            sandbox=self._sandbox,
+            submission=submission,
+            program=program,
+            judge=judge,
+            crowd=self._crowd,
+            metrics=self._metrics,
+            open_patience_s=self._policy.open_patience_s,
+            run_patience_s=self._policy.run_patience_s(program),
+            on_outcome=on_outcome,
+        )

@@ -1,0 +1,89 @@
+"""From what a process did (RunResult) to what its test got (an outcome). Pure.
+
+One judge a type of tests: it knows what a process is given, what is expected of it, and how to show both. A new type
+of tests is a new judge and a line in `judge_for`.
+"""
+
+from __future__ import annotations
+
+from nouscoder.domain.submission import (
+    AssertTests,
+    CallTests,
+    CheckerTests,
+    InteractiveTests,
+    MathTests,
+    Prelude,
+    Profile,
+    StdinTests,
+    Submission,
+)
+from nouscoder.domain.verdict import FirstFailure, VerdictKind
+from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.judges.answers import MathJudge
+from nouscoder.verifier.judges.asserting import AssertJudge
+from nouscoder.verifier.judges.base import CLIP_CHARS, Judge
+from nouscoder.verifier.judges.calls import CallJudge
+from nouscoder.verifier.judges.lcb import PRELUDE, LcbJudge
+from nouscoder.verifier.judges.programs import StdinJudge
+from nouscoder.verifier.sandbox.base import Exit, RunResult
+
+_ENDED_BADLY = {
+    Exit.SIGNALLED: VerdictKind.RUNTIME_ERROR,
+    Exit.TIME_LIMIT: VerdictKind.TIME_LIMIT_EXCEEDED,
+    Exit.MEMORY_LIMIT: VerdictKind.MEMORY_LIMIT_EXCEEDED,
+    Exit.OUTPUT_LIMIT: VerdictKind.OUTPUT_LIMIT_EXCEEDED,
+}
+
+
+def judge_for(submission: Submission) -> Judge:
+    """The judge of a submission's tests. Raises InvalidSubmission when they cannot be passed on."""
+    try:
+        return _judge_for(submission)
+    except (RecursionError, ValueError) as error:
+        if isinstance(error, InvalidSubmission):
+            raise
+        raise InvalidSubmission("tests.cases", f"a value cannot be passed on: {error}") from None
+
+
+def _judge_for(submission: Submission) -> Judge:
+    prelude = PRELUDE if submission.prelude is Prelude.LCB else ""
+    match submission.tests:
+        case StdinTests() | CallTests() as tests if submission.profile is Profile.LCB:
+            return LcbJudge(tests, submission.limits.wall_time_s)
+        case StdinTests() | CheckerTests() | InteractiveTests() as tests:
+            return StdinJudge(tests, submission.comparator, prelude)
+        case CallTests() as tests:
+            return CallJudge(tests, submission.comparator, prelude)
+        case AssertTests() as tests:
+            return AssertJudge(tests, prelude)
+        case MathTests() as tests:
+            return MathJudge(tests)
+
+
+def outcome_of(judge: Judge, index: int, result: RunResult) -> VerdictKind:
+    """What test `index` got. A non-zero exit code is a runtime error even after the right answer."""
+    if result.exit is not Exit.EXITED:
+        return _ENDED_BADLY[result.exit]
+    if result.exit_code != 0:
+        return VerdictKind.RUNTIME_ERROR
+    return judge.answer_outcome(index, result)
+
+
+def failure_of(judge: Judge, index: int, outcome: VerdictKind, result: RunResult, remark: str = "") -> FirstFailure:
+    """A failure as it may leave the service: texts clipped, the end of stderr kept, then what a checker remarked."""
+    given, expected, output = judge.shown(index, result)
+    stderr = result.stderr[-4 * CLIP_CHARS :].decode("utf8", "replace")
+    if remark:
+        stderr = f"{stderr}\n[judge] {remark}".lstrip("\n")
+    return FirstFailure(
+        index=index,
+        outcome=outcome,
+        input=_clip(given),
+        expected=_clip(expected),
+        output=_clip(output),
+        stderr=stderr[-CLIP_CHARS:],
+    )
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= CLIP_CHARS else text[:CLIP_CHARS] + "..."

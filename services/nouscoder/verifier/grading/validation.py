@@ -1,0 +1,103 @@
+"""What this service can grade. Pure; the same rules for REST, gRPC, files and the broker."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from nouscoder.domain.submission import (
+    AssertTests,
+    CallTests,
+    CheckerTests,
+    InteractiveTests,
+    Limits,
+    MathTests,
+    Prelude,
+    Profile,
+    StdinTests,
+    Submission,
+)
+from nouscoder.verifier.judges import mathematics
+from nouscoder.verifier.toolchains.languages import installed
+
+_FIELD_CHARS = 100
+
+
+class InvalidSubmission(ValueError):
+    """A submission that cannot be graded as it stands: the caller's fault, not the candidate's. Names the field."""
+
+    def __init__(self, field: str, message: str) -> None:
+        self.field = _in_short(field)
+        super().__init__(f"{self.field}: {message}")
+
+
+def _in_short(field: str) -> str:
+    """A field's name can be the client's own words: an unknown field, a key, the name of a file."""
+    begin = field[:_FIELD_CHARS]
+    shown = begin if begin.isprintable() else ascii(begin)[1:-1]
+    return shown if len(field) <= _FIELD_CHARS and len(shown) <= _FIELD_CHARS else shown[:_FIELD_CHARS] + "..."
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The largest limits a submission may ask for, so that no candidate holds a slot or the memory for ever."""
+
+    limits: Limits = Limits(
+        wall_time_s=300.0, cpu_time_s=300.0, memory_bytes=64 * 1024**3, output_bytes=256 * 1024**2, processes=4096
+    )
+    num_tests: int = 10_000
+    num_assert_chars: int = 200_000  # they are parsed in the service itself: half a second at worst
+
+
+def validate(submission: Submission, bounds: Bounds) -> None:
+    """Raises InvalidSubmission naming the first field at fault."""
+    _require_language(submission.language, "language")
+    if not submission.tests.cases:
+        raise InvalidSubmission("tests.cases", "must hold at least one test")
+    if len(submission.tests.cases) > bounds.num_tests:
+        raise InvalidSubmission("tests.cases", f"may hold at most {bounds.num_tests} tests")
+    if isinstance(submission.tests, CallTests) and not submission.tests.entry_point.isidentifier():
+        raise InvalidSubmission("tests.entry_point", "must be the name of a function or method")
+    _validate_type(submission, bounds)
+    _validate_profile(submission)
+    for name in ("float_tolerance", "absolute_tolerance", "relative_tolerance"):
+        if not 0 <= getattr(submission.comparator, name) < math.inf:
+            raise InvalidSubmission(f"comparator.{name}", "must be a number of at least 0")
+    for item in fields(Limits):
+        asked, most = getattr(submission.limits, item.name), getattr(bounds.limits, item.name)
+        if not asked <= most:
+            raise InvalidSubmission(f"limits.{item.name}", f"may be at most {most} here")
+
+
+def _require_language(language: str, field: str) -> None:
+    if language not in installed():
+        raise InvalidSubmission(field, f"{language!r:.40} cannot be graded here; these can: {', '.join(installed())}")
+
+
+def _validate_type(submission: Submission, bounds: Bounds) -> None:
+    """What single types of tests need."""
+    match submission.tests:
+        case CallTests() | AssertTests() if submission.language != "python":
+            raise InvalidSubmission("language", "call and assert tests are python's alone")
+        case AssertTests() as tests if sum(map(len, tests.cases), len(tests.setup)) > bounds.num_assert_chars:
+            raise InvalidSubmission("tests", f"cases and setup may have {bounds.num_assert_chars} characters together")
+        case CheckerTests() as tests:
+            _require_language(tests.checker.language, "tests.checker.language")
+        case InteractiveTests() as tests:
+            _require_language(tests.interactor.language, "tests.interactor.language")
+        case MathTests() if not mathematics.is_installed():
+            raise InvalidSubmission("tests.type", "math needs the library math-verify here: install nouscoder[math]")
+        case _:
+            pass
+
+
+def _validate_profile(submission: Submission) -> None:
+    """What LiveCodeBench's own grader does not know is refused, not guessed."""
+    if submission.prelude is not Prelude.NONE and submission.language != "python":
+        raise InvalidSubmission("prelude", "is python's alone")
+    if submission.profile is Profile.PROCESS:
+        return
+    if submission.language != "python" or not isinstance(submission.tests, StdinTests | CallTests):
+        raise InvalidSubmission("profile", "lcb grades python with stdin and call tests alone")
+    if isinstance(submission.tests, CallTests) and any(case.kwargs for case in submission.tests.cases):
+        raise InvalidSubmission("profile", "lcb knows no keyword arguments")

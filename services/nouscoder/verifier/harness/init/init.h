@@ -1,0 +1,146 @@
+/* Process 1 of a submission's namespaces, in C: it is a fork of a warm interpreter, and every page of it that the
+ * interpreter would touch between two tests would have to be copied again after each fork (3 us a page).
+ *
+ * The numbers that cross the stream are those of frames.py; the structures shared with Python are those of init_library.py.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+enum kind {
+    PROGRAM = 1, RUN, END, GIVEN, TALK, INPUT, INPUT_END,
+    READY = 17, COMPILED, COMPILE_FAILED, RESULT, FAILED, OUTPUT,
+};
+enum ended { EXITED, SIGNALLED, TIME_LIMIT, MEMORY_LIMIT, OUTPUT_LIMIT };
+
+/* Exit statuses of init, which the zygote reads. */
+enum { EXIT_ENDED = 0, EXIT_STREAM_CLOSED = 3, EXIT_FAILED = 4 };
+
+enum { CANDIDATE_ID = 1000, FIRST_OWN_FD = 64, LOOK_EVERY_MS = 50 };
+
+/* What the zygote says of the slot, once. */
+struct settings {
+    int stream_in, stream_out;
+    int two_users; /* init and candidates are different users */
+    int gvisor;    /* the kernel below is gVisor's sentry */
+    uint64_t tmp_bytes, tmp_inodes, base_vm_bytes;
+    const void *filter; /* struct sock_fprog */
+};
+
+/* What a python candidate's process is told: this, then the three texts. */
+struct told {
+    double cpu_time_s;
+    uint32_t is_first; /* it must compile, and has descriptors REPORT and GO */
+    uint32_t talks;    /* 0 and 1 are pipes */
+    uint32_t meta_bytes, args_bytes, body_bytes; /* the body is the source in the first one, then the marshalled code */
+} __attribute__((packed));
+enum { REPORT = 4, GO = 5 };
+
+struct frame {
+    enum kind kind;
+    uint32_t num_bytes;
+    char *bytes;
+};
+
+/* The fixed part of a PROGRAM frame. */
+struct program {
+    double compile_time_s, cpu_time_s, wall_time_s;
+    uint64_t memory_bytes, extra_space_bytes, output_bytes, num_processes;
+    uint32_t has_result, is_command, has_compiler, meta_bytes, name_bytes, source_bytes, num_compile, num_run;
+};
+
+/* One run of one program. */
+struct run {
+    const struct program *program;
+    int in, out, err, result; /* result is -1 without an entry point */
+    pid_t pid;
+    double started_s, cpu_before_s, children_before_s;
+    uint64_t peak_bytes;
+    /* afterwards */
+    enum ended ended;
+    int exit_code, signal;
+    double wall_s, cpu_s;
+    uint64_t memory_bytes, out_bytes, err_bytes, result_bytes;
+    int mouth, ear; /* of a conversation: our ends of its input and output */
+};
+
+struct session {
+    const struct settings *settings;
+    int orders, report;     /* from and to the zygote */
+    bool owns_stream;       /* the submission before has ended */
+    int files_dir, proc_fd; /* both out of candidates' reach */
+    struct program program;
+    char *text; /* of the PROGRAM frame, behind its fixed part; the pointers below point into it */
+    const char *meta, *name, *source;
+    char **compile_argv, **run_argv;
+    char *code; /* compiled python, marshalled */
+    uint64_t code_bytes;
+    struct frame given; /* for the next run */
+    const char *args;   /* of the next run: NUL-terminated strings */
+    uint64_t args_bytes;
+    uint32_t num_args;
+    char **names; /* what every run finds in its folder */
+    int num_names;
+    struct run first; /* of a python program: it has compiled, and waits at `go` */
+    bool talks;       /* in a candidate's process: 0 and 1 are pipes */
+    int go;           /* -1 when there is none */
+    uint64_t own_private, own_shared; /* memory that candidates share with the interpreter; 0 before the first look */
+    bool looked;
+};
+
+/* init.c */
+_Noreturn void fail(struct session *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+_Noreturn void leave(struct session *s);
+double now_s(void);
+int move_up(int fd);
+void *allocated(void *memory);
+
+/* stream.c */
+struct frame next_frame(struct session *s);
+void send_frame(struct session *s, enum kind kind, const void *bytes, size_t num_bytes);
+void send_result(struct session *s, struct run *run);
+bool write_all(int fd, const void *bytes, size_t num_bytes);
+void read_program(struct session *s, struct frame frame);
+void read_given(struct session *s);
+_Noreturn void await_end_frame(struct session *s);
+
+/* process.c */
+void open_files(struct session *s, struct run *run);
+void fill_stdin(struct session *s, struct run *run, const struct frame *frame);
+void close_files(struct run *run);
+void pipe_up(struct session *s, int ends[2]);
+pid_t spawn(struct session *s, struct run *run, const char *folder, int report, int go);
+bool await_end(struct session *s, struct run *run);
+void finish(struct session *s, struct run *run, bool in_time);
+long end_all(void);
+void kill_all(void);
+_Noreturn void exec_command(struct session *s, char **argv);
+
+/* memory.c */
+void look_at_memory(struct session *s, struct run *run);
+
+/* folder.c */
+void mount_work(struct session *s);
+void hold_script(struct session *s);
+void open_program(struct session *s);
+void seal_program(struct session *s);
+void clean(struct session *s);
+void write_file(struct session *s, const char *folder, const char *name, const void *bytes, size_t num_bytes);
+
+/* talk.c */
+bool start_talk(struct session *s, struct run *run);
+bool talk(struct session *s, struct run *run, const struct frame *first_words);
+
+/* python.c: true in a candidate's process only */
+bool start_python(struct session *s);
+void *told(struct session *s); /* for the interpreter, in a candidate's process */
+void release_first(struct session *s, struct run *run, struct frame *stdin_frame);
+void drop_first(struct session *s);
+bool spawn_python(struct session *s, struct run *run);
+
+/* command.c */
+void start_command(struct session *s);
+bool spawn_command(struct session *s, struct run *run); /* false */

@@ -1,0 +1,98 @@
+"""Process 1 of every submission's namespaces, which is written in C (init/): how the zygote calls it, and what it
+tells a candidate's process.
+
+The structures here are those of init/init.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import struct
+from ctypes import c_int, c_uint64, c_void_p
+from typing import Any, NamedTuple
+
+from .isolation import Isolation
+from .settings import SlotSettings
+
+EXIT_ENDED = 0
+EXIT_STREAM_CLOSED = 3
+
+REPORT, GO = 4, 5
+_TOLD = struct.Struct("@d5I")
+
+
+class _Settings(ctypes.Structure):
+    _fields_ = [
+        ("stream_in", c_int),
+        ("stream_out", c_int),
+        ("two_users", c_int),
+        ("gvisor", c_int),
+        ("tmp_bytes", c_uint64),
+        ("tmp_inodes", c_uint64),
+        ("base_vm_bytes", c_uint64),
+        ("filter", c_void_p),
+    ]
+
+
+class Told(NamedTuple):
+    """What a candidate's process is told. The body is the source in a submission's first process, which must compile,
+    and then has the descriptors REPORT and GO; in the others it is the marshalled code.
+    """
+
+    cpu_time_s: float
+    is_first: bool
+    talks: bool  # 0 and 1 are pipes
+    meta: bytes
+    args: bytes
+    body: bytes
+
+    @staticmethod
+    def unpack(told: bytes) -> Told:
+        """From `struct told` and the texts behind it."""
+        cpu_time_s, is_first, talks, num_meta, num_args, _ = _TOLD.unpack_from(told)
+        at = _TOLD.size
+        meta, args = told[at : at + num_meta], told[at + num_meta : at + num_meta + num_args]
+        return Told(cpu_time_s, is_first, talks, meta, args, told[at + num_meta + num_args :])
+
+
+class Init:
+    """Made once in the zygote; `serve` runs in every sandbox that it forks."""
+
+    def __init__(
+        self, settings: SlotSettings, isolation: Isolation, stream_in: int, stream_out: int, filter_program: Any
+    ) -> None:
+        # PyDLL: the interpreter lock is held, and a fork must not see it released.
+        self._serve = ctypes.PyDLL(settings.native).nouscoder_init
+        self._serve.restype = ctypes.py_object
+        self._filter = filter_program
+        with open("/proc/self/statm") as statm:
+            vm_bytes = int(statm.read().split()[0]) * resource.getpagesize()
+        self._settings = _Settings(
+            stream_in,
+            stream_out,
+            isolation.two_users,
+            settings.kernel == "gvisor",
+            settings.tmp_bytes,
+            settings.tmp_inodes,
+            vm_bytes,
+            ctypes.addressof(filter_program),
+        )
+
+    def serve(self, orders: int, report: int) -> bytes:
+        """Settle at the first byte of `orders`, take the stream over at the second; a byte to `report` after each.
+
+        Returns in a candidate's process only, for `Told.unpack`: confined, with descriptors 0, 1, 2 open and 3 for
+        call tests (and, while it has yet to compile, REPORT and GO).
+        """
+        told: bytes = self._serve(ctypes.byref(self._settings), orders, report)
+        return told
+
+
+def ends_the_zygote(status: int) -> int | None:
+    """The zygote's own exit status after a sandbox that ended with `status`; None when it goes on."""
+    code = os.waitstatus_to_exitcode(status)
+    if code == EXIT_ENDED:
+        return None
+    return 0 if code == EXIT_STREAM_CLOSED else 1

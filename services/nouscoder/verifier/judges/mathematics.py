@@ -1,0 +1,102 @@
+"""Whether answers are mathematically the same, asked of the math-verify library in a process of its own.
+
+INVARIANT: at most one such process lives at a time; one that is silent past its limit is killed, never asked again.
+
+A process of the service's own user, not a sandbox: it runs no candidate's code, only reads text, under limits of
+memory, CPU and wall time (see math_worker). It is started with the first question and ends with the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import select
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from nouscoder.domain.submission import MathTests
+from nouscoder.domain.verdict import VerdictKind
+from nouscoder.verifier.judges.partners import Ruling
+from nouscoder.verifier.sandbox.base import SandboxError
+
+_WORKER = Path(__file__).with_name("math_worker.py")
+_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
+_GRACE_S = 25.0  # loading sympy on a busy machine
+_MAX_ANSWER_CHARS = 4000
+_LATE = Ruling(VerdictKind.TIME_LIMIT_EXCEEDED, "the answer could not be compared in time")
+
+
+def is_installed() -> bool:
+    """Whether math tests can be graded here."""
+    return importlib.util.find_spec("math_verify") is not None
+
+
+async def rule(tests: MathTests, answer: str, limit_s: float) -> list[Ruling]:
+    """A ruling for each case, within `limit_s` seconds for all. Raises SandboxError when the process fails.
+
+    Only the end of a long answer is read: that is where the result stands.
+    """
+    answer = answer[-_MAX_ANSWER_CHARS:].encode("utf8", "replace").decode("utf8")
+    request = json.dumps({"gold": [case.expected for case in tests.cases], "answer": answer})
+    said = await asyncio.to_thread(_PROCESS.ask, f"{limit_s:.3f} {request}\n".encode(), limit_s)
+    if "late" in said:
+        return [_LATE] * len(tests.cases)
+    if "right" not in said:
+        raise SandboxError(f"comparing mathematics failed: {said}")
+    return [_ruling(right) for right in said["right"]]
+
+
+def _ruling(right: bool | None) -> Ruling:
+    if right is None:
+        return Ruling(VerdictKind.INTERNAL_ERROR, "the expected answer cannot be read as mathematics")
+    return Ruling(VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER)
+
+
+class MathProcess:
+    """See the module. One question at a time; safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, request: bytes, limit_s: float) -> dict[str, list[bool | None]]:
+        """The process's answer to a line. Raises SandboxError when it dies or is silent."""
+        with self._lock:
+            try:
+                process = self._running()
+                assert process.stdin is not None
+                assert process.stdout is not None
+                process.stdin.write(request)
+                process.stdin.flush()
+                ready, _, _ = select.select([process.stdout], [], [], limit_s + _GRACE_S)
+                answer: dict[str, list[bool | None]] = json.loads(process.stdout.readline() if ready else b"")
+            except (OSError, ValueError) as error:
+                self.stop()
+                raise SandboxError(f"comparing mathematics failed: {error!r}") from error
+            return answer
+
+    def stop(self) -> None:
+        """Kill the process, if there is one, and wait for it."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", str(_WORKER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=_ENVIRONMENT,
+                cwd="/",
+                start_new_session=True,
+            )
+        return self._process
+
+
+_PROCESS = MathProcess()

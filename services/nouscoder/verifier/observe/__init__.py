@@ -1,0 +1,1 @@
+"""What the verifier tells about itself: metrics, audit log, traces."""

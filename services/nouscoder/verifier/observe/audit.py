@@ -1,0 +1,96 @@
+"""Who had what graded, a JSON line each: no program and no test is written, unless the configuration asks for programs.
+
+INVARIANT: every submission that passed the token check and could be read leaves exactly one line, whether it got a
+verdict, was refused or was given up by its client.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from nouscoder.domain.submission import Submission
+from nouscoder.domain.verdict import Verdict
+from nouscoder.errors import Unusable
+from nouscoder.verifier.access.caller import current_caller
+from nouscoder.verifier.grading.grader import OnOutcome
+from nouscoder.verifier.grading.grader_decorator import AroundGrading
+from nouscoder.verifier.grading.verdict_cache import Grading
+
+
+class AuditUnusable(Unusable):
+    """The audit log cannot be written; the message names the file."""
+
+
+class AuditLog:
+    """Appends to a file; each line is out of our hands when the answer is."""
+
+    def __init__(self, file: Path, with_source: bool = False) -> None:
+        """Raises AuditUnusable."""
+        self._path = file
+        self._with_source = with_source
+        self._file = self._open()
+
+    def _open(self) -> TextIO:
+        try:
+            return self._path.open("a", encoding="utf8", buffering=1)
+        except OSError as error:
+            raise AuditUnusable(f"the audit log {self._path} cannot be written: {error.strerror or error}") from error
+
+    def reopen(self) -> None:
+        """After the file was moved away, begin a new one."""
+        old, self._file = self._file, self._open()
+        old.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def write(self, source: str, **fields: Any) -> None:
+        """One line: time, client and request id of the current caller, `fields`, and the source's SHA-256."""
+        caller = current_caller()
+        now_s = time.time()
+        record = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now_s)) + f".{int(now_s * 1000) % 1000:03d}Z",
+            "client": caller.client,
+            "request_id": caller.request_id,
+            **fields,
+            "source_sha256": hashlib.sha256(source.encode("utf8", "surrogatepass")).hexdigest(),
+        }
+        if self._with_source:
+            record["source"] = source
+        self._file.write(json.dumps(record) + "\n")
+
+
+class AuditedGrader(AroundGrading):
+    """`inner`, with a line in the audit log for every submission."""
+
+    def __init__(self, inner: Grading, audit: AuditLog) -> None:
+        super().__init__(inner)
+        self._audit = audit
+
+    async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
+        """As Grader.grade."""
+        begun_s = time.monotonic()
+        verdict: Verdict | None = None
+        refused = ""
+        try:
+            verdict = await self._inner.grade(submission, on_outcome)
+        except BaseException as error:
+            refused = type(error).__name__
+            raise
+        finally:
+            self._audit.write(
+                submission.code if submission.code is not None else submission.completion or "",
+                language=submission.language,
+                num_tests=len(submission.tests.cases),
+                verdict=None if verdict is None else verdict.kind.value,
+                passed=None if verdict is None else verdict.passed,
+                cached=verdict is not None and verdict.cached,
+                refused=refused,
+                duration_s=round(time.monotonic() - begun_s, 6),
+            )
+        return verdict

@@ -1,0 +1,93 @@
+"""Where a trace begins: a span for each request of the REST API that grades, and for each gRPC call."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, aclosing
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from nouscoder.verifier.access.gatekeeper import App, Message, Receive, Scope, Send
+from nouscoder.verifier.observe.tracing import Tracing
+
+_PATHS = frozenset({"/v1/grade", "/v1/grade/stream", "/v1/grade/batch", "/run_code"})
+_SERVICE = "/nouscoder.v1.VerifierService/"
+if TYPE_CHECKING:
+    _Handler = grpc.RpcMethodHandler[Any, Any]
+
+
+class TraceRequests:
+    """ASGI middleware, to stand before all others."""
+
+    def __init__(self, app: App, tracing: Tracing) -> None:
+        self._app = app
+        self._tracing = tracing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http" or scope["path"] not in _PATHS:
+            await self._app(scope, receive, send)
+            return
+        headers = {_text(name).lower(): _text(value) for name, value in scope["headers"]}
+        with self._tracing.request(f"{scope['method']} {scope['path']}", headers) as span:
+
+            async def tell(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    told = {_text(name).lower(): _text(value) for name, value in message.get("headers", ())}
+                    span.set_attribute("http.response.status_code", message["status"])
+                    span.set_attribute("request_id", told.get("x-request-id", ""))
+                await send(message)
+
+            await self._app(scope, receive, tell)
+
+
+class TraceCalls(grpc.aio.ServerInterceptor):
+    """gRPC interceptor, to stand before all others. Calls of health and reflection are left alone."""
+
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        """One call."""
+        handler = await continuation(handler_call_details)
+        method = str(handler_call_details.method)
+        if handler is None or not method.startswith(_SERVICE):
+            return handler
+        given = handler_call_details.invocation_metadata or ()
+        headers = {str(key): value for key, value in given if isinstance(value, str)}
+        return _traced(handler, lambda: self._tracing.request(method, headers))
+
+
+def _traced(handler: _Handler, begin: Callable[[], AbstractContextManager[object]]) -> _Handler:
+    """The same handler inside a span."""
+    kinds = {
+        (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
+        (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
+        (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
+        (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
+    }
+    name, make = kinds[handler.request_streaming, handler.response_streaming]
+    inner: Any = getattr(handler, name)
+
+    async def one(request: Any, context: Any) -> Any:
+        with begin():
+            return await inner(request, context)
+
+    async def many(request: Any, context: Any) -> AsyncIterator[Any]:
+        with begin():
+            async with aclosing(inner(request, context)) as answers:
+                async for answer in answers:
+                    yield answer
+
+    behaviour: Any = many if handler.response_streaming else one
+    made: _Handler = make(behaviour, handler.request_deserializer, handler.response_serializer)
+    return made
+
+
+def _text(raw: Any) -> str:
+    return bytes(raw).decode("latin-1")

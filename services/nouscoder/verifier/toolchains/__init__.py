@@ -1,0 +1,1 @@
+"""Languages, their compilers, and the libraries that candidates may import."""

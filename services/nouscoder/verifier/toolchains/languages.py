@@ -1,0 +1,137 @@
+"""The languages that can be graded, read from languages.toml, and which of them this host has.
+
+A language is installed when each of its tools is in a folder that candidates see too (`SEARCH_PATH`): a compiler in
+somebody's home folder is of no use inside a sandbox.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from nouscoder.verifier.toolchains.toolchain_cache import PLACE, folder_of
+
+SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
+_REGISTRY = Path(__file__).with_name("languages.toml")
+_OPTIONAL = {"compile", "run", "prepare", "compile_prepared"}
+_KEYS = _OPTIONAL | {"source", "time_factor", "memory_extra_bytes", "detect"}
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """How programs of one language are compiled and run. `run` is None for python: the warm interpreter runs it.
+
+    Of an installed language the tools in every command and in `detect` are absolute paths; `prepared` is the
+    folder that `compile` needs and candidates must see, where it has one (prepared.py).
+    """
+
+    name: str
+    source_name: str
+    compile: tuple[str, ...] | None
+    run: tuple[str, ...] | None
+    time_factor: float
+    memory_extra_bytes: int
+    detect: tuple[str, ...]
+    prepare: tuple[str, ...] | None = None
+    compile_prepared: tuple[str, ...] | None = None
+    prepared: Path | None = None
+
+
+def registry(path: Path = _REGISTRY) -> Mapping[str, Language]:
+    """Every language of the file, installed or not. Raises ValueError naming the table at fault."""
+    tables = tomllib.loads(path.read_text("utf-8"))
+    return MappingProxyType({name: _language(name, table) for name, table in tables.items()})
+
+
+def find_installed(languages: Mapping[str, Language], search_path: str = SEARCH_PATH) -> Mapping[str, Language]:
+    """Those whose tools are all found in `search_path`, with their tools as absolute paths."""
+    found = {}
+    for name, language in languages.items():
+        tools = {tool: shutil.which(tool, path=search_path) for tool in language.detect}
+        if all(tools.values()):
+            found[name] = _resolved(language, {tool: path for tool, path in tools.items() if path})
+    return MappingProxyType(found)
+
+
+def installed() -> Mapping[str, Language]:
+    """The languages of where candidates run: this host, looked at once a process, unless `use_tools` was called."""
+    return _elsewhere if _elsewhere is not None else _installed_here()
+
+
+@functools.cache
+def _installed_here() -> Mapping[str, Language]:
+    return MappingProxyType({name: _made_use_of(one) for name, one in find_installed(registry()).items()})
+
+
+_elsewhere: Mapping[str, Language] | None = None
+
+
+def use_tools(tools: Mapping[str, str]) -> None:
+    """Candidates run on another host, which has these tools (by name, as absolute paths), and nothing prepared."""
+    global _elsewhere
+    found = {name: _resolved(one, tools) for name, one in registry().items() if tools.keys() >= set(one.detect)}
+    _elsewhere = MappingProxyType(found)
+
+
+def look_again() -> None:
+    """Forget what was found, and `use_tools`."""
+    global _elsewhere
+    _elsewhere = None
+    _installed_here.cache_clear()
+
+
+def prepared_folders() -> tuple[str, ...]:
+    """What candidates must see of the host so that their compilers find what was prepared."""
+    return tuple(str(language.prepared) for language in installed().values() if language.prepared is not None)
+
+
+def _made_use_of(language: Language) -> Language:
+    """With what was prepared for it, if it was."""
+    if language.compile_prepared is None or not (folder := folder_of(language)).is_dir():
+        return language
+    argv = tuple(word.replace(PLACE, str(folder)) for word in language.compile_prepared)
+    return replace(language, compile=argv, prepared=folder)
+
+
+def _language(name: str, table: Mapping[str, Any]) -> Language:
+    unknown = table.keys() - _KEYS
+    missing = _KEYS - _OPTIONAL - table.keys()
+    if unknown or missing:
+        raise ValueError(f"languages.toml: [{name}] has unknown keys {sorted(unknown)}, lacks {sorted(missing)}")
+    if not table["time_factor"] > 0 or table["memory_extra_bytes"] < 0:
+        raise ValueError(f"languages.toml: [{name}] has a time_factor or memory_extra_bytes out of range")
+    return Language(
+        name=name,
+        source_name=table["source"],
+        compile=_argv(table, "compile"),
+        run=_argv(table, "run"),
+        time_factor=float(table["time_factor"]),
+        memory_extra_bytes=int(table["memory_extra_bytes"]),
+        detect=tuple(table["detect"]),
+        prepare=_argv(table, "prepare"),
+        compile_prepared=_argv(table, "compile_prepared"),
+    )
+
+
+def _argv(table: Mapping[str, Any], key: str) -> tuple[str, ...] | None:
+    return tuple(table[key]) if key in table else None
+
+
+def _resolved(language: Language, tools: Mapping[str, str]) -> Language:
+    def argv(command: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if command is None else tuple(tools.get(word, word) for word in command)
+
+    return replace(
+        language,
+        compile=argv(language.compile),
+        run=argv(language.run),
+        prepare=argv(language.prepare),
+        compile_prepared=argv(language.compile_prepared),
+        detect=tuple(tools[tool] for tool in language.detect),
+    )

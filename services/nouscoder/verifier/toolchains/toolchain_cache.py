@@ -1,0 +1,78 @@
+"""What some compilers need once a host, not once a submission: go's standard library takes 15 s to compile.
+
+A language's `prepare` fills a folder of this user's cache, outside any sandbox; candidates see it read-only, at the
+same path, and its `compile_prepared` takes the place of `compile`. The folder's name holds a digest of the tools and
+the commands, so another version of the compiler finds nothing prepared, and compiles as slowly as before.
+
+INVARIANT: a folder of that name is whole: it is filled under another one first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nouscoder.errors import Unusable
+
+if TYPE_CHECKING:
+    from nouscoder.verifier.toolchains.languages import Language
+
+PLACE = "{prepared}"
+HOW_TO_PREPARE = "nouscoder prepare"
+_PREPARE_LIMIT_S = 1800.0
+
+
+class NotPrepared(Unusable):
+    """A language could not be prepared; the message names it and says why."""
+
+
+def folder_of(language: Language) -> Path:
+    """Where it is prepared, or would be. The tools of `language` must have been found."""
+    made = hashlib.sha256(repr((language.prepare, language.compile_prepared)).encode())
+    for tool in language.detect:
+        stat = os.stat(tool)
+        made.update(f"{os.path.realpath(tool)} {stat.st_size} {stat.st_mtime_ns}".encode())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "nouscoder" / "prepared" / f"{language.name}-{made.hexdigest()[:16]}"
+
+
+def prepare(language: Language) -> Path:
+    """Fill the folder, which may take a minute. Raises NotPrepared."""
+    folder = folder_of(language)
+    if folder.is_dir() or language.prepare is None:
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise NotPrepared(f"{folder.parent} cannot be written: {error.strerror}") from error
+    try:
+        _run(language, part, folder)
+        part.chmod(0o755)
+        part.rename(folder)
+    except OSError as error:
+        if not folder.is_dir():  # else another one was quicker
+            raise NotPrepared(f"{language.name} cannot be prepared: {error}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return folder
+
+
+def _run(language: Language, part: Path, folder: Path) -> None:
+    """`{prepared}` is where the work is done, and `{final}` where its results will be found."""
+    argv = [word.replace(PLACE, str(part)).replace("{final}", str(folder)) for word in language.prepare or ()]
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(part)}
+    try:
+        subprocess.run(argv, check=True, capture_output=True, cwd=part, env=environment, timeout=_PREPARE_LIMIT_S)
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode("utf8", "replace").strip().rpartition("\n")[2]
+        raise NotPrepared(
+            f"{language.name} cannot be prepared: {argv[0]} ended with {error.returncode}: {said}"
+        ) from error
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NotPrepared(f"{language.name} cannot be prepared: {error}") from error

@@ -1,0 +1,70 @@
+"""Init is compiled once for its sources, found where an image keeps it, and its absence is one clear sentence."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nouscoder.verifier.sandbox import SandboxUnavailable, init_build
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("NOUSCODER_NATIVE", str(tmp_path))
+    init_build.native_library.cache_clear()
+    yield
+    init_build.native_library.cache_clear()
+
+
+def test_it_is_compiled_once_and_then_found_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    library = init_build.native_library()
+    assert library.is_file()
+    assert library.is_relative_to(tmp_path)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [library]
+    made = library.stat().st_mtime_ns
+    monkeypatch.setattr(shutil, "which", lambda *_: None)
+    init_build.native_library.cache_clear()
+    assert init_build.native_library() == library
+    assert library.stat().st_mtime_ns == made
+
+
+def test_other_sources_are_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first = init_build.native_library()
+    sources = tmp_path / "sources"
+    shutil.copytree(init_build._SOURCES, sources)
+    with (sources / "init.c").open("a") as source:
+        source.write("/* changed */\n")
+    monkeypatch.setattr(init_build, "_SOURCES", sources)
+    init_build.native_library.cache_clear()
+    second = init_build.native_library()
+    assert second != first
+    assert second.is_file()
+    assert first.is_file()
+
+
+def test_no_compiler_is_one_sentence_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda *_: None)
+    with pytest.raises(SandboxUnavailable, match=r"no C compiler here .*apt-get install gcc"):
+        init_build.native_library()
+
+
+def test_a_compiler_that_fails_is_named_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho 'no such flag' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CC", str(broken))
+    with pytest.raises(SandboxUnavailable, match="no such flag"):
+        init_build.native_library()
+    assert list(tmp_path.rglob("*.so")) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("NOUSCODER_NATIVE", os.fspath(blocked))
+    with pytest.raises(SandboxUnavailable, match="cannot be compiled"):
+        init_build.native_library()

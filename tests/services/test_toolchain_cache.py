@@ -1,0 +1,108 @@
+"""The invariant of prepared.py, and go programs compiled with what was prepared."""
+
+from __future__ import annotations
+
+import dataclasses
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nouscoder.domain.submission import Limits
+from nouscoder.verifier.sandbox import CompileFailed, Exit, Program, SandboxConfig, open_sandbox
+from nouscoder.verifier.toolchains.languages import Language, find_installed, installed, look_again, registry
+from nouscoder.verifier.toolchains.toolchain_cache import NotPrepared, folder_of, prepare
+
+LIMITS = Limits(wall_time_s=10, cpu_time_s=10, memory_bytes=256 << 20)
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """An empty cache folder of this test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    look_again()
+    yield tmp_path / "cache" / "nouscoder" / "prepared"
+    look_again()
+
+
+def language(tool: Path, script: str) -> Language:
+    """One whose `prepare` is a script."""
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    argv = ("sh", "-c", script, "sh", "{prepared}", "{final}")
+    return dataclasses.replace(
+        registry()["c"], detect=(str(tool),), prepare=argv, compile_prepared=("cc", "{prepared}")
+    )
+
+
+def test_a_prepared_folder_is_whole_or_not_there(cache: Path, tmp_path: Path) -> None:
+    made = language(tmp_path / "tool", 'test "$1" != "$2" && test ! -e "$2" && echo "$2" > "$1/final"')
+    folder = prepare(made)
+    assert folder.parent == cache
+    assert (folder / "final").read_text() == f"{folder}\n"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    assert prepare(made) == folder  # the script would fail a second time
+
+    failing = dataclasses.replace(made, prepare=("sh", "-c", "echo half > half; echo why >&2; exit 3"))
+    with pytest.raises(NotPrepared, match="c cannot be prepared: sh ended with 3: why"):
+        prepare(failing)
+    assert list(cache.iterdir()) == [folder]
+
+
+def test_another_tool_or_command_is_another_folder(cache: Path, tmp_path: Path) -> None:
+    made = language(tmp_path / "tool", "true")
+    before = folder_of(made)
+    assert folder_of(dataclasses.replace(made, prepare=("true",))) != before
+    (tmp_path / "tool").write_text("#!/bin/sh\n# newer\n")
+    assert folder_of(made) != before
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    with pytest.raises(NotPrepared, match="/proc/none/nouscoder/prepared cannot be written"):
+        prepare(language(tmp_path / "tool", "true"))
+
+
+GO = 'package main\nimport ("fmt"; "os"; "sort"; "bufio")\nfunc main() { r := bufio.NewReader(os.Stdin); var n int;'
+GO += " fmt.Fscan(r, &n); s := []int{3, n}; sort.Ints(s); fmt.Println(s, len(os.Args)) }"
+
+
+@pytest.mark.parametrize("backend", ["local", "runsc"])
+async def test_go_programs_are_compiled_with_what_was_prepared_here(backend: str) -> None:
+    """Only where `nouscoder prepare` has been run, for it takes a minute."""
+    go = installed().get("go")
+    if go is None or go.prepared is None:
+        pytest.skip("go is not here, or `nouscoder prepare` has not been run")
+    try:
+        sandbox = open_sandbox(SandboxConfig(backend=backend, slots=1))
+        await sandbox.start()
+    except Exception as error:
+        pytest.skip(str(error))
+    try:
+        async with sandbox.session(Program(go, GO, LIMITS)) as session:
+            for _ in range(2):
+                result = await session.run(b"2\n")
+                assert (result.exit, result.exit_code, result.stdout) == (Exit.EXITED, 0, b"[2 3] 1\n"), result.stderr
+        refused = {
+            "package main\nfunc main() { x := 1 }": "declared and not used: x",
+            'package main\nimport "internal/abi"\nfunc main() { _ = abi.FuncPCABI0 }': "could not import internal/abi",
+            'package main\nimport "example.com/x"\nfunc main() { x.Y() }': "could not import example.com/x",
+            "package main\nfunc f()\nfunc main() { f() }": "missing function body",
+            "package other\nfunc main() { }": "",
+            "package main\nfunc other() { }": "",
+        }
+        for code, message in refused.items():
+            with pytest.raises(CompileFailed) as failed:
+                async with sandbox.session(Program(go, code, LIMITS)):
+                    pass
+            assert message in failed.value.detail
+    finally:
+        await sandbox.close()
+
+
+def test_without_preparation_go_is_compiled_as_ever(cache: Path) -> None:
+    found = find_installed(registry())
+    if "go" in found:
+        assert installed()["go"].compile == found["go"].compile
+        assert installed()["go"].prepared is None

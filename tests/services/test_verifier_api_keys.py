@@ -1,0 +1,261 @@
+"""Who is let in: tokens over HTTP and gRPC, their quotas, their reload, and what stays open."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner
+
+from nouscoder.cli import app as cli
+from nouscoder.client import Client
+from nouscoder.domain.submission import StdinCase, StdinTests, Submission
+from nouscoder.rpc.verdict_convert import submission_to
+from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
+from nouscoder.verifier.access.api_keys import Keyring, TokensUnusable, new_token, open_keyring, parse_tokens
+from nouscoder.verifier.access.caller import Caller, CallerFilter, Quota, current_caller, set_caller
+from nouscoder.verifier.access.grpc_gate import GrpcGate
+from nouscoder.verifier.access.quotas import QuotaExceeded, QuotaGrader, Quotas
+from nouscoder.verifier.api.listener import start_http
+from nouscoder.verifier.api.rest import Door, make_app
+from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.observe.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox.fake import FakeSandbox
+from nouscoder.verifier.service import Servicer
+
+BODY = {"code": "1", "tests": {"type": "stdin", "cases": [{"input": "a", "output": "a"}]}}
+
+
+def line(secret: str, name: str = "ann", quota: str = "") -> str:
+    return f"{name}:{hashlib.sha256(secret.encode()).hexdigest()}{quota}"
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+@dataclass
+class Running:
+    http: httpx.AsyncClient
+    stub: verifier_pb2_grpc.VerifierServiceAsyncStub
+
+
+@asynccontextmanager
+async def running(keyring: Keyring) -> AsyncIterator[Running]:
+    """The service over a sandbox that echoes."""
+    sandbox = FakeSandbox()
+    await sandbox.start()
+    registry = CollectorRegistry()
+    grader = QuotaGrader(Grader(sandbox, VerifierMetrics(registry)), Quotas())
+    async with AsyncExitStack() as stack:
+        address = await start_http(make_app(grader, registry, Door(), 10_000, keyring), "127.0.0.1:0", stack)
+        server = grpc.aio.server(interceptors=[GrpcGate(keyring)])
+        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(Servicer(grader, ()), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        stack.push_async_callback(server.stop, None)
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://{address}", timeout=10))
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+        yield Running(http, verifier_pb2_grpc.VerifierServiceStub(channel))
+
+
+async def test_without_a_valid_token_nothing_is_graded_and_health_stays_open() -> None:
+    async with running(Keyring(environment=line("s3cret"))) as service:
+        for headers in (
+            {},
+            bearer("wrong"),
+            {"Authorization": "Bearer"},
+            {"Authorization": "Basic s3cret"},
+            {"Authorization": "s3cret"},
+        ):
+            for path in ("/v1/grade", "/v1/grade/stream", "/v1/grade/batch", "/nowhere"):
+                refused = await service.http.post(path, json=BODY, headers=headers)
+                assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+        assert (await service.http.get("/metrics")).status_code == 401
+        for path in ("/healthz", "/readyz", "/openapi.json"):
+            assert (await service.http.get(path)).status_code == 200
+        answer = await service.http.post("/v1/grade", json=BODY, headers=bearer("s3cret"))
+        assert answer.json()["verdict"] == "accepted"
+
+
+async def test_grpc_asks_for_the_same_token_in_every_method() -> None:
+    message = submission_to(Submission(StdinTests((StdinCase("a", "a"),)), "1"))
+
+    async def batch() -> AsyncIterator[verifier_pb2.GradeBatchRequest]:
+        yield verifier_pb2.GradeBatchRequest(request_id="1", submission=message)
+
+    async with running(Keyring(environment=line("s3cret"))) as service:
+        for metadata in ((), (("authorization", "Bearer wrong"),)):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await service.stub.Grade(verifier_pb2.GradeRequest(submission=message), metadata=metadata)
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await service.stub.Capabilities(verifier_pb2.CapabilitiesRequest(), metadata=metadata)
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            for stream in (
+                service.stub.GradeStream(verifier_pb2.GradeStreamRequest(submission=message), metadata=metadata),
+                service.stub.GradeBatch(batch(), metadata=metadata),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    [one async for one in stream]
+                assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        good = (("authorization", "Bearer s3cret"), ("x-request-id", "mine-1"))
+        call = service.stub.Grade(verifier_pb2.GradeRequest(submission=message), metadata=good)
+        assert (await call).verdict.passed == 1
+        assert dict(await call.initial_metadata())["x-request-id"] == "mine-1"
+        assert len([one async for one in service.stub.GradeBatch(batch(), metadata=good)]) == 1
+
+
+async def test_no_tokens_configured_is_open_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("NOUSCODER_VERIFIER_TOKENS", raising=False)
+    keyring = open_keyring("")
+    assert "no tokens are configured: everybody" in caplog.text
+    async with running(keyring) as service:
+        assert (await service.http.post("/v1/grade", json=BODY)).status_code == 200
+
+
+async def test_quotas_refuse_with_retry_after_and_cost_others_nothing() -> None:
+    lines = [line("a", "ann", "::2"), line("b", "bob")]
+    async with running(Keyring(environment="\n".join(lines))) as service:
+        got = [await service.http.post("/v1/grade", json=BODY, headers=bearer("a")) for _ in range(3)]
+        assert [one.status_code for one in got] == [200, 200, 429]
+        assert 1 <= int(got[2].headers["retry-after"]) <= 30
+        assert "may submit 2 a minute" in got[2].json()["detail"]
+        assert (await service.http.post("/v1/grade", json=BODY, headers=bearer("b"))).status_code == 200
+        message = verifier_pb2.GradeRequest(submission=submission_to(Submission(StdinTests((StdinCase("", ""),)), "1")))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await service.stub.Grade(message, metadata=(("authorization", "Bearer a"),))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert int(dict(refused.value.trailing_metadata() or ())["retry-after"]) >= 1
+
+
+@given(st.lists(st.tuples(st.sampled_from(["enter", "leave", "wait"]), st.floats(0, 40)), max_size=60))
+def test_a_client_is_never_over_its_quota(events: list[tuple[str, float]]) -> None:
+    """The invariant of quotas.py, both halves, over any history."""
+    now_s = 0.0
+    quotas = Quotas(clock=lambda: now_s)
+    caller = Caller("ann", "r", Quota(max_in_flight=3, submissions_per_minute=6))
+    inside: list[AbstractContextManager[None]] = []
+    entered_s: list[float] = []
+    waits_s: list[int] = []
+    for kind, seconds in events:
+        if kind == "wait":
+            now_s += seconds
+        elif kind == "leave" and inside:
+            inside.pop().__exit__(None, None, None)
+        elif kind == "enter":
+            admitted = quotas.admitted(caller)
+            try:
+                admitted.__enter__()
+            except QuotaExceeded as refusal:
+                waits_s.append(refusal.retry_after_s)
+                continue
+            inside.append(admitted)
+            entered_s.append(now_s)
+        assert len(inside) <= 3
+    assert all(1 <= wait_s <= 10 for wait_s in waits_s)
+    for first in range(len(entered_s)):
+        for last in range(first, len(entered_s)):
+            assert last - first + 1 <= 6 * (1 + (entered_s[last] - entered_s[first]) / 60) + 1e-6
+
+
+def test_a_refusal_for_being_over_in_flight_costs_nothing_of_the_minute() -> None:
+    quotas = Quotas(clock=lambda: 0.0)
+    caller = Caller("ann", "r", Quota(1, 2))
+    with quotas.admitted(caller):
+        for _ in range(5):
+            with pytest.raises(QuotaExceeded, match="1 submissions in flight"), quotas.admitted(caller):
+                pass
+    with quotas.admitted(caller):
+        pass
+
+
+def test_a_changed_file_counts_and_a_broken_one_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The invariant of tokens.py."""
+    monkeypatch.setattr("nouscoder.verifier.access.api_keys._LOOK_AGAIN_S", 0.0)
+    file = tmp_path / "tokens"
+    file.write_text(f"# ours\n\n{line('one')}\n")
+    keyring = Keyring(file)
+    assert [keyring.holder("one") is not None, keyring.holder("two") is not None] == [True, False]
+    file.write_text(f"{line('two', 'bob')}\n{line('three', 'bob', ':7')}\n")
+    assert [keyring.holder(secret) is not None for secret in ("one", "two", "three")] == [False, True, True]
+    held = keyring.holder("three")
+    assert held is not None
+    assert (held.client, held.quota) == ("bob", Quota(7, None))
+    file.write_text("ann:nonsense\n")
+    assert keyring.holder("two") is not None
+    keyring.holder("two")
+    assert caplog.text.count("tokens not read") == 1
+    os.unlink(file)
+    keyring.reload()
+    assert keyring.holder("two") is not None
+    file.write_text("# nobody\n")
+    assert keyring.holder("two") is None
+    assert not keyring.is_open
+
+
+@pytest.mark.parametrize(
+    "bad", ["ann", "ann:", "ann:abc", f"a b:{'0' * 64}", line("x") + ":0", line("x") + ":-1", line("x") + ":1:2:3", ":"]
+)
+def test_a_bad_line_is_named(bad: str, tmp_path: Path) -> None:
+    with pytest.raises(TokensUnusable, match=r"tokens:2: "):
+        parse_tokens([line("x"), bad], "tokens")
+
+
+def test_the_command_makes_a_token_that_the_keyring_takes(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["tokens", "new", "trainer-1"])
+    secret = done.stderr.strip().rsplit(" ", 1)[1]
+    file = tmp_path / "tokens"
+    file.write_text(done.stdout)
+    held = Keyring(file).holder(secret)
+    assert held is not None
+    assert held.client == "trainer-1"
+    assert secret not in done.stdout
+    with pytest.raises(TokensUnusable, match="no client's name"):
+        new_token("a:b")
+
+
+async def test_a_request_has_an_id_the_clients_own_when_it_is_fit(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(Keyring()) as service:
+        own = await service.http.post("/v1/grade", json=BODY, headers={"X-Request-Id": "run-7/rollout:3"})
+        assert own.headers["x-request-id"] == "run-7/rollout:3"
+        for unfit in ("x" * 200, "a b", '{"forged": 1}'):
+            answer = await service.http.post("/v1/grade", json=BODY, headers={"X-Request-Id": unfit})
+            assert len(answer.headers["x-request-id"]) == 16
+        assert (await service.http.get("/nowhere")).headers["x-request-id"]
+
+
+async def test_logs_say_for_whom_they_were_written() -> None:
+    async def one(name: str) -> tuple[str, str]:
+        set_caller(Caller(name, f"id-{name}"))
+        await asyncio.sleep(0)
+        record = logging.makeLogRecord({"msg": "x"})
+        assert CallerFilter().filter(record)
+        return record.__dict__["client"], record.__dict__["request_id"]
+
+    assert list(await asyncio.gather(one("ann"), one("bob"))) == [("ann", "id-ann"), ("bob", "id-bob")]
+    assert current_caller().client == "itself"
+
+
+def test_the_python_client_sends_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOUSCODER_TOKEN", "from-environment")
+    with Client("http://127.0.0.1:1") as client:
+        assert client._http.headers["authorization"] == "Bearer from-environment"
+    with Client("http://127.0.0.1:1", token="given") as client:
+        assert client._http.headers["authorization"] == "Bearer given"

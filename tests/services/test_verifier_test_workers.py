@@ -1,0 +1,400 @@
+"""The tests of one submission on several slots: never at another's expense, and never with another answer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from nouscoder.domain.submission import StdinCase, StdinTests, Submission
+from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
+from nouscoder.verifier.grading.fair_queue import FairSlots
+from nouscoder.verifier.grading.grader import Grader, GradingPolicy
+from nouscoder.verifier.grading.judging import judge_for
+from nouscoder.verifier.grading.progress import Progress
+from nouscoder.verifier.grading.test_order import hardest_first
+from nouscoder.verifier.grading.test_workers import Lanes
+from nouscoder.verifier.judges.partners import Ruling
+from nouscoder.verifier.observe.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox.base import NO_FILES, CompileFailed, Program, RunResult, SandboxError, Session
+from nouscoder.verifier.sandbox.fake import ended
+
+
+def submission_of(passes: list[bool], **fields: object) -> Submission:
+    """Test `index` is run in the position of its index; every program answers `yes`."""
+    cases = tuple(StdinCase(f"{index:03d}", "yes" if passed else "no") for index, passed in enumerate(passes))
+    return Submission(StdinTests(cases), "code", **fields)  # type: ignore[arg-type]
+
+
+async def settled(condition: Callable[[], bool]) -> None:
+    """Wait, at most 5 s, until `condition` holds."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+class ScriptedWork:
+    """Tests wait for `gates`, take 1 s each by a clock of its own, and answer `yes`; opening takes `open_s`."""
+
+    def __init__(self, num_tests: int, open_s: float = 0.0) -> None:
+        self.now_s = 0.0
+        self.open_s = open_s
+        self.gates = [asyncio.Event() for _ in range(num_tests)]
+        self.troubles: dict[int, Exception] = {}  # the first run of a test raises it
+        self.open_trouble: Exception | None = None  # of every opening but the first
+        self.running: list[int] = []
+        self.runs: list[int] = []
+        self.num_open = self.num_opened = self.num_extra = 0
+        self.outcomes: list[int] = []
+        self.broken: list[Exception] = []
+
+    def clock(self) -> float:
+        return self.now_s
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[ScriptedWork]:
+        self.now_s += self.open_s
+        self.num_opened += 1
+        if self.num_opened > 1 and self.open_trouble is not None:
+            raise self.open_trouble
+        self.num_open += 1
+        try:
+            yield self
+        finally:
+            self.num_open -= 1
+
+    async def run(self, runs: object, index: int) -> tuple[RunResult, Ruling | None]:
+        self.running.append(index)
+        self.runs.append(index)
+        try:
+            await self.gates[index].wait()
+            if index in self.troubles:
+                raise self.troubles.pop(index)
+        finally:
+            self.running.remove(index)
+        self.now_s += 1.0
+        return ended(b"yes"), None
+
+    def let_go(self, *indices: int) -> None:
+        for index in indices or range(len(self.gates)):
+            self.gates[index].set()
+
+    def told(self, outcome: TestOutcome) -> None:
+        self.outcomes.append(outcome.index)
+
+    def lane_opened(self) -> None:
+        self.num_extra += 1
+
+    def lane_broke(self, error: Exception) -> None:
+        self.broken.append(error)
+
+
+class Rig:
+    """One submission that has its slot, and its lanes."""
+
+    def __init__(self, passes: list[bool], num_slots: int = 3, most: int = 3, open_s: float = 0.0) -> None:
+        submission = submission_of(passes)
+        judge = judge_for(submission)
+        self.progress = Progress(submission, judge, hardest_first([0] * len(passes)), "scripted", 0.0)
+        self.slots = FairSlots(num_slots, 8, lambda waiting, busy: None)
+        self.work = ScriptedWork(len(passes), open_s)
+        self.lanes = Lanes(self.progress, self.slots, self.work, most, 0.5, self.work.clock)  # type: ignore[arg-type]
+
+    async def grade(self) -> Verdict:
+        async with self.slots.slot("c"):
+            await self.lanes.run()
+        return self.progress.verdict()
+
+    async def to_three_lanes(self) -> asyncio.Task[Verdict]:
+        """Test 0 has ended, and 1, 2 and 3 are running."""
+        task = asyncio.create_task(self.grade())
+        self.work.let_go(0)
+        await settled(lambda: self.work.running == [1, 2, 3])
+        return task
+
+    @property
+    def nothing_is_left(self) -> bool:
+        slots = (self.slots.busy, self.slots.extra, self.slots.waiting)
+        return not any((*slots, self.work.num_open, self.work.running)) and len(asyncio.all_tasks()) == 1
+
+
+async def test_idle_slots_take_tests_of_a_submission_once_its_first_has_ended() -> None:
+    rig = Rig([True] * 9)
+    task = asyncio.create_task(rig.grade())
+    await settled(lambda: rig.work.running == [0])
+    await asyncio.sleep(0.01)
+    assert rig.work.running == [0], "what it costs is not known before"
+    rig.work.let_go(0)
+    await settled(lambda: rig.work.running == [1, 2, 3])
+    assert (rig.slots.busy, rig.slots.extra, rig.work.num_extra) == (3, 2, 2)
+    rig.work.let_go()
+    verdict = await task
+    assert (verdict.kind, verdict.graded) == (VerdictKind.ACCEPTED, 9)
+    assert rig.work.outcomes == list(range(9)), "told in order"
+    assert sorted(rig.work.runs) == list(range(9)), "each is run once"
+    assert rig.nothing_is_left
+
+
+@pytest.mark.parametrize(
+    ("rig_of", "why"),
+    [
+        (lambda: Rig([True] * 9, num_slots=1), "no slot is idle"),
+        (lambda: Rig([True] * 9, most=1), "the type of tests has one lane"),
+        (lambda: Rig([True] * 9, open_s=4.0), "7 s of tests are less than three times what opening costs"),
+        (lambda: Rig([True]), "there is one test"),
+    ],
+)
+async def test_no_lane_is_added(rig_of: Callable[[], Rig], why: str) -> None:
+    rig = rig_of()
+    rig.work.let_go()
+    assert (await rig.grade()).kind is VerdictKind.ACCEPTED
+    assert (rig.work.num_opened, rig.work.num_extra) == (1, 0), why
+
+
+async def test_an_expensive_opening_is_worth_it_while_much_is_left() -> None:
+    rig = Rig([True] * 10, open_s=2.5)
+    rig.work.let_go()
+    await rig.grade()
+    assert rig.work.num_extra == 1, "8 s are left after the first test for one lane: but for two, 4 s each"
+
+
+async def test_whoever_waits_gets_the_slot_of_a_lane_at_its_next_test() -> None:
+    rig = Rig([True] * 9)
+    task = await rig.to_three_lanes()
+    served: list[str] = []
+    leave = asyncio.Event()
+
+    async def other(name: str) -> None:
+        async with rig.slots.slot(name):
+            served.append(name)
+            await leave.wait()
+
+    others = [asyncio.create_task(other(name)) for name in "abc"]
+    await settled(lambda: rig.slots.waiting == 3)
+    rig.work.let_go(1)
+    await settled(lambda: served == ["a"])
+    assert (rig.work.running, rig.slots.busy) == ([2, 3], 3)
+    rig.work.let_go(3)
+    await settled(lambda: served == ["a", "b"])
+    assert (rig.work.running, rig.slots.extra) == ([2], 0)
+    rig.work.let_go(2)
+    await settled(lambda: rig.work.running == [4])
+    assert (served, rig.slots.waiting) == (["a", "b"], 1), "its last lane is its own"
+    leave.set()
+    rig.work.let_go()
+    assert (await task).kind is VerdictKind.ACCEPTED
+    await asyncio.gather(*others)
+    assert rig.nothing_is_left
+
+
+async def test_a_lane_that_breaks_loses_the_test_it_had_and_no_more() -> None:
+    rig = Rig([True] * 9)
+    task = await rig.to_three_lanes()
+    rig.work.troubles = {1: SandboxError("gone")}
+    rig.work.let_go(1)
+    await settled(lambda: rig.slots.busy == 2)
+    assert (rig.work.running, rig.work.outcomes, [str(one) for one in rig.work.broken]) == ([2, 3], [0], ["gone"])
+    rig.work.let_go()
+    verdict = await task
+    assert (verdict.kind, verdict.graded, rig.work.num_extra) == (VerdictKind.ACCEPTED, 9, 2)
+    assert sorted(rig.work.runs) == sorted([1, *range(9)])
+    assert rig.nothing_is_left
+
+
+@pytest.mark.parametrize("trouble", [SandboxError("none to be had"), CompileFailed("it did before"), TimeoutError()])
+async def test_a_lane_that_does_not_open_is_done_without(trouble: Exception) -> None:
+    rig = Rig([True] * 4, num_slots=2)
+    rig.work.open_trouble = trouble
+    task = asyncio.create_task(rig.grade())
+    rig.work.let_go(0)
+    await settled(lambda: len(rig.work.broken) == 1 and rig.slots.extra == 0)
+    assert rig.work.running == [1]
+    rig.work.let_go()
+    assert (await task).kind is VerdictKind.ACCEPTED
+    assert (rig.work.num_opened, len(rig.work.broken)) == (2, 1)
+    assert not isinstance(rig.work.broken[0], CompileFailed), "the first sandbox has compiled it"
+    assert rig.nothing_is_left
+
+
+async def test_the_last_lane_s_failure_is_the_submission_s_and_its_tests_can_be_taken_again() -> None:
+    rig = Rig([True] * 9, num_slots=2)
+    task = asyncio.create_task(rig.grade())
+    rig.work.let_go(0)
+    await settled(lambda: rig.work.running == [1, 2])
+    rig.work.troubles = {1: SandboxError("one"), 2: SandboxError("two")}
+    rig.work.let_go(1)
+    await settled(lambda: rig.work.running == [2])
+    rig.work.let_go(2)
+    with pytest.raises(SandboxError, match="two"):
+        await task
+    assert (rig.progress.num_left, rig.progress.take(), rig.progress.is_known) == (8, 1, False)
+    assert rig.nothing_is_left
+
+
+async def test_code_that_does_not_compile_is_told_by_the_first_lane() -> None:
+    rig = Rig([True])
+    rig.work.num_opened, rig.work.open_trouble = 1, CompileFailed("line 1")
+    with pytest.raises(CompileFailed):
+        await rig.grade()
+
+
+async def test_after_a_failure_earlier_tests_are_awaited_and_later_ones_abandoned_at_once() -> None:
+    rig = Rig([True, True, False, False, True, True])
+    task = await rig.to_three_lanes()
+    rig.work.let_go(2)
+    await settled(lambda: rig.slots.busy == 1)
+    assert (rig.work.running, rig.work.num_open, rig.work.outcomes) == ([1], 1, [0])
+    rig.work.let_go(1)
+    verdict = await task
+    assert (verdict.kind, verdict.passed, verdict.graded) == (VerdictKind.WRONG_ANSWER, 2, 3)
+    assert verdict.first_failure is not None
+    assert (verdict.first_failure.index, rig.work.outcomes) == (2, [0, 1, 2])
+    assert rig.nothing_is_left
+
+
+async def test_the_first_lane_is_abandoned_like_any_other() -> None:
+    rig = Rig([True, True, False, True, True, True])
+    task = await rig.to_three_lanes()
+    rig.work.let_go(1)
+    await settled(lambda: rig.work.running == [2, 3, 4])
+    rig.work.let_go(2)
+    verdict = await task
+    assert (verdict.graded, rig.work.outcomes) == (3, [0, 1, 2])
+    assert rig.nothing_is_left
+
+
+async def test_cancelling_closes_every_lane_also_one_that_has_not_begun() -> None:
+    for rounds in range(30):
+        rig = Rig([True] * 9)
+        task = asyncio.create_task(rig.grade())
+        rig.work.let_go(0)
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert rig.nothing_is_left, rounds
+
+
+NO_RUNNERS: Mapping[str, int] = MappingProxyType({})
+
+
+class ChancySandbox:
+    """Programs that answer `yes` after a moment of chance; one run or opening, chosen by chance, fails."""
+
+    name = "chancy"
+    isolation: tuple[str, ...] = ()
+    runners = replacements = NO_RUNNERS
+
+    def __init__(self, num_slots: int, chance: random.Random) -> None:
+        self.num_slots = num_slots
+        self.open = self.most_open = 0
+        self._chance = chance
+        self._calls_to_failure = chance.randrange(60)
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    async def _moment(self) -> None:
+        for _ in range(self._chance.randrange(6)):
+            await asyncio.sleep(0)
+        self._calls_to_failure -= 1
+        if self._calls_to_failure == 0:
+            raise SandboxError("by chance")
+
+    @asynccontextmanager
+    async def session(self, program: Program) -> AsyncIterator[Session]:
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        try:
+            await self._moment()
+            yield self
+        finally:
+            self.open -= 1
+
+    def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
+        raise NotImplementedError
+
+    async def run(
+        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> RunResult:
+        await self._moment()
+        return replace(ended(b"yes"), wall_time_s=float(int(stdin) % 5))
+
+    async def converse(
+        self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> tuple[RunResult, RunResult]:
+        raise NotImplementedError
+
+    async def announce(
+        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> None:
+        """Nothing is done ahead."""
+
+
+def grader_of(sandbox: ChancySandbox) -> Grader:
+    """Lanes wherever there is room."""
+    policy = GradingPolicy(max_submission_s=20.0, least_lane_s=0.0)
+    return Grader(sandbox, VerifierMetrics(CollectorRegistry()), policy)
+
+
+def told_by(verdict: Verdict) -> Verdict:
+    """What does not depend on the clock."""
+    return replace(verdict, duration_s=0.0)
+
+
+async def grade_crowded(submissions: list[Submission], num_slots: int, seed: int) -> list[Verdict]:
+    """All of them, coming in at moments of chance, some followed by a client that goes away."""
+    chance = random.Random(seed)
+    sandbox = ChancySandbox(num_slots, chance)
+    grader = grader_of(sandbox)
+    told: list[list[TestOutcome]] = [[] for _ in submissions]
+    tasks, gone = [], []
+    for submission, outcomes in zip(submissions, told, strict=True):
+        tasks.append(asyncio.create_task(grader.grade(submission, outcomes.append)))
+        if chance.random() < 0.3:
+            gone.append(asyncio.create_task(grader.grade(submission)))
+        for _ in range(chance.randrange(40)):
+            await asyncio.sleep(0)
+        if gone and chance.random() < 0.5:
+            gone[-1].cancel()
+    verdicts = await asyncio.gather(*tasks)
+    for task in gone:
+        task.cancel()
+    await asyncio.gather(*gone, return_exceptions=True)
+    for verdict, outcomes in zip(verdicts, told, strict=True):
+        assert tuple(sorted(outcomes, key=lambda one: one.index)) == verdict.tests
+    assert (sandbox.open, grader.unfinished, grader._slots.extra) == (0, 0, 0)
+    assert sandbox.most_open <= num_slots
+    assert len(asyncio.all_tasks()) == 1
+    return verdicts
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.sampled_from([True] * 5 + [False]), min_size=1, max_size=14), st.booleans()),
+        min_size=1,
+        max_size=5,
+    ),
+    st.integers(2, 5),
+    st.integers(0, 2**32),
+)
+def test_any_number_of_slots_in_any_traffic_gives_the_verdicts_of_one(
+    asked: list[tuple[list[bool], bool]], num_slots: int, seed: int
+) -> None:
+    """The invariants of lanes.py and grader.py: no answer but the sequential one, nothing left behind."""
+    submissions = [submission_of(passes, stop_on_first_failure=stops) for passes, stops in asked]
+    spread_out = asyncio.run(grade_crowded(submissions, num_slots, seed))
+    one_by_one = [asyncio.run(grade_crowded([submission], 1, 0))[0] for submission in submissions]
+    assert [told_by(verdict) for verdict in spread_out] == [told_by(verdict) for verdict in one_by_one]
