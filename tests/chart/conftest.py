@@ -43,7 +43,7 @@ class ChartRig:
             "unmanaged": {"verifier": {"sandbox": {"pool": {"managed": False}}}},
             "local": {"verifier": {"sandbox": {"backend": "local"}}},
             "closed": {"tests": {"enabled": False}, "networkPolicy": {"metricsFrom": [], "gradingFrom": []}},
-            "given": {
+            "existing": {
                 "problems": {"persistence": {"existingClaim": "problems"}},
                 "policy": {"existingClaim": "models"},
                 "learner": {"persistence": {"existingClaim": "runs"}},

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "nouscoder"
 GOLDEN = ROOT / "tests" / "golden" / "chart"
 KEPT = ("default", "verifier-only", "gpu", "tls", "external-redis")
-VARIANTS = (*KEPT, "unmanaged", "local", "closed", "given", "open")
+VARIANTS = (*KEPT, "unmanaged", "local", "closed", "existing", "open")
 OLDEST = "1.29"
 
 

@@ -171,8 +171,10 @@ def test_what_the_templates_set_is_not_offered() -> None:
     } <= withheld
     assert {path for path in withheld if path.split(".")[0] in ("problems", "policy", "demo")} == set()
     set_by_templates = ("grpc", "metrics", "http", "health", "grpc_health", "root", "services", "pages", "cache")
+    set_for_learner = ("start_after", "folder_patience_s", "serve_after_run")
     assert all(
-        path.split(".")[-1] in set_by_templates or re.search(r"redis_url|tls|policy_from|tokens?_file|sandbox\.", path)
+        path.split(".")[-1] in (*set_by_templates, *set_for_learner)
+        or re.search(r"redis_url|tls|policy_from|tokens?_file|sandbox\.", path)
         for path in withheld
     )
 

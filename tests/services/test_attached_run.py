@@ -1,4 +1,4 @@
-"""A run whose services are given: each started by hand, on loopback, policies fetched from the learner.
+"""A run with external services: each started by hand, on loopback, policies fetched from the learner.
 
 The whole loop runs with a tiny torch policy, real sandboxes and a real Redis, every call encrypted and every service
 asked for its certificate.
@@ -34,7 +34,11 @@ TINY = (
     "demo.held_out_problems=6",
     "demo.warm_start_share=0.002",
     "demo.warm_start_threads=1",
-    "run.services=given",
+    "run.services=external",
+    "run.peer_patience_s=900",
+    "learner.start_after=evaluation_before.json",
+    "learner.folder_patience_s=120",
+    "learner.serve_after_run=true",
     "run.total_batches=4",
     "broker.group_size=4",
     "broker.batch_size=16",
@@ -217,7 +221,7 @@ def assert_complete(run: Site) -> None:
         assert json.loads((run.folder / f"evaluation_{when}.json").read_text())["policy_version"] == version
 
 
-def test_a_run_through_given_services_ends_and_outlives_the_coordinator(site: Callable[..., Site]) -> None:
+def test_a_run_with_external_services_ends_and_outlives_the_coordinator(site: Callable[..., Site]) -> None:
     run = site()
     run.start("generation", "verifier")
     run.until(lambda: health(run.config.generation.grpc_health, "liveness") == "SERVING", "generation is alive")
@@ -262,7 +266,7 @@ def assert_pages(run: Site) -> None:
     assert b"<svg" in run.page("report.html")
     assert json.loads(run.page("summary.json"))["balanced"] is True
     assert len(run.page("metrics.jsonl").splitlines()) == NUM_STEPS
-    assert tomllib.loads(run.page("config.toml").decode())["run"]["services"] == "given"
+    assert tomllib.loads(run.page("config.toml").decode())["run"]["services"] == "external"
     for name in (".lock", "../config.toml", "logs/", "policy/config.json", "%2e%2e/redis-url"):
         with pytest.raises(urllib.error.HTTPError) as caught:
             run.page(name)

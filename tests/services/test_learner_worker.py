@@ -25,8 +25,8 @@ from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.worker import LearnerState, LearnerWorker
 from nouscoder.rpc.rollout_convert import decode_batch, encode_batch
-from nouscoder.run.files import EVALUATION_BEFORE
 
+EVALUATION_BEFORE = "evaluation_before.json"
 NUM_BATCHES, STEPS_PER_BATCH = 3, 2
 LIMIT_S = 30.0
 
@@ -100,11 +100,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def given(run: Run, **learner: Any) -> Run:
-    """The same run with services that nobody starts in order."""
-    section = run.config.run.model_copy(update={"services": "given"})
-    update = {"run": section, "learner": run.config.learner.model_copy(update=learner)}
-    run.config = run.config.model_copy(update=update)
+def waiting(run: Run, **learner: Any) -> Run:
+    """The same run with a learner that waits for the first evaluation."""
+    update = {"start_after": EVALUATION_BEFORE, **learner}
+    run.config = run.config.model_copy(update={"learner": run.config.learner.model_copy(update=update)})
     return run
 
 
@@ -114,10 +113,10 @@ async def until_state(worker: LearnerWorker, state: LearnerState) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_where_services_are_given_nothing_is_published_before_the_first_evaluation(
+async def test_nothing_is_published_before_the_file_that_the_learner_waits_for(
     tmp_path: Path, undisturbed: Run
 ) -> None:
-    run = given(Run.create(tmp_path))
+    run = waiting(Run.create(tmp_path))
     worker = run.worker()
     running = asyncio.ensure_future(run.start(worker))
     await until_state(worker, LearnerState.WAITING_FOR_EVALUATION)
@@ -130,15 +129,15 @@ async def test_where_services_are_given_nothing_is_published_before_the_first_ev
 
 
 async def test_a_first_evaluation_that_never_comes_ends_the_wait(tmp_path: Path) -> None:
-    run = given(Run.create(tmp_path), batch_patience_s=0.1)
+    run = waiting(Run.create(tmp_path), batch_patience_s=0.1)
     with pytest.raises(
         LearnerError, match=r"evaluation_before.json did not come in \d+ s: is `nouscoder train` at work"
     ):
         await run.start()
 
 
-async def test_where_services_are_given_a_learner_waits_for_the_one_it_replaces(tmp_path: Path) -> None:
-    run = given(Run.create(tmp_path))
+async def test_a_learner_with_patience_waits_for_the_one_it_replaces(tmp_path: Path) -> None:
+    run = waiting(Run.create(tmp_path), folder_patience_s=60.0)
     former = LearnerCore(run.config)
     former.start()
     worker = run.worker()

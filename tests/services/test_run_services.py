@@ -1,4 +1,4 @@
-"""A run whose services are given, from the coordinator's side: patience, changed configurations, what is prepared."""
+"""A run with external services, from the coordinator's side: patience, changed configurations, what is prepared."""
 
 from __future__ import annotations
 
@@ -19,27 +19,30 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.data.problems import load_problems
+from nouscoder.errors import Unusable
 from nouscoder.rpc.address import AddressError
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.rpc.tls import CertificatesUnusable, channel_credentials
-from nouscoder.run.folder import FIXED, FolderInUse, RunChanged, RunFolder, attach_patiently
+from nouscoder.run.external import EVALUATION_BEFORE, ExternalServices, ServiceAway
+from nouscoder.run.folder import FIXED, FolderInUse, RunChanged, RunFolder, RunFolderError, attach_patiently
 from nouscoder.run.pages import FILES, open_pages
-from nouscoder.run.services import AWAY_LIMIT_S, GivenServices, ServiceAway
+from nouscoder.run.services import deployment
 
+EXTERNAL = ("run.services=external", f"learner.start_after={EVALUATION_BEFORE}", "run.peer_patience_s=900")
 SMALL = ("demo.train_problems=30", "demo.held_out_problems=6", "demo.warm_start_share=0.002")
 
 
-def given_config(root: Path, *overrides: str) -> Config:
-    return load_config(None, [f'run.root="{root}"', "run.name=mine", "run.services=given", *SMALL, *overrides])
+def external_config(root: Path, *overrides: str) -> Config:
+    return load_config(None, [f'run.root="{root}"', "run.name=mine", *EXTERNAL, *SMALL, *overrides])
 
 
 # Patience
 
 
-def test_an_interruption_is_told_once_when_it_lasts_and_once_when_it_ends() -> None:
+def test_an_absence_is_reported_once_when_it_lasts_and_once_when_it_ends(tmp_path: Path) -> None:
     now, told = [0.0], list[str]()
-    services = GivenServices(Config(), told.append, clock=lambda: now[0])
+    services = ExternalServices(external_config(tmp_path), told.append, clock=lambda: now[0])
     for now[0], is_there in [(1, True), (2, False), (4, True), (10, False), (14, False), (16, False), (20, False)]:
         services.heard({"broker": is_there, "learner": True})
         services.check()
@@ -49,23 +52,44 @@ def test_an_interruption_is_told_once_when_it_lasts_and_once_when_it_ends() -> N
     assert told[1:] == ["the broker answers again after 90 s"]
 
 
-def test_a_service_that_stays_away_ends_the_command_in_one_sentence() -> None:
+def test_a_service_that_stays_away_ends_the_command_in_one_sentence(tmp_path: Path) -> None:
     now = [0.0]
-    services = GivenServices(Config(), lambda text: None, clock=lambda: now[0])
+    services = ExternalServices(external_config(tmp_path), lambda text: None, clock=lambda: now[0])
     services.heard({"learner": False, "broker": True})
-    now[0] = AWAY_LIMIT_S
+    now[0] = 900
     services.check()
-    now[0] = AWAY_LIMIT_S + 1
+    now[0] = 901
     with pytest.raises(ServiceAway, match="the learner has not answered for 900 s; nothing of the run is lost"):
         services.check()
+
+
+def test_a_learner_that_would_train_before_the_first_evaluation_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Unusable, match=r'learner.start_after must be "evaluation_before.json"'):
+        ExternalServices(external_config(tmp_path, "learner.start_after="), lambda text: None)
+
+
+@pytest.mark.parametrize(("services", "is_external", "line_every_s"), [("local", False, 2.0), ("external", True, 10.0)])
+async def test_run_services_decides_how_a_run_is_opened_shown_and_logged(
+    tmp_path: Path, services: str, is_external: bool, line_every_s: float
+) -> None:
+    config = external_config(tmp_path, f"run.services={services}")
+    deployed = deployment(config)
+    assert (deployed.json_logs, deployed.line_every_s) == (is_external, line_every_s)
+    for is_again in (False, True):
+        if is_again and not is_external:
+            with pytest.raises(RunFolderError, match="holds a run already"):
+                await deployed.open_folder(config, False)
+        else:
+            folder, _ = await deployed.open_folder(config, False)
+            folder.close()
 
 
 # Changed configurations
 
 
 def test_a_harmless_change_is_taken_over(tmp_path: Path) -> None:
-    RunFolder.attach(given_config(tmp_path)).close()
-    changed = given_config(
+    RunFolder.attach(external_config(tmp_path)).close()
+    changed = external_config(
         tmp_path, "learner.learning_rate=5e-5", "broker.grpc=elsewhere:50052", "run.total_batches=40"
     )
     folder = RunFolder.attach(changed)
@@ -98,23 +122,23 @@ def test_every_value_that_is_fixed_is_tried_below() -> None:
 
 @pytest.mark.parametrize("key", FIXED)
 def test_a_change_that_would_break_the_run_is_refused_and_changes_nothing(tmp_path: Path, key: str) -> None:
-    RunFolder.attach(given_config(tmp_path)).close()
+    RunFolder.attach(external_config(tmp_path)).close()
     before = (tmp_path / "mine/config.toml").read_text()
     with pytest.raises(RunChanged, match=f"^{key} is .*, but the run in .*mine began with .*: put it back, or give"):
-        RunFolder.attach(given_config(tmp_path, f"{key}={CHANGES[key]}"))
+        RunFolder.attach(external_config(tmp_path, f"{key}={CHANGES[key]}"))
     assert (tmp_path / "mine/config.toml").read_text() == before
-    RunFolder.attach(given_config(tmp_path)).close()  # and the lock was let go
+    RunFolder.attach(external_config(tmp_path)).close()  # and the lock was let go
 
 
 def test_what_is_recorded_holds_no_password(tmp_path: Path) -> None:
-    RunFolder.attach(given_config(tmp_path, "broker.redis_url=redis://:hunter2@redis:6379/0")).close()
+    RunFolder.attach(external_config(tmp_path, "broker.redis_url=redis://:hunter2@redis:6379/0")).close()
     text = (tmp_path / "mine/config.toml").read_text()
     assert "hunter2" not in text
     assert 'redis_url = "redis://redis:6379/0"' in text
 
 
 async def test_a_folder_still_held_by_a_process_that_is_being_replaced_is_waited_for(tmp_path: Path) -> None:
-    config = given_config(tmp_path)
+    config = external_config(tmp_path)
     former = RunFolder.attach(config)
     with pytest.raises(FolderInUse, match="another process is working in"):
         await attach_patiently(config, patience_s=0.1)
@@ -141,7 +165,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_preparation_that_was_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
-    config = given_config(tmp_path, "demo.warm_start_share=0.01", "demo.warm_start_threads=1")
+    config = external_config(tmp_path, "demo.warm_start_share=0.01", "demo.warm_start_threads=1")
     file = tmp_path / "config.toml"
     file.write_text(dump_config(config))
     policy = config.run.folder / "policy"
@@ -176,7 +200,7 @@ def test_a_preparation_that_was_killed_ends_as_if_it_had_not_been(tmp_path: Path
 def test_problems_alone_are_those_of_the_whole_and_a_changed_seed_is_refused(tmp_path: Path) -> None:
     places = [f'problems.{name}="{tmp_path}/problems/{name}.jsonl"' for name in ("train", "held_out")]
     file = tmp_path / "config.toml"
-    file.write_text(dump_config(given_config(tmp_path, *places)))
+    file.write_text(dump_config(external_config(tmp_path, *places)))
     assert prepare(file, "--only", "problems").returncode == 0
     assert not (tmp_path / "mine").exists()
     made = contents(tmp_path / "problems")
@@ -184,7 +208,7 @@ def test_problems_alone_are_those_of_the_whole_and_a_changed_seed_is_refused(tmp
     assert prepare(file, "--only", "problems").returncode == 0
     assert contents(tmp_path / "problems") == made
 
-    file.write_text(dump_config(given_config(tmp_path, *places, "run.seed=5")))
+    file.write_text(dump_config(external_config(tmp_path, *places, "run.seed=5")))
     refused = prepare(file, "--only", "problems")
     assert refused.returncode == 78
     assert "run.seed is 5, but the run in" in refused.stderr
@@ -193,7 +217,7 @@ def test_problems_alone_are_those_of_the_whole_and_a_changed_seed_is_refused(tmp
 
 def test_a_policy_that_nobody_can_make_is_one_sentence(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
-    file.write_text(dump_config(given_config(tmp_path, "policy.path=/models/none")))
+    file.write_text(dump_config(external_config(tmp_path, "policy.path=/models/none")))
     answer = prepare(file)
     assert answer.returncode == 78
     assert answer.stderr.strip().endswith(

@@ -31,10 +31,11 @@
 {{- $_ := set $verifier "tls" (ternary (merge (dict "client_ca" "/etc/nouscoder/tls/ca.crt") $tls) $tls .Values.tls.gradingClientCertificates) -}}
 {{- end -}}
 {{- if .Values.loop.enabled -}}
-{{- $_ := set $tree "run" (dict "root" "/runs" "services" "given" "pages" (printf "0.0.0.0:%v" $port.pages)) -}}
+{{- $_ := set $tree "run" (dict "root" "/runs" "services" "external" "pages" (printf "0.0.0.0:%v" $port.pages)) -}}
 {{- if include "nouscoder.tokensSecret" . -}}
 {{- $_ := set $tree.run "verifier_token_file" "/etc/nouscoder/tokens/token" -}}
 {{- end -}}
+{{- $_ := set $tree "learner" (merge $tree.learner (dict "start_after" "evaluation_before.json" "folder_patience_s" 120 "serve_after_run" true)) -}}
 {{- $_ := set $tree.broker "redis_url_file" "/etc/nouscoder/redis/url" -}}
 {{- $_ := set $tree.generation "policy_from" "learner" -}}
 {{- $_ := set $tree.generation "cache" "/cache/policies" -}}

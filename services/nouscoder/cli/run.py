@@ -30,13 +30,14 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="go on with an earlier run of this name")] = False,
     overrides: SetOption = None,
 ) -> None:
-    """Run the loop as processes on this machine, or, with run.services = "given", through services that run already."""
+    """Run the loop with processes of this machine, or with running services if run.services is "external"."""
     from nouscoder.config import load_config
     from nouscoder.logs import configure_logs
     from nouscoder.run.loop import train as run_training
+    from nouscoder.run.services import deployment
 
     config = load_config(config_file, overrides or [])
-    if config.run.services == "given":
+    if deployment(config).json_logs:
         configure_logs("train")
     with unusable_is_78():
         raise typer.Exit(asyncio.run(run_training(config, resume=resume)))

@@ -35,6 +35,15 @@ class LearnerSection(Section):
     keep_batches: int = Field(16, ge=1, description="newest saved batches kept, for replay")
     samples_per_batch: int = Field(8, ge=0, description="rollouts of a batch written to samples.jsonl")
     batch_patience_s: float = Field(3600.0, gt=0, description="seconds without a batch before the learner gives up")
+    start_after: str = Field(
+        "", description="file in the run folder that must exist before the learner trains; empty: it does not wait"
+    )
+    folder_patience_s: float = Field(
+        0.0, ge=0, description="seconds to wait while another learner still holds the run folder"
+    )
+    serve_after_run: bool = Field(
+        False, description="after the last batch, keep serving the policies until SIGTERM instead of exiting"
+    )
     peak_flops: float = Field(0.0, ge=0, description="the device's peak for the MFU; 0 measures a matrix product")
     threads: int = Field(1, ge=1, description="CPU threads of the training")
     device: str = Field("cpu", description="torch device")

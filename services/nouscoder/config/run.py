@@ -21,8 +21,12 @@ class RunSection(Section):
     total_batches: int = Field(
         30, ge=1, description="batches to train on; steps = total_batches * learner.steps_per_batch"
     )
-    services: Literal["local", "given"] = Field(
-        "local", description="local: train starts its own processes; given: it attaches to the addresses named here"
+    services: Literal["local", "external"] = Field(
+        "local",
+        description="local: train starts the four services as processes; external: train connects to running services",
+    )
+    peer_patience_s: float = Field(
+        60.0, gt=0, description="seconds that a service waits for another service that does not answer"
     )
     pages: str = Field("", description="address of the run's report and files over HTTP; empty turns it off")
     verifier_token_file: str = Field(

@@ -1,4 +1,4 @@
-"""`nouscoder prepare-run`: what a run whose services are given starts from, made before they start.
+"""`nouscoder prepare-run`: makes what a run with external services starts from, before the services start.
 
 With `only_problems` the problem files alone, for a broker that shares no disk with the learner: both make the same
 files, for they hang on the configuration alone.

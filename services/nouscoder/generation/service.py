@@ -18,7 +18,7 @@ from nouscoder.generation.policies import Policies, PolicyRefused, PolicyUnusabl
 from nouscoder.generation.policy_cache import PolicyCache
 from nouscoder.generation.policy_source import FolderSource, LearnerSource, PolicySource
 from nouscoder.generation.worker import RolloutWorker
-from nouscoder.rpc.broker_client import GIVEN_PATIENCE_S, PATIENCE_S, BrokerClient, new_worker_id
+from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.policy_client import PolicyClient
@@ -173,7 +173,7 @@ async def _worker(
     broker = BrokerClient(
         config.broker.grpc,
         new_worker_id("generation"),
-        patience_s=GIVEN_PATIENCE_S if config.run.services == "given" else PATIENCE_S,
+        patience_s=config.run.peer_patience_s,
         credentials=channel_credentials(config.tls),
     )
     await stack.enter_async_context(broker)

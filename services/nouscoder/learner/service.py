@@ -1,8 +1,8 @@
 """The learner as a process: its gRPC service, and the worker that trains.
 
-When the last batch is committed the run is finished and `serve` returns: the process ends with exit code 0 (where
-services are given it stays, and hands out its policies). On SIGTERM it returns as well, without waiting for the batch
-in training, which is trained again after a restart.
+When the last batch is committed the run is finished and `serve` returns: the process exits with code 0. With
+learner.serve_after_run it keeps serving the policies until SIGTERM. On SIGTERM `serve` returns without waiting for the
+batch in training; that batch is trained again after a restart.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nouscoder.learner.core import LearnerCore, RunFiles
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.policy_files import NoSuchPolicyFile, PolicyFiles, chunks
 from nouscoder.learner.worker import LearnerWorker
-from nouscoder.rpc.broker_client import GIVEN_PATIENCE_S, PATIENCE_S, BrokerClient, new_worker_id
+from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials, server_credentials
@@ -146,16 +146,15 @@ async def _streamed(context: _Context, open_file: Callable[[], BinaryIO]) -> Asy
 async def serve(config: Config) -> None:
     """Train until the run's batches are done or SIGTERM. Raises NousCoderError in one sentence.
 
-    Where run.services is "given" it goes on serving after the run's end, until SIGTERM, as it does on a finished run.
+    With learner.serve_after_run it serves the policies until SIGTERM when the run is finished.
     """
     registry = CollectorRegistry()
-    is_given = config.run.services == "given"
     async with AsyncExitStack() as stack:
         stop = stop_event()
         client = BrokerClient(
             config.broker.grpc,
             new_worker_id("learner"),
-            patience_s=GIVEN_PATIENCE_S if is_given else PATIENCE_S,
+            patience_s=config.run.peer_patience_s,
             credentials=channel_credentials(config.tls),
         )
         broker = await stack.enter_async_context(client)
@@ -177,7 +176,8 @@ async def serve(config: Config) -> None:
             health=Health(config.learner.grpc_health),
         )
         await start_grpc(served, stack)
-        await run_until_stopped(stop, _work_and_stay(worker, stop) if is_given else worker.run())
+        work = _work_and_stay(worker, stop) if config.learner.serve_after_run else worker.run()
+        await run_until_stopped(stop, work)
 
 
 async def _work_and_stay(worker: LearnerWorker, stop: asyncio.Event) -> None:

@@ -8,8 +8,8 @@ wherever the process dies:
                            welcome) and commits its batch (idempotent), so the broker never gives that batch again.
   after the commit         the log lines are taken from the checkpoint.
   after FinishRun          nothing is left to train on: the learner only says so and ends.
-Where run.services is "given", nobody starts the learner when the first policy has been evaluated: it waits for the file
-that says so.
+With learner.start_after the learner waits for that file in the run folder before it trains, for example until the
+first policy has been evaluated.
 A checkpoint that tears after its batch was committed is made again from the saved batch. A lost lease does no harm:
 the folder's lock lets one learner work on a run, and only it commits.
 """
@@ -38,14 +38,12 @@ from nouscoder.learner.core import FolderInUse, LearnerCore, LearnerError
 from nouscoder.learner.flops import measured_peak_flops
 from nouscoder.learner.metrics import LearnerMetrics, WaitReason
 from nouscoder.learner.trainer import TrainedBatch
-from nouscoder.run.files import EVALUATION_BEFORE
 
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 _LEASE_WAIT_S = 5.0
 _CHECKPOINT_LIMIT_S = 600.0
-_FOLDER_PATIENCE_S = 120.0
 _LOOK_AGAIN_S = 0.3
 
 
@@ -92,7 +90,7 @@ class Broker(Protocol):
 class LearnerState(StrEnum):
     """STARTING -> (WAITING_FOR_BATCH <-> PAUSED -> TRAINING -> CHECKPOINTING -> PUBLISHING)* -> FINISHED.
 
-    WAITING_FOR_EVALUATION comes after STARTING where services are given.
+    WAITING_FOR_EVALUATION comes after STARTING when learner.start_after names a file.
     """
 
     STARTING = "starting"
@@ -132,7 +130,6 @@ class LearnerWorker:
         self._last: TrainedBatch | None = None
         self._peak_flops = config.learner.peak_flops
         self._is_closing = False
-        self._is_given = config.run.services == "given"
 
     async def run(self) -> None:
         """Train until the run's batches are done, then end the run. Raises NousCoderError."""
@@ -197,9 +194,8 @@ class LearnerWorker:
         return LearnerStatus(self._state, state_s, progress.step, progress.policy_version, self._last)
 
     async def _start(self) -> None:
-        """Load the state. Where services are given, a learner that is being replaced may hold the folder a while."""
-        patience_s = _FOLDER_PATIENCE_S if self._is_given else 0.0
-        end = time.monotonic() + patience_s
+        """Load the state. Wait up to learner.folder_patience_s while another learner still holds the run folder."""
+        end = time.monotonic() + self._config.learner.folder_patience_s
         while True:
             try:
                 await self._in_thread(self._core.start)
@@ -211,9 +207,11 @@ class LearnerWorker:
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _pass_evaluation(self) -> None:
-        """Where services are given, wait for the first policy's evaluation; who starts us locally has done it."""
-        file = self._config.run.folder / EVALUATION_BEFORE
-        if not self._is_given or file.exists():
+        """Wait for the file learner.start_after, for at most learner.batch_patience_s. Raises LearnerError."""
+        if not self._config.learner.start_after:
+            return
+        file = self._config.run.folder / self._config.learner.start_after
+        if file.exists():
             return
         self._enter(LearnerState.WAITING_FOR_EVALUATION)
         log.info("waiting for the evaluation of the first policy", extra={"file": str(file)})

@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 PATIENCE_S = 60.0
-# Where services are given, each may be away for minutes: moved to another machine, or being upgraded.
-GIVEN_PATIENCE_S = 900.0
 _CALL_LIMIT_S = 30.0
 _REFUSALS = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)

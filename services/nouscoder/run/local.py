@@ -10,12 +10,12 @@ from contextlib import ExitStack, asynccontextmanager
 from nouscoder.broker.redis_address import given_url
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.run.folder import RunFolder
-from nouscoder.run.services import LOCAL_TRIES, RunServices
+from nouscoder.run.services import RunServices
 from nouscoder.run.shared_cores import SHARED_CORES
 from nouscoder.run.supervisor import ProcessSpec, Supervised, Supervisor
 
 SERVICES = ("broker", "verifier", "generation", "learner")
-_PATIENCE_S = 120.0
+_MAX_TRIES = 3
 
 
 def free_addresses(count: int) -> list[str]:
@@ -52,7 +52,7 @@ def service_spec(folder: RunFolder, name: str) -> ProcessSpec:
 
 def redis_spec(folder: RunFolder) -> ProcessSpec:
     """How to start the run's own Redis. Raises RedisServerError when this machine has none."""
-    from nouscoder.broker.redis_server import redis_command  # Redis' client is not where all services are given
+    from nouscoder.broker.redis_server import redis_command
 
     return ProcessSpec("redis", tuple(redis_command(folder.path / "redis")), folder.logs / "redis.log")
 
@@ -70,7 +70,7 @@ def rewrite_addresses(folder: RunFolder, config: Config) -> Config:
 
 
 def needs_own_redis(folder: RunFolder, config: Config) -> bool:
-    """Whether the run's Redis is one of its own, here, and not one that was given."""
+    """Whether the run starts a Redis of its own instead of using the one that the configuration names."""
     from nouscoder.broker.redis_server import redis_url
 
     return config.broker.redis_url == redis_url(folder.path / "redis")
@@ -79,7 +79,6 @@ def needs_own_redis(folder: RunFolder, config: Config) -> bool:
 class LocalServices:
     """Processes of this machine under a supervisor."""
 
-    patience_s = _PATIENCE_S
     watch_every_s = 0.5
 
     def __init__(self, folder: RunFolder, config: Config, supervisor: Supervisor) -> None:
@@ -102,7 +101,7 @@ class LocalServices:
 
     def gives_up(self, num_tries: int, tried_s: float) -> bool:
         """After a few tries: the supervisor starts a process again at once."""
-        return num_tries >= LOCAL_TRIES
+        return num_tries >= _MAX_TRIES
 
     @property
     def processes(self) -> list[Supervised]:

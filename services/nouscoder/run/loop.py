@@ -12,8 +12,8 @@
                                                                        policies, commits
     broker       BrokerService (broker/service)    all of the above    leases, the ledger  admission: <= k * B
 
-Here: start Redis and the four (or find them given, see run_services.py), measure pass@1 on the held-out problems under
-the first policy, let the learner end the run, measure again under the last policy, write the summary and the report.
+Here: start Redis and the four (or connect to external ones, see services.py), measure pass@1 on the held-out problems
+under the first policy, let the learner end the run, measure again under the last policy, write summary and report.
 
 INVARIANT: evaluation_before.json exists before the learner first trains, so what it measured is the untrained policy.
 """
@@ -44,14 +44,13 @@ from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
 from nouscoder.rpc.channel import PeerError
 from nouscoder.rpc.evaluation_clients import GradingClient, SamplingClient
 from nouscoder.rpc.tls import channel_credentials
-from nouscoder.run.folder import RunFolder, attach_patiently
+from nouscoder.run.folder import RunFolder
 from nouscoder.run.pages import open_pages
-from nouscoder.run.services import RunServices, open_services
-from nouscoder.run.view import MIN_INTERVAL_S, View, open_view
+from nouscoder.run.services import RunServices, deployment
+from nouscoder.run.view import View, open_view
 from nouscoder.run.watch import RunWatch
 
 INTERRUPTED = 130
-GIVEN_LINE_EVERY_S = 10.0
 
 
 class PipelineError(NousCoderError):
@@ -79,14 +78,14 @@ async def train(config: Config, *, resume: bool) -> int:
 
 async def _train(config: Config, *, resume: bool) -> None:
     started_s = time.monotonic()
-    folder, config = await open_run(config, resume=resume)
-    is_given = config.run.services == "given"
+    deployed = deployment(config)
+    folder, config = await deployed.open_folder(config, resume)
     try:
         with (
-            open_view(Console(), GIVEN_LINE_EVERY_S if is_given else MIN_INTERVAL_S) as view,
+            open_view(Console(), deployed.line_every_s) as view,
             open_pages(folder.path, config.run.pages) as address,
         ):
-            if is_given and folder.summary_file.exists():
+            if folder.summary_file.exists():
                 view.say(f"the run in {folder.path} is finished: nothing is left to do")
             else:
                 await run_loop(folder, config, view, started_s)
@@ -95,13 +94,6 @@ async def _train(config: Config, *, resume: bool) -> None:
                 await _until_cancelled()
     finally:
         folder.close()
-
-
-async def open_run(config: Config, *, resume: bool) -> tuple[RunFolder, Config]:
-    """The run folder and the run's configuration: where services are given it is always gone on with."""
-    if config.run.services == "given":
-        return await attach_patiently(config), config
-    return RunFolder.reopen(config.run.folder) if resume else (RunFolder.create(config), config)
 
 
 async def _until_cancelled() -> None:
@@ -126,7 +118,7 @@ async def run_loop(folder: RunFolder, config: Config, view: View, started_s: flo
     """The whole run, from processes to report. Raises NousCoderError in one sentence."""
     earlier_s = (folder.read_json("elapsed.json") or {}).get("learning_seconds", 0.0)
 
-    async with open_services(folder, config, view.say) as services:
+    async with deployment(config).open_services(folder, config, view.say) as services:
         services.start("broker", "verifier", "generation")
         before = await evaluate_once(folder, services, view, "before")
 
@@ -240,10 +232,10 @@ async def newest_policy(services: RunServices) -> PolicyManifest:
     config = services.config
     client = BrokerClient(config.broker.grpc, new_worker_id("watch"), credentials=channel_credentials(config.tls))
     with suppress(TimeoutError):
-        async with client as broker, asyncio.timeout(services.patience_s):
+        async with client as broker, asyncio.timeout(config.run.peer_patience_s):
             async for manifest in broker.watch_policy():
                 return manifest
-    raise PipelineError(f"the broker told of no policy in {services.patience_s:.0f} s")
+    raise PipelineError(f"the broker announced no policy within {config.run.peer_patience_s:.0f} s")
 
 
 def verifier_token(config: Config) -> str:

@@ -22,7 +22,6 @@ from rich.text import Text
 
 from nouscoder.domain.ledger import IN_FLIGHT, Ledger
 
-MIN_INTERVAL_S = 2.0
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40
 _UNKNOWN = "-"
@@ -87,7 +86,7 @@ class View(Protocol):
         """One sentence that stays on the screen."""
 
 
-def open_view(console: Console, min_interval_s: float = MIN_INTERVAL_S) -> View:
+def open_view(console: Console, min_interval_s: float = 2.0) -> View:
     """The live panel on a terminal that can draw it, else plain lines, `min_interval_s` apart while nothing happens."""
     can_draw = console.is_terminal and not console.is_dumb_terminal and console.encoding.lower().startswith("utf")
     return LiveView(console) if can_draw else PlainView(console, min_interval_s=min_interval_s)
@@ -125,7 +124,7 @@ class PlainView:
     """One line at a time, for logs and pipes."""
 
     def __init__(
-        self, console: Console, clock: Callable[[], float] = time.monotonic, min_interval_s: float = MIN_INTERVAL_S
+        self, console: Console, clock: Callable[[], float] = time.monotonic, min_interval_s: float = 2.0
     ) -> None:
         self._console = console
         self._clock = clock

@@ -67,10 +67,10 @@ class Keeper(Protocol):
 
 
 async def grade_rollouts(
-    broker_address: str, grader: Grading, credentials: grpc.ChannelCredentials | None = None
+    broker_address: str, grader: Grading, patience_s: float, credentials: grpc.ChannelCredentials | None = None
 ) -> None:
-    """Grade the rollouts of the broker at this address until cancelled."""
-    client = BrokerClient(broker_address, new_worker_id("verifier"), credentials=credentials)
+    """Grade the rollouts of the broker at this address until cancelled; wait `patience_s` for one that is away."""
+    client = BrokerClient(broker_address, new_worker_id("verifier"), patience_s, credentials=credentials)
     async with client as broker, broker.keep_leases() as keeper:
         await GradingWorker(broker, keeper, grader).run()
 

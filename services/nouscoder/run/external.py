@@ -1,0 +1,75 @@
+"""Services of a run that somebody else operates, at the addresses of the configuration.
+
+INVARIANT: external services are never started, stopped or signalled. A service that does not answer is waited for, for
+at most `run.peer_patience_s`; the start and the end of each absence are reported once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from nouscoder.config import Config
+from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.run.supervisor import Supervised
+
+EVALUATION_BEFORE = "evaluation_before.json"
+_MIN_TRIES = 3
+_REPORT_AFTER_S = 5.0
+
+
+class ServiceAway(NousCoderError):
+    """An external service has been away too long; the message names it."""
+
+
+class ExternalServices:
+    """Watches the services; `say` reports when one goes away and when it is back."""
+
+    watch_every_s = 2.0
+    processes: list[Supervised] = []  # noqa: RUF012  # this command starts none
+    learner_ended = True  # the learner keeps running; the broker says when the run is finished
+
+    def __init__(self, config: Config, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises Unusable when the learner would not wait for the evaluation of the first policy."""
+        if config.learner.start_after != EVALUATION_BEFORE:
+            raise Unusable(
+                f'learner.start_after must be "{EVALUATION_BEFORE}" when run.services is "external":'
+                " the learner must not train before the first policy is evaluated"
+            )
+        self.config = config
+        self._patience_s = config.run.peer_patience_s
+        self._say = say
+        self._clock = clock
+        self._away_since: dict[str, float] = {}
+        self._reported: set[str] = set()
+
+    def start(self, *names: str) -> None:
+        """They run already; the learner waits for the first evaluation's file in the run folder."""
+
+    def heard(self, answered: Mapping[str, bool]) -> None:
+        """Record since when each service is away; an interruption of a few seconds is not reported."""
+        now = self._clock()
+        for name, is_there in answered.items():
+            since = self._away_since.setdefault(name, now)
+            if not is_there:
+                if now - since >= _REPORT_AFTER_S and name not in self._reported:
+                    self._reported.add(name)
+                    self._say(f"the {name} does not answer: waiting up to {self._patience_s:.0f} s for it")
+                continue
+            del self._away_since[name]
+            if name in self._reported:
+                self._reported.discard(name)
+                self._say(f"the {name} answers again after {now - since:.0f} s")
+
+    def check(self) -> None:
+        """Raises ServiceAway."""
+        for name, since in self._away_since.items():
+            if self._clock() - since > self._patience_s:
+                raise ServiceAway(
+                    f"the {name} has not answered for {self._patience_s:.0f} s; nothing of the run is lost: run the"
+                    " same command again when it is back"
+                )
+
+    def gives_up(self, num_tries: int, tried_s: float) -> bool:
+        """After several tries, when the services have had enough time to come back."""
+        return num_tries >= _MIN_TRIES and tried_s > self._patience_s
