@@ -62,7 +62,7 @@ def weights(run_root: Path) -> Path:
 @pytest.fixture
 def engine(config: Config, weights: Path) -> Engine:
     made = open_engine(config)
-    made.load_policy(weights, 3)
+    made.load_policy([weights], 3)
     return made
 
 
@@ -136,7 +136,7 @@ def test_every_token_carries_the_version_it_was_sampled_under(engine: Engine, we
 
     def swap(step: int) -> None:
         if step == 3:
-            engine.load_policy(weights, 4)
+            engine.load_policy([weights], 4)
 
     rollouts = {rollout.rollout_id: rollout for rollout in drain(engine, swap)}
     assert [(span.policy_version, span.num_tokens) for span in rollouts["r0"].versions] == [(3, 3), (4, 4)]
@@ -144,20 +144,15 @@ def test_every_token_carries_the_version_it_was_sampled_under(engine: Engine, we
     assert engine.policy_version == 4
 
 
-def test_a_folder_means_its_weights_file(engine: Engine, weights: Path) -> None:
-    engine.load_policy(weights.parent, 9)
-    assert engine.policy_version == 9
-
-
 @pytest.mark.parametrize("content", [None, b"", b"no weights at all"])
 def test_weights_that_cannot_be_read_are_refused_and_change_nothing(
-    engine: Engine, tmp_path: Path, content: bytes | None
+    engine: Engine, weights: Path, tmp_path: Path, content: bytes | None
 ) -> None:
     bad = tmp_path / "bad.safetensors"
     if content is not None:
         bad.write_bytes(content)
     with pytest.raises(EngineError, match=r"bad\.safetensors"):
-        engine.load_policy(bad, 4)
+        engine.load_policy([weights, bad], 4)
     assert engine.policy_version == 3
     engine.add(task(0))
     assert [span.policy_version for span in drain(engine)[0].versions] == [3]

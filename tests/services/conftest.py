@@ -14,7 +14,7 @@ from nouscoder.broker.rules import Rules
 from nouscoder.broker.store import Store
 from nouscoder.config import Config, load_config
 from nouscoder.domain.lease import LeasedGrading, LeasedTask
-from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import FinishReason, Rollout, Task, VersionSpan
 from nouscoder.domain.submission import StdinCase, StdinTests
@@ -49,7 +49,7 @@ class BrokerRig:
 
     @staticmethod
     def manifest(version: int, sha256: str = "a" * 64) -> PolicyManifest:
-        return PolicyManifest(version, f"/policies/{version:08d}", sha256, 10, version)
+        return PolicyManifest(version, version, f"/policies/{version:08d}", (Shard("model.safetensors", sha256, 10),))
 
     @staticmethod
     def rollout(task: Task, version: int = 0) -> Rollout:

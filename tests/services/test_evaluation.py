@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import StdinCase, StdinTests
@@ -99,9 +99,8 @@ class Services:
         data = (8).to_bytes(8, "little") + b"weights" + bytes([version])
         path = self.folder / f"{version}.safetensors"
         path.write_bytes(data)
-        await self.policies.update(
-            PolicyManifest(version, str(path), hashlib.sha256(data).hexdigest(), len(data), version)
-        )
+        shard = Shard(path.name, hashlib.sha256(data).hexdigest(), len(data))
+        await self.policies.update(PolicyManifest(version, version, str(self.folder), (shard,)))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.policy import PolicyManifest, Shard, Transport
 from nouscoder.generation.engine_thread import EngineThread
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.errors import PolicyGone, PolicyUnusable
@@ -23,6 +24,7 @@ from nouscoder.generation.policy_source import LearnerSource
 from nouscoder.learner.core import RunFiles
 from nouscoder.learner.policy_files import CHUNK_BYTES, NoSuchPolicyFile, PolicyFiles
 from nouscoder.learner.service import LearnerServicer
+from nouscoder.policy_folder.weights_files import shards_of
 from nouscoder.rpc.channel import PeerUnreachable
 from nouscoder.rpc.policy_client import PolicyClient
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
@@ -36,8 +38,9 @@ def weights(version: int, num_bytes: int = BIG) -> bytes:
 
 
 def manifest_of(version: int, data: bytes) -> PolicyManifest:
-    path = f"/no/such/folder/{version}"  # the learner's disk, not ours
-    return PolicyManifest(version, path, hashlib.sha256(data).hexdigest(), len(data), version)
+    shard = Shard("model.safetensors", hashlib.sha256(data).hexdigest(), len(data))
+    # The folder is on the learner's disk, not on this machine.
+    return PolicyManifest(version, version, "/no/such/folder", (shard,), Transport.LEARNER)
 
 
 @dataclass
@@ -47,13 +50,16 @@ class FaultyServicer(LearnerServicer):
     flip: int = 0
     cut: int = 0
     asked: list[int] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
 
     def __init__(self, files: PolicyFiles) -> None:
         super().__init__(None, 0, files)  # type: ignore[arg-type]
         self.asked = []
+        self.names = []
 
     async def FetchPolicy(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         self.asked.append(request.policy_version)
+        self.names.append(request.name)
         pieces = [answer.data async for answer in super().FetchPolicy(request, context)]
         assert all(len(piece) <= CHUNK_BYTES for piece in pieces)
         if self.flip:
@@ -131,9 +137,9 @@ async def test_the_policy_folder_comes_without_its_weights_and_nothing_else_is_h
 async def test_weights_are_fetched_once_and_the_newest_two_are_kept(rig: Rig) -> None:
     manifests = [rig.publish(version) for version in range(1, 5)]
     for manifest in manifests:
-        path = await rig.source.path_of(manifest)
+        (path,) = await rig.source.files_of(manifest)
         assert path.read_bytes() == weights(manifest.policy_version)
-        assert await rig.source.path_of(manifest) == path
+        assert await rig.source.files_of(manifest) == (path,)
     assert rig.servicer.asked == [1, 2, 3, 4]
     assert [name.partition("-")[0] for name in rig.cached()] == ["00000003", "00000004"]
     assert rig.fetches("fetched") == 4
@@ -141,7 +147,7 @@ async def test_weights_are_fetched_once_and_the_newest_two_are_kept(rig: Rig) ->
 
 
 async def test_the_first_policy_is_fetched_before_the_learner_has_published_it(rig: Rig) -> None:
-    path = await rig.source.path_of(manifest_of(0, weights(0)))
+    (path,) = await rig.source.files_of(manifest_of(0, weights(0)))
     assert path.read_bytes() == weights(0)
 
 
@@ -149,13 +155,14 @@ async def test_the_first_policy_is_fetched_before_the_learner_has_published_it(r
 async def test_what_comes_wrong_is_fetched_again_a_few_times_and_leaves_nothing(rig: Rig, fault: str) -> None:
     manifest = rig.publish(1)
     setattr(rig.servicer, fault, 2)
-    assert (await rig.source.path_of(manifest)).read_bytes() == weights(1)
+    (path,) = await rig.source.files_of(manifest)
+    assert path.read_bytes() == weights(1)
     assert len(rig.servicer.asked) == 3
 
     other = rig.publish(2)
     setattr(rig.servicer, fault, 99)
     with pytest.raises(PolicyUnusable, match="came with"):
-        await rig.source.path_of(other)
+        await rig.source.files_of(other)
     assert len(rig.servicer.asked) == 6
     assert [name.partition("-")[0] for name in rig.cached()] == ["00000001"]
     assert rig.fetches("failed") == 1
@@ -163,18 +170,37 @@ async def test_what_comes_wrong_is_fetched_again_a_few_times_and_leaves_nothing(
 
 async def test_a_kept_file_that_was_damaged_is_fetched_again(rig: Rig) -> None:
     manifest = rig.publish(1)
-    path = await rig.source.path_of(manifest)
+    (path,) = await rig.source.files_of(manifest)
     path.write_bytes(path.read_bytes()[:-1])
-    assert (await rig.source.path_of(manifest)).read_bytes() == weights(1)
+    (path,) = await rig.source.files_of(manifest)
+    assert path.read_bytes() == weights(1)
     assert rig.servicer.asked == [1, 1]
 
 
+async def test_of_a_policy_in_shards_only_what_is_missing_is_fetched(rig: Rig) -> None:
+    folder = rig.files.policies / "00000001"
+    folder.mkdir(parents=True)
+    names = [f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3)]
+    for number, name in enumerate(names):
+        (folder / name).write_bytes(weights(number, 100))
+    weight_map = {str(number): name for number, name in enumerate(names)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    manifest = PolicyManifest(1, 1, "/no/such/folder", shards_of(folder), Transport.LEARNER)
+    (folder / names[2]).rename(folder / "away")
+    with pytest.raises(PolicyGone, match=names[2]):
+        await rig.source.files_of(manifest)
+    (folder / "away").rename(folder / names[2])
+    files = await rig.source.files_of(manifest)
+    assert [file.read_bytes() for file in files] == [weights(number, 100) for number in range(3)]
+    assert rig.servicer.names == [*names, names[2]]
+
+
 async def test_a_pruned_policy_is_gone_at_once_and_so_is_another_of_its_version(rig: Rig) -> None:
-    with pytest.raises(PolicyGone, match="policy version 7 with the SHA-256"):
-        await rig.source.path_of(manifest_of(7, weights(7)))
+    with pytest.raises(PolicyGone, match="of policy version 7 with the SHA-256"):
+        await rig.source.files_of(manifest_of(7, weights(7)))
     rig.publish(7)
     with pytest.raises(PolicyGone):
-        await rig.source.path_of(manifest_of(7, weights(8)))
+        await rig.source.files_of(manifest_of(7, weights(8)))
     assert rig.servicer.asked == [7, 7]
     assert rig.fetches("gone") == 2
 
@@ -183,7 +209,7 @@ async def test_a_learner_that_is_away_is_waited_for_in_bounds(rig: Rig) -> None:
     manifest = rig.publish(1)
     await rig.server.stop(0)
     with pytest.raises(PolicyUnusable, match=r"policy version 1 cannot be fetched: .* did not come within 0 s"):
-        await rig.source.path_of(manifest)
+        await rig.source.files_of(manifest)
     with pytest.raises(PeerUnreachable, match="the policy's files did not come within 0 s"):
         await rig.source.first_folder()
 
@@ -201,9 +227,10 @@ async def test_the_engine_takes_over_what_was_fetched(rig: Rig) -> None:
 def test_a_cache_is_one_process_s_and_begins_without_partial_files(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     folder.mkdir()
-    (folder / "00000001-aa.safetensors.part").write_bytes(b"half")
+    (folder / "00000001-aa").mkdir()
+    (folder / "00000001-aa/model.safetensors.part").write_bytes(b"half")
     cache = PolicyCache(folder)
-    assert [path.name for path in folder.iterdir()] == [".lock"]
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == [".lock"]
     with pytest.raises(CacheUnusable, match=r"another process uses generation\.cache"):
         PolicyCache(folder)
     cache.close()

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 import pytest
 
-from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.policy import PolicyManifest, Shard, Transport
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.generation.engine_thread import EngineStopped, EngineThread
 from nouscoder.generation.engines.base import EngineError
@@ -28,7 +28,8 @@ from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
 from nouscoder.generation.service import GenerationService
 from nouscoder.rpc.channel import open_channel
-from nouscoder.rpc.rollout_convert import manifest_to, rollout_from, task_to
+from nouscoder.rpc.policy_convert import manifest_to
+from nouscoder.rpc.rollout_convert import rollout_from, task_to
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc
 
 
@@ -36,7 +37,12 @@ def published(folder: Path, version: int) -> PolicyManifest:
     data = (8).to_bytes(8, "little") + b"weights" + bytes([version])
     path = folder / f"{version}.safetensors"
     path.write_bytes(data)
-    return PolicyManifest(version, str(path), hashlib.sha256(data).hexdigest(), len(data), version)
+    shard = Shard(path.name, hashlib.sha256(data).hexdigest(), len(data))
+    return PolicyManifest(version, version, str(folder), (shard,))
+
+
+def paths(manifest: PolicyManifest) -> tuple[Path, ...]:
+    return tuple(Path(manifest.folder) / shard.name for shard in manifest.shards)
 
 
 def task(number: int, prompt: str = "prompt") -> Task:
@@ -136,16 +142,18 @@ async def test_a_cancelled_call_cancels_its_tasks(bench: Bench, tmp_path: Path) 
 async def test_a_file_that_is_not_what_its_manifest_says_leaves_the_old_weights(bench: Bench, tmp_path: Path) -> None:
     await bench.update(published(tmp_path, 0))
     good = published(tmp_path, 1)
+    (shard,) = good.shards
     faults = {
-        "SHA-256": replace(good, sha256="0" * 64),
-        "bytes": replace(good, num_bytes=3),
-        "cannot be read": replace(good, path=str(tmp_path / "nowhere.safetensors")),
+        "SHA-256": replace(good, shards=(replace(shard, sha256="0" * 64),)),
+        "bytes": replace(good, shards=(replace(shard, num_bytes=3),)),
+        "cannot be read": replace(good, folder=str(tmp_path / "nowhere")),
+        "asked of the learner": replace(good, transport=Transport.LEARNER),
     }
     for says, manifest in faults.items():
         code, details = await refusal(bench.update(manifest))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert says in details
-        assert manifest.path in details
+        assert "learner" in says or manifest.folder in details
     assert (await bench.status()).policy_version == 0
     assert bench.metric("nouscoder_generation_policy_version") == 0
 
@@ -155,7 +163,8 @@ async def test_the_version_never_goes_down(bench: Bench, tmp_path: Path) -> None
     await bench.update(second)
     assert (await bench.update(second)).policy_version == 2  # the same again is done already
     assert bench.metric("nouscoder_generation_policy_update_seconds_count") == 1
-    for manifest in (published(tmp_path, 1), replace(second, sha256="0" * 64)):
+    other = replace(second, shards=(replace(second.shards[0], sha256="0" * 64),))
+    for manifest in (published(tmp_path, 1), other):
         code, details = await refusal(bench.update(manifest))
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert "version 2, which is in use" in details
@@ -201,9 +210,9 @@ class WatchedEngine(FakeEngine):
         self._threads.add(threading.current_thread().name)
         super().cancel(rollout_id)
 
-    def load_policy(self, folder_or_file: Path, policy_version: int) -> None:
+    def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
         self._threads.add(threading.current_thread().name)
-        super().load_policy(folder_or_file, policy_version)
+        super().load_policy(files, policy_version)
 
     def step(self) -> list[Rollout]:
         self._threads.add(threading.current_thread().name)
@@ -214,7 +223,7 @@ async def test_the_engine_is_touched_by_its_own_thread_only(tmp_path: Path) -> N
     threads: set[str] = set()
     async with EngineThread(WatchedEngine(threads), GenerationMetrics()) as thread:
         cancelled = thread.sample(task(9))
-        await thread.load_policy(Path(published(tmp_path, 0).path), 0)
+        await thread.load_policy(paths(published(tmp_path, 0)), 0)
         cancelled.cancel()
         assert len([rollout async for rollout in thread.sample_all([task(0), task(1), task(2)])]) == 3
     assert threads == {"engine"}
@@ -230,7 +239,7 @@ class FailingEngine(FakeEngine):
 async def test_an_engine_that_fails_ends_every_wait_with_its_error(tmp_path: Path) -> None:
     engine = FailingEngine(max_running=2, max_tokens_total=100)
     async with EngineThread(engine, GenerationMetrics()) as thread:
-        await thread.load_policy(Path(published(tmp_path, 0).path), 0)
+        await thread.load_policy(paths(published(tmp_path, 0)), 0)
         with pytest.raises(EngineStopped, match="logits that are NaN"):
             await asyncio.wait_for(thread.sample(task(0)), 10)
         with pytest.raises(EngineStopped, match="logits that are NaN"):

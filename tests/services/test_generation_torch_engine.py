@@ -18,6 +18,7 @@ from nouscoder.generation.engines.base import EngineError
 from nouscoder.generation.engines.kv_cache import KeyValueCache, decode_mask
 from nouscoder.generation.engines.sampling import choose_tokens, draws_of
 from nouscoder.generation.engines.torch import TorchEngine
+from nouscoder.policy_folder.weights_files import weights_files
 
 NUM_SLOTS, CAPACITY = 6, 48
 
@@ -61,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def engine(folder: Path) -> TorchEngine:
     made = TorchEngine(folder, max_running=NUM_SLOTS, max_tokens_total=CAPACITY)
-    made.load_policy(folder, 0)
+    made.load_policy(weights_files(folder), 0)
     return made
 
 
@@ -183,7 +184,7 @@ def test_new_weights_reach_running_rollouts_between_two_steps(
 
     def swap(step: int) -> None:
         if step == 4:
-            engine.load_policy(tmp_path / "new.safetensors", 1)
+            engine.load_policy([tmp_path / "new.safetensors"], 1)
 
     rollout = run(engine, [task(0, max_new_tokens=10, prompt="swap")], swap)["r0"]
     assert rollout.versions == (VersionSpan(0, 4), VersionSpan(1, 6))
@@ -218,7 +219,7 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(
     weights = {name: value * 2 for name, value in load_file(folder / "model.safetensors").items()}
     save_file(broken(weights, how), tmp_path / "bad.safetensors")
     with pytest.raises(EngineError, match=says):
-        engine.load_policy(tmp_path / "bad.safetensors", 1)
+        engine.load_policy([tmp_path / "bad.safetensors"], 1)
     assert run(engine, [task(0)])["r0"] == before
 
 
@@ -227,16 +228,30 @@ def test_tied_output_layer_is_saved_once_and_loads(tmp_path: Path) -> None:
     CharTokenizer().save(tmp_path)
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
     tied = TorchEngine(tmp_path, max_running=2, max_tokens_total=CAPACITY)
-    tied.load_policy(tmp_path, 0)
+    tied.load_policy(weights_files(tmp_path), 0)
     rollout = run(tied, [task(0)])["r0"]
     torch.testing.assert_close(torch.tensor(rollout.logprobs), plain_logprobs(tmp_path, rollout), atol=1e-4, rtol=0)
+
+
+def test_weights_in_shards_are_the_same_weights(engine: TorchEngine, folder: Path, tmp_path: Path) -> None:
+    before = run(engine, [task(0)])["r0"]
+    model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    shards = weights_files(tmp_path)
+    assert len(shards) > 2
+    with pytest.raises(EngineError, match="is missing"):
+        engine.load_policy(shards[1:], 1)
+    with pytest.raises(EngineError, match="is in another shard as well"):
+        engine.load_policy([*shards, folder / "model.safetensors"], 1)
+    engine.load_policy(shards, 0)
+    assert run(engine, [task(0)])["r0"] == before
 
 
 def test_logits_that_are_nan_raise(engine: TorchEngine, folder: Path, tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["lm_head.weight"] *= 3e38 / weights["lm_head.weight"].abs().max()
     save_file(weights, tmp_path / "overflowing.safetensors")
-    engine.load_policy(tmp_path / "overflowing.safetensors", 7)
+    engine.load_policy([tmp_path / "overflowing.safetensors"], 7)
     engine.add(task(0))
     with pytest.raises(EngineError, match=r"policy version 7 gave task r0 logits that are NaN"):
         engine.step()
@@ -249,7 +264,7 @@ def test_eos_ends_a_rollout_and_is_a_token_but_not_text(folder: Path, tmp_path: 
     model.save_pretrained(tmp_path)
     CharTokenizer().save(tmp_path)
     flat = TorchEngine(tmp_path, max_running=NUM_SLOTS, max_tokens_total=CAPACITY)
-    flat.load_policy(tmp_path, 0)
+    flat.load_policy(weights_files(tmp_path), 0)
     rollouts = list(run(flat, [task(n, max_new_tokens=30) for n in range(200)]).values())
     stopped = [rollout for rollout in rollouts if rollout.finish_reason is FinishReason.STOP]
     # 1 - (98/99)^n of rollouts of n tokens stop: between 15% and 30% for the n of these prompts.

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from nouscoder.domain.lease import Lease, LeasedTask, LeasedTasks
-from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.generation.engine_thread import EngineThread
 from nouscoder.generation.engines.fake import FakeEngine
+from nouscoder.generation.errors import PolicyGone, PolicyUnusable
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.policies import Policies, PolicyGone, PolicyUnusable
+from nouscoder.generation.policies import Policies
 from nouscoder.generation.policy_source import FolderSource
 from nouscoder.generation.worker import RolloutWorker
 from nouscoder.rpc.broker_client import LeaseKeeper
@@ -31,7 +32,8 @@ def published(folder: Path, version: int) -> PolicyManifest:
     data = (8).to_bytes(8, "little") + b"weights" + bytes([version])
     path = folder / f"{version}.safetensors"
     path.write_bytes(data)
-    return PolicyManifest(version, str(path), hashlib.sha256(data).hexdigest(), len(data), version)
+    shard = Shard(path.name, hashlib.sha256(data).hexdigest(), len(data))
+    return PolicyManifest(version, version, str(folder), (shard,))
 
 
 @dataclass
@@ -200,14 +202,14 @@ async def test_a_policy_that_is_gone_is_skipped_for_the_newer_one(
 ) -> None:
     broker = MemoryBroker(tasks(2))
     gone = {1, 2, 3, 4, 5}
-    path_of = FolderSource.path_of
+    files_of = FolderSource.files_of
 
-    async def pruned(source: FolderSource, manifest: PolicyManifest) -> Path:
+    async def pruned(source: FolderSource, manifest: PolicyManifest) -> tuple[Path, ...]:
         if manifest.policy_version in gone:
             raise PolicyGone("pruned")
-        return await path_of(source, manifest)
+        return await files_of(source, manifest)
 
-    monkeypatch.setattr(FolderSource, "path_of", pruned)
+    monkeypatch.setattr(FolderSource, "files_of", pruned)
     async with working(broker, None) as bench:
         for version in range(1, 7):
             broker.manifests.put_nowait(published(tmp_path, version))
@@ -298,7 +300,7 @@ async def test_a_first_policy_that_is_not_what_its_manifest_says_ends_the_worker
     broker = MemoryBroker()
     async with working(broker, None) as bench:
         manifest = published(tmp_path, 0)
-        Path(manifest.path).write_bytes(b"x" * manifest.num_bytes)
+        (tmp_path / manifest.shards[0].name).write_bytes(b"x" * manifest.num_bytes)
         broker.manifests.put_nowait(manifest)
         with pytest.raises(PolicyUnusable, match="SHA-256"):
             await asyncio.wait_for(bench.running, 10)
@@ -310,7 +312,7 @@ async def test_a_later_policy_that_cannot_be_used_leaves_the_one_before_in_use(t
     async with working(broker, tmp_path) as bench:
         await until(lambda: bench.policies.current is not None)
         missing = published(tmp_path, 1)
-        Path(missing.path).unlink()
+        (tmp_path / missing.shards[0].name).unlink()
         broker.manifests.put_nowait(missing)
         broker.manifests.put_nowait(published(tmp_path, 2))
         await until(lambda: bench.engine.policy_version == 2)

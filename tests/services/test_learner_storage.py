@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from nouscoder.config import Config, LearnerSection
+from nouscoder.generation.engines.weights import read_weights
 from nouscoder.learner.atomic_files import StorageError, numbered, whole_folder, write_whole
 from nouscoder.learner.checkpoint import CheckpointError, CheckpointStore, Progress, restore
 from nouscoder.learner.publish import PolicyPublisher
@@ -28,6 +29,7 @@ from nouscoder.learner.synthetic import random_batch, random_policy, write_polic
 from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.weights import WeightsError, load_model, load_weights, weights_of
 from nouscoder.policy_folder.tokenizer import load_tokenizer
+from nouscoder.policy_folder.weights_files import WeightsMissing, shards_of, weights_files
 
 
 @pytest.fixture(autouse=True)
@@ -181,9 +183,10 @@ def test_a_published_policy_is_loaded_by_transformers_as_it_is(tmp_path: Path, t
     model = random_policy(0, tied=tied)
     write_policy_folder(tmp_path / "policy", random_policy(1, tied=tied))
     manifest = PolicyPublisher(tmp_path / "policies", keep=2).write(model, 3, 12)
-    file = Path(manifest.path)
+    (shard,) = manifest.shards
+    file = Path(manifest.folder) / shard.name
     assert file == tmp_path / "policies" / "00000003" / "model.safetensors"
-    assert hashlib.sha256(file.read_bytes()).hexdigest() == manifest.sha256
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == shard.sha256
     assert (manifest.policy_version, manifest.step, manifest.num_bytes) == (3, 12, file.stat().st_size)
     assert file.stat().st_mode & 0o044 == 0o044, "generation may run as another user"
     file.replace(tmp_path / "policy" / "model.safetensors")
@@ -192,13 +195,52 @@ def test_a_published_policy_is_loaded_by_transformers_as_it_is(tmp_path: Path, t
         assert torch.equal(loaded.state_dict()[name], tensor), name
 
 
+def test_a_policy_larger_than_a_shard_is_cut_and_loaded_by_transformers_and_by_the_engine(tmp_path: Path) -> None:
+    model = random_policy(0)
+    largest = max(tensor.nbytes for tensor in weights_of(model).values())
+    publisher = PolicyPublisher(tmp_path / "policies", keep=2, shard_bytes=largest)
+    manifest = publisher.write(model, 0, 0)
+    folder = Path(manifest.folder)
+    files = weights_files(folder)
+    assert [file.name for file in files] == [shard.name for shard in manifest.shards]
+    assert len(files) > 2
+    assert all(sum(tensor.nbytes for tensor in load_file(file).values()) <= largest for file in files)
+    assert shards_of(folder) == manifest.shards
+    assert publisher.write(model, 0, 0) == manifest, "the same weights again give the same manifest"
+    write_policy_folder(tmp_path / "config", random_policy(1))
+    (folder / "config.json").write_bytes((tmp_path / "config/config.json").read_bytes())
+    from_engine = read_weights(files)
+    from_transformers = weights_of(load_model(folder))
+    for name, tensor in weights_of(model).items():
+        assert torch.equal(from_transformers[name], tensor), name
+        assert torch.equal(from_engine[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [
+        ("{", "is not an index"),
+        ("[]", "is not an index"),
+        ('{"weight_map": {}}', "must name files of its own folder"),
+        ('{"weight_map": {"a": "../x.safetensors"}}', "must name files of its own folder"),
+        ('{"weight_map": {"a": 3}}', "must name files of its own folder"),
+        ('{"weight_map": {"a": "x.safetensors"}}', r"x\.safetensors cannot be read"),
+    ],
+)
+def test_an_index_that_cannot_be_used_is_named(tmp_path: Path, index: str, says: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(WeightsMissing, match=rf"{tmp_path}.*{says}"):
+        shards_of(tmp_path)
+
+
 def test_publishing_the_same_weights_again_leaves_the_file_alone(tmp_path: Path) -> None:
     publisher = PolicyPublisher(tmp_path, keep=2)
     first = publisher.write(random_policy(0), 0, 0)
-    inode = Path(first.path).stat().st_ino
+    (file,) = weights_files(Path(first.folder))
+    inode = file.stat().st_ino
     assert publisher.write(random_policy(0), 0, 0) == first
-    assert Path(first.path).stat().st_ino == inode
-    assert publisher.write(random_policy(1), 0, 0).sha256 != first.sha256, "another policy replaces it"
+    assert file.stat().st_ino == inode
+    assert publisher.write(random_policy(1), 0, 0).digest != first.digest, "another policy replaces it"
 
 
 def test_the_newest_policies_are_kept(tmp_path: Path) -> None:
@@ -211,20 +253,20 @@ def test_the_newest_policies_are_kept(tmp_path: Path) -> None:
 def test_weights_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
     manifest = PolicyPublisher(tmp_path, keep=2).write(random_policy(0, num_layers=1), 0, 0)
     with pytest.raises(WeightsError, match=r"another model: model\.layers\.1"):
-        load_weights(random_policy(0), Path(manifest.path))
+        load_weights(random_policy(0), Path(manifest.folder) / "model.safetensors")
     narrow = PolicyPublisher(tmp_path, keep=2).write(random_policy(0, hidden_size=16), 1, 0)
     with pytest.raises(WeightsError, match="another model"):
-        load_weights(random_policy(0), Path(narrow.path))
+        load_weights(random_policy(0), Path(narrow.folder) / "model.safetensors")
     with pytest.raises(WeightsError, match="does not hold a usable policy"):
         load_model(tmp_path / "nothing")
 
 
 def test_tied_weights_are_kept_once(tmp_path: Path) -> None:
     manifest = PolicyPublisher(tmp_path, keep=2).write(random_policy(0, tied=True), 0, 0)
-    assert "lm_head.weight" not in load_file(manifest.path)
+    assert "lm_head.weight" not in load_file(Path(manifest.folder) / "model.safetensors")
     assert "lm_head.weight" in weights_of(random_policy(0))
     other = random_policy(1, tied=True)
-    load_weights(other, Path(manifest.path))
+    load_weights(other, Path(manifest.folder) / "model.safetensors")
     assert torch.equal(other.lm_head.weight, random_policy(0, tied=True).lm_head.weight)
 
 

@@ -88,7 +88,7 @@ class Run:
         """All that must not hang on where the process died."""
         figures = [(line["step"], line["batch_id"], line["loss"], line["gradient_norm"]) for line in self.lines()]
         samples = [(line["step"], line["rollout_id"], line["program"]) for line in self.lines("samples.jsonl")]
-        policies = [(manifest.policy_version, manifest.step, manifest.sha256) for manifest in self.broker.policies]
+        policies = [(manifest.policy_version, manifest.step, manifest.digest) for manifest in self.broker.policies]
         return figures, samples, policies, self.broker.commits, self.broker.finished
 
 
@@ -155,7 +155,7 @@ def test_a_run_trains_every_batch_once_and_ends(undisturbed: Run) -> None:
     assert [figure[:2] for figure in figures] == [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (6, 2)]
     assert commits == [(0, 2), (1, 4), (2, 6)]
     assert [(version, step) for version, step, _ in policies] == [(0, 0), (1, 2), (2, 4), (3, 6)]
-    assert len({sha256 for _, _, sha256 in policies}) == 4
+    assert len({digest for _, _, digest in policies}) == 4
     assert len(samples) == 3 * undisturbed.config.learner.samples_per_batch
     assert finished
 

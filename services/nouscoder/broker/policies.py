@@ -1,30 +1,28 @@
 """Published policies: only the newest is kept.
 
-INVARIANT: versions start at 0 and rise by 1; a version, once taken, keeps its checksum.
+INVARIANT: versions start at 0 and rise by 1; a version, once taken, keeps its weights.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-
 from nouscoder.broker.errors import Refused
 from nouscoder.broker.store import Store
 from nouscoder.domain.policy import PolicyManifest
+from nouscoder.rpc.policy_convert import decode_manifest, encode_manifest
 
 
 async def publish(store: Store, manifest: PolicyManifest) -> int:
     """Take a policy; answers the newest version. The newest again is fine; Refused when out of order."""
     version = manifest.policy_version
-    taken, newest = await store.run("publish_policy", version, manifest.sha256, json.dumps(asdict(manifest)))
+    taken, newest = await store.run("publish_policy", version, manifest.digest, encode_manifest(manifest))
     if taken:
         return int(newest)
     if version == newest:
-        raise Refused(f"policy version {version} was published before with another checksum")
+        raise Refused(f"policy version {version} was published before with other weights")
     raise Refused(f"policy version {version} is out of order: {int(newest) + 1} comes next")
 
 
 async def newest(store: Store) -> PolicyManifest | None:
     """The newest policy, None while there is none."""
-    ((text,),) = await store.fields(["meta"], "policy")
-    return None if text is None else PolicyManifest(**json.loads(text))
+    ((data,),) = await store.fields(["meta"], "policy")
+    return None if data is None else decode_manifest(data)

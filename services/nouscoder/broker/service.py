@@ -26,7 +26,7 @@ from nouscoder.broker.redis_address import given_url
 from nouscoder.broker.redis_server import start_redis
 from nouscoder.config import Config
 from nouscoder.data.problems import load_problems
-from nouscoder.rpc import broker_convert, faults, rollout_convert, verdict_convert
+from nouscoder.rpc import broker_convert, faults, policy_convert, rollout_convert, verdict_convert
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import server_credentials
@@ -151,7 +151,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.PublishPolicyRequest, broker_pb2.PublishPolicyResponse],
     ) -> broker_pb2.PublishPolicyResponse:
         """Takes a policy."""
-        version = await self._broker.publish_policy(rollout_convert.manifest_from(request.manifest))
+        version = await self._broker.publish_policy(policy_convert.manifest_from(request.manifest))
         return broker_pb2.PublishPolicyResponse(policy_version=version)
 
     async def WatchPolicy(  # noqa: N802
@@ -162,7 +162,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         """Streams the newest policy and each newer one until the drain."""
         try:
             async for manifest in self._broker.watch_policy():
-                yield broker_pb2.WatchPolicyResponse(manifest=rollout_convert.manifest_to(manifest))
+                yield broker_pb2.WatchPolicyResponse(manifest=policy_convert.manifest_to(manifest))
         except tuple(STATUS_CODES) as error:
             await context.abort(STATUS_CODES[type(error)], str(error))
 

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from nouscoder.config.base import Section
+from nouscoder.domain.policy import Transport
 
 
 class SamplingSection(Section):
@@ -29,8 +30,9 @@ class GenerationSection(Section):
     max_tokens_total: int = Field(512, ge=2, description="prompt and completion tokens a rollout may have together")
     threads: int = Field(1, ge=1, description="CPU threads of the engine")
     device: str = Field("cpu", description="torch device")
-    policy_from: Literal["folder", "learner"] = Field(
-        "folder", description="folder: policies are read from the disk shared with the learner; learner: asked of it"
+    policy_from: Transport = Field(
+        Transport.FOLDER,
+        description="folder: policies are read from the disk shared with the learner; learner: asked of it",
     )
     cache: Path = Field(
         Path("/tmp/policies"), description="policy_from learner: folder for fetched policies; the newest 2 are kept"

@@ -32,6 +32,9 @@ class LearnerSection(Section):
     microbatch_tokens: int = Field(16384, ge=1, description="padded tokens a forward pass holds at most")
     keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints kept")
     keep_policies: int = Field(4, ge=2, description="newest published policies kept; generation may be reading one")
+    policy_shard_bytes: int = Field(
+        4 * 1024**3, ge=1, description="a published policy is cut into safetensors files of at most this size"
+    )
     keep_batches: int = Field(16, ge=1, description="newest saved batches kept, for replay")
     samples_per_batch: int = Field(8, ge=0, description="rollouts of a batch written to samples.jsonl")
     batch_patience_s: float = Field(3600.0, gt=0, description="seconds without a batch before the learner gives up")

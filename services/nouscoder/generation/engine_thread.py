@@ -102,12 +102,12 @@ class EngineThread:
                 if not future.cancel() and not future.cancelled():
                     future.exception()  # looked at, so that asyncio does not report it as forgotten
 
-    async def load_policy(self, weights: Path, policy_version: int) -> float:
+    async def load_policy(self, files: Sequence[Path], policy_version: int) -> float:
         """Take over weights between two steps; answers the seconds decoding stood still. Raises EngineError."""
 
         def load() -> float:
             started_s = time.monotonic()
-            self._engine.load_policy(weights, policy_version)
+            self._engine.load_policy(files, policy_version)
             pause_s = time.monotonic() - started_s
             self._metrics.policy_update_seconds.observe(pause_s)
             self._metrics.policy_version.set(policy_version)

@@ -1,7 +1,7 @@
-"""Which policy is in use: published files are checked, then taken over by the engine.
+"""Takes over published policies for one engine.
 
-INVARIANT: the version in use never goes down, and weights are taken over only from a file of the size and SHA-256
-that its manifest names.
+INVARIANT: the version in use never goes down, and weights are taken over only from files of the size and SHA-256
+that their manifest names.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from pathlib import Path
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.generation.engine_thread import EngineStopped, EngineThread
 from nouscoder.generation.engines.base import EngineError
-from nouscoder.generation.errors import PolicyGone, PolicyRefused, PolicyUnusable
+from nouscoder.generation.errors import PolicyRefused, PolicyUnusable
 from nouscoder.generation.policy_source import FolderSource, PolicySource
-
-__all__ = ["Policies", "PolicyGone", "PolicyRefused", "PolicyUnusable"]
 
 log = logging.getLogger(__name__)
 
 
 class Policies:
-    """Takes over policies for one engine."""
+    """Knows the policy in use and replaces it by newer ones."""
 
     def __init__(self, engine: EngineThread, source: PolicySource | None = None) -> None:
         self._engine = engine
@@ -41,29 +39,29 @@ class Policies:
         await self._first.wait()
 
     async def update(self, manifest: PolicyManifest) -> float:
-        """Take over a policy on request; answers the seconds decoding stood still.
+        """Take over a policy that a client asks for. Returns the seconds for which decoding stood still.
 
-        The policy in use, again, is taken as done. Raises PolicyRefused for an older one or another one of the same
-        version, and PolicyUnusable.
+        The policy in use is accepted again and changes nothing. Raises PolicyRefused for an older version or for
+        other weights under the same version, and PolicyUnusable.
         """
         if self._is_known(manifest):
             return self._known_again(manifest)
-        path = await self._source.path_of(manifest)  # outside the lock: it may have to be fetched
+        files = await self._source.files_of(manifest)  # without the lock, because a fetch may take long
         async with self._taking:
-            return self._known_again(manifest) if self._is_known(manifest) else await self._take(manifest, path)
+            return self._known_again(manifest) if self._is_known(manifest) else await self._take(manifest, files)
 
     async def follow(self, manifest: PolicyManifest) -> bool:
-        """Take over a policy the broker tells of, unless it is not newer. False: ignored.
+        """Take over a policy that the broker announces. Returns False when it is not newer than the one in use.
 
         Raises PolicyUnusable, PolicyGone.
         """
         if self._is_known(manifest):
             return False
-        path = await self._source.path_of(manifest)
+        files = await self._source.files_of(manifest)
         async with self._taking:
             if self._is_known(manifest):
                 return False
-            await self._take(manifest, path)
+            await self._take(manifest, files)
             return True
 
     def _is_known(self, manifest: PolicyManifest) -> bool:
@@ -73,16 +71,16 @@ class Policies:
         """0 for the policy in use. Raises PolicyRefused for any other."""
         current = self._current
         assert current is not None
-        if (manifest.policy_version, manifest.sha256) == (current.policy_version, current.sha256):
+        if (manifest.policy_version, manifest.digest) == (current.policy_version, current.digest):
             return 0.0
         raise PolicyRefused(
             f"policy version {manifest.policy_version} is not newer than version {current.policy_version},"
             " which is in use; restart the service to go back"
         )
 
-    async def _take(self, manifest: PolicyManifest, path: Path) -> float:
+    async def _take(self, manifest: PolicyManifest, files: tuple[Path, ...]) -> float:
         try:
-            pause_s = await self._engine.load_policy(path, manifest.policy_version)
+            pause_s = await self._engine.load_policy(files, manifest.policy_version)
         except EngineStopped:
             raise
         except EngineError as error:

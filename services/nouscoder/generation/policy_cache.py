@@ -1,7 +1,7 @@
-"""The folder where a generation worker keeps what it fetched from the learner.
+"""The folder where a generation worker keeps the policies that it fetched from the learner.
 
-INVARIANT: what stands under its final name had the size and SHA-256 that were asked for when it got that name; the
-newest `KEPT` weights stay; nothing part-written is left by a fetch that failed, nor by a process before this one.
+INVARIANT: a file got its final name only after its size and SHA-256 were found right; the newest `KEPT` policies are
+kept; a failed fetch leaves no partial file, and partial files of an earlier process are removed at the start.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import fcntl
 import hashlib
 import shutil
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.errors import Unusable
 from nouscoder.generation.errors import PolicyUnusable
 
 KEPT = 2
 _PART = ".part"
-_WEIGHTS = "*.safetensors"
+_POLICIES = "????????-*"
 
 
 class CacheUnusable(Unusable):
@@ -29,7 +29,7 @@ class CacheUnusable(Unusable):
 
 
 class PolicyCache:
-    """Of one process: it holds a lock on the folder until `close`."""
+    """Belongs to one process, which holds a lock on the folder until `close`."""
 
     def __init__(self, folder: Path) -> None:
         """Raises CacheUnusable."""
@@ -37,24 +37,30 @@ class PolicyCache:
         self.first_folder = folder / "first"
         self._lock = self._take()
 
-    def path_of(self, manifest: PolicyManifest) -> Path:
-        """Where these weights are, or will be."""
-        return self._folder / f"{manifest.policy_version:08d}-{manifest.sha256[:16]}.safetensors"
+    def paths_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
+        """Where the shards of this policy are, or will be, in the manifest's order."""
+        folder = self._folder / f"{manifest.policy_version:08d}-{manifest.digest[:16]}"
+        return tuple(folder / shard.name for shard in manifest.shards)
 
-    async def keep_weights(self, manifest: PolicyManifest, pieces: AsyncIterator[bytes]) -> Path:
-        """Store them and remove the oldest. Raises PolicyUnusable when they are not what the manifest says."""
-        final = self.path_of(manifest)
-        await _write(final, pieces, manifest.sha256, manifest.num_bytes)
-        for path in sorted(self._folder.glob(_WEIGHTS))[:-KEPT]:
-            path.unlink(missing_ok=True)
-        return final
+    async def keep_shard(self, path: Path, shard: Shard, pieces: AsyncIterator[bytes]) -> None:
+        """Store a shard under one of `paths_of`. Raises PolicyUnusable when its size or SHA-256 is wrong."""
+        try:
+            await _write(path, pieces, shard.sha256, shard.num_bytes)
+        finally:
+            with suppress(OSError):  # the folder holds a shard, or was never made
+                path.parent.rmdir()
 
     async def keep_first(self, name: str, sha256: str, num_bytes: int, pieces: AsyncIterator[bytes]) -> None:
-        """Store a file of the first policy's folder. Raises PolicyUnusable as `keep_weights`."""
+        """Store a file of the first policy's folder. Raises PolicyUnusable as `keep_shard`."""
         await _write(self.first_folder / Path(name).name, pieces, sha256, num_bytes)
 
+    def prune(self) -> None:
+        """Remove all but the newest `KEPT` policies."""
+        for path in sorted(self._folder.glob(_POLICIES))[:-KEPT]:
+            shutil.rmtree(path, ignore_errors=True)
+
     def close(self) -> None:
-        """Let the folder go."""
+        """Release the lock on the folder."""
         self._lock.close()
 
     def _take(self) -> TextIO:
@@ -68,9 +74,9 @@ class PolicyCache:
         except OSError:
             lock.close()
             raise CacheUnusable(f"another process uses generation.cache {self._folder}: give each its own") from None
-        for part in self._folder.glob(f"*{_PART}"):
+        for part in self._folder.glob(f"{_POLICIES}/*{_PART}"):
             part.unlink(missing_ok=True)
-        # The first policy's files are small and asked for at each start, for they may be another run's.
+        # The first policy's files may be those of another run. They are small, so each start fetches them again.
         shutil.rmtree(self.first_folder, ignore_errors=True)
         return lock
 

@@ -1,6 +1,7 @@
-"""Where the weights behind a manifest come from: a folder shared with the learner, or the learner itself.
+"""Where the weights of a manifest come from: a folder shared with the learner, or the learner itself.
 
-INVARIANT: a path that a source answers is of a file with the size and SHA-256 that the manifest names, checked here.
+INVARIANT: each path that a source returns is a file of the size and SHA-256 that the manifest names, checked here.
+Whatever a policy's encoding and transport are, what a source returns holds every tensor of the policy.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.policy import PolicyManifest, Shard, Transport
 from nouscoder.generation.errors import PolicyGone, PolicyUnusable
 from nouscoder.generation.metrics import FetchResult, GenerationMetrics
 from nouscoder.generation.policy_cache import PolicyCache
@@ -26,42 +27,49 @@ Answer = TypeVar("Answer")
 _MAX_BAD = 3  # torn or wrong transfers of the same file, one after the other
 _AGAIN_S = 1.0
 _TELL_EVERY_S = 30.0
-_WEIGHTS = ".safetensors"
+_WEIGHTS = (".safetensors", ".safetensors.index.json")
 
 
 class PolicySource(Protocol):
-    """Answers where a policy's weights are on this machine."""
+    """Gets a policy's weights onto this machine."""
 
-    async def path_of(self, manifest: PolicyManifest) -> Path:
-        """A checked file. Raises PolicyUnusable, PolicyGone."""
+    async def files_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
+        """The checked shards, in the manifest's order. Raises PolicyUnusable, PolicyGone."""
         ...
 
 
-def verify_manifest(manifest: PolicyManifest, path: Path) -> None:
+def check_shard(shard: Shard, path: Path) -> None:
     """Raises PolicyUnusable when the file is missing, or of another size or SHA-256."""
     try:
         num_bytes = path.stat().st_size
+        if num_bytes != shard.num_bytes:
+            raise PolicyUnusable(f"{path} has {num_bytes} bytes, its manifest says {shard.num_bytes}")
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise PolicyUnusable(f"{path} cannot be read: {error.strerror}") from error
-    if num_bytes != manifest.num_bytes:
-        raise PolicyUnusable(f"{path} has {num_bytes} bytes, its manifest says {manifest.num_bytes}")
-    if sha256 != manifest.sha256:
-        raise PolicyUnusable(f"{path} has the SHA-256 {sha256}, its manifest says {manifest.sha256}")
+    if sha256 != shard.sha256:
+        raise PolicyUnusable(f"{path} has the SHA-256 {sha256}, its manifest says {shard.sha256}")
 
 
 class FolderSource:
-    """The manifest's own path: a folder that the learner writes and every generation worker reads."""
+    """Reads the manifest's own folder, which the learner writes and every generation worker can read."""
 
-    async def path_of(self, manifest: PolicyManifest) -> Path:
-        """The manifest's path."""
-        await asyncio.to_thread(verify_manifest, manifest, Path(manifest.path))
-        return Path(manifest.path)
+    async def files_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
+        """The shards in the manifest's folder."""
+        if manifest.transport is not Transport.FOLDER:
+            raise PolicyUnusable(
+                f"policy version {manifest.policy_version} must be asked of the learner:"
+                ' set generation.policy_from to "learner"'
+            )
+        paths = tuple(Path(manifest.folder) / shard.name for shard in manifest.shards)
+        for path, shard in zip(paths, manifest.shards, strict=True):
+            await asyncio.to_thread(check_shard, shard, path)
+        return paths
 
 
 class LearnerSource:
-    """Fetches what is not here. One fetch at a time; a learner that is away is waited for `patience_s` seconds."""
+    """Fetches shards from the learner into a cache, one at a time. Waits `patience_s` seconds for an absent learner."""
 
     def __init__(self, client: PolicyClient, cache: PolicyCache, metrics: GenerationMetrics, patience_s: float) -> None:
         self._client = client
@@ -71,7 +79,7 @@ class LearnerSource:
         self._one_at_a_time = asyncio.Lock()
 
     async def first_folder(self) -> Path:
-        """The first policy's configuration and tokenizer, fetched; its weights come like those of any version.
+        """Fetch the first policy's folder without its weights, which come like those of any version.
 
         Raises PeerUnreachable when the learner does not answer in time, PolicyUnusable when files keep coming wrong.
         """
@@ -81,38 +89,47 @@ class LearnerSource:
                 await self._patiently(file.name, lambda file=file: self._keep_first(file))  # type: ignore[misc]
         return self._cache.first_folder
 
-    async def path_of(self, manifest: PolicyManifest) -> Path:
-        """The weights: kept from before, or fetched. The manifest's path is one of the learner's disk."""
+    async def files_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
+        """The shards in the cache, fetched where they are missing or damaged. The manifest's folder is not used."""
         async with self._one_at_a_time:
-            path = self._cache.path_of(manifest)
-            return path if await asyncio.to_thread(_is_whole, manifest, path) else await self._fetch(manifest)
+            paths = self._cache.paths_of(manifest)
+            missing = [
+                (path, shard)
+                for path, shard in zip(paths, manifest.shards, strict=True)
+                if not await asyncio.to_thread(_is_whole, shard, path)
+            ]
+            if missing:
+                await self._fetch(manifest.policy_version, missing)
+                self._cache.prune()
+            return paths
 
-    async def _fetch(self, manifest: PolicyManifest) -> Path:
+    async def _fetch(self, version: int, missing: list[tuple[Path, Shard]]) -> None:
         started_s = time.monotonic()
-        name = f"policy version {manifest.policy_version}"
         result = FetchResult.FAILED
         try:
-            path = await self._patiently(
-                name, lambda: self._cache.keep_weights(manifest, self._client.published(manifest))
-            )
+            for path, shard in missing:
+                what = f"policy version {version}, {shard.name}"
+                await self._patiently(what, lambda path=path, shard=shard: self._keep(version, path, shard))  # type: ignore[misc]
             result = FetchResult.FETCHED
         except NotKept as error:
             result = FetchResult.GONE
             raise PolicyGone(str(error)) from error
         except PeerError as error:
-            raise PolicyUnusable(f"{name} cannot be fetched: {error}") from error
+            raise PolicyUnusable(f"policy version {version} cannot be fetched: {error}") from error
         finally:
             self._metrics.policy_fetches.labels(result.value).inc()
         seconds = time.monotonic() - started_s
         self._metrics.policy_fetch_seconds.observe(seconds)
-        log.info("policy fetched", extra={"policy_version": manifest.policy_version, "fetch_s": round(seconds, 3)})
-        return path
+        log.info("policy fetched", extra={"policy_version": version, "fetch_s": round(seconds, 3)})
+
+    async def _keep(self, version: int, path: Path, shard: Shard) -> None:
+        await self._cache.keep_shard(path, shard, self._client.shard(version, shard))
 
     async def _keep_first(self, file: RemoteFile) -> None:
         await self._cache.keep_first(file.name, file.sha256, file.num_bytes, self._client.first_file(file.name))
 
     async def _patiently(self, what: str, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Ask again while the learner is away, for a limited time, and when what came was wrong, a few times."""
+        """Ask again while the learner is away, for `patience_s`, and `_MAX_BAD` times when what came was wrong."""
         end = time.monotonic() + self._patience_s
         told_s = float("-inf")
         num_bad = 0
@@ -133,9 +150,9 @@ class LearnerSource:
             await asyncio.sleep(_AGAIN_S)
 
 
-def _is_whole(manifest: PolicyManifest, path: Path) -> bool:
+def _is_whole(shard: Shard, path: Path) -> bool:
     try:
-        verify_manifest(manifest, path)
+        check_shard(shard, path)
     except PolicyUnusable:
         return False
     return True

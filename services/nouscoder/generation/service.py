@@ -13,8 +13,9 @@ from nouscoder.config import Config
 from nouscoder.generation.engine_thread import EngineStopped, EngineThread
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import EngineError
+from nouscoder.generation.errors import PolicyRefused, PolicyUnusable
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.generation.policies import Policies, PolicyRefused, PolicyUnusable
+from nouscoder.generation.policies import Policies
 from nouscoder.generation.policy_cache import PolicyCache
 from nouscoder.generation.policy_source import FolderSource, LearnerSource, PolicySource
 from nouscoder.generation.worker import RolloutWorker
@@ -22,7 +23,8 @@ from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.policy_client import PolicyClient
-from nouscoder.rpc.rollout_convert import manifest_from, rollout_to, task_from
+from nouscoder.rpc.policy_convert import manifest_from
+from nouscoder.rpc.rollout_convert import rollout_to, task_from
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials, server_credentials
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc

@@ -24,7 +24,8 @@ from nouscoder.domain.lease import LeasedTask, LeasedTasks
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Rollout
 from nouscoder.generation.engine_thread import EngineThread
-from nouscoder.generation.policies import Policies, PolicyGone, PolicyUnusable
+from nouscoder.generation.errors import PolicyGone, PolicyUnusable
+from nouscoder.generation.policies import Policies
 from nouscoder.rpc.broker_client import LeaseKeeper
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.server import run_until_stopped

@@ -91,7 +91,12 @@ class LearnerCore:
         self._config = config
         self._files = RunFiles.of(config)
         self._store = CheckpointStore(self._files.checkpoints, settings.keep_checkpoints)
-        self._publisher = PolicyPublisher(self._files.policies, settings.keep_policies)
+        self._publisher = PolicyPublisher(
+            self._files.policies,
+            settings.keep_policies,
+            config.generation.policy_from,
+            settings.policy_shard_bytes,
+        )
         self._batches = SavedBatches(self._files.batches, settings.keep_batches)
         self._run_log = RunLog(self._files.run)
         self._lock: TextIO | None = None

@@ -74,7 +74,7 @@ class FakeBroker:
     async def publish_policy(self, manifest: PolicyManifest) -> int:
         """Take the newest version + 1, or the same again."""
         newest = self.policies[-1] if self.policies else None
-        if newest is not None and (newest.policy_version, newest.sha256) == (manifest.policy_version, manifest.sha256):
+        if newest is not None and (newest.policy_version, newest.digest) == (manifest.policy_version, manifest.digest):
             return newest.policy_version
         if manifest.policy_version != len(self.policies):
             raise PeerError(f"broker: policy version {manifest.policy_version} is not {len(self.policies)}")

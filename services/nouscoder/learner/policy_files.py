@@ -1,8 +1,7 @@
-"""What the learner hands out of its disk to services that share none with it: the first policy's files, and published
-weights.
+"""Reads policies from the learner's disk for services that share no disk with it.
 
-INVARIANT: nothing is opened but the files of the first policy's folder that this module lists itself, and weights
-whose SHA-256 was asked for. A name is looked up in that list and never joined to a path.
+INVARIANT: it opens only files that it lists itself, in the folder of the first policy or of a published version. A name
+is looked up in such a list and never joined to a path.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import BinaryIO
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.atomic_files import sha256_of
 from nouscoder.learner.core import RunFiles
-from nouscoder.learner.publish import WEIGHTS, version_folder
+from nouscoder.learner.publish import version_folder
 
 CHUNK_BYTES = 1024**2
 # What a Hugging Face folder of a policy consists of.
@@ -46,33 +45,34 @@ class PolicyFiles:
 
     def first(self) -> list[PolicyFile]:
         """The first policy's files by name. Raises NoSuchPolicyFile when there is no policy yet."""
-        found = [
-            PolicyFile(name, self._sha256(path), path.stat().st_size) for name, path in sorted(self._paths().items())
-        ]
+        paths = sorted(_files_of(self._first).items())
+        found = [PolicyFile(name, self._sha256(path), path.stat().st_size) for name, path in paths]
         if not found:
             raise NoSuchPolicyFile(f"there is no policy in {self._first} yet")
         return found
 
     def open_first(self, name: str) -> BinaryIO:
         """One of those that `first` names. Raises NoSuchPolicyFile."""
-        path = self._paths().get(name)
+        path = _files_of(self._first).get(name)
         if path is None:
             raise NoSuchPolicyFile(f"the first policy has no file {name[:100]!r}")
         return path.open("rb")
 
-    def open_published(self, policy_version: int, sha256: str) -> BinaryIO:
-        """The weights of a version, which also stay readable while they are pruned. Raises NoSuchPolicyFile."""
-        candidates = [version_folder(self._published, policy_version) / WEIGHTS]
+    def open_published(self, policy_version: int, name: str, sha256: str) -> BinaryIO:
+        """A shard of a version; once open it stays readable while it is pruned. Raises NoSuchPolicyFile."""
+        folders = [version_folder(self._published, policy_version)]
         if policy_version == 0:
-            # The first evaluation comes before the learner publishes: it measures the file the run was given.
-            candidates.append(self._first / WEIGHTS)
-        for path in candidates:
+            # The first evaluation comes before the learner publishes: it measures the files the run was given.
+            folders.append(self._first)
+        for path in (_files_of(folder).get(name) for folder in folders):
             try:
-                if self._sha256(path) == sha256:
+                if path is not None and self._sha256(path) == sha256:
                     return path.open("rb")
             except OSError:
-                continue  # pruned, or not there
-        raise NoSuchPolicyFile(f"policy version {policy_version} with the SHA-256 {sha256[:64]!r} is not kept here")
+                continue  # pruned meanwhile
+        raise NoSuchPolicyFile(
+            f"{name[:100]!r} of policy version {policy_version} with the SHA-256 {sha256[:64]!r} is not kept here"
+        )
 
     def _sha256(self, path: Path) -> str:
         """Read once as long as the file stays as it is: weights are large, and asked for by every worker."""
@@ -82,10 +82,12 @@ class PolicyFiles:
             known = self._digests[path] = (state, sha256_of(path))
         return known[1]
 
-    def _paths(self) -> dict[str, Path]:
-        if not self._first.is_dir():
-            return {}
-        return {path.name: path for path in self._first.iterdir() if _NAME.fullmatch(path.name) and path.is_file()}
+
+def _files_of(folder: Path) -> dict[str, Path]:
+    """Name -> path of the files of a policy folder."""
+    if not folder.is_dir():
+        return {}
+    return {path.name: path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_file()}
 
 
 def chunks(file: BinaryIO) -> Generator[bytes, None, None]:

@@ -1,4 +1,4 @@
-"""Published policies: policies/00000007/model.safetensors, whole and checksummed.
+"""Published policies: policies/00000007/ holds the weights as safetensors files, whole and with their digests.
 
 INVARIANT: a published file never changes under its name while its version is among the newest `keep`; publishing the
 same weights as the same version again gives the same manifest.
@@ -7,38 +7,75 @@ same weights as the same version again gives the same manifest.
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 from safetensors.torch import save, save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.policy import PolicyManifest, Shard, Transport
 from nouscoder.learner.atomic_files import prune, sha256_of, whole_folder
 from nouscoder.learner.weights import weights_of
+from nouscoder.policy_folder.weights_files import INDEX_FILE, WEIGHTS_FILE
 
-WEIGHTS = "model.safetensors"
+_NO_LIMIT = 2**63
 
 
 class PolicyPublisher:
     """The folder policies/. Old versions are kept for a while, as a generation worker may still be reading one."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    def __init__(
+        self, folder: Path, keep: int, transport: Transport = Transport.FOLDER, shard_bytes: int = _NO_LIMIT
+    ) -> None:
         self._folder = folder
         self._keep = keep
+        self._transport = transport
+        self._shard_bytes = shard_bytes
 
     def write(self, model: PreTrainedModel, policy_version: int, step: int) -> PolicyManifest:
         """Write the weights as a version and remove the oldest. Raises StorageError."""
         final = version_folder(self._folder, policy_version)
-        file = final / WEIGHTS
-        weights = weights_of(model)
-        # After a crash the same version is often published again: its file may be being read, so it is left alone.
-        if not (file.exists() and sha256_of(file) == hashlib.sha256(save(weights)).hexdigest()):
+        parts = _cut(weights_of(model), self._shard_bytes)
+        # After a crash the same version is often published again. Its files may be being read, so they are left alone.
+        if not all(_is_written(final / name, weights) for name, weights in parts.items()):
             with whole_folder(final) as part:
-                save_file(weights, part / WEIGHTS)
+                _write(part, parts)
         prune(self._folder, self._keep)
-        return PolicyManifest(policy_version, str(file), sha256_of(file), file.stat().st_size, step)
+        shards = tuple(Shard(name, sha256_of(final / name), (final / name).stat().st_size) for name in parts)
+        return PolicyManifest(policy_version, step, str(final), shards, self._transport)
 
 
 def version_folder(folder: Path, policy_version: int) -> Path:
     """Where a version's weights are, in the folder policies/."""
     return folder / f"{policy_version:08d}"
+
+
+def _cut(weights: dict[str, Tensor], shard_bytes: int) -> dict[str, dict[str, Tensor]]:
+    """File name -> its tensors, in order. A file exceeds `shard_bytes` only when a single tensor does."""
+    parts: list[dict[str, Tensor]] = [{}]
+    num_bytes = 0
+    for name, tensor in weights.items():
+        if parts[-1] and num_bytes + tensor.nbytes > shard_bytes:
+            parts.append({})
+            num_bytes = 0
+        parts[-1][name] = tensor
+        num_bytes += tensor.nbytes
+    if len(parts) == 1:
+        return {WEIGHTS_FILE: parts[0]}
+    # The names that Hugging Face folders use.
+    return {f"model-{k:05d}-of-{len(parts):05d}.safetensors": part for k, part in enumerate(parts, 1)}
+
+
+def _write(folder: Path, parts: dict[str, dict[str, Tensor]]) -> None:
+    for name, weights in parts.items():
+        save_file(weights, folder / name)
+    if len(parts) > 1:
+        total = sum(tensor.nbytes for weights in parts.values() for tensor in weights.values())
+        places = {tensor: name for name, weights in parts.items() for tensor in weights}
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=1))
+
+
+def _is_written(file: Path, weights: dict[str, Tensor]) -> bool:
+    return file.exists() and sha256_of(file) == hashlib.sha256(save(weights)).hexdigest()

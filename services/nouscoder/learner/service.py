@@ -126,8 +126,8 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     async def FetchPolicy(  # noqa: N802
         self, request: learner_pb2.FetchPolicyRequest, context: _Context
     ) -> AsyncIterator[learner_pb2.FetchPolicyResponse]:
-        """Published weights."""
-        wanted = partial(self._policy_files.open_published, request.policy_version, request.sha256)
+        """A shard of a published policy."""
+        wanted = partial(self._policy_files.open_published, request.policy_version, request.name, request.sha256)
         async for data in _streamed(context, wanted):
             yield learner_pb2.FetchPolicyResponse(data=data)
 

@@ -25,7 +25,7 @@ from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.run_status import Blocker, RunStatus
 from nouscoder.domain.verdict import Verdict
-from nouscoder.rpc import broker_convert, rollout_convert, verdict_convert
+from nouscoder.rpc import broker_convert, policy_convert, rollout_convert, verdict_convert
 from nouscoder.rpc.channel import PeerError, PeerUnreachable, call_with_patience, open_channel
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
 
@@ -143,7 +143,7 @@ class BrokerClient:
 
     async def publish_policy(self, manifest: PolicyManifest) -> int:
         """Announce a policy; answers the newest version. PeerRefused unless it is the newest + 1 or the same again."""
-        request = broker_pb2.PublishPolicyRequest(manifest=rollout_convert.manifest_to(manifest))
+        request = broker_pb2.PublishPolicyRequest(manifest=policy_convert.manifest_to(manifest))
         answer = await self._call(lambda: self._stub.PublishPolicy(request, timeout=_CALL_LIMIT_S))
         return answer.policy_version
 
@@ -154,7 +154,7 @@ class BrokerClient:
             request = broker_pb2.WatchPolicyRequest(worker_id=self.worker_id)
             try:
                 async for answer in self._stub.WatchPolicy(request):
-                    manifest = rollout_convert.manifest_from(answer.manifest)
+                    manifest = policy_convert.manifest_from(answer.manifest)
                     if manifest.policy_version > known:
                         known = manifest.policy_version
                         yield manifest

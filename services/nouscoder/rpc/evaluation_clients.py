@@ -14,7 +14,8 @@ from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict
 from nouscoder.rpc.channel import PeerError, PeerUnreachable, call_with_patience, open_channel
-from nouscoder.rpc.rollout_convert import manifest_to, rollout_from, task_to
+from nouscoder.rpc.policy_convert import manifest_to
+from nouscoder.rpc.rollout_convert import rollout_from, task_to
 from nouscoder.rpc.verdict_convert import submission_to, verdict_from
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 

@@ -1,4 +1,4 @@
-"""How a service that shares no disk with the learner asks it for policies."""
+"""Client of the learner for a service that shares no disk with it: fetches policies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import grpc
 
-from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.policy import Shard
 from nouscoder.rpc.channel import PeerError, PeerUnreachable, open_channel
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
 
@@ -62,9 +62,9 @@ class PolicyClient:
         """One of them, in pieces."""
         return self._pieces(self._stub.FetchPolicyFile(learner_pb2.FetchPolicyFileRequest(name=name)))
 
-    def published(self, manifest: PolicyManifest) -> AsyncIterator[bytes]:
-        """Published weights, in pieces."""
-        request = learner_pb2.FetchPolicyRequest(policy_version=manifest.policy_version, sha256=manifest.sha256)
+    def shard(self, policy_version: int, shard: Shard) -> AsyncIterator[bytes]:
+        """A shard of a published policy, in pieces."""
+        request = learner_pb2.FetchPolicyRequest(policy_version=policy_version, name=shard.name, sha256=shard.sha256)
         return self._pieces(self._stub.FetchPolicy(request))
 
     async def _pieces(self, call: Any) -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""Tasks, rollouts, batches, policies and the ledger, protocol <-> domain.
+"""Tasks, rollouts, batches and the ledger, protocol <-> domain.
 
 Arrays travel as packed little-endian bytes. Every `*_from` raises InvalidMessage naming the field at fault.
 """
@@ -11,13 +11,12 @@ from collections.abc import Iterable
 
 from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.ledger import Ledger
-from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import FinishReason, Rollout, Sampling, Task, VersionSpan
 from nouscoder.rpc.faults import InvalidMessage as InvalidMessage
 from nouscoder.rpc.tests_convert import tests_from as tests_from
 from nouscoder.rpc.tests_convert import tests_to as tests_to
 from nouscoder.rpc.verdict_convert import verdict_from, verdict_to
-from nouscoder.v1 import broker_pb2, policy_pb2, rollout_pb2
+from nouscoder.v1 import broker_pb2, rollout_pb2
 
 _FINISH_OUT = {reason: rollout_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
 _FINISH_IN: dict[int, FinishReason] = {number: reason for reason, number in _FINISH_OUT.items()}
@@ -119,24 +118,6 @@ def rollout_from(message: rollout_pb2.Rollout) -> Rollout:
         raise
     except ValueError as error:
         raise InvalidMessage(str(error)) from error
-
-
-def manifest_to(manifest: PolicyManifest) -> policy_pb2.PolicyManifest:
-    """Domain -> protocol."""
-    return policy_pb2.PolicyManifest(
-        policy_version=manifest.policy_version,
-        path=manifest.path,
-        sha256=manifest.sha256,
-        num_bytes=manifest.num_bytes,
-        step=manifest.step,
-    )
-
-
-def manifest_from(message: policy_pb2.PolicyManifest) -> PolicyManifest:
-    """Protocol -> domain."""
-    if not message.path or len(message.sha256) != 64:
-        raise InvalidMessage("manifest.path and a manifest.sha256 of 64 hexadecimal digits are needed")
-    return PolicyManifest(message.policy_version, message.path, message.sha256, message.num_bytes, message.step)
 
 
 def batch_to(batch: Batch) -> broker_pb2.Batch:

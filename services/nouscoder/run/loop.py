@@ -21,7 +21,6 @@ INVARIANT: evaluation_before.json exists before the learner first trains, so wha
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import signal
 import time
 from contextlib import suppress
@@ -39,6 +38,7 @@ from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Sampling
 from nouscoder.errors import NousCoderError
 from nouscoder.evaluation.pass_at_1 import Evaluation, EvaluationError, evaluate
+from nouscoder.policy_folder.weights_files import WeightsMissing, shards_of
 from nouscoder.report import write_report
 from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
 from nouscoder.rpc.channel import PeerError
@@ -218,13 +218,11 @@ async def _while_alive(services: RunServices, work: Any) -> Any:
 
 def first_policy(config: Config) -> PolicyManifest:
     """Version 0: the weights the run begins with."""
-    path = config.in_run_folder(config.policy.path) / "model.safetensors"
+    folder = config.in_run_folder(config.policy.path)
     try:
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return PolicyManifest(0, str(path), sha256, path.stat().st_size, 0)
-    except OSError as error:
-        raise PipelineError(f"the policy to begin with, {path}, cannot be read: {error.strerror}") from error
+        return PolicyManifest(0, 0, str(folder), shards_of(folder), config.generation.policy_from)
+    except WeightsMissing as error:
+        raise PipelineError(f"the policy to begin with cannot be read: {error}") from error
 
 
 async def newest_policy(services: RunServices) -> PolicyManifest:

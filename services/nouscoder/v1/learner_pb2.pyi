@@ -325,25 +325,29 @@ Global___FetchPolicyFileResponse: _TypeAlias = FetchPolicyFileResponse  # noqa: 
 
 @_typing.final
 class FetchPolicyRequest(_message.Message):
-    """Weights wanted, as a manifest names them."""
+    """A shard wanted, as a manifest names it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
     """Which version."""
     sha256: _builtins.str
-    """SHA-256 of the safetensors file, hexadecimal."""
+    """SHA-256 of the shard, hexadecimal."""
+    name: _builtins.str
+    """File name of the shard."""
     def __init__(
         self,
         *,
         policy_version: _builtins.int = ...,
         sha256: _builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy_version", b"policy_version", "sha256", b"sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "policy_version", b"policy_version", "sha256", b"sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -351,7 +355,7 @@ Global___FetchPolicyRequest: _TypeAlias = FetchPolicyRequest  # noqa: Y015
 
 @_typing.final
 class FetchPolicyResponse(_message.Message):
-    """The next piece of them."""
+    """The next piece of it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

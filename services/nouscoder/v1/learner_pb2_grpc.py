@@ -119,7 +119,7 @@ class LearnerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchPolicy(self, request, context):
-        """Streams the weights of a published policy; NOT_FOUND when they are no longer kept.
+        """Streams one shard of a published policy; NOT_FOUND when it is no longer kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

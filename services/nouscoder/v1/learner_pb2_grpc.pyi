@@ -46,7 +46,7 @@ class LearnerServiceStub:
     FetchPolicyFile: _grpc.UnaryStreamMultiCallable[_learner_pb2.FetchPolicyFileRequest, _learner_pb2.FetchPolicyFileResponse]
     """Streams one of the files that ListPolicyFiles names."""
     FetchPolicy: _grpc.UnaryStreamMultiCallable[_learner_pb2.FetchPolicyRequest, _learner_pb2.FetchPolicyResponse]
-    """Streams the weights of a published policy; NOT_FOUND when they are no longer kept."""
+    """Streams one shard of a published policy; NOT_FOUND when it is no longer kept."""
 
 @_typing.type_check_only
 class LearnerServiceAsyncStub(LearnerServiceStub):
@@ -66,7 +66,7 @@ class LearnerServiceAsyncStub(LearnerServiceStub):
     FetchPolicyFile: _aio.UnaryStreamMultiCallable[_learner_pb2.FetchPolicyFileRequest, _learner_pb2.FetchPolicyFileResponse]  # type: ignore[assignment]
     """Streams one of the files that ListPolicyFiles names."""
     FetchPolicy: _aio.UnaryStreamMultiCallable[_learner_pb2.FetchPolicyRequest, _learner_pb2.FetchPolicyResponse]  # type: ignore[assignment]
-    """Streams the weights of a published policy; NOT_FOUND when they are no longer kept."""
+    """Streams one shard of a published policy; NOT_FOUND when it is no longer kept."""
 
 class LearnerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Trains, checkpoints and publishes."""
@@ -125,6 +125,6 @@ class LearnerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _learner_pb2.FetchPolicyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_learner_pb2.FetchPolicyResponse], _abc.AsyncIterator[_learner_pb2.FetchPolicyResponse]]:
-        """Streams the weights of a published policy; NOT_FOUND when they are no longer kept."""
+        """Streams one shard of a published policy; NOT_FOUND when it is no longer kept."""
 
 def add_LearnerServiceServicer_to_server(servicer: LearnerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

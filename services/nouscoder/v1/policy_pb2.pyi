@@ -3,8 +3,11 @@
 isort:skip_file
 Published policies."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -16,6 +19,80 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _PolicyEncoding:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PolicyEncodingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PolicyEncoding.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POLICY_ENCODING_UNSPECIFIED: _PolicyEncoding.ValueType  # 0
+    """Never sent."""
+    POLICY_ENCODING_FULL: _PolicyEncoding.ValueType  # 1
+    """Every tensor of the policy."""
+
+class PolicyEncoding(_PolicyEncoding, metaclass=_PolicyEncodingEnumTypeWrapper):
+    """What the shards of a policy hold."""
+
+POLICY_ENCODING_UNSPECIFIED: PolicyEncoding.ValueType  # 0
+"""Never sent."""
+POLICY_ENCODING_FULL: PolicyEncoding.ValueType  # 1
+"""Every tensor of the policy."""
+Global___PolicyEncoding: _TypeAlias = PolicyEncoding  # noqa: Y015
+
+class _PolicyTransport:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PolicyTransportEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PolicyTransport.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POLICY_TRANSPORT_UNSPECIFIED: _PolicyTransport.ValueType  # 0
+    """Never sent."""
+    POLICY_TRANSPORT_FOLDER: _PolicyTransport.ValueType  # 1
+    """It reads them from the manifest's folder."""
+    POLICY_TRANSPORT_LEARNER: _PolicyTransport.ValueType  # 2
+    """It asks the learner for them (LearnerService.FetchPolicy)."""
+
+class PolicyTransport(_PolicyTransport, metaclass=_PolicyTransportEnumTypeWrapper):
+    """How a sampler gets the shards of a policy."""
+
+POLICY_TRANSPORT_UNSPECIFIED: PolicyTransport.ValueType  # 0
+"""Never sent."""
+POLICY_TRANSPORT_FOLDER: PolicyTransport.ValueType  # 1
+"""It reads them from the manifest's folder."""
+POLICY_TRANSPORT_LEARNER: PolicyTransport.ValueType  # 2
+"""It asks the learner for them (LearnerService.FetchPolicy)."""
+Global___PolicyTransport: _TypeAlias = PolicyTransport  # noqa: Y015
+
+@_typing.final
+class PolicyShard(_message.Message):
+    """One safetensors file of a policy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """A plain file name."""
+    sha256: _builtins.str
+    """SHA-256 of the file, hexadecimal."""
+    num_bytes: _builtins.int
+    """Size of the file in bytes."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        sha256: _builtins.str = ...,
+        num_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "num_bytes", b"num_bytes", "sha256", b"sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyShard: _TypeAlias = PolicyShard  # noqa: Y015
+
 @_typing.final
 class PolicyManifest(_message.Message):
     """A published set of weights."""
@@ -23,33 +100,45 @@ class PolicyManifest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
-    PATH_FIELD_NUMBER: _builtins.int
-    SHA256_FIELD_NUMBER: _builtins.int
-    NUM_BYTES_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    FOLDER_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    ENCODING_FIELD_NUMBER: _builtins.int
+    BASE_VERSION_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
     """Integer, +1 for each published set; the first is 0."""
-    path: _builtins.str
-    """Path of the safetensors file, readable by every generation worker."""
-    sha256: _builtins.str
-    """SHA-256 of the file, hexadecimal."""
-    num_bytes: _builtins.int
-    """Size of the file in bytes."""
     step: _builtins.int
     """Optimizer steps behind these weights."""
+    folder: _builtins.str
+    """The folder of the shards, on the disk of whoever wrote them."""
+    transport: Global___PolicyTransport.ValueType
+    """How a sampler gets the shards."""
+    encoding: Global___PolicyEncoding.ValueType
+    """What the shards hold."""
+    base_version: _builtins.int
+    """The version that the encoding builds on; absent for POLICY_ENCODING_FULL."""
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyShard]:
+        """At least one."""
+
     def __init__(
         self,
         *,
         policy_version: _builtins.int = ...,
-        path: _builtins.str = ...,
-        sha256: _builtins.str = ...,
-        num_bytes: _builtins.int = ...,
         step: _builtins.int = ...,
+        folder: _builtins.str = ...,
+        shards: _abc.Iterable[Global___PolicyShard] | None = ...,
+        transport: Global___PolicyTransport.ValueType = ...,
+        encoding: Global___PolicyEncoding.ValueType = ...,
+        base_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_version", b"_base_version", "base_version", b"base_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_bytes", b"num_bytes", "path", b"path", "policy_version", b"policy_version", "sha256", b"sha256", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_version", b"_base_version", "base_version", b"base_version", "encoding", b"encoding", "folder", b"folder", "policy_version", b"policy_version", "shards", b"shards", "step", b"step", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__base_version: _TypeAlias = _typing.Literal["base_version"]  # noqa: Y015
+    _WhichOneofArgType__base_version: _TypeAlias = _typing.Literal["_base_version", b"_base_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__base_version) -> _WhichOneofReturnType__base_version | None: ...
 
 Global___PolicyManifest: _TypeAlias = PolicyManifest  # noqa: Y015

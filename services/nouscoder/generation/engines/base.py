@@ -5,13 +5,12 @@ An engine is driven one decoding step at a time by a single thread, so weights c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.errors import NousCoderError, Unusable
-
-WEIGHTS_FILE = "model.safetensors"
 
 
 class EngineError(NousCoderError):
@@ -45,10 +44,11 @@ class Engine(Protocol):
         """
         ...
 
-    def load_policy(self, folder_or_file: Path, policy_version: int) -> None:
+    def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
         """Take over new weights between two steps; running rollouts go on, their next tokens carry the new version.
 
-        A folder means its model.safetensors. Raises EngineError, with the old weights untouched, when they do not fit.
+        `files` are the policy's safetensors shards. Raises EngineError, with the old weights untouched, when they
+        cannot be read or do not fit.
         """
         ...
 

@@ -6,13 +6,13 @@ it was sampled.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
 from nouscoder.domain.rollout import FinishReason, Rollout, Task, spans_of
-from nouscoder.generation.engines.base import WEIGHTS_FILE, EngineError
+from nouscoder.generation.engines.base import EngineError
 
 EOS_ID = 2
 _FIRST_BYTE_ID = 3
@@ -94,17 +94,10 @@ class FakeEngine:
         self._waiting.pop(rollout_id, None)
         self._running.pop(rollout_id, None)
 
-    def load_policy(self, folder_or_file: Path, policy_version: int) -> None:
-        """Take over the version of a weights file, of which only the frame is looked at."""
-        file = folder_or_file / WEIGHTS_FILE if folder_or_file.is_dir() else folder_or_file
-        try:
-            with file.open("rb") as stream:
-                header_bytes = int.from_bytes(stream.read(_HEADER_BYTES), "little")
-            num_bytes = file.stat().st_size
-        except OSError as error:
-            raise EngineError(f"{file} holds no weights that can be read: {error}") from error
-        if not 0 < header_bytes <= num_bytes - _HEADER_BYTES:
-            raise EngineError(f"{file} holds no weights that can be read: its header is broken")
+    def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
+        """Take over the version; of the files only the length of the header is checked."""
+        for file in files:
+            _check_header(file)
         self._version = policy_version
 
     def step(self) -> list[Rollout]:
@@ -123,6 +116,17 @@ class FakeEngine:
                 finished.append(_finish(row))
             self._num_tokens += 1
         return finished
+
+
+def _check_header(file: Path) -> None:
+    try:
+        with file.open("rb") as stream:
+            header_bytes = int.from_bytes(stream.read(_HEADER_BYTES), "little")
+        num_bytes = file.stat().st_size
+    except OSError as error:
+        raise EngineError(f"{file} holds no weights that can be read: {error}") from error
+    if not 0 < header_bytes <= num_bytes - _HEADER_BYTES:
+        raise EngineError(f"{file} holds no weights that can be read: its header is broken")
 
 
 def _finish(row: _Row) -> Rollout:

@@ -102,9 +102,9 @@ class TorchEngine:
         if self._waiting.pop(rollout_id, None) is None:
             self._slots.leave([slot for slot, row in enumerate(self._slots.rows) if row.task.rollout_id == rollout_id])
 
-    def load_policy(self, folder_or_file: Path, policy_version: int) -> None:
+    def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
         """Take over new weights; the cache is kept."""
-        copy_weights(self._model, read_weights(folder_or_file), folder_or_file)
+        copy_weights(self._model, read_weights(files), f"policy version {policy_version}, {files[0]}")
         self._version = policy_version
 
     @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -9,19 +10,25 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from nouscoder.generation.engines.base import WEIGHTS_FILE, EngineError
+from nouscoder.generation.engines.base import EngineError
 
 
-def read_weights(folder_or_file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file (a folder means its model.safetensors). Raises EngineError naming the file."""
-    file = folder_or_file / WEIGHTS_FILE if folder_or_file.is_dir() else folder_or_file
-    try:
-        return load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise EngineError(f"{file} holds no weights that can be read: {error}") from error
+def read_weights(files: Sequence[Path]) -> dict[str, Tensor]:
+    """The tensors of all shards. Raises EngineError naming the file that cannot be read or repeats a tensor."""
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            shard = load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise EngineError(f"{file} holds no weights that can be read: {error}") from error
+        twice = sorted(weights.keys() & shard.keys())
+        if twice:
+            raise EngineError(f"{file}: {twice[0]} is in another shard as well")
+        weights |= shard
+    return weights
 
 
-def copy_weights(model: nn.Module, weights: dict[str, Tensor], source: Path) -> None:
+def copy_weights(model: nn.Module, weights: dict[str, Tensor], source: str) -> None:
     """Copy `weights` into `model` in place. Raises EngineError and changes nothing when one does not fit or is NaN."""
     parameters: dict[str, Tensor] = model.state_dict()
     _check_names(parameters, weights, source)
@@ -36,7 +43,7 @@ def copy_weights(model: nn.Module, weights: dict[str, Tensor], source: Path) -> 
             parameters[name].copy_(tensor)
 
 
-def _check_names(parameters: dict[str, Tensor], weights: dict[str, Tensor], source: Path) -> None:
+def _check_names(parameters: dict[str, Tensor], weights: dict[str, Tensor], source: str) -> None:
     unknown = sorted(set(weights) - set(parameters))
     if unknown:
         raise EngineError(f"{source}: {unknown[0]} is no parameter of the policy")
