@@ -163,12 +163,12 @@ def secrets(documents: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
 
 
 def test_the_token_opens_the_verifier(cluster: Cluster, tmp_path: Path) -> None:
-    from nouscoder.verifier.access.api_keys import open_keyring
+    from nouscoder.verifier.access.api_keys import open_api_keys
 
     cluster.runtime_classes = ["gvisor"]
     made = secrets(cluster.render())["nouscoder-verifier-tokens"]
     file = tmp_path / "tokens"
     file.write_text(made["tokens"], "utf8")
-    holder = open_keyring(str(file)).holder(made["token"])
+    holder = open_api_keys(str(file)).find(made["token"])
     assert holder is not None
     assert holder.client == "nouscoder"

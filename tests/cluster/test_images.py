@@ -58,8 +58,8 @@ import nouscoder.verifier.service, nouscoder.verifier.observe.tracing, nouscoder
 import kubernetes.client
 from nouscoder.config import VerifierSection
 from nouscoder.verifier.toolchains.libraries import library_folders
-from nouscoder.verifier.sandbox.init_build import native_library
-facts["init"] = str(native_library())
+from nouscoder.verifier.sandbox.init_build import init_library_path
+facts["init"] = str(init_library_path())
 facts["libraries"] = [str(folder) for folder in library_folders(VerifierSection().libraries)]
 """,
     "broker": """
@@ -95,7 +95,7 @@ with open("/tmp/a.cpp", "w") as file:
     file.write('#include <bits/stdc++.h>\nint main() { std::vector<int> v{3, 4}; std::cout << v[0] * v[1]; }')
 subprocess.run(["g++", "-O2", "-o", "/tmp/a", "/tmp/a.cpp"], check=True)
 facts["cpp"] = subprocess.run(["/tmp/a"], capture_output=True, text=True, check=True).stdout
-ctypes.CDLL("/opt/nouscoder/native/init.so")
+ctypes.CDLL("/opt/nouscoder/init/init.so")
 facts["python"] = sys.version_info[:2]
 """,
 }
@@ -203,7 +203,7 @@ def test_each_image_can_do_its_work(probed: tuple[str, dict[str, Any]]) -> None:
     """The service imports, and what it stands on works: a gradient step, a compiled init, a C++ program."""
     name, facts = probed
     if name == "verifier":
-        assert facts["init"].startswith("/opt/nouscoder/native/init-")
+        assert facts["init"].startswith("/opt/nouscoder/init/init-")
         assert [Path(folder).name.split("-")[0] for folder in facts["libraries"]] == ["sortedcontainers"]
     elif name == "generation":
         assert facts["sum"] == 27.0
@@ -273,13 +273,13 @@ def test_the_sandbox_image_holds_nothing_else_of_ours() -> None:
     ours = [path for path in paths if "nouscoder" in path]
     assert {path.split("/")[2] for path in ours if path.startswith("opt/nouscoder/")} == {
         "harness",
-        "native",
+        "init",
         "runner",
         "site-packages",
     }
     assert [path for path in ours if not path.startswith("opt/nouscoder/")] == []
     assert "opt/nouscoder/runner/__main__.py" in paths
-    assert [path for path in paths if path.startswith("opt/nouscoder/native/")] == ["opt/nouscoder/native/init.so"]
+    assert [path for path in paths if path.startswith("opt/nouscoder/init/")] == ["opt/nouscoder/init/init.so"]
     allowed = {"networkx", "numpy", "numpy.libs", "sortedcontainers", "bin"}
     packages = {path.split("/")[3] for path in paths if path.startswith("opt/nouscoder/site-packages/")}
     assert {name for name in packages if not name.endswith(".dist-info")} <= allowed

@@ -20,7 +20,7 @@ Event = tuple[str, int]
 
 @dataclass
 class Office:
-    """Clients come, wait, are served and leave; notes who was served when."""
+    """Clients arrive, wait, are served and leave. Records who was served when."""
 
     slots: FairSlots = field(default_factory=lambda: FairSlots(2, MAX_WAITING, lambda waiting, busy: None))
     waiting: list[tuple[str, asyncio.Task[None]]] = field(default_factory=list)
@@ -96,12 +96,12 @@ async def play(events: list[Event]) -> Office:
 
 
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 20)), max_size=80))
-def test_nobody_is_served_twice_while_another_waits_whatever_happens(events: list[Event]) -> None:
+def test_no_client_is_served_twice_while_another_waits(events: list[Event]) -> None:
     """The invariant of fair_queue.py over any history of arrivals, ends, cancellations and extra slots."""
     asyncio.run(play(events))
 
 
-async def test_a_flood_of_one_client_costs_another_one_turn_only() -> None:
+async def test_a_flood_of_one_client_delays_another_client_by_one_turn() -> None:
     slots = FairSlots(1, 100, lambda waiting, busy: None)
     order: list[str] = []
 
@@ -141,7 +141,7 @@ async def test_a_full_queue_refuses_the_newest_of_the_client_that_fills_it() -> 
     assert served == ["flood-0", "small-0", "flood-1", "small-1"]
 
 
-async def test_an_extra_slot_is_given_while_one_is_idle_and_nobody_waits_and_whoever_came_first_gets_it_back() -> None:
+async def test_an_extra_slot_is_given_only_while_a_slot_is_idle_and_nobody_waits() -> None:
     slots = FairSlots(2, 4, lambda waiting, busy: None)
     async with slots.slot("a"):
         assert slots.take_extra()

@@ -32,7 +32,7 @@ RUNS = st.lists(
 
 
 @given(RUNS)
-def test_a_rate_is_the_share_of_failed_runs_drawn_towards_the_prior(runs: list[tuple[int, VerdictKind]]) -> None:
+def test_a_kill_rate_is_the_share_of_failed_runs_smoothed_by_the_prior(runs: list[tuple[int, VerdictKind]]) -> None:
     learned = KillTable(5)
     for index, kind in runs:
         learned.learn([outcome(index, kind)])
@@ -45,7 +45,7 @@ def test_a_rate_is_the_share_of_failed_runs_drawn_towards_the_prior(runs: list[t
 
 
 @given(st.lists(st.integers(0, 9), min_size=3, max_size=8), st.data())
-def test_the_killer_comes_first_what_passed_last_and_the_unseen_between_by_length(
+def test_failing_tests_run_first_then_unseen_ones_by_length_then_passing_ones(
     sizes: list[int], data: st.DataObject
 ) -> None:
     killer, passed = data.draw(st.permutations(range(len(sizes))))[:2]
@@ -57,13 +57,13 @@ def test_the_killer_comes_first_what_passed_last_and_the_unseen_between_by_lengt
     assert order[1:-1] == [index for index in hardest_first(sizes) if index not in (killer, passed)]
 
 
-def test_a_failure_of_ours_teaches_nothing() -> None:
+def test_an_infrastructure_failure_does_not_count() -> None:
     learned = KillTable(1)
     learned.learn([outcome(0, VerdictKind.INTERNAL_ERROR)])
     assert learned.rates() == KillTable(1).rates()
 
 
-def test_counts_stay_small_and_what_came_last_weighs_more() -> None:
+def test_counts_are_bounded_and_recent_runs_weigh_more() -> None:
     learned = KillTable(1)
     for _ in range(5000):
         learned.learn([outcome(0, VerdictKind.WRONG_ANSWER)])
@@ -77,7 +77,7 @@ def test_counts_stay_small_and_what_came_last_weighs_more() -> None:
     "tests",
     [stdin("a", "bb"), CallTests("f", (CallCase((1,)), CallCase((2,)))), AssertTests(("assert f(1)", "assert f(2)"))],
 )
-def test_the_same_tests_of_the_same_problem_and_client_share_a_table_and_no_others_do(tests: Tests) -> None:
+def test_a_table_is_shared_only_by_the_same_client_problem_and_tests(tests: Tests) -> None:
     rates = KillRates()
     mine = table(rates, tests)
     assert mine is not None
@@ -92,7 +92,7 @@ def test_the_same_tests_of_the_same_problem_and_client_share_a_table_and_no_othe
     assert None not in others
 
 
-def test_only_so_many_tables_are_kept_and_none_is_too_long() -> None:
+def test_the_number_and_the_length_of_tables_are_bounded() -> None:
     """The invariant of kill_rates.py."""
     rates = KillRates(max_problems=3, max_tests=2)
     first = table(rates, stdin("a"), "p0")

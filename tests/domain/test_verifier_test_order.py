@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 from nouscoder.verifier.grading.test_order import hardest_first
 
 
-def test_longest_input_first_and_ties_in_the_order_of_the_request() -> None:
+def test_the_longest_input_runs_first_and_ties_keep_the_order_of_the_request() -> None:
     assert hardest_first([1, 5, 3, 5, 0]) == [1, 3, 2, 0, 4]
 
 
-def test_what_has_failed_programs_before_comes_before_what_is_long() -> None:
+def test_a_higher_kill_rate_comes_before_a_longer_input() -> None:
     assert hardest_first([9, 1, 5, 7], [0.1, 0.5, 0.1, 0.5]) == [3, 1, 0, 2]
 
 
 @given(st.lists(st.tuples(st.integers(min_value=0), st.sampled_from([0.1, 0.25, 0.5]))))
-def test_every_test_is_run_once_and_none_before_one_that_is_harder(tests: list[tuple[int, float]]) -> None:
+def test_every_test_runs_once_and_harder_tests_run_first(tests: list[tuple[int, float]]) -> None:
     sizes, rates = [size for size, _ in tests], [rate for _, rate in tests]
     order = hardest_first(sizes, rates)
     assert sorted(order) == list(range(len(tests)))

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from nouscoder.client.http import Client
-from nouscoder.verifier.access.api_keys import new_token
+from nouscoder.verifier.access.api_keys import new_api_key
 
 BODY = {"code": "print(3)", "tests": {"type": "stdin", "cases": [{"input": "", "output": "3"}]}}
 
@@ -73,7 +73,7 @@ def service(tmp_path: Path) -> Iterator[tuple[Service, dict[str, str]]]:
         ["openssl", "req", *certificate, *names, *files], cwd=tmp_path, check=True, capture_output=True, timeout=30
     )
     secrets = {}
-    secrets["ann"], line = new_token("ann")
+    secrets["ann"], line = new_api_key("ann")
     (tmp_path / "tokens").write_text(line + "\n")
     running = Service(
         tmp_path,
@@ -102,7 +102,7 @@ def test_a_service_with_all_its_locks(service: tuple[Service, dict[str, str]], t
     assert run.json()["status"] == "Success"
 
     # A second client is let in, the first one out, and the audit log is begun anew.
-    secret, line = new_token("bob")
+    secret, line = new_api_key("bob")
     (tmp_path / "tokens").write_text(line + "\n")
     (tmp_path / "audit.jsonl").rename(tmp_path / "audit.old")
     running.process.send_signal(signal.SIGHUP)

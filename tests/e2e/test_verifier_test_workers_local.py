@@ -1,4 +1,4 @@
-"""A submission alone on the machine, in real sandboxes: its tests run on every slot, each as if it were alone."""
+"""One submission on an idle machine, in real sandboxes: its tests run on all slots, isolated from each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nouscoder.verifier.sandbox import SandboxConfig, open_sandbox
 
 NUM_TESTS = 24
 CASES = tuple(StdinCase(f"{index:02d}", str(index * index)) for index in range(NUM_TESTS))
-# Works for a moment, and answers wrongly where an earlier test has left something behind.
+# Uses CPU for a moment, and answers wrongly if an earlier test has left a file behind.
 CODE = """
 import os, time
 number, clean = int(input()), not os.path.exists("/tmp/left")
@@ -33,11 +33,11 @@ CHECKER = JudgeProgram(
 
 @asynccontextmanager
 async def local_grader() -> AsyncIterator[tuple[Grader, CollectorRegistry]]:
-    """With two slots, whatever the machine has."""
+    """A grader with two slots, independent of the machine."""
     sandbox, registry = open_sandbox(SandboxConfig(backend="local", slots=2)), CollectorRegistry()
     await sandbox.start()
     try:
-        yield Grader(sandbox, VerifierMetrics(registry), GradingPolicy(least_lane_s=0.0)), registry
+        yield Grader(sandbox, VerifierMetrics(registry), GradingPolicy(min_worker_left_s=0.0)), registry
     finally:
         await sandbox.close()
         await asyncio.sleep(0.1)  # lets the pipes of the slots' processes close before the loop does
@@ -48,17 +48,18 @@ def submission(tests: Tests, wrong: int) -> Submission:
 
 
 @pytest.mark.parametrize("tests", [StdinTests(CASES), CheckerTests(CASES, CHECKER)])
-async def test_the_verdict_is_that_of_one_slot_and_later_submissions_find_both_slots_well(
+async def test_two_slots_give_the_verdict_of_one_and_both_stay_usable(
     tests: Tests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nouscoder.verifier.grading.test_workers.WORTH", 0.0)  # on a busy machine opening may look dear
+    # On a busy machine the measured opening time could make a second worker look too expensive.
+    monkeypatch.setattr("nouscoder.verifier.grading.test_workers.MIN_LEFT_PER_OPENING", 0.0)
     async with local_grader() as (grader, registry):
         for wrong in (-1, 7, 0):
-            told: list[TestOutcome] = []
-            verdict = await grader.grade(submission(tests, wrong), told.append)
+            reported: list[TestOutcome] = []
+            verdict = await grader.grade(submission(tests, wrong), reported.append)
             graded = NUM_TESTS if wrong < 0 else wrong + 1
             kind = VerdictKind.ACCEPTED if wrong < 0 else VerdictKind.WRONG_ANSWER
             assert (verdict.kind, verdict.graded, verdict.total) == (kind, graded, NUM_TESTS), verdict
-            assert [one.index for one in told] == list(range(graded))
-        assert registry.get_sample_value("nouscoder_verifier_extra_lanes_total") == 2, "one each, but for the last"
+            assert [one.index for one in reported] == list(range(graded))
+        assert registry.get_sample_value("nouscoder_verifier_extra_lanes_total") == 2, "none for the last submission"
         assert grader.unfinished == 0

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.api import body, listener
-from nouscoder.verifier.api.rest import Door, make_app
+from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import OnOutcome
 
 PATIENCE_S = 0.3
@@ -38,7 +38,7 @@ async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
     """The REST API with little patience; it answers others after the test as ever."""
     monkeypatch.setattr(body, "READ_PATIENCE_S", PATIENCE_S)
     monkeypatch.setattr(listener, "HEAD_PATIENCE_S", PATIENCE_S)
-    app = make_app(Accepting(), CollectorRegistry(), Door(), 10_000)
+    app = make_app(Accepting(), CollectorRegistry(), DrainState(), 10_000)
     async with AsyncExitStack() as stack:
         where = await listener.start_http(app, "127.0.0.1:0", stack)
         yield where

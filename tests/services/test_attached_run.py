@@ -27,7 +27,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from nouscoder.broker.redis_server import start_redis
 from nouscoder.config import dump_config, load_config
-from nouscoder.verifier.access.api_keys import new_token
+from nouscoder.verifier.access.api_keys import new_api_key
 
 TINY = (
     "demo.train_problems=60",
@@ -93,7 +93,7 @@ class Site:
         self.redis = start_redis(root / "redis")
         (root / "redis-url").write_text(self.redis.url + "\n")
         make_certificates(root)
-        token, line = new_token("run")
+        token, line = new_api_key("run")
         (root / "tokens").write_text(line + "\n")
         (root / "token").write_text(token + "\n")
         self.config = load_config(

@@ -38,8 +38,8 @@ def agent(tmp_path: Path) -> Iterator[tuple[Address, subprocess.Popen[bytes]]]:
     """Its address and its process."""
     (tmp_path / "harness").mkdir()
     (tmp_path / "harness" / "__main__.py").write_text(HARNESS)
-    (tmp_path / "native").mkdir()
-    (tmp_path / "native" / "init.so").touch()
+    (tmp_path / "init").mkdir()
+    (tmp_path / "init" / "init.so").touch()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

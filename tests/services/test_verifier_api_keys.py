@@ -24,12 +24,12 @@ from nouscoder.client import Client
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.rpc.verdict_convert import submission_to
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
-from nouscoder.verifier.access.api_keys import Keyring, TokensUnusable, new_token, open_keyring, parse_tokens
+from nouscoder.verifier.access.api_keys import ApiKeys, ApiKeysUnusable, new_api_key, open_api_keys, parse_api_keys
 from nouscoder.verifier.access.caller import Caller, CallerFilter, Quota, current_caller, set_caller
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.quotas import QuotaExceeded, QuotaGrader, Quotas
 from nouscoder.verifier.api.listener import start_http
-from nouscoder.verifier.api.rest import Door, make_app
+from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.fake import FakeSandbox
@@ -53,15 +53,15 @@ class Running:
 
 
 @asynccontextmanager
-async def running(keyring: Keyring) -> AsyncIterator[Running]:
+async def running(api_keys: ApiKeys) -> AsyncIterator[Running]:
     """The service over a sandbox that echoes."""
     sandbox = FakeSandbox()
     await sandbox.start()
     registry = CollectorRegistry()
     grader = QuotaGrader(Grader(sandbox, VerifierMetrics(registry)), Quotas())
     async with AsyncExitStack() as stack:
-        address = await start_http(make_app(grader, registry, Door(), 10_000, keyring), "127.0.0.1:0", stack)
-        server = grpc.aio.server(interceptors=[GrpcGate(keyring)])
+        address = await start_http(make_app(grader, registry, DrainState(), 10_000, api_keys), "127.0.0.1:0", stack)
+        server = grpc.aio.server(interceptors=[GrpcGate(api_keys)])
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(Servicer(grader, ()), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
@@ -72,7 +72,7 @@ async def running(keyring: Keyring) -> AsyncIterator[Running]:
 
 
 async def test_without_a_valid_token_nothing_is_graded_and_health_stays_open() -> None:
-    async with running(Keyring(environment=line("s3cret"))) as service:
+    async with running(ApiKeys(environment=line("s3cret"))) as service:
         for headers in (
             {},
             bearer("wrong"),
@@ -96,7 +96,7 @@ async def test_grpc_asks_for_the_same_token_in_every_method() -> None:
     async def batch() -> AsyncIterator[verifier_pb2.GradeBatchRequest]:
         yield verifier_pb2.GradeBatchRequest(request_id="1", submission=message)
 
-    async with running(Keyring(environment=line("s3cret"))) as service:
+    async with running(ApiKeys(environment=line("s3cret"))) as service:
         for metadata in ((), (("authorization", "Bearer wrong"),)):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await service.stub.Grade(verifier_pb2.GradeRequest(submission=message), metadata=metadata)
@@ -122,15 +122,15 @@ async def test_no_tokens_configured_is_open_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("NOUSCODER_VERIFIER_TOKENS", raising=False)
-    keyring = open_keyring("")
+    api_keys = open_api_keys("")
     assert "no tokens are configured: everybody" in caplog.text
-    async with running(keyring) as service:
+    async with running(api_keys) as service:
         assert (await service.http.post("/v1/grade", json=BODY)).status_code == 200
 
 
 async def test_quotas_refuse_with_retry_after_and_cost_others_nothing() -> None:
     lines = [line("a", "ann", "::2"), line("b", "bob")]
-    async with running(Keyring(environment="\n".join(lines))) as service:
+    async with running(ApiKeys(environment="\n".join(lines))) as service:
         got = [await service.http.post("/v1/grade", json=BODY, headers=bearer("a")) for _ in range(3)]
         assert [one.status_code for one in got] == [200, 200, 429]
         assert 1 <= int(got[2].headers["retry-after"]) <= 30
@@ -191,31 +191,31 @@ def test_a_changed_file_counts_and_a_broken_one_changes_nothing(
     monkeypatch.setattr("nouscoder.verifier.access.api_keys._LOOK_AGAIN_S", 0.0)
     file = tmp_path / "tokens"
     file.write_text(f"# ours\n\n{line('one')}\n")
-    keyring = Keyring(file)
-    assert [keyring.holder("one") is not None, keyring.holder("two") is not None] == [True, False]
+    api_keys = ApiKeys(file)
+    assert [api_keys.find("one") is not None, api_keys.find("two") is not None] == [True, False]
     file.write_text(f"{line('two', 'bob')}\n{line('three', 'bob', ':7')}\n")
-    assert [keyring.holder(secret) is not None for secret in ("one", "two", "three")] == [False, True, True]
-    held = keyring.holder("three")
+    assert [api_keys.find(secret) is not None for secret in ("one", "two", "three")] == [False, True, True]
+    held = api_keys.find("three")
     assert held is not None
     assert (held.client, held.quota) == ("bob", Quota(7, None))
     file.write_text("ann:nonsense\n")
-    assert keyring.holder("two") is not None
-    keyring.holder("two")
+    assert api_keys.find("two") is not None
+    api_keys.find("two")
     assert caplog.text.count("tokens not read") == 1
     os.unlink(file)
-    keyring.reload()
-    assert keyring.holder("two") is not None
+    api_keys.reload()
+    assert api_keys.find("two") is not None
     file.write_text("# nobody\n")
-    assert keyring.holder("two") is None
-    assert not keyring.is_open
+    assert api_keys.find("two") is None
+    assert not api_keys.is_open
 
 
 @pytest.mark.parametrize(
     "bad", ["ann", "ann:", "ann:abc", f"a b:{'0' * 64}", line("x") + ":0", line("x") + ":-1", line("x") + ":1:2:3", ":"]
 )
 def test_a_bad_line_is_named(bad: str, tmp_path: Path) -> None:
-    with pytest.raises(TokensUnusable, match=r"tokens:2: "):
-        parse_tokens([line("x"), bad], "tokens")
+    with pytest.raises(ApiKeysUnusable, match=r"tokens:2: "):
+        parse_api_keys([line("x"), bad], "tokens")
 
 
 def test_the_command_makes_a_token_that_the_keyring_takes(tmp_path: Path) -> None:
@@ -223,16 +223,16 @@ def test_the_command_makes_a_token_that_the_keyring_takes(tmp_path: Path) -> Non
     secret = done.stderr.strip().rsplit(" ", 1)[1]
     file = tmp_path / "tokens"
     file.write_text(done.stdout)
-    held = Keyring(file).holder(secret)
+    held = ApiKeys(file).find(secret)
     assert held is not None
     assert held.client == "trainer-1"
     assert secret not in done.stdout
-    with pytest.raises(TokensUnusable, match="no client's name"):
-        new_token("a:b")
+    with pytest.raises(ApiKeysUnusable, match="no client's name"):
+        new_api_key("a:b")
 
 
 async def test_a_request_has_an_id_the_clients_own_when_it_is_fit(caplog: pytest.LogCaptureFixture) -> None:
-    async with running(Keyring()) as service:
+    async with running(ApiKeys()) as service:
         own = await service.http.post("/v1/grade", json=BODY, headers={"X-Request-Id": "run-7/rollout:3"})
         assert own.headers["x-request-id"] == "run-7/rollout:3"
         for unfit in ("x" * 200, "a b", '{"forged": 1}'):

@@ -1,4 +1,4 @@
-"""The grader over a scripted sandbox: verdicts, order, early stop, our failures, the queue, and cancellation."""
+"""The grader over a scripted sandbox: verdicts, order, early stop, infrastructure failures, queue, cancellation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def echo(stdin: bytes) -> RunResult:
 
 
 class ScriptedSandbox:
-    """Runs a coroutine in place of a program, and notes who asked for what."""
+    """Runs a coroutine instead of a program, and records programs and inputs."""
 
     name = "scripted"
     isolation: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class ScriptedSandbox:
             self.open -= 1
 
     def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
-        """None here has a partner."""
+        """Not used by these tests."""
         raise NotImplementedError
 
     async def run(
@@ -73,13 +73,13 @@ class ScriptedSandbox:
     async def converse(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:
-        """None here holds conversations."""
+        """Not used by these tests."""
         raise NotImplementedError
 
     async def announce(
         self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> None:
-        """Nothing here is done ahead."""
+        """Do nothing ahead."""
 
 
 def grader_of(sandbox: ScriptedSandbox, **policy: float) -> Grader:
@@ -104,7 +104,7 @@ def stdin_submission(*pairs: tuple[str, str], code: str | None = "x", **fields: 
     return Submission(tests=tests, code=code, **fields)  # type: ignore[arg-type]
 
 
-async def test_hardest_first_and_indices_are_those_of_the_request() -> None:
+async def test_the_hardest_test_runs_first_and_outcomes_keep_the_indices_of_the_request() -> None:
     sandbox = ScriptedSandbox()
     seen: list[TestOutcome] = []
     submission = stdin_submission(("a", "a"), ("ccc", "ccc"), ("bb", "bb"))
@@ -116,7 +116,7 @@ async def test_hardest_first_and_indices_are_those_of_the_request() -> None:
     assert verdict.first_failure is None
 
 
-async def test_grading_stops_at_the_first_failure_unless_told_otherwise() -> None:
+async def test_grading_stops_at_the_first_failure_unless_the_submission_asks_for_all_tests() -> None:
     submission = stdin_submission(("a", "no"), ("bbb", "bbb"), ("cc", "no"))
     verdict = await grader_of(ScriptedSandbox()).grade(submission)
     assert (verdict.kind, verdict.passed, verdict.graded) == (VerdictKind.WRONG_ANSWER, 1, 2)
@@ -128,7 +128,7 @@ async def test_grading_stops_at_the_first_failure_unless_told_otherwise() -> Non
     assert whole.first_failure.index == 0
 
 
-async def test_what_is_expected_never_reaches_the_sandbox() -> None:
+async def test_expected_outputs_never_reach_the_sandbox() -> None:
     sandbox = ScriptedSandbox()
     call = CallTests("f", (CallCase((1,), {"k": [2]}, "SECRET"),))
     await grader_of(sandbox).grade(Submission(tests=call, code="def f(): pass"))
@@ -149,7 +149,7 @@ async def test_what_is_expected_never_reaches_the_sandbox() -> None:
         (replace(GOOD, stdout=b"yes", exit=Exit.OUTPUT_LIMIT), VerdictKind.OUTPUT_LIMIT_EXCEEDED),
     ],
 )
-async def test_an_outcome_follows_from_how_the_process_ended(result: RunResult, kind: VerdictKind) -> None:
+async def test_the_exit_of_the_process_determines_the_outcome(result: RunResult, kind: VerdictKind) -> None:
     async def behaviour(_: bytes) -> RunResult:
         return result
 
@@ -167,7 +167,7 @@ async def test_an_outcome_follows_from_how_the_process_ended(result: RunResult, 
         (None, VerdictKind.RUNTIME_ERROR),
     ],
 )
-async def test_a_call_is_judged_by_its_result_alone(result: bytes | None, kind: VerdictKind) -> None:
+async def test_only_the_result_of_a_call_is_judged(result: bytes | None, kind: VerdictKind) -> None:
     async def behaviour(_: bytes) -> RunResult:
         return replace(GOOD, stdout=b"[1, 2]", result=result)
 
@@ -195,12 +195,12 @@ async def test_a_completion_without_code_takes_no_sandbox() -> None:
     assert sandbox.programs[0].code == "cat"
 
 
-async def test_code_that_does_not_compile_is_a_verdict() -> None:
+async def test_code_that_does_not_compile_gets_compile_error() -> None:
     verdict = await grader_of(ScriptedSandbox()).grade(stdin_submission(("a", "a"), code="does not compile"))
     assert (verdict.kind, verdict.detail, verdict.graded) == (VerdictKind.COMPILE_ERROR, "line 1", 0)
 
 
-async def test_our_failure_is_tried_again_in_a_fresh_sandbox_and_judged_tests_are_kept() -> None:
+async def test_an_infrastructure_failure_is_retried_in_a_fresh_sandbox_and_judged_tests_are_kept() -> None:
     async def behaviour(stdin: bytes) -> RunResult:
         if stdin == b"a" and len(sandbox.programs) == 1:
             raise SandboxError("slot died")
@@ -218,7 +218,7 @@ async def test_our_failure_is_tried_again_in_a_fresh_sandbox_and_judged_tests_ar
     ("error", "cause"),
     [(SandboxError("gone"), "sandbox"), (ZeroDivisionError(), "grader"), (TimeoutError(), "sandbox_silent")],
 )
-async def test_our_failure_twice_is_an_internal_error_and_no_other_verdict(error: Exception, cause: str) -> None:
+async def test_two_infrastructure_failures_give_internal_error(error: Exception, cause: str) -> None:
     async def behaviour(_: bytes) -> RunResult:
         raise error
 
@@ -230,7 +230,7 @@ async def test_our_failure_twice_is_an_internal_error_and_no_other_verdict(error
     assert grader.unfinished == 0
 
 
-async def test_a_sandbox_that_never_answers_is_given_up() -> None:
+async def test_a_silent_sandbox_is_abandoned() -> None:
     async def behaviour(_: bytes) -> RunResult:
         await asyncio.sleep(60)
         return GOOD
@@ -240,7 +240,7 @@ async def test_a_sandbox_that_never_answers_is_given_up() -> None:
     assert (await grader.grade(stdin_submission(("a", "a"), limits=limits))).is_ours
 
 
-async def test_tests_that_together_take_too_long_are_a_time_limit() -> None:
+async def test_exceeding_the_total_time_of_all_tests_gives_time_limit_exceeded() -> None:
     async def behaviour(stdin: bytes) -> RunResult:
         return replace(GOOD, stdout=stdin, wall_time_s=4.0)
 
@@ -249,7 +249,7 @@ async def test_tests_that_together_take_too_long_are_a_time_limit() -> None:
     assert (verdict.kind, verdict.graded) == (VerdictKind.TIME_LIMIT_EXCEEDED, 3)
 
 
-async def test_texts_of_a_failure_are_clipped_and_can_be_withheld() -> None:
+async def test_the_texts_of_a_failure_are_clipped_and_can_be_hidden() -> None:
     async def behaviour(_: bytes) -> RunResult:
         return replace(GOOD, stdout=b"\xff" * 100_000, stderr=b"x" * 100_000 + b"end")
 
@@ -281,7 +281,7 @@ async def settled(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_no_more_run_than_there_are_slots_and_a_full_queue_refuses() -> None:
+async def test_at_most_num_slots_submissions_run_and_a_full_queue_refuses() -> None:
     gate = Gate()
     sandbox = ScriptedSandbox(gate, num_slots=2)
     grader = grader_of(sandbox, max_queue=3)
@@ -322,13 +322,13 @@ async def test_a_cancelled_caller_frees_its_slot_or_its_place_in_the_queue() -> 
         (Submission(tests=CallTests("f()", (CallCase(),)), code="x"), "tests.entry_point"),
     ],
 )
-async def test_a_submission_that_cannot_be_graded_is_refused_by_field(submission: Submission, field: str) -> None:
+async def test_an_invalid_submission_is_refused_with_its_field(submission: Submission, field: str) -> None:
     with pytest.raises(InvalidSubmission) as refusal:
         await grader_of(ScriptedSandbox()).grade(submission)
     assert refusal.value.field == field
 
 
-async def test_lanes_are_one_submission_s_tests_on_idle_slots_and_are_counted() -> None:
+async def test_extra_workers_use_idle_slots_and_are_counted() -> None:
     gate = Gate()
 
     async def behaviour(stdin: bytes) -> RunResult:
@@ -338,7 +338,7 @@ async def test_lanes_are_one_submission_s_tests_on_idle_slots_and_are_counted() 
         return replace(GOOD, stdout=stdin)
 
     sandbox = ScriptedSandbox(behaviour, num_slots=3)
-    grader = grader_of(sandbox, least_lane_s=0.0)
+    grader = grader_of(sandbox, min_worker_left_s=0.0)
     pairs = [("first", "first"), *[(str(n), str(n)) for n in range(9)]]
     task = asyncio.ensure_future(grader.grade(stdin_submission(*pairs)))
     await settled(lambda: sandbox.open == 3)
@@ -349,7 +349,7 @@ async def test_lanes_are_one_submission_s_tests_on_idle_slots_and_are_counted() 
     assert sample(grader, "extra_lanes_total") == 2
 
 
-async def test_a_borderline_run_is_alone_also_of_its_own_submission_s_other_tests() -> None:
+async def test_a_borderline_run_also_excludes_the_other_tests_of_its_own_submission() -> None:
     running: set[bytes] = set()
     alone: list[set[bytes]] = []
     seen = 0
@@ -370,14 +370,14 @@ async def test_a_borderline_run_is_alone_also_of_its_own_submission_s_other_test
     pairs = [("longest!", "longest!"), ("border", "border"), *[(f"{n:04d}", f"{n:04d}") for n in range(12)]]
     sandbox = ScriptedSandbox(behaviour, num_slots=2)
     submission = stdin_submission(*pairs, limits=Limits(wall_time_s=10, cpu_time_s=20))
-    verdict = await grader_of(sandbox, least_lane_s=0.0).grade(submission)
+    verdict = await grader_of(sandbox, min_worker_left_s=0.0).grade(submission)
     assert (verdict.kind, verdict.graded, sandbox.most_open) == (VerdictKind.ACCEPTED, 14, 2)
     assert len(alone) == 2
     assert alone[1] == {b"border"}
 
 
-async def test_a_wrong_program_is_stopped_sooner_once_the_problem_is_known() -> None:
-    """Two programs fail on the shortest of ten tests: the second one at once, if it names the problem."""
+async def test_learned_kill_rates_stop_a_wrong_program_earlier() -> None:
+    """Two programs fail on the shortest of ten tests. If they name the problem, the second one fails at once."""
     pairs = [("x" * n, "no" if n == 1 else "x" * n) for n in range(1, 11)]
 
     async def graded(grader: Grader, **fields: object) -> tuple[int, VerdictKind, int]:

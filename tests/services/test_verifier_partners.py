@@ -52,7 +52,7 @@ async def graded(
     ("code", "kind"),
     [(0, VerdictKind.ACCEPTED), (1, VerdictKind.WRONG_ANSWER), (3, VerdictKind.INTERNAL_ERROR)],
 )
-async def test_a_checker_is_given_three_files_and_the_candidate_the_input_alone(code: int, kind: VerdictKind) -> None:
+async def test_a_checker_gets_three_files_and_the_candidate_only_the_input(code: int, kind: VerdictKind) -> None:
     table = {"candidate = 1": lambda _: ended(b"said"), "judge = 1": lambda _: ended(exit_code=code, stderr=b"why")}
     verdict, sandbox, registry = await graded(CheckerTests(CASES, CHECKER), table)
     assert verdict.kind is kind
@@ -66,13 +66,13 @@ async def test_a_checker_is_given_three_files_and_the_candidate_the_input_alone(
         assert "why" in verdict.first_failure.stderr
 
 
-async def test_a_failed_candidate_is_not_checked() -> None:
+async def test_the_checker_does_not_run_after_a_failed_candidate() -> None:
     table = {"candidate = 1": lambda _: ended(exit_code=1), "judge = 1": lambda _: ended()}
     verdict, sandbox, _ = await graded(CheckerTests(CASES, CHECKER), table)
     assert (verdict.kind, sandbox.num_runs) == (VerdictKind.RUNTIME_ERROR, 1)
 
 
-async def test_an_interactor_is_given_the_files_and_the_candidate_nothing() -> None:
+async def test_an_interactor_gets_the_files_and_the_candidate_gets_none() -> None:
     table = {"candidate = 1": lambda _: ended(b"hello"), "judge = 1": lambda said: ended(exit_code=said != b"hello")}
     verdict, sandbox, _ = await graded(InteractiveTests(CASES, CHECKER), table)
     assert verdict.kind is VerdictKind.ACCEPTED
@@ -81,7 +81,7 @@ async def test_an_interactor_is_given_the_files_and_the_candidate_nothing() -> N
     assert dict(interactor.files) == {"input": b"given", "answer": SECRET.encode()}
 
 
-async def test_a_judge_that_does_not_compile_is_the_fault_of_who_sent_it() -> None:
+async def test_a_judge_program_that_does_not_compile_is_an_invalid_submission() -> None:
     with pytest.raises(InvalidSubmission, match="the judge does not compile") as refusal:
         await graded(CheckerTests(CASES, JudgeProgram("(", "python")), {})
     assert refusal.value.field == "tests"
@@ -110,7 +110,7 @@ async def test_the_lcb_profile_runs_one_process_without_any_expected_output_and_
     assert SECRET not in repr(sandbox.given)
 
 
-async def test_math_takes_no_sandbox_and_every_gold_answer_has_its_ruling() -> None:
+async def test_math_tests_use_no_sandbox_and_each_gold_answer_gets_a_ruling() -> None:
     pytest.importorskip("math_verify")
     tests = MathTests((MathCase(r"\frac{1}{2}"), MathCase("0.25")))
     verdict, sandbox, _ = await graded(tests, {})
@@ -119,7 +119,7 @@ async def test_math_takes_no_sandbox_and_every_gold_answer_has_its_ruling() -> N
     assert rulings == [Ruling(VerdictKind.ACCEPTED), Ruling(VerdictKind.WRONG_ANSWER)]
 
 
-async def test_an_answer_that_cannot_be_compared_in_time_costs_its_limit_and_the_next_is_answered() -> None:
+async def test_a_comparison_beyond_its_time_limit_ends_and_the_next_one_works() -> None:
     pytest.importorskip("math_verify")
     # Whether sympy gives up or the limit ends it, a tower of powers must neither pass nor hang.
     rulings = await mathematics.rule(MathTests((MathCase("7"),)), r"$\boxed{9^{9^{9^{9^{9}}}}}$", 0.5)
@@ -127,7 +127,7 @@ async def test_an_answer_that_cannot_be_compared_in_time_costs_its_limit_and_the
     assert await mathematics.rule(MathTests((MathCase("7"),)), "7", 10.0) == [Ruling(VerdictKind.ACCEPTED)]
 
 
-async def test_a_mathematics_process_that_died_is_ours_and_a_fresh_one_answers() -> None:
+async def test_a_dead_math_process_is_an_infrastructure_failure_and_is_replaced() -> None:
     pytest.importorskip("math_verify")
     process = mathematics.MathProcess()
     request = b'10 {"gold": ["7"], "answer": "7"}\n'

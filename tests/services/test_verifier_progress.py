@@ -27,21 +27,21 @@ def progress_of(submission: Submission, max_spent_s: float = float("inf")) -> Pr
     return Progress(submission, judge, order, "fake", 0.0, max_spent_s)
 
 
-async def test_a_test_is_in_one_hand_recorded_once_and_handed_out_again_when_given_back() -> None:
+async def test_a_test_is_taken_by_one_worker_recorded_once_and_handed_out_again_when_given_back() -> None:
     progress = progress_of(Submission(StdinTests((StdinCase("a", "x"), StdinCase("bb", "x"))), "code"))
     assert (progress.take(), progress.num_left, progress.take(), progress.take()) == (1, 1, 0, None)
     progress.give_back(1)
-    with pytest.raises(ValueError, match="nobody's hand"):
+    with pytest.raises(ValueError, match="has not been taken"):
         await progress.record(1, ended(b"x"))
     assert (progress.num_left, progress.take()) == (1, 1)
     assert await progress.record(0, ended(b"x")) == []
     assert [one.index for one in await progress.record(1, ended(b"x"))] == [1, 0]
-    with pytest.raises(ValueError, match="nobody's hand"):
+    with pytest.raises(ValueError, match="has not been taken"):
         progress.give_back(1)
     assert (progress.is_known, progress.take(), progress.verdict().kind) == (True, None, VerdictKind.ACCEPTED)
 
 
-async def test_a_later_failure_than_the_one_that_ends_grading_changes_nothing() -> None:
+async def test_failures_after_the_one_that_ends_grading_do_not_count() -> None:
     progress = progress_of(Submission(StdinTests((StdinCase("", "no"),) * 4), "code"))
     assert [progress.take() for _ in range(3)] == [0, 1, 2]
     assert await progress.record(1, ended(b"yes")) == []
@@ -51,7 +51,7 @@ async def test_a_later_failure_than_the_one_that_ends_grading_changes_nothing() 
     assert (progress.is_known, progress.verdict().graded) == (True, 1)
 
 
-async def test_the_time_of_all_tests_matters_only_while_one_is_left() -> None:
+async def test_the_total_time_counts_only_while_a_test_is_left() -> None:
     for number, kind in ((2, VerdictKind.ACCEPTED), (3, VerdictKind.TIME_LIMIT_EXCEEDED)):
         cases = (StdinCase("", "yes"),) * number
         progress = progress_of(Submission(StdinTests(cases), "code"), max_spent_s=5.0)
@@ -62,7 +62,7 @@ async def test_the_time_of_all_tests_matters_only_while_one_is_left() -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A submission whose test `index` gets `passes[index]` after `seconds[index]`; inputs of these lengths."""
+    """A submission whose test `index` passes if `passes[index]`, takes `seconds[index]` and has that input length."""
 
     passes: Sequence[bool]
     seconds: Sequence[int]
@@ -91,7 +91,7 @@ def some_case(draw: st.DrawFn) -> Case:
 
 
 def one_after_the_other(case: Case) -> tuple[VerdictKind, list[int], int | None]:
-    """(verdict, tests in order, first failure) of somebody who runs tests in sequence, in as few words as can be."""
+    """The reference: (verdict, tests in order, first failure) of a sequential run."""
     told: list[int] = []
     failures: list[int] = []
     for index in hardest_first(case.lengths):
@@ -106,7 +106,7 @@ def one_after_the_other(case: Case) -> tuple[VerdictKind, list[int], int | None]
 
 
 async def run_by_many(case: Case, num_hands: int, chance: random.Random) -> tuple[Verdict, list[TestOutcome]]:
-    """Up to `num_hands` tests in hand; which of them ends next, and whether it is given back, is chance."""
+    """Run with up to `num_hands` tests taken at once. Chance decides which ends next and which is given back."""
     progress = progress_of(case.submission(), case.max_spent_s)
     hands: list[int] = []
     told: list[TestOutcome] = []
@@ -133,7 +133,7 @@ async def run_by_many(case: Case, num_hands: int, chance: random.Random) -> tupl
 
 @settings(max_examples=200)
 @given(some_case(), st.integers(1, 5), st.randoms(use_true_random=False))
-def test_the_verdict_is_the_sequential_one_in_whatever_order_tests_end(
+def test_the_verdict_does_not_depend_on_the_order_in_which_tests_end(
     case: Case, num_hands: int, chance: random.Random
 ) -> None:
     """The invariant of progress.py."""
@@ -146,7 +146,7 @@ def test_the_verdict_is_the_sequential_one_in_whatever_order_tests_end(
     assert (verdict.first_failure.index if verdict.first_failure else None) == failure
 
 
-async def test_a_large_output_is_judged_as_a_small_one() -> None:
+async def test_a_large_output_is_judged_like_a_small_one() -> None:
     wanted = "7 " * 1_000_000
     progress = progress_of(Submission(StdinTests((StdinCase("", wanted),)), "code"))
     assert progress.take() == 0
@@ -159,7 +159,7 @@ async def numbers(count: int) -> AsyncIterator[int]:
         yield number
 
 
-async def test_spreading_keeps_its_bound_and_answers_each_item_once() -> None:
+async def test_bounded_concurrency_answers_each_item_once() -> None:
     in_hand = most = 0
 
     async def work(number: int) -> int:
@@ -174,7 +174,7 @@ async def test_spreading_keeps_its_bound_and_answers_each_item_once() -> None:
     assert (most, in_hand) == (4, 0)
 
 
-async def test_a_reader_that_goes_away_cancels_the_work_behind() -> None:
+async def test_a_reader_that_disconnects_cancels_the_work() -> None:
     cancelled = begun = 0
     all_begun = asyncio.Event()
 
@@ -197,7 +197,7 @@ async def test_a_reader_that_goes_away_cancels_the_work_behind() -> None:
     assert cancelled == 3
 
 
-async def test_what_the_source_raises_comes_after_the_answers() -> None:
+async def test_an_exception_of_the_source_comes_after_the_answers() -> None:
     async def broken() -> AsyncIterator[int]:
         yield 1
         raise RuntimeError("source")

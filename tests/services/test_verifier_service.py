@@ -22,10 +22,10 @@ from nouscoder.rpc.channel import open_channel
 from nouscoder.rpc.server import AddressError
 from nouscoder.rpc.verdict_convert import submission_to, verdict_from
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
-from nouscoder.verifier.access.api_keys import Keyring
+from nouscoder.verifier.access.api_keys import ApiKeys
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.api.listener import start_http
-from nouscoder.verifier.api.rest import Door, make_app
+from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader, GradingPolicy
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import NO_FILES, Exit, Program, RunResult, SandboxError, Session
@@ -97,7 +97,7 @@ class Running:
 
     sandbox: WordSandbox
     grader: Grader
-    door: Door
+    drain_state: DrainState
     http: httpx.AsyncClient
     url: str
     stub: verifier_pb2_grpc.VerifierServiceAsyncStub
@@ -109,10 +109,10 @@ async def service() -> AsyncIterator[Running]:
     registry = CollectorRegistry()
     sandbox = WordSandbox()
     grader = Grader(sandbox, VerifierMetrics(registry), GradingPolicy(max_queue=2))
-    door = Door()
+    drain_state = DrainState()
     async with AsyncExitStack() as stack:
-        url = "http://" + await start_http(make_app(grader, registry, door, MAX_BODY), "127.0.0.1:0", stack)
-        server = grpc.aio.server(interceptors=[GrpcGate(Keyring())])
+        url = "http://" + await start_http(make_app(grader, registry, drain_state, MAX_BODY), "127.0.0.1:0", stack)
+        server = grpc.aio.server(interceptors=[GrpcGate(ApiKeys())])
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(Servicer(grader, ("layer",)), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
@@ -120,7 +120,7 @@ async def service() -> AsyncIterator[Running]:
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=10))
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{port}"))
         stub = verifier_pb2_grpc.VerifierServiceStub(channel)
-        yield Running(sandbox, grader, door, http, url, stub)
+        yield Running(sandbox, grader, drain_state, http, url, stub)
         sandbox.let_go.set()
 
 
@@ -222,7 +222,7 @@ async def test_draining_is_503_and_what_is_inside_gets_its_verdict(service: Runn
     inside = asyncio.ensure_future(service.http.post("/v1/grade", json=request("hang")))
     await settled(lambda: service.grader.unfinished == 1)
     assert (await service.http.get("/readyz")).status_code == 200
-    service.door.close()
+    service.drain_state.close()
     for path in ("/v1/grade", "/v1/grade/stream", "/v1/grade/batch"):
         assert (await service.http.post(path, json=request())).status_code == 503
     assert (await service.http.get("/readyz")).status_code == 503
@@ -382,7 +382,7 @@ async def test_grpc_refuses_what_cannot_be_graded_by_field(service: Running) -> 
 async def test_an_address_in_use_is_one_sentence(service: Running) -> None:
     async with AsyncExitStack() as stack:
         with pytest.raises(AddressError, match="cannot listen on"):
-            await start_http(make_app(service.grader, CollectorRegistry(), Door(), 1), service.url[7:], stack)
+            await start_http(make_app(service.grader, CollectorRegistry(), DrainState(), 1), service.url[7:], stack)
 
 
 async def test_the_client_gives_up_in_one_sentence(service: Running) -> None:

@@ -1,4 +1,4 @@
-"""The tests of one submission on several slots: never at another's expense, and never with another answer."""
+"""The tests of one submission on several slots: other submissions are not delayed, and the verdict is the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nouscoder.verifier.grading.grader import Grader, GradingPolicy
 from nouscoder.verifier.grading.judging import judge_for
 from nouscoder.verifier.grading.progress import Progress
 from nouscoder.verifier.grading.test_order import hardest_first
-from nouscoder.verifier.grading.test_workers import Lanes
+from nouscoder.verifier.grading.test_workers import WorkerGroup
 from nouscoder.verifier.judges.partners import Ruling
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import NO_FILES, CompileFailed, Program, RunResult, SandboxError, Session
@@ -29,7 +29,7 @@ from nouscoder.verifier.sandbox.fake import ended
 
 
 def submission_of(passes: list[bool], **fields: object) -> Submission:
-    """Test `index` is run in the position of its index; every program answers `yes`."""
+    """A submission whose tests run in the order of their indices; every program answers `yes`."""
     cases = tuple(StdinCase(f"{index:03d}", "yes" if passed else "no") for index, passed in enumerate(passes))
     return Submission(StdinTests(cases), "code", **fields)  # type: ignore[arg-type]
 
@@ -42,14 +42,14 @@ async def settled(condition: Callable[[], bool]) -> None:
 
 
 class ScriptedWork:
-    """Tests wait for `gates`, take 1 s each by a clock of its own, and answer `yes`; opening takes `open_s`."""
+    """Each test waits for its gate, takes 1 s by the scripted clock and answers `yes`; opening takes `open_s`."""
 
     def __init__(self, num_tests: int, open_s: float = 0.0) -> None:
         self.now_s = 0.0
         self.open_s = open_s
         self.gates = [asyncio.Event() for _ in range(num_tests)]
-        self.troubles: dict[int, Exception] = {}  # the first run of a test raises it
-        self.open_trouble: Exception | None = None  # of every opening but the first
+        self.troubles: dict[int, Exception] = {}  # raised by the first run of a test
+        self.open_trouble: Exception | None = None  # raised by every opening but the first
         self.running: list[int] = []
         self.runs: list[int] = []
         self.num_open = self.num_opened = self.num_extra = 0
@@ -87,18 +87,18 @@ class ScriptedWork:
         for index in indices or range(len(self.gates)):
             self.gates[index].set()
 
-    def told(self, outcome: TestOutcome) -> None:
+    def report(self, outcome: TestOutcome) -> None:
         self.outcomes.append(outcome.index)
 
-    def lane_opened(self) -> None:
+    def worker_opened(self) -> None:
         self.num_extra += 1
 
-    def lane_broke(self, error: Exception) -> None:
+    def worker_failed(self, error: Exception) -> None:
         self.broken.append(error)
 
 
 class Rig:
-    """One submission that has its slot, and its lanes."""
+    """One submission that holds its slot, with its test workers."""
 
     def __init__(self, passes: list[bool], num_slots: int = 3, most: int = 3, open_s: float = 0.0) -> None:
         submission = submission_of(passes)
@@ -106,15 +106,15 @@ class Rig:
         self.progress = Progress(submission, judge, hardest_first([0] * len(passes)), "scripted", 0.0)
         self.slots = FairSlots(num_slots, 8, lambda waiting, busy: None)
         self.work = ScriptedWork(len(passes), open_s)
-        self.lanes = Lanes(self.progress, self.slots, self.work, most, 0.5, self.work.clock)  # type: ignore[arg-type]
+        self.workers = WorkerGroup(self.progress, self.slots, self.work, most, 0.5, self.work.clock)  # type: ignore[arg-type]
 
     async def grade(self) -> Verdict:
         async with self.slots.slot("c"):
-            await self.lanes.run()
+            await self.workers.run()
         return self.progress.verdict()
 
-    async def to_three_lanes(self) -> asyncio.Task[Verdict]:
-        """Test 0 has ended, and 1, 2 and 3 are running."""
+    async def to_three_workers(self) -> asyncio.Task[Verdict]:
+        """Start grading until test 0 has ended and tests 1, 2 and 3 run."""
         task = asyncio.create_task(self.grade())
         self.work.let_go(0)
         await settled(lambda: self.work.running == [1, 2, 3])
@@ -131,14 +131,14 @@ async def test_idle_slots_take_tests_of_a_submission_once_its_first_has_ended() 
     task = asyncio.create_task(rig.grade())
     await settled(lambda: rig.work.running == [0])
     await asyncio.sleep(0.01)
-    assert rig.work.running == [0], "what it costs is not known before"
+    assert rig.work.running == [0], "the cost of a test is unknown before the first one ends"
     rig.work.let_go(0)
     await settled(lambda: rig.work.running == [1, 2, 3])
     assert (rig.slots.busy, rig.slots.extra, rig.work.num_extra) == (3, 2, 2)
     rig.work.let_go()
     verdict = await task
     assert (verdict.kind, verdict.graded) == (VerdictKind.ACCEPTED, 9)
-    assert rig.work.outcomes == list(range(9)), "told in order"
+    assert rig.work.outcomes == list(range(9)), "reported in order"
     assert sorted(rig.work.runs) == list(range(9)), "each is run once"
     assert rig.nothing_is_left
 
@@ -147,28 +147,28 @@ async def test_idle_slots_take_tests_of_a_submission_once_its_first_has_ended() 
     ("rig_of", "why"),
     [
         (lambda: Rig([True] * 9, num_slots=1), "no slot is idle"),
-        (lambda: Rig([True] * 9, most=1), "the type of tests has one lane"),
+        (lambda: Rig([True] * 9, most=1), "this type of tests allows one worker"),
         (lambda: Rig([True] * 9, open_s=4.0), "7 s of tests are less than three times what opening costs"),
         (lambda: Rig([True]), "there is one test"),
     ],
 )
-async def test_no_lane_is_added(rig_of: Callable[[], Rig], why: str) -> None:
+async def test_no_worker_is_added(rig_of: Callable[[], Rig], why: str) -> None:
     rig = rig_of()
     rig.work.let_go()
     assert (await rig.grade()).kind is VerdictKind.ACCEPTED
     assert (rig.work.num_opened, rig.work.num_extra) == (1, 0), why
 
 
-async def test_an_expensive_opening_is_worth_it_while_much_is_left() -> None:
+async def test_an_expensive_opening_pays_while_enough_tests_are_left() -> None:
     rig = Rig([True] * 10, open_s=2.5)
     rig.work.let_go()
     await rig.grade()
-    assert rig.work.num_extra == 1, "8 s are left after the first test for one lane: but for two, 4 s each"
+    assert rig.work.num_extra == 1, "8 s are left after the first test for one worker, but 4 s each for two"
 
 
-async def test_whoever_waits_gets_the_slot_of_a_lane_at_its_next_test() -> None:
+async def test_a_waiting_submission_gets_the_slot_of_an_extra_worker_before_its_next_test() -> None:
     rig = Rig([True] * 9)
-    task = await rig.to_three_lanes()
+    task = await rig.to_three_workers()
     served: list[str] = []
     leave = asyncio.Event()
 
@@ -187,7 +187,7 @@ async def test_whoever_waits_gets_the_slot_of_a_lane_at_its_next_test() -> None:
     assert (rig.work.running, rig.slots.extra) == ([2], 0)
     rig.work.let_go(2)
     await settled(lambda: rig.work.running == [4])
-    assert (served, rig.slots.waiting) == (["a", "b"], 1), "its last lane is its own"
+    assert (served, rig.slots.waiting) == (["a", "b"], 1), "the last worker keeps its slot"
     leave.set()
     rig.work.let_go()
     assert (await task).kind is VerdictKind.ACCEPTED
@@ -195,9 +195,9 @@ async def test_whoever_waits_gets_the_slot_of_a_lane_at_its_next_test() -> None:
     assert rig.nothing_is_left
 
 
-async def test_a_lane_that_breaks_loses_the_test_it_had_and_no_more() -> None:
+async def test_a_failed_worker_loses_only_its_current_test() -> None:
     rig = Rig([True] * 9)
-    task = await rig.to_three_lanes()
+    task = await rig.to_three_workers()
     rig.work.troubles = {1: SandboxError("gone")}
     rig.work.let_go(1)
     await settled(lambda: rig.slots.busy == 2)
@@ -210,7 +210,7 @@ async def test_a_lane_that_breaks_loses_the_test_it_had_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("trouble", [SandboxError("none to be had"), CompileFailed("it did before"), TimeoutError()])
-async def test_a_lane_that_does_not_open_is_done_without(trouble: Exception) -> None:
+async def test_grading_goes_on_when_an_extra_worker_cannot_open_its_sandbox(trouble: Exception) -> None:
     rig = Rig([True] * 4, num_slots=2)
     rig.work.open_trouble = trouble
     task = asyncio.create_task(rig.grade())
@@ -224,7 +224,7 @@ async def test_a_lane_that_does_not_open_is_done_without(trouble: Exception) -> 
     assert rig.nothing_is_left
 
 
-async def test_the_last_lane_s_failure_is_the_submission_s_and_its_tests_can_be_taken_again() -> None:
+async def test_the_failure_of_the_last_worker_is_raised_and_its_tests_can_be_taken_again() -> None:
     rig = Rig([True] * 9, num_slots=2)
     task = asyncio.create_task(rig.grade())
     rig.work.let_go(0)
@@ -239,7 +239,7 @@ async def test_the_last_lane_s_failure_is_the_submission_s_and_its_tests_can_be_
     assert rig.nothing_is_left
 
 
-async def test_code_that_does_not_compile_is_told_by_the_first_lane() -> None:
+async def test_a_compile_failure_in_the_first_worker_is_raised() -> None:
     rig = Rig([True])
     rig.work.num_opened, rig.work.open_trouble = 1, CompileFailed("line 1")
     with pytest.raises(CompileFailed):
@@ -248,7 +248,7 @@ async def test_code_that_does_not_compile_is_told_by_the_first_lane() -> None:
 
 async def test_after_a_failure_earlier_tests_are_awaited_and_later_ones_abandoned_at_once() -> None:
     rig = Rig([True, True, False, False, True, True])
-    task = await rig.to_three_lanes()
+    task = await rig.to_three_workers()
     rig.work.let_go(2)
     await settled(lambda: rig.slots.busy == 1)
     assert (rig.work.running, rig.work.num_open, rig.work.outcomes) == ([1], 1, [0])
@@ -260,9 +260,9 @@ async def test_after_a_failure_earlier_tests_are_awaited_and_later_ones_abandone
     assert rig.nothing_is_left
 
 
-async def test_the_first_lane_is_abandoned_like_any_other() -> None:
+async def test_the_first_worker_can_be_abandoned_too() -> None:
     rig = Rig([True, True, False, True, True, True])
-    task = await rig.to_three_lanes()
+    task = await rig.to_three_workers()
     rig.work.let_go(1)
     await settled(lambda: rig.work.running == [2, 3, 4])
     rig.work.let_go(2)
@@ -271,7 +271,7 @@ async def test_the_first_lane_is_abandoned_like_any_other() -> None:
     assert rig.nothing_is_left
 
 
-async def test_cancelling_closes_every_lane_also_one_that_has_not_begun() -> None:
+async def test_cancelling_ends_every_worker_even_before_its_first_step() -> None:
     for rounds in range(30):
         rig = Rig([True] * 9)
         task = asyncio.create_task(rig.grade())
@@ -288,7 +288,7 @@ NO_RUNNERS: Mapping[str, int] = MappingProxyType({})
 
 
 class ChancySandbox:
-    """Programs that answer `yes` after a moment of chance; one run or opening, chosen by chance, fails."""
+    """Programs that answer `yes` after a random delay; one random run or opening fails."""
 
     name = "chancy"
     isolation: tuple[str, ...] = ()
@@ -344,24 +344,24 @@ class ChancySandbox:
 
 
 def grader_of(sandbox: ChancySandbox) -> Grader:
-    """Lanes wherever there is room."""
-    policy = GradingPolicy(max_submission_s=20.0, least_lane_s=0.0)
+    """Extra workers wherever there is room."""
+    policy = GradingPolicy(max_submission_s=20.0, min_worker_left_s=0.0)
     return Grader(sandbox, VerifierMetrics(CollectorRegistry()), policy)
 
 
-def told_by(verdict: Verdict) -> Verdict:
-    """What does not depend on the clock."""
+def without_duration(verdict: Verdict) -> Verdict:
+    """The verdict without its measured duration."""
     return replace(verdict, duration_s=0.0)
 
 
-async def grade_crowded(submissions: list[Submission], num_slots: int, seed: int) -> list[Verdict]:
-    """All of them, coming in at moments of chance, some followed by a client that goes away."""
+async def grade_concurrently(submissions: list[Submission], num_slots: int, seed: int) -> list[Verdict]:
+    """Grade all of them, started at random moments; some are followed by a client that disconnects."""
     chance = random.Random(seed)
     sandbox = ChancySandbox(num_slots, chance)
     grader = grader_of(sandbox)
-    told: list[list[TestOutcome]] = [[] for _ in submissions]
+    reported: list[list[TestOutcome]] = [[] for _ in submissions]
     tasks, gone = [], []
-    for submission, outcomes in zip(submissions, told, strict=True):
+    for submission, outcomes in zip(submissions, reported, strict=True):
         tasks.append(asyncio.create_task(grader.grade(submission, outcomes.append)))
         if chance.random() < 0.3:
             gone.append(asyncio.create_task(grader.grade(submission)))
@@ -373,7 +373,7 @@ async def grade_crowded(submissions: list[Submission], num_slots: int, seed: int
     for task in gone:
         task.cancel()
     await asyncio.gather(*gone, return_exceptions=True)
-    for verdict, outcomes in zip(verdicts, told, strict=True):
+    for verdict, outcomes in zip(verdicts, reported, strict=True):
         assert tuple(sorted(outcomes, key=lambda one: one.index)) == verdict.tests
     assert (sandbox.open, grader.unfinished, grader._slots.extra) == (0, 0, 0)
     assert sandbox.most_open <= num_slots
@@ -390,11 +390,13 @@ async def grade_crowded(submissions: list[Submission], num_slots: int, seed: int
     st.integers(2, 5),
     st.integers(0, 2**32),
 )
-def test_any_number_of_slots_in_any_traffic_gives_the_verdicts_of_one(
+def test_verdicts_do_not_depend_on_the_number_of_slots_or_the_traffic(
     asked: list[tuple[list[bool], bool]], num_slots: int, seed: int
 ) -> None:
-    """The invariants of lanes.py and grader.py: no answer but the sequential one, nothing left behind."""
+    """The invariants of test_workers.py and grader.py: verdicts equal the sequential ones, and nothing is left."""
     submissions = [submission_of(passes, stop_on_first_failure=stops) for passes, stops in asked]
-    spread_out = asyncio.run(grade_crowded(submissions, num_slots, seed))
-    one_by_one = [asyncio.run(grade_crowded([submission], 1, 0))[0] for submission in submissions]
-    assert [told_by(verdict) for verdict in spread_out] == [told_by(verdict) for verdict in one_by_one]
+    spread_out = asyncio.run(grade_concurrently(submissions, num_slots, seed))
+    one_by_one = [asyncio.run(grade_concurrently([submission], 1, 0))[0] for submission in submissions]
+    assert [without_duration(verdict) for verdict in spread_out] == [
+        without_duration(verdict) for verdict in one_by_one
+    ]

@@ -1,4 +1,4 @@
-"""Time-outs near the limit are run again alone; clear ones and clear passes are not."""
+"""A run near its time limit is repeated exclusively; clear timeouts and clear passes are not repeated."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from nouscoder.domain.submission import Limits
-from nouscoder.verifier.grading.exclusive_run import Crowd, NeverAlone
-from nouscoder.verifier.grading.time_limits import run_timed, stretched
+from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock, ExclusiveRunTimeout
+from nouscoder.verifier.grading.time_limits import extended_limits, run_with_time_limits
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 
 LIMITS = Limits(wall_time_s=10, cpu_time_s=10)
@@ -35,21 +35,21 @@ def took(wall_s: float, cpu_s: float | None = None, exit: Exit = Exit.EXITED) ->
         (took(10.5, exit=Exit.SIGNALLED), took(1.0, exit=Exit.SIGNALLED), Exit.SIGNALLED),
     ],
 )
-async def test_what_counts(first: RunResult, second: RunResult | None, exit: Exit) -> None:
+async def test_a_borderline_run_is_repeated(first: RunResult, second: RunResult | None, exit: Exit) -> None:
     results = [first] if second is None else [first, second]
     left = list(results)
 
     async def run() -> tuple[RunResult, str]:
         return left.pop(0), "ruling"
 
-    result, ruling = await run_timed(run, LIMITS, Crowd())
+    result, ruling = await run_with_time_limits(run, LIMITS, ExclusiveRunLock())
     assert (result.exit, left) == (exit, [])
     assert ruling == (None if exit is Exit.TIME_LIMIT and results[-1].exit is Exit.EXITED else "ruling")
     assert result.stdout == results[-1].stdout
 
 
-def test_the_sandbox_is_given_the_limit_and_the_borderline_above_it() -> None:
-    assert (stretched(LIMITS).wall_time_s, stretched(LIMITS).memory_bytes) == (11.5, LIMITS.memory_bytes)
+def test_the_sandbox_enforces_the_limit_plus_the_borderline_share() -> None:
+    assert (extended_limits(LIMITS).wall_time_s, extended_limits(LIMITS).memory_bytes) == (11.5, LIMITS.memory_bytes)
 
 
 async def settled(condition: Callable[[], bool]) -> None:
@@ -58,9 +58,9 @@ async def settled(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_the_second_run_is_alone_on_the_machine_and_others_go_on_after_it() -> None:
-    """The invariant of crowd.py."""
-    crowd = Crowd()
+async def test_the_second_run_is_exclusive_and_other_runs_continue_after_it() -> None:
+    """The invariant of exclusive_run.py."""
+    run_lock = ExclusiveRunLock()
     running: set[str] = set()
     seen: list[set[str]] = []
     gates = {name: asyncio.Event() for name in ("long", "border", "late")}
@@ -80,12 +80,12 @@ async def test_the_second_run_is_alone_on_the_machine_and_others_go_on_after_it(
         running.remove("border")
         return GOOD, None
 
-    long = asyncio.ensure_future(run_timed(lambda: other("long"), LIMITS, crowd))
+    long = asyncio.ensure_future(run_with_time_limits(lambda: other("long"), LIMITS, run_lock))
     await settled(lambda: "long" in running)
-    border = asyncio.ensure_future(run_timed(borderline, LIMITS, crowd))
+    border = asyncio.ensure_future(run_with_time_limits(borderline, LIMITS, run_lock))
     await settled(lambda: len(seen) == 1)
     await asyncio.sleep(0.01)
-    late = asyncio.ensure_future(run_timed(lambda: other("late"), LIMITS, crowd))
+    late = asyncio.ensure_future(run_with_time_limits(lambda: other("late"), LIMITS, run_lock))
     await asyncio.sleep(0.01)
     assert (running, len(seen)) == ({"long"}, 1)
     gates["long"].set()
@@ -98,25 +98,25 @@ async def test_the_second_run_is_alone_on_the_machine_and_others_go_on_after_it(
     assert seen == [{"long", "border"}, {"border"}]
 
 
-async def test_a_machine_that_is_never_free_leaves_the_time_out_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nouscoder.verifier.grading.time_limits.ALONE_PATIENCE_S", 0.02)
-    crowd = Crowd()
-    async with crowd.among_others():
+async def test_a_borderline_timeout_counts_when_the_machine_never_becomes_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nouscoder.verifier.grading.time_limits.EXCLUSIVE_PATIENCE_S", 0.02)
+    run_lock = ExclusiveRunLock()
+    async with run_lock.shared():
 
         async def run() -> tuple[RunResult, None]:
             return took(10.5), None
 
-        assert (await run_timed(run, LIMITS, crowd))[0].exit is Exit.TIME_LIMIT
-        with pytest.raises(NeverAlone):
-            async with crowd.alone(0.01):
+        assert (await run_with_time_limits(run, LIMITS, run_lock))[0].exit is Exit.TIME_LIMIT
+        with pytest.raises(ExclusiveRunTimeout):
+            async with run_lock.exclusive(0.01):
                 pass
-    async with asyncio.timeout(1), crowd.alone(1):
+    async with asyncio.timeout(1), run_lock.exclusive(1):
         await asyncio.sleep(0)
-    async with asyncio.timeout(1), crowd.among_others():
+    async with asyncio.timeout(1), run_lock.shared():
         await asyncio.sleep(0)
 
 
-async def test_a_sandbox_that_falls_silent_in_the_second_run_is_not_the_candidates_fault() -> None:
+async def test_a_silent_sandbox_in_the_second_run_is_an_infrastructure_failure() -> None:
     calls = 0
 
     async def run() -> tuple[RunResult, None]:
@@ -126,23 +126,23 @@ async def test_a_sandbox_that_falls_silent_in_the_second_run_is_not_the_candidat
             raise TimeoutError
         return took(10.5), None
 
-    crowd = Crowd()
+    run_lock = ExclusiveRunLock()
     with pytest.raises(TimeoutError):
-        await run_timed(run, LIMITS, crowd)
-    async with asyncio.timeout(1), crowd.among_others():
+        await run_with_time_limits(run, LIMITS, run_lock)
+    async with asyncio.timeout(1), run_lock.shared():
         await asyncio.sleep(0)
 
 
-async def test_after_a_run_alone_others_have_the_machine_for_a_while() -> None:
+async def test_shared_runs_have_the_machine_for_a_while_after_an_exclusive_run() -> None:
     now_s = 100.0
-    crowd = Crowd(clock=lambda: now_s)
-    async with crowd.alone(1):
+    run_lock = ExclusiveRunLock(clock=lambda: now_s)
+    async with run_lock.exclusive(1):
         now_s += 10.0
-    assert crowd._rest_until_s == 110.0 + 40.0
-    async with crowd.among_others():
-        with pytest.raises(NeverAlone):
-            async with crowd.alone(0.02):
+    assert run_lock._rest_until_s == 110.0 + 40.0
+    async with run_lock.shared():
+        with pytest.raises(ExclusiveRunTimeout):
+            async with run_lock.exclusive(0.02):
                 pass
-        assert crowd._open.is_set(), "others are not held up while it rests"
-    async with asyncio.timeout(1), crowd.alone(1):
+        assert run_lock._open.is_set(), "shared runs are not blocked during the rest"
+    async with asyncio.timeout(1), run_lock.exclusive(1):
         await asyncio.sleep(0)

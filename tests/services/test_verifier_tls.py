@@ -21,7 +21,7 @@ from nouscoder.config import ConfigError, TlsSection, load_config
 from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.api.listener import start_http
-from nouscoder.verifier.api.rest import Door, make_app, make_health_app
+from nouscoder.verifier.api.rest import DrainState, make_app, make_health_app
 from nouscoder.verifier.api.tls import TlsUnusable, grpc_credentials, http_context
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
@@ -65,9 +65,11 @@ async def start(section: TlsSection, stack: AsyncExitStack) -> Running:
     await sandbox.start()
     registry = CollectorRegistry()
     grader = Grader(sandbox, VerifierMetrics(registry))
-    door = Door()
-    http = await start_http(make_app(grader, registry, door, 10_000), "127.0.0.1:0", stack, http_context(section))
-    health = await start_http(make_health_app(door), "127.0.0.1:0", stack)
+    drain_state = DrainState()
+    http = await start_http(
+        make_app(grader, registry, drain_state, 10_000), "127.0.0.1:0", stack, http_context(section)
+    )
+    health = await start_http(make_health_app(drain_state), "127.0.0.1:0", stack)
     servicer = Servicer(grader, ())
     served = Served(
         address="127.0.0.1:0",

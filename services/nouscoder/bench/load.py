@@ -38,7 +38,7 @@ from nouscoder.bench.mixture import Sample, mixture
 from nouscoder.bench.verifier import BenchError, running_service
 from nouscoder.client.http import GRADE_PATH
 from nouscoder.progress_bar import progress_bar
-from nouscoder.verifier.access.api_keys import new_token
+from nouscoder.verifier.access.api_keys import new_api_key
 from nouscoder.verifier.toolchains.languages import installed
 
 _WINDOW_S = 60.0  # the first and the last minute
@@ -121,7 +121,7 @@ async def bench_load(plan: LoadPlan, overrides: tuple[str, ...] = ()) -> LoadRes
 @asynccontextmanager
 async def _running(names: Sequence[str], plan: LoadPlan, overrides: tuple[str, ...]) -> AsyncIterator[_Service]:
     """A service with a token for each name."""
-    made = {name: new_token(name) for name in names}
+    made = {name: new_api_key(name) for name in names}
     with tempfile.TemporaryDirectory(prefix="nouscoder-load-") as folder:
         tokens = Path(folder) / "tokens"
         tokens.write_text("".join(f"{line}\n" for _, line in made.values()))

@@ -35,20 +35,20 @@ def _tokens() -> None:
 @tokens_app.command("new")
 def tokens_new(name: Annotated[str, typer.Argument(help="the client's name")]) -> None:
     """Make a token: stdout gets the line to store in verifier.tokens_file, stderr the token, this once."""
-    from nouscoder.verifier.access.api_keys import new_token
+    from nouscoder.verifier.access.api_keys import new_api_key
 
-    secret, line = new_token(name)
+    secret, line = new_api_key(name)
     typer.echo(f"token for {name}, shown only now: {secret}", err=True)
     typer.echo(line)
 
 
 def prepare() -> None:
     """Do once what the sandboxes of this host need: their first process, and go's standard library, compiled."""
-    from nouscoder.verifier.sandbox.init_build import native_library
+    from nouscoder.verifier.sandbox.init_build import init_library_path
     from nouscoder.verifier.toolchains.languages import find_installed, registry
     from nouscoder.verifier.toolchains.toolchain_cache import prepare as prepare_language
 
-    typer.echo(f"init: {native_library()}")
+    typer.echo(f"init: {init_library_path()}")
     for language in find_installed(registry()).values():
         if language.prepare is not None:
             typer.echo(f"{language.name}: {prepare_language(language)}")

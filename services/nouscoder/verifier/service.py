@@ -28,12 +28,12 @@ from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_eve
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verdict_convert import limits_to, outcome_to, submission_from, verdict_to
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
-from nouscoder.verifier.access.api_keys import Keyring, open_keyring
+from nouscoder.verifier.access.api_keys import ApiKeys, open_api_keys
 from nouscoder.verifier.access.caller import CallerFilter, current_caller
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
 from nouscoder.verifier.api.listener import start_http
-from nouscoder.verifier.api.rest import Door, make_app, make_health_app
+from nouscoder.verifier.api.rest import DrainState, make_app, make_health_app
 from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.api.streaming import grade_events, grade_patiently, spread
 from nouscoder.verifier.api.tls import grpc_credentials, http_context
@@ -155,36 +155,36 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         told = telemetry.grader(core)
         cached = CachedGrader(told, metrics, section.cache_entries) if section.cache_entries else told
         grader: Grading = QuotaGrader(cached, quotas)
-        keyring = open_keyring(section.tokens_file)
-        on_hangup = [keyring.reload]
+        api_keys = open_api_keys(section.tokens_file)
+        on_hangup = [api_keys.reload]
         if section.audit_log:
             audit = AuditLog(Path(section.audit_log), section.audit_source)
             stack.callback(audit.close)
             on_hangup.append(audit.reopen)
             grader = AuditedGrader(grader, audit)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: [act() for act in on_hangup])
-        door = Door()
+        drain_state = DrainState()
         runner = CodeRunner(core, quotas, audit)
-        app = make_app(grader, registry, door, section.max_body_bytes, keyring, runner)
+        app = make_app(grader, registry, drain_state, section.max_body_bytes, api_keys, runner)
         telemetry.watch(app)
-        await _start_http(section, app, door, stack)
+        await _start_http(section, app, drain_state, stack)
         stack.push_async_callback(_let_finish, grader, section.drain_s)
-        served = _served(section, Servicer(grader, _isolation(sandbox)), registry, keyring)
+        served = _served(section, Servicer(grader, _isolation(sandbox)), registry, api_keys)
         await start_grpc(replace(served, interceptors=[*telemetry.interceptors(), *served.interceptors]), stack)
-        stack.callback(door.close)
+        stack.callback(drain_state.close)
         await run_until_stopped(stop, *_workers(config, grader, with_broker))
 
 
-async def _start_http(section: VerifierSection, app: FastAPI, door: Door, stack: AsyncExitStack) -> None:
+async def _start_http(section: VerifierSection, app: FastAPI, drain_state: DrainState, stack: AsyncExitStack) -> None:
     """The REST API and the plain health port, those that are configured."""
     if section.http:
         log.info("listening", extra={"http": await start_http(app, section.http, stack, http_context(section.tls))})
     if section.health:
-        address = await start_http(make_health_app(door), section.health, stack)
+        address = await start_http(make_health_app(drain_state), section.health, stack)
         log.info("listening", extra={"health": address})
 
 
-def _served(section: VerifierSection, servicer: Servicer, registry: CollectorRegistry, keyring: Keyring) -> Served:
+def _served(section: VerifierSection, servicer: Servicer, registry: CollectorRegistry, api_keys: ApiKeys) -> Served:
     return Served(
         address=section.grpc,
         metrics_address=section.metrics,
@@ -193,7 +193,7 @@ def _served(section: VerifierSection, servicer: Servicer, registry: CollectorReg
         registry=registry,
         drain_s=section.drain_s,
         credentials=grpc_credentials(section.tls),
-        interceptors=[GrpcGate(keyring)],
+        interceptors=[GrpcGate(api_keys)],
         max_message_bytes=section.max_body_bytes,
         health=Health(section.grpc_health),
     )

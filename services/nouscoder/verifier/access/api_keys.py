@@ -31,12 +31,12 @@ _LOOK_AGAIN_S = 0.5
 _MAX_SECRET_CHARS = 512
 
 
-class TokensUnusable(Unusable):
+class ApiKeysUnusable(Unusable):
     """The configured tokens cannot be used; the message names the file and the line."""
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class ApiKey:
     """One stored token: never the secret itself."""
 
     client: str
@@ -44,59 +44,59 @@ class Token:
     quota: Quota
 
 
-def new_token(client: str) -> tuple[str, str]:
-    """(secret to hand to the client, line to store). Raises TokensUnusable for a name that cannot be stored."""
+def new_api_key(client: str) -> tuple[str, str]:
+    """(secret to hand to the client, line to store). Raises ApiKeysUnusable for a name that cannot be stored."""
     if not _NAME.fullmatch(client):
-        raise TokensUnusable(f"{client!r:.80} is no client's name: use letters, digits, '.', '_' and '-', at most 64")
+        raise ApiKeysUnusable(f"{client!r:.80} is no client's name: use letters, digits, '.', '_' and '-', at most 64")
     secret = f"nc_{secrets.token_urlsafe(32)}"
     return secret, f"{client}:{_digest(secret).hex()}"
 
 
-def parse_tokens(lines: Iterable[str], source: str) -> tuple[Token, ...]:
-    """Tokens of a file's lines; empty lines and lines with # are skipped. Raises TokensUnusable naming the line."""
+def parse_api_keys(lines: Iterable[str], source: str) -> tuple[ApiKey, ...]:
+    """Tokens of a file's lines; empty lines and lines with # are skipped. Raises ApiKeysUnusable naming the line."""
     tokens = []
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.lstrip().startswith("#"):
-            tokens.append(_token(line.strip(), f"{source}:{number}"))
+            tokens.append(_api_key(line.strip(), f"{source}:{number}"))
     return tuple(tokens)
 
 
-def _token(line: str, where: str) -> Token:
+def _api_key(line: str, where: str) -> ApiKey:
     name, digest, *quota = line.split(":")[:5] if line.count(":") else (line, "")
     if not _NAME.fullmatch(name) or not _DIGEST.fullmatch(digest) or len(quota) > 2:
-        raise TokensUnusable(f"{where}: not client-name:sha256hex[:max_in_flight[:submissions_per_minute]]")
+        raise ApiKeysUnusable(f"{where}: not client-name:sha256hex[:max_in_flight[:submissions_per_minute]]")
     if not all(not part or (part.isascii() and part.isdigit() and int(part) > 0) for part in quota):
-        raise TokensUnusable(f"{where}: a quota must be a positive number or empty")
+        raise ApiKeysUnusable(f"{where}: a quota must be a positive number or empty")
     bounds = [int(part) if part else None for part in (*quota, "", "")][:2]
-    return Token(name, bytes.fromhex(digest), Quota(*bounds))
+    return ApiKey(name, bytes.fromhex(digest), Quota(*bounds))
 
 
-class Keyring:
+class ApiKeys:
     """Says whose a secret is. Looks at the file again when it changed, at most twice a second, and on `reload`."""
 
     def __init__(self, file: Path | None = None, environment: str | None = None) -> None:
-        """Raises TokensUnusable when what is configured cannot be read."""
+        """Raises ApiKeysUnusable when what is configured cannot be read."""
         self._file = file
-        self._fixed = parse_tokens(environment.split(), ENVIRONMENT) if environment else ()
+        self._fixed = parse_api_keys(environment.split(), ENVIRONMENT) if environment else ()
         self._seen: tuple[int, ...] | None = None
         self._looked_s = time.monotonic()
-        self._tokens = self._fixed
+        self._keys = self._fixed
         if file is not None:
             self._seen = _fingerprint(file)
-            self._tokens = (*self._fixed, *_read(file))
+            self._keys = (*self._fixed, *_read(file))
         self.is_open = file is None and not environment
 
     @property
-    def num_tokens(self) -> int:
+    def num_keys(self) -> int:
         """Tokens in force."""
-        return len(self._tokens)
+        return len(self._keys)
 
-    def holder(self, secret: str) -> Token | None:
+    def find(self, secret: str) -> ApiKey | None:
         """The token that `secret` is, in a time that tells nothing of the stored ones; None when it is none."""
         self._look()
         given = _digest(secret[:_MAX_SECRET_CHARS])
         found = None
-        for token in self._tokens:
+        for token in self._keys:
             if hmac.compare_digest(token.digest, given):
                 found = token  # no early end: how long it takes does not say which one matched
         return found
@@ -107,10 +107,10 @@ class Keyring:
             return
         try:
             seen = _fingerprint(self._file)
-            self._tokens = (*self._fixed, *_read(self._file))
+            self._keys = (*self._fixed, *_read(self._file))
             self._seen = seen
-            log.info("tokens read", extra={"num_tokens": len(self._tokens)})
-        except TokensUnusable as error:
+            log.info("tokens read", extra={"num_keys": len(self._keys)})
+        except ApiKeysUnusable as error:
             log.error("tokens not read, those known before stay in force", extra={"detail": str(error)})
 
     def _look(self) -> None:
@@ -120,7 +120,7 @@ class Keyring:
         self._looked_s = now_s
         try:
             seen = _fingerprint(self._file)
-        except TokensUnusable as error:
+        except ApiKeysUnusable as error:
             log.error("tokens not read, those known before stay in force", extra={"detail": str(error)})
             return
         if seen != self._seen:
@@ -128,14 +128,14 @@ class Keyring:
             self._seen = seen  # a file at fault is complained of once, not twice a second
 
 
-def open_keyring(file: str) -> Keyring:
-    """The keyring of the configured file and the environment; empty texts are none. Raises TokensUnusable."""
-    keyring = Keyring(Path(file) if file else None, os.environ.get(ENVIRONMENT))
-    if keyring.is_open:
+def open_api_keys(file: str) -> ApiKeys:
+    """The api_keys of the configured file and the environment; empty texts are none. Raises ApiKeysUnusable."""
+    api_keys = ApiKeys(Path(file) if file else None, os.environ.get(ENVIRONMENT))
+    if api_keys.is_open:
         log.warning("no tokens are configured: everybody who reaches this address may submit programs")
     else:
-        log.info("tokens are asked for", extra={"num_tokens": keyring.num_tokens})
-    return keyring
+        log.info("tokens are asked for", extra={"num_keys": api_keys.num_keys})
+    return api_keys
 
 
 def _digest(secret: str) -> bytes:
@@ -146,13 +146,13 @@ def _fingerprint(file: Path) -> tuple[int, ...]:
     try:
         stat = file.stat()
     except OSError as error:
-        raise TokensUnusable(f"{file} cannot be read: {error.strerror or error}") from error
+        raise ApiKeysUnusable(f"{file} cannot be read: {error.strerror or error}") from error
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
-def _read(file: Path) -> tuple[Token, ...]:
+def _read(file: Path) -> tuple[ApiKey, ...]:
     try:
-        return parse_tokens(file.read_text("utf8").splitlines(), str(file))
+        return parse_api_keys(file.read_text("utf8").splitlines(), str(file))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise TokensUnusable(f"{file} cannot be read: {reason}") from error
+        raise ApiKeysUnusable(f"{file} cannot be read: {reason}") from error

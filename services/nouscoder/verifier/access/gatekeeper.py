@@ -12,7 +12,7 @@ import math
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from nouscoder.verifier.access.api_keys import Keyring
+from nouscoder.verifier.access.api_keys import ApiKeys
 from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
 
 Scope = MutableMapping[str, Any]
@@ -33,9 +33,9 @@ class BadDeadline(ValueError):
 class Gatekeeper:
     """Stands before `app`."""
 
-    def __init__(self, app: App, keyring: Keyring) -> None:
+    def __init__(self, app: App, api_keys: ApiKeys) -> None:
         self._app = app
-        self._keyring = keyring
+        self._api_keys = api_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -67,12 +67,12 @@ class Gatekeeper:
 
     def _caller(self, path: str, headers: dict[bytes, str], request_id: str) -> Caller | None:
         """None when a token is needed and none that is valid was given."""
-        if self._keyring.is_open:
+        if self._api_keys.is_open:
             return Caller(ANONYMOUS, request_id)
         kind, _, secret = headers.get(b"authorization", "").partition(" ")
-        token = self._keyring.holder(secret.strip()) if kind.lower() == "bearer" else None
-        if token is not None:
-            return Caller(token.client, request_id, token.quota)
+        key = self._api_keys.find(secret.strip()) if kind.lower() == "bearer" else None
+        if key is not None:
+            return Caller(key.client, request_id, key.quota)
         return Caller(ANONYMOUS, request_id) if path in OPEN else None
 
 

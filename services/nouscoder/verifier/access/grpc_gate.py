@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from nouscoder.rpc.faults import InvalidMessage
-from nouscoder.verifier.access.api_keys import Keyring
+from nouscoder.verifier.access.api_keys import ApiKeys
 from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
 
 _OPEN = ("/grpc.health.v1.", "/grpc.reflection.")
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class GrpcGate(grpc.aio.ServerInterceptor):
     """Sets the caller of each call; UNAUTHENTICATED for those without a valid token where tokens are configured."""
 
-    def __init__(self, keyring: Keyring) -> None:
-        self._keyring = keyring
+    def __init__(self, api_keys: ApiKeys) -> None:
+        self._api_keys = api_keys
 
     async def intercept_service(
         self,
@@ -45,11 +45,11 @@ class GrpcGate(grpc.aio.ServerInterceptor):
     def _caller(self, metadata: dict[str, Any]) -> Caller | None:
         given = metadata.get("x-request-id")
         request_id = request_id_from(given if isinstance(given, str) else None)
-        if self._keyring.is_open:
+        if self._api_keys.is_open:
             return Caller(ANONYMOUS, request_id)
         kind, _, secret = str(metadata.get("authorization", "")).partition(" ")
-        token = self._keyring.holder(secret.strip()) if kind.lower() == "bearer" else None
-        return None if token is None else Caller(token.client, request_id, token.quota)
+        key = self._api_keys.find(secret.strip()) if kind.lower() == "bearer" else None
+        return None if key is None else Caller(key.client, request_id, key.quota)
 
 
 async def _refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:

@@ -16,7 +16,7 @@ from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict
 from nouscoder.verifier.access.caller import Caller, current_caller
 from nouscoder.verifier.grading.grader import OnOutcome, QueueFull
-from nouscoder.verifier.grading.grader_decorator import AroundGrading
+from nouscoder.verifier.grading.grader_decorator import GraderDecorator
 from nouscoder.verifier.grading.verdict_cache import Grading
 
 
@@ -69,7 +69,7 @@ class Quotas:
             account.left -= 1
 
 
-class QuotaGrader(AroundGrading):
+class QuotaGrader(GraderDecorator):
     """`inner`, for callers within their quota."""
 
     def __init__(self, inner: Grading, quotas: Quotas) -> None:

@@ -1,6 +1,6 @@
 """The REST API. Handlers convert, call the grader, convert; 200 for every candidate, whatever it does.
 
-INVARIANT: once `Door.draining` is set no submission is taken in (503), and those inside get their verdict.
+INVARIANT: once `DrainState.draining` is set no submission is taken in (503), and those inside get their verdict.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from nouscoder import __version__
-from nouscoder.verifier.access.api_keys import Keyring
+from nouscoder.verifier.access.api_keys import ApiKeys
 from nouscoder.verifier.access.gatekeeper import Gatekeeper
 from nouscoder.verifier.api.body import BodyFault, read_body
 from nouscoder.verifier.api.openapi import complete
@@ -56,7 +56,7 @@ _LINES = {"requestBody": {"required": True, "content": {"application/x-ndjson": 
 
 
 @dataclass(slots=True)
-class Door:
+class DrainState:
     """Whether submissions are taken in."""
 
     draining: bool = False
@@ -73,24 +73,24 @@ class Draining(Exception):
 def make_app(
     grader: Grading,
     registry: CollectorRegistry,
-    door: Door,
+    drain_state: DrainState,
     max_body_bytes: int,
-    keyring: Keyring | None = None,
+    api_keys: ApiKeys | None = None,
     runner: CodeRunner | None = None,
 ) -> FastAPI:
-    """The API over `grader`, for the holders of `keyring`'s tokens; without one for everybody.
+    """The API over `grader`, for the holders of `api_keys`'s tokens; without one for everybody.
 
     With a `runner` there is /run_code too.
     """
     app = FastAPI(title="NousCoder verifier", version=__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(Gatekeeper, keyring=keyring or Keyring())
+    app.add_middleware(Gatekeeper, api_keys=api_keys or ApiKeys())
     _add_faults(app)
-    _add_pages(app, registry, door)
+    _add_pages(app, registry, drain_state)
 
     @app.post("/v1/grade", response_model=GradeAnswer, responses=_FAULTS, openapi_extra=_REQUEST)
     async def grade(request: Request) -> Response:
         """Grade one submission."""
-        _enter(door)
+        _enter(drain_state)
         submission = parse_submission(await read_body(request, max_body_bytes))
         verdict = await _while_connected(request, grader.grade(submission))
         return Response(answer_json(verdict), media_type=_JSON)
@@ -98,7 +98,7 @@ def make_app(
     @app.post("/v1/grade/stream", responses=_FAULTS, openapi_extra=_REQUEST)
     async def grade_stream(request: Request) -> Response:
         """Grade one submission: an event `outcome` for each test as it ends, then one event `verdict`."""
-        _enter(door)
+        _enter(drain_state)
         submission = parse_submission(await read_body(request, max_body_bytes))
         events = server_events(grader, submission)
         first = await anext(events)  # so that a refusal still has its status
@@ -107,7 +107,7 @@ def make_app(
     @app.post("/v1/grade/batch", responses=_FAULTS, openapi_extra=_LINES)
     async def grade_batch(request: Request) -> Response:
         """Grade many, one request a line with an optional `id`: a line each as it ends, in order of completion."""
-        _enter(door)
+        _enter(drain_state)
         # Read whole before the first answer: a client that writes all before it reads must not block.
         lines = (await read_body(request, max_body_bytes)).split(b"\n")
         return StreamingResponse(batch_lines(grader, lines), media_type="application/x-ndjson")
@@ -115,26 +115,26 @@ def make_app(
     # FastAPI's own way to an endpoint without parameters costs as much as parsing a submission; it documents this one.
     app.router.routes.insert(0, Route("/v1/grade", grade, methods=["POST"]))
     if runner is not None:
-        _add_run_code(app, runner, door, max_body_bytes)
+        _add_run_code(app, runner, drain_state, max_body_bytes)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
 
-def _add_run_code(app: FastAPI, runner: CodeRunner, door: Door, max_body_bytes: int) -> None:
+def _add_run_code(app: FastAPI, runner: CodeRunner, drain_state: DrainState, max_body_bytes: int) -> None:
     request_schema = {"$ref": _REF.format(model="RunCodeRequest")}
     extra = {"requestBody": {"required": True, "content": {_JSON: {"schema": request_schema}}}}
 
     @app.post("/run_code", response_model=RunCodeAnswer, responses=_FAULTS, openapi_extra=extra)
     async def run_code(request: Request) -> Response:
         """Run one program once, as SandboxFusion would."""
-        _enter(door)
+        _enter(drain_state)
         asked = parse_run_code(await read_body(request, max_body_bytes))
         answer = await _while_connected(request, runner.run(asked))
         return Response(answer.model_dump_json(), media_type=_JSON)
 
 
-def _enter(door: Door) -> None:
-    if door.draining:
+def _enter(drain_state: DrainState) -> None:
+    if drain_state.draining:
         raise Draining
 
 
@@ -173,15 +173,15 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def make_health_app(door: Door) -> FastAPI:
+def make_health_app(drain_state: DrainState) -> FastAPI:
     """/healthz and /readyz alone, for probes that hold neither token nor certificate."""
     app = FastAPI(title="NousCoder verifier health", version=__version__, docs_url=None, redoc_url=None)
     _add_faults(app)
-    _add_health(app, door)
+    _add_health(app, drain_state)
     return app
 
 
-def _add_health(app: FastAPI, door: Door) -> None:
+def _add_health(app: FastAPI, drain_state: DrainState) -> None:
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
         """Alive."""
@@ -190,12 +190,12 @@ def _add_health(app: FastAPI, door: Door) -> None:
     @app.get("/readyz", responses={503: {"model": Fault}})
     async def readyz() -> dict[str, str]:
         """Taking in submissions."""
-        _enter(door)
+        _enter(drain_state)
         return {"status": "ready"}
 
 
-def _add_pages(app: FastAPI, registry: CollectorRegistry, door: Door) -> None:
-    _add_health(app, door)
+def _add_pages(app: FastAPI, registry: CollectorRegistry, drain_state: DrainState) -> None:
+    _add_health(app, drain_state)
     page = playground(installed())
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)

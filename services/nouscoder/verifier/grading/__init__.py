@@ -1,1 +1,1 @@
-"""From a submission to its verdict: order of tests, test workers, comparison, cache."""
+"""Grading of a submission: order of tests, test workers, comparison, verdict cache."""

@@ -1,19 +1,19 @@
-"""Comparing what a program gave with what was expected. Pure, and run in the gateway only.
+"""Comparison of a program's output with the expected output. Pure. Runs in the gateway only.
 
-The actual side is hostile: work is bounded by the size of the expected side plus one pass over the actual bytes,
-nesting is walked without recursion, and nothing of it is ever executed.
+The actual output is hostile. The work is bounded by the size of the expected output plus one pass over the actual
+bytes. Nested values are compared without recursion. Nothing in the output is executed.
 
-Text is compared as bytes, white space is ASCII white space:
+Text is compared as bytes; white space means ASCII white space:
 - exact: byte for byte;
 - lines: white space at the end of lines and empty lines at the end are ignored;
 - unordered_lines: as lines, but in any order, each as often as expected;
-- tokens: white-space separated tokens. With tolerances two numbers may differ by the absolute one or by the relative
-  one, whichever is wider; two integers must still be equal, so that a large count cannot be wrong by a few.
+- tokens: tokens separated by white space. Two numbers may differ by the absolute or the relative tolerance, whichever
+  is wider. Two integers must be equal, so that a tolerance cannot accept a wrong count.
 
-Values (call results) are compared as Python's == would after JSON, where a tuple is a list, except that
+Values (call results) are compared like Python's == after JSON, where a tuple is a list, with three exceptions:
 - a bool equals only a bool (`1 == True` is a known false positive of public graders);
-- two numbers of which one is a float may differ by rounding (1e-9 relative, 1e-12 absolute), so that 0.1 + 0.2 is 0.3;
-- NaN equals NaN, for nothing else could ever pass such a test.
+- if one of two numbers is a float, they may differ by rounding (1e-9 relative, 1e-12 absolute), so 0.1 + 0.2 is 0.3;
+- NaN equals NaN, because otherwise no program could pass such a test.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _NUMBER = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
 class UnreadableResult(ValueError):
-    """A call's result cannot be read as a JSON value, so it is not the right one. The text says why."""
+    """The result of a call is not a JSON value, so it is wrong. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class HugeInt:
-    """An integer too long to be worth converting; equal when its digits are."""
+    """An integer with too many digits to convert. Two are equal when their digits are equal."""
 
     digits: str
 
 
 def same_text(expected: str, actual: bytes, comparator: Comparator) -> bool:
-    """Whether a program's output is the expected one."""
+    """Whether a program's output matches the expected output."""
     wanted = expected.encode("utf8", "surrogatepass")
     if comparator.kind is ComparatorKind.EXACT:
         return wanted == actual
@@ -76,7 +76,7 @@ def _same_unordered_lines(wanted: bytes, actual: bytes) -> bool:
 
 def _same_tokens(wanted: bytes, actual: bytes, comparator: Comparator) -> bool:
     wanted_tokens = wanted.split()
-    # A bounded split: output with far more tokens than expected never becomes a list of them.
+    # The split is bounded, so that output with far more tokens than expected does not become a long list.
     actual_tokens = actual.split(None, len(wanted_tokens))
     if wanted_tokens == actual_tokens:
         return True
@@ -104,17 +104,17 @@ def _close(wanted: float, actual: float, absolute: float, relative: float) -> bo
 
 
 def result_bound(expected_json: str) -> int:
-    """Bytes that no encoding of an equal value reaches.
+    """An upper bound [bytes] on the encoding of any equal value.
 
-    Escapes and digits make one character at most 64 bytes: 1e+308 is an integer of 309 digits too.
+    Escapes and digits expand one character to at most 64 bytes; for example, 1e+308 equals an integer of 309 digits.
     """
     return 4096 + 64 * len(expected_json)
 
 
 def parse_result(encoded: bytes, max_bytes: int) -> JsonValue | HugeInt:
-    """A call's result as a value. Raises UnreadableResult for anything but one JSON value of sane size and depth."""
+    """The result of a call as a value. Raises UnreadableResult unless it is one JSON value of bounded size."""
     if len(encoded) > max_bytes:
-        raise UnreadableResult(f"the result has {len(encoded)} bytes, far more than what is expected")
+        raise UnreadableResult(f"the result has {len(encoded)} bytes, far more than the expected value")
     try:
         value: JsonValue = json.loads(encoded, parse_int=_parse_int)
     except (ValueError, RecursionError) as error:
@@ -127,9 +127,9 @@ def _parse_int(text: str) -> int | HugeInt:
 
 
 def same_value(expected: object, actual: object, absolute: float = 0.0, relative: float = 0.0) -> bool:
-    """Whether two JSON values are the same in the sense of this module's docstring, floats within the wider tolerance.
+    """Whether two JSON values are equal by the rules of this module, with floats within the wider tolerance.
 
-    Rounding is tolerated at least.
+    The rounding tolerance is the minimum.
     """
     absolute, relative = max(absolute, ROUNDING_ABSOLUTE), max(relative, ROUNDING_RELATIVE)
     pending = [(expected, actual)]
@@ -163,5 +163,5 @@ def _same_float(wanted: object, actual: object, absolute: float, relative: float
         return True
     try:
         return _close(float(wanted), float(actual), absolute, relative)
-    except OverflowError:  # an integer beyond every float
+    except OverflowError:  # the integer exceeds the largest float
         return False

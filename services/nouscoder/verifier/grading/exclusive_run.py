@@ -1,7 +1,7 @@
-"""Runs beside each other, and now and then one alone on the machine.
+"""A readers-writer lock for runs: many share the machine, and a run that needs exact timing has it exclusively.
 
-INVARIANT: while a run is alone no other run is in progress; after one that took t seconds, others have the machine for
-at least REST * t seconds before the next is alone, unless there are no others.
+INVARIANT: during an exclusive run no other run is in progress. After an exclusive run of t seconds, shared runs have
+the machine for at least REST * t seconds before the next exclusive run, unless there are no shared runs.
 """
 
 from __future__ import annotations
@@ -15,47 +15,47 @@ from contextlib import asynccontextmanager
 REST = 4.0
 
 
-class NeverAlone(Exception):
-    """The machine was never free of other runs in the time given."""
+class ExclusiveRunTimeout(Exception):
+    """The machine did not become free of other runs within the time allowed."""
 
 
-class Crowd:
-    """One for all runs of a machine."""
+class ExclusiveRunLock:
+    """One instance for all runs of a machine."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._together = 0
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._num_shared = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._open = asyncio.Event()
         self._open.set()
         self._turn = asyncio.Lock()
         self._rest_until_s = 0.0
 
     @asynccontextmanager
-    async def among_others(self) -> AsyncIterator[None]:
-        """For a run like most."""
+    async def shared(self) -> AsyncIterator[None]:
+        """Hold the machine together with other shared runs."""
         while not self._open.is_set():
-            await self._open.wait()  # ends with the one run that is alone, which has its own limit
-        self._together += 1
-        self._quiet.clear()
+            await self._open.wait()  # bounded: the exclusive run has a time limit of its own
+        self._num_shared += 1
+        self._idle.clear()
         try:
             yield
         finally:
-            self._together -= 1
-            if not self._together:
-                self._quiet.set()
+            self._num_shared -= 1
+            if not self._num_shared:
+                self._idle.set()
 
     @asynccontextmanager
-    async def alone(self, patience_s: float) -> AsyncIterator[None]:
-        """For a run that must be the only one. Raises NeverAlone when that cannot be had in `patience_s` seconds."""
+    async def exclusive(self, patience_s: float) -> AsyncIterator[None]:
+        """Hold the machine alone. Raises ExclusiveRunTimeout if it does not become free in `patience_s` seconds."""
         try:
             async with asyncio.timeout(patience_s):
                 await self._turn.acquire()
         except TimeoutError:
-            raise NeverAlone from None
+            raise ExclusiveRunTimeout from None
         try:
-            await self._empty_the_machine(patience_s)
+            await self._wait_until_idle(patience_s)
             begun_s = self._clock()
             try:
                 yield
@@ -66,18 +66,18 @@ class Crowd:
             self._open.set()
             self._turn.release()
 
-    async def _empty_the_machine(self, patience_s: float) -> None:
+    async def _wait_until_idle(self, patience_s: float) -> None:
         try:
             async with asyncio.timeout(patience_s):
-                await self._rested()
+                await self._wait_for_rest()
                 self._open.clear()
-                await self._quiet.wait()
+                await self._idle.wait()
         except TimeoutError:
-            raise NeverAlone from None
+            raise ExclusiveRunTimeout from None
 
-    async def _rested(self) -> None:
+    async def _wait_for_rest(self) -> None:
         left_s = self._rest_until_s - self._clock()
         if left_s > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
-                    await self._quiet.wait()
+                    await self._idle.wait()

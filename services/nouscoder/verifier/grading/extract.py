@@ -1,8 +1,8 @@
-"""Finding the program in a model's answer.
+"""Extraction of the program from a model's answer.
 
-The rule is LiveCodeBench's, made tolerant: the last fenced block counts, with or without a language tag, and a last
-block that was never closed runs to the end of the text. Reasoning up to the first `</think>` is not looked at.
-Time and memory are linear in the text, whatever it holds.
+The rule extends that of LiveCodeBench: the last fenced block counts, with or without a language tag, and an unclosed
+last block extends to the end of the text. Reasoning up to the first `</think>` is ignored. Time and memory are linear
+in the length of the text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})([^\n]*)")
 
 
 def text_to_grade(submission: Submission) -> str | None:
-    """The program of a submission, or its answer for math tests; None when there is nothing to grade."""
+    """The program of a submission, or the answer for math tests. None when there is nothing to grade."""
     if submission.code is not None:
         return submission.code
     completion = submission.completion or ""
@@ -28,14 +28,14 @@ def text_to_grade(submission: Submission) -> str | None:
 
 
 def extract_code(completion: str) -> str | None:
-    """The program in `completion`, or None when there is nothing to run (the verdict is then no_code)."""
+    """The program in `completion`. None when it holds no program; the verdict is then no_code."""
     answer = _without_reasoning(completion.replace("\r\n", "\n"))
     code = _last_block(answer)
     return code if code is not None and code.strip() else None
 
 
 def _without_reasoning(completion: str) -> str:
-    """What follows the reasoning; reasoning that was opened and never closed leaves nothing."""
+    """The text after the reasoning. Reasoning that is opened and never closed leaves an empty text."""
     reasoning, closed, answer = completion.partition(_THINK_CLOSE)
     if closed:
         return answer
@@ -43,7 +43,7 @@ def _without_reasoning(completion: str) -> str:
 
 
 def _last_block(text: str) -> str | None:
-    """The lines inside the last fence. A fence closes on a bare fence line of its own character, as long or longer."""
+    """The lines inside the last fence. A fence ends at a bare fence line of its own character, as long or longer."""
     lines = text.split("\n")
     fence = ""
     begin = 0
@@ -54,7 +54,7 @@ def _last_block(text: str) -> str | None:
             continue
         marks, info = match.groups()
         if not fence:
-            if "`" not in info:  # an inline ```x``` opens nothing
+            if "`" not in info:  # an inline ```x``` does not open a block
                 fence, begin = marks, number + 1
         elif marks[0] == fence[0] and len(marks) >= len(fence) and not info.strip():
             found, fence = (begin, number), ""

@@ -1,6 +1,4 @@
-"""Failures of ours while grading: named, counted and logged in one place; never a word of them in a verdict's kind but
-internal_error.
-"""
+"""Infrastructure failures during grading: counted and logged here. Their only verdict is internal_error."""
 
 from __future__ import annotations
 
@@ -13,14 +11,14 @@ log = logging.getLogger(__name__)
 
 
 def count_failure(metrics: VerifierMetrics, cause: FailureCause, message: str) -> str:
-    """Count and log one; the message again."""
+    """Count and log a failure. Returns `message`."""
     metrics.failed(cause)
     log.warning("internal error", extra={"cause": cause.value, "detail": message[:500]})
     return message
 
 
 def count_error(metrics: VerifierMetrics, error: Exception) -> str:
-    """Count and log what was raised while grading; the message for a verdict."""
+    """Count and log an exception raised while grading. Returns the verdict's message."""
     match error:
         case TimeoutError():
             return count_failure(metrics, FailureCause.SANDBOX_SILENT, "the sandbox did not answer in time")

@@ -1,14 +1,14 @@
-"""Grading: a submission in, a verdict out.
+"""Grading: takes a submission and returns its verdict.
 
 extract code -> wait for a slot -> fresh sandbox -> tests, hardest first -> outcome of each -> verdict.
 
-INVARIANT: a submission that `grade` takes in gets exactly one verdict, unless its caller is cancelled or the queue
-refuses it; at most `sandbox.num_slots` sandboxes are held, of as many submissions unless nobody waits (lanes.py), and
-at most `max_queue` submissions wait; a slot is free again as soon as the verdict is known, the caller is cancelled or
-the sandbox has failed.
+INVARIANT: a submission that `grade` accepts gets exactly one verdict, unless its caller is cancelled or the queue
+refuses it. At most `sandbox.num_slots` sandboxes are in use, and a submission holds more than one only while no other
+waits (test_workers.py). At most `max_queue` submissions wait. A slot is free again as soon as the verdict is known, the
+caller is cancelled or the sandbox has failed.
 
-A failure of ours is tried again once in another sandbox, then answered as internal_error; whatever the candidate does,
-the answer is one of the other verdicts.
+After an infrastructure failure grading is tried once more in another sandbox; a second failure gives internal_error.
+Nothing that a candidate does gives internal_error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.access.caller import current_caller
-from nouscoder.verifier.grading.exclusive_run import Crowd
+from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock
 from nouscoder.verifier.grading.extract import text_to_grade
 from nouscoder.verifier.grading.failures import count_error
 from nouscoder.verifier.grading.fair_queue import FairSlots
@@ -29,12 +29,12 @@ from nouscoder.verifier.grading.fair_queue import QueueFull as QueueFull
 from nouscoder.verifier.grading.judging import judge_for
 from nouscoder.verifier.grading.kill_rates import KillRates, KillTable
 from nouscoder.verifier.grading.progress import Progress
-from nouscoder.verifier.grading.runs import has_free_order, has_lanes, program_of
+from nouscoder.verifier.grading.runs import has_free_order, has_parallel_tests, program_of
 from nouscoder.verifier.grading.test_order import hardest_first
-from nouscoder.verifier.grading.test_work import LaneWork
 from nouscoder.verifier.grading.test_work import OnOutcome as OnOutcome
-from nouscoder.verifier.grading.test_workers import Lanes
-from nouscoder.verifier.grading.time_limits import stretched
+from nouscoder.verifier.grading.test_work import SubmissionWork
+from nouscoder.verifier.grading.test_workers import WorkerGroup
+from nouscoder.verifier.grading.time_limits import extended_limits
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 from nouscoder.verifier.judges.base import Judge
 from nouscoder.verifier.observe.metrics import VerifierMetrics
@@ -50,19 +50,19 @@ from nouscoder.verifier.sandbox.base import (
 
 @dataclass(frozen=True, slots=True)
 class GradingPolicy:
-    """Every limit of grading that is not the candidate's own."""
+    """The limits of grading that the submission does not set."""
 
     max_queue: int = 1024
     attempts: int = 2
     open_patience_s: float = 60.0
     run_grace_s: float = 30.0
     max_submission_s: float = 600.0
-    least_lane_s: float = 0.01  # of tests left to each lane, below which no further one is opened
+    min_worker_left_s: float = 0.01  # no further test worker is opened when each has less than this left to run
     bounds: Bounds = Bounds()
 
     def run_patience_s(self, program: Program) -> float:
-        """Seconds in which a sandbox must have told how one run ended."""
-        return stretched(program.limits).wall_time_s + self.run_grace_s
+        """Seconds in which a sandbox must report the end of one run."""
+        return extended_limits(program.limits).wall_time_s + self.run_grace_s
 
     def attempt_patience_s(self, program: Program) -> float:
         """Seconds that one sandbox may take for a whole submission."""
@@ -76,7 +76,7 @@ class Grader:
         self._sandbox = sandbox
         self._metrics = metrics
         self._policy = policy or GradingPolicy()
-        self._crowd = Crowd()
+        self._run_lock = ExclusiveRunLock()
         self._kill_rates = KillRates()
         self._slots = FairSlots(
             sandbox.num_slots,
@@ -100,9 +100,9 @@ class Grader:
         return self._slots.waiting + self._slots.busy - self._slots.extra
 
     async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
-        """The verdict of one submission; `on_outcome` hears of each test once its outcome is certain.
+        """The verdict of one submission. `on_outcome` is called for each test once its outcome is final.
 
-        Raises InvalidSubmission when it cannot be graded as it stands and QueueFull when too many wait.
+        Raises InvalidSubmission when the submission cannot be graded, and QueueFull when too many wait.
         """
         validate(submission, self._policy.bounds)
         begun = time.monotonic()
@@ -129,14 +129,14 @@ class Grader:
         return Progress(submission, judge, order, self._sandbox.name, begun, self._policy.max_submission_s)
 
     async def run_once(self, program: Program, stdin: bytes, files: Mapping[str, bytes]) -> RunResult:
-        """One run of a program that nobody judges, in a slot like any other's.
+        """Run a program once in a slot, without judging it.
 
-        Raises CompileFailed, SandboxError, QueueFull, and ValueError for files that cannot be given.
+        Raises CompileFailed, SandboxError, QueueFull, and ValueError for files that the sandbox does not accept.
         """
         async with self._slots.slot(current_caller().client):
             try:
                 async with asyncio.timeout(self._policy.open_patience_s + self._policy.run_patience_s(program)):
-                    async with self._sandbox.session(program) as session, self._crowd.among_others():
+                    async with self._sandbox.session(program) as session, self._run_lock.shared():
                         return await session.run(stdin, files=files)
             except TimeoutError:
                 raise SandboxError("the sandbox did not answer in time") from None
@@ -144,14 +144,14 @@ class Grader:
     async def _attempts(
         self, submission: Submission, program: Program, progress: Progress, on_outcome: OnOutcome | None
     ) -> Verdict:
-        """Run what is left of the tests until done; each failure of ours costs one attempt and one sandbox."""
+        """Run the remaining tests. Each infrastructure failure costs one attempt and one sandbox."""
         work = self._work(submission, program, progress.judge, on_outcome)
-        most = self._sandbox.num_slots if has_lanes(submission) else 1
+        max_workers = self._sandbox.num_slots if has_parallel_tests(submission) else 1
         message = ""
         for _ in range(self._policy.attempts):
             try:
                 async with asyncio.timeout(self._policy.attempt_patience_s(program)):
-                    await Lanes(progress, self._slots, work, most, self._policy.least_lane_s).run()
+                    await WorkerGroup(progress, self._slots, work, max_workers, self._policy.min_worker_left_s).run()
                 return progress.verdict()
             except PartnerCompileFailed as failure:
                 raise InvalidSubmission("tests", f"the judge does not compile: {failure.detail[-2000:]}") from None
@@ -159,16 +159,18 @@ class Grader:
                 return progress.ended(VerdictKind.COMPILE_ERROR, failure.detail[-2000:])
             except Exception as error:
                 message = count_error(self._metrics, error)
-                most = 1
+                max_workers = 1
         return progress.ended(VerdictKind.INTERNAL_ERROR, message)
 
-    def _work(self, submission: Submission, program: Program, judge: Judge, on_outcome: OnOutcome | None) -> LaneWork:
-        return LaneWork(
+    def _work(
+        self, submission: Submission, program: Program, judge: Judge, on_outcome: OnOutcome | None
+    ) -> SubmissionWork:
+        return SubmissionWork(
             sandbox=self._sandbox,
             submission=submission,
             program=program,
             judge=judge,
-            crowd=self._crowd,
+            run_lock=self._run_lock,
             metrics=self._metrics,
             open_patience_s=self._policy.open_patience_s,
             run_patience_s=self._policy.run_patience_s(program),

@@ -1,12 +1,12 @@
-"""What stands before a grader (audit log, quotas, traces): the same grader in all but how it grades."""
+"""Base class of the decorators of a grader: audit log, quotas and traces."""
 
 from __future__ import annotations
 
 from nouscoder.verifier.grading.verdict_cache import Grading
 
 
-class AroundGrading:
-    """Base of those; a subclass says how it grades with the help of `inner`."""
+class GraderDecorator:
+    """Forwards every property to `inner`. A subclass implements `grade` by calling `inner.grade`."""
 
     def __init__(self, inner: Grading) -> None:
         self._inner = inner

@@ -1,7 +1,7 @@
-"""From what a process did (RunResult) to what its test got (an outcome). Pure.
+"""Turns the result of a process (RunResult) into the outcome of its test. Pure.
 
-One judge a type of tests: it knows what a process is given, what is expected of it, and how to show both. A new type
-of tests is a new judge and a line in `judge_for`.
+Each type of tests has one judge. The judge knows the input of a process, the expected output, and how to show both. A
+new type of tests needs a new judge and a line in `judge_for`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _ENDED_BADLY = {
 
 
 def judge_for(submission: Submission) -> Judge:
-    """The judge of a submission's tests. Raises InvalidSubmission when they cannot be passed on."""
+    """The judge of a submission's tests. Raises InvalidSubmission when a test value cannot be encoded."""
     try:
         return _judge_for(submission)
     except (RecursionError, ValueError) as error:
         if isinstance(error, InvalidSubmission):
             raise
-        raise InvalidSubmission("tests.cases", f"a value cannot be passed on: {error}") from None
+        raise InvalidSubmission("tests.cases", f"a value cannot be encoded: {error}") from None
 
 
 def _judge_for(submission: Submission) -> Judge:
@@ -61,7 +61,7 @@ def _judge_for(submission: Submission) -> Judge:
 
 
 def outcome_of(judge: Judge, index: int, result: RunResult) -> VerdictKind:
-    """What test `index` got. A non-zero exit code is a runtime error even after the right answer."""
+    """The outcome of test `index`. A non-zero exit code is a runtime error even after a correct answer."""
     if result.exit is not Exit.EXITED:
         return _ENDED_BADLY[result.exit]
     if result.exit_code != 0:
@@ -70,15 +70,15 @@ def outcome_of(judge: Judge, index: int, result: RunResult) -> VerdictKind:
 
 
 def failure_of(judge: Judge, index: int, outcome: VerdictKind, result: RunResult, remark: str = "") -> FirstFailure:
-    """A failure as it may leave the service: texts clipped, the end of stderr kept, then what a checker remarked."""
-    given, expected, output = judge.shown(index, result)
+    """A failure as the service reports it: texts clipped, the end of stderr, then the checker's remark."""
+    test_input, expected, output = judge.shown(index, result)
     stderr = result.stderr[-4 * CLIP_CHARS :].decode("utf8", "replace")
     if remark:
         stderr = f"{stderr}\n[judge] {remark}".lstrip("\n")
     return FirstFailure(
         index=index,
         outcome=outcome,
-        input=_clip(given),
+        input=_clip(test_input),
         expected=_clip(expected),
         output=_clip(output),
         stderr=stderr[-CLIP_CHARS:],

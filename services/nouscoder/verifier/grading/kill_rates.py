@@ -1,8 +1,8 @@
-"""Which tests fail the programs that are sent for a problem: learned while grading, kept in memory.
+"""How often each test of a problem fails a program. Learned while grading, kept in memory.
 
-INVARIANT: at most `max_problems` tables are kept, the least recently used go first, each of at most `max_tests` tests;
-a table is of one client, one problem id and one set of inputs, and holds counts alone: nothing of any program. A test
-that nobody has run has the prior's rate.
+INVARIANT: at most `max_problems` tables are kept, and the least recently used one is evicted first. A table has at most
+`max_tests` tests. It belongs to one client, one problem id and one set of inputs. It holds counts only, and nothing of
+any program. A test that has never run has the prior's rate.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from nouscoder.verifier.judges.base import Judge, encoded
 
 PRIOR_KILLS = 1
 PRIOR_RUNS = 4
-_REMEMBERED_RUNS = 256  # of a test; then its counts are halved, so that what a policy fails at now weighs more
-_SEEN_BYTES = 64
+_MAX_RUNS = 256  # at this count both counts of a test are halved, so that recent programs weigh more
+_DIGESTED_BYTES = 64
 
 
 class KillTable:
-    """How often each test was run, and how often it failed the program."""
+    """For each test, the number of runs and the number of failed runs."""
 
     def __init__(self, num_tests: int) -> None:
         self._runs = array("H", bytes(2 * num_tests))
         self._kills = array("H", bytes(2 * num_tests))
 
     def rates(self) -> list[float]:
-        """The share of failed runs of each test [num_tests], drawn towards the prior's where there were few."""
+        """The share of failed runs of each test [num_tests], smoothed by the prior."""
         counts = zip(self._kills, self._runs, strict=True)
         return [(kills + PRIOR_KILLS) / (runs + PRIOR_RUNS) for kills, runs in counts]
 
     def learn(self, outcomes: Iterable[TestOutcome]) -> None:
-        """Count what a program's tests got; failures of ours say nothing of a test."""
+        """Count the outcomes of one program. Infrastructure failures do not count."""
         for outcome in outcomes:
             if outcome.outcome is VerdictKind.INTERNAL_ERROR:
                 continue
             index = outcome.index
             self._runs[index] += 1
             self._kills[index] += outcome.outcome is not VerdictKind.ACCEPTED
-            if self._runs[index] >= _REMEMBERED_RUNS:
+            if self._runs[index] >= _MAX_RUNS:
                 self._runs[index] //= 2
                 self._kills[index] //= 2
 
@@ -56,7 +56,7 @@ class KillRates:
         self._tables: OrderedDict[tuple[str, bytes], KillTable] = OrderedDict()
 
     def table(self, client: str, submission: Submission, judge: Judge) -> KillTable | None:
-        """The table of this submission's tests; None when it names no problem or has too many tests to learn of."""
+        """The table of this submission's tests. None when it names no problem or has more than `max_tests` tests."""
         if not submission.problem_id or judge.num_tests > self._max_tests:
             return None
         key = (client, _digest(submission, judge))
@@ -70,18 +70,18 @@ class KillRates:
 
 
 def _digest(submission: Submission, judge: Judge) -> bytes:
-    """Of the problem id and of the length, the beginning and the end of every input.
+    """A digest of the problem id and of the length, beginning and end of every input.
 
-    What has the same digest and is not the same costs time, never a right verdict.
+    A collision can make the order of tests worse. It cannot change a verdict of a correct program.
     """
     digest = hashlib.blake2b(encoded(submission.problem_id), digest_size=16)
     for index in range(judge.num_tests):
-        given = _given(submission, judge, index)
-        digest.update(b"%d:" % len(given) + given[:_SEEN_BYTES] + given[-_SEEN_BYTES:])
+        given = _test_input(submission, judge, index)
+        digest.update(b"%d:" % len(given) + given[:_DIGESTED_BYTES] + given[-_DIGESTED_BYTES:])
     return digest.digest()
 
 
-def _given(submission: Submission, judge: Judge, index: int) -> bytes:
-    if isinstance(submission.tests, AssertTests):  # what their process is given differs each time
+def _test_input(submission: Submission, judge: Judge, index: int) -> bytes:
+    if isinstance(submission.tests, AssertTests):  # the stdin of an assert test differs from run to run
         return encoded(submission.tests.cases[index])
     return judge.stdin(index)

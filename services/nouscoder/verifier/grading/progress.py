@@ -1,12 +1,13 @@
-"""How far one submission is: which tests are left, what the others got, and the verdict that follows.
+"""The progress of one submission: the tests that are left, the outcomes so far, and the verdict.
 
-Tests have positions: 0 is the one to run first (order.py). They are handed out in that order to any number of takers
-and recorded in any order.
+Each test has a position; position 0 runs first (test_order.py). Test workers take tests in that order and record them
+in any order.
 
-INVARIANT: outcomes and verdict are those of one taker who runs the positions one after the other, whatever the order in
-which tests are recorded: an outcome counts, and is told, once all positions before it are known, and none counts after
-the one that ends grading (the first failure where that stops it, or the moment when the tests so far have had all their
-time). A test is in one hand at most and recorded once at most; one that is given back is handed out again first.
+INVARIANT: outcomes and verdict equal those of one worker that runs the positions in sequence, whatever the order in
+which tests are recorded. An outcome becomes final, and is reported, once all earlier positions are final. No outcome
+counts after the one that ends grading: the first failure of a submission that stops there, or the outcome with which
+the submission exceeds its total time. At most one worker has a test at a time, and a test is recorded at most once. A
+test that is given back is handed out again before all others.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _LARGE_BYTES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """A test's outcome; `failure` is None when it passed; `fault` says what of ours is to blame, if anything is."""
+    """The outcome of a test. `failure` is None when it passed. `fault` names an infrastructure failure, or is ""."""
 
     outcome: TestOutcome
     failure: FirstFailure | None
@@ -38,7 +39,7 @@ class _Judged:
 
 
 class Progress:
-    """The state of grading one submission. It survives a failed sandbox: tests already judged are not run again."""
+    """The state of grading one submission. It survives a failed sandbox: judged tests are not run again."""
 
     def __init__(
         self,
@@ -49,8 +50,8 @@ class Progress:
         begun: float,
         max_spent_s: float = math.inf,
     ) -> None:
-        """`order` [num_tests] has the test of each position; `begun` is the time.monotonic() of the submission's
-        arrival; after `max_spent_s` seconds of wall time in tests no further one counts.
+        """`order` [num_tests] holds the test of each position. `begun` is the time.monotonic() of the submission's
+        arrival. Once the tests have used `max_spent_s` seconds of wall time together, no further test counts.
         """
         self.judge = judge
         self._submission = submission
@@ -59,27 +60,27 @@ class Progress:
         self._max_spent_s = max_spent_s
         self._order = order
         self._position = {index: position for position, index in enumerate(order)}
-        self._next = 0  # no position from here on has been handed out
+        self._next = 0  # the first position that has never been taken
         self._given_back: list[int] = []  # a heap of positions
-        self._in_hand: set[int] = set()
-        self._ahead: dict[int, _Judged] = {}  # by position: recorded, but one before it is not
-        self._told: list[TestOutcome] = []  # by position
-        self._end = len(order)  # no position from here on counts
+        self._taken: set[int] = set()
+        self._ahead: dict[int, _Judged] = {}  # by position: recorded, but an earlier position is not
+        self._final: list[TestOutcome] = []  # by position
+        self._end = len(order)  # positions from here on do not count
         self._spent_s = 0.0
         self._out_of_time = False
         self._failure: FirstFailure | None = None
         self._fault = ""
-        # LiveCodeBench's grader knows nothing of the tests after the first failure.
+        # LiveCodeBench's grader reports no tests after the first failure.
         self._stops = submission.stop_on_first_failure or submission.profile is Profile.LCB
 
     @property
     def is_known(self) -> bool:
-        """Whether no test is left that the verdict depends on."""
-        return len(self._told) == self._end
+        """Whether the verdict is known: no remaining test can change it."""
+        return len(self._final) == self._end
 
     @property
     def num_left(self) -> int:
-        """Tests that can be taken now."""
+        """The number of tests that can be taken now."""
         return max(0, self._end - self._next) + sum(position < self._end for position in self._given_back)
 
     def counts(self, index: int) -> bool:
@@ -87,7 +88,7 @@ class Progress:
         return self._position[index] < self._end
 
     def take(self) -> int | None:
-        """A test to run, to be recorded or given back; None while there is none that nobody has."""
+        """Take a test, which must be recorded or given back. None when every test is taken or recorded."""
         if self._given_back and self._given_back[0] < self._end:
             position = heapq.heappop(self._given_back)
         elif self._next < self._end:
@@ -95,35 +96,35 @@ class Progress:
             self._next += 1
         else:
             return None
-        self._in_hand.add(position)
+        self._taken.add(position)
         return self._order[position]
 
     def give_back(self, index: int) -> None:
-        """What was taken could not be run."""
-        position = self._hold(index)
-        self._in_hand.remove(position)
+        """Return a taken test that could not be run."""
+        position = self._taken_position(index)
+        self._taken.remove(position)
         heapq.heappush(self._given_back, position)
 
     async def record(self, index: int, result: RunResult, ruling: Ruling | None = None) -> Sequence[TestOutcome]:
-        """Judge what the process of a taken test did; large outputs in a thread, to keep the service answering.
+        """Judge the result of a taken test. Large outputs are compared in a thread, to keep the event loop free.
 
-        `ruling` is what a checker, an interactor or a library has said of it, and counts if there is one. Returns the
-        outcomes that are certain from now on, in order.
+        `ruling` is the decision of a checker, an interactor or the math library; it overrides the comparison. Returns
+        the outcomes that have become final, in order.
         """
-        position = self._hold(index)
+        position = self._taken_position(index)
         judged = await self._judged(index, result, ruling)
-        self._in_hand.remove(position)
+        self._taken.remove(position)
         if position >= self._end:
             return ()
         self._ahead[position] = judged
         if judged.failure is not None and self._stops:
             self._end = position + 1
-        return self._tell()
+        return self._finalize()
 
-    def _hold(self, index: int) -> int:
+    def _taken_position(self, index: int) -> int:
         position = self._position[index]
-        if position not in self._in_hand:
-            raise ValueError(f"test {index} is in nobody's hand")
+        if position not in self._taken:
+            raise ValueError(f"test {index} has not been taken")
         return position
 
     async def _judged(self, index: int, result: RunResult, ruling: Ruling | None) -> _Judged:
@@ -140,33 +141,33 @@ class Progress:
         failure = failure_of(self.judge, index, kind, result, remark)
         return _Judged(outcome, failure, remark if kind is VerdictKind.INTERNAL_ERROR else "")
 
-    def _tell(self) -> Sequence[TestOutcome]:
-        """Count what has become certain."""
-        known_before = len(self._told)
-        while not self.is_known and (judged := self._ahead.pop(len(self._told), None)) is not None:
+    def _finalize(self) -> Sequence[TestOutcome]:
+        """Count the outcomes that have become final, and return them."""
+        num_before = len(self._final)
+        while not self.is_known and (judged := self._ahead.pop(len(self._final), None)) is not None:
             self._count(judged)
-        return self._told[known_before:]
+        return self._final[num_before:]
 
     def _count(self, judged: _Judged) -> None:
-        self._told.append(judged.outcome)
+        self._final.append(judged.outcome)
         failure = judged.failure
         if failure is not None and (self._failure is None or failure.index < self._failure.index):
             self._failure, self._fault = failure, judged.fault
         self._spent_s += judged.outcome.wall_time_s
         if self._spent_s > self._max_spent_s and not self.is_known:
             self._out_of_time = True
-            self._end = len(self._told)
+            self._end = len(self._final)
 
     def verdict(self) -> Verdict:
-        """The verdict once it is known: that of the first failure, if there is one."""
+        """The verdict, once it is known: the outcome of the failed test with the lowest index, or accepted."""
         if self._out_of_time:
-            limit = f"its tests together took more than {self._max_spent_s:g} s"
+            limit = f"the tests took more than {self._max_spent_s:g} s in total"
             return self.ended(VerdictKind.TIME_LIMIT_EXCEEDED, limit)
         return self.ended(VerdictKind.ACCEPTED if self._failure is None else self._failure.outcome, self._fault)
 
     def ended(self, kind: VerdictKind, detail: str) -> Verdict:
-        """A verdict of this kind over the outcomes that are certain so far."""
-        outcomes = tuple(sorted(self._told, key=lambda outcome: outcome.index))
+        """A verdict of this kind with the outcomes that are final so far."""
+        outcomes = tuple(sorted(self._final, key=lambda outcome: outcome.index))
         return Verdict(
             kind=kind,
             passed=sum(outcome.outcome is VerdictKind.ACCEPTED for outcome in outcomes),

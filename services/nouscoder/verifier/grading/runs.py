@@ -1,8 +1,8 @@
-"""How one test is run, by the type of tests: alone, before a checker, with an interactor, in one process with the
-others (the lcb profile), or not at all (math).
+"""How a test of each type runs: alone, followed by a checker, together with an interactor, in one process with all
+others (the lcb profile), or without a process (math).
 
-INVARIANT: an expected output goes to a checker or an interactor, each in a sandbox that no candidate's code has
-entered, and never to the sandbox of the candidate.
+INVARIANT: an expected output enters only the sandbox of a checker or an interactor, in which no candidate code has run.
+It never enters the candidate's sandbox.
 """
 
 from __future__ import annotations
@@ -41,12 +41,15 @@ class Runs(Protocol):
     """The runs of one submission in one fresh sandbox."""
 
     async def run(self, index: int) -> Ran:
-        """Run test `index`; with what others have said of it, if anybody has. Raises SandboxError."""
+        """Run test `index`. The ruling is that of a checker, interactor or math library, else None.
+
+        Raises SandboxError.
+        """
         ...
 
 
 def program_of(submission: Submission, code: str, judge: Judge) -> Program:
-    """The candidate's program as the sandbox takes it."""
+    """The candidate's program in the form that the sandbox takes."""
     language = installed()[submission.language]
     limits = judge.run_limits(submission.limits) if isinstance(judge, LcbJudge) else submission.limits
     factor = language.time_factor
@@ -62,17 +65,17 @@ def program_of(submission: Submission, code: str, judge: Judge) -> Program:
 
 
 def has_free_order(submission: Submission) -> bool:
-    """Whether each test is a process of its own, so that any of them can be run before any other."""
+    """Whether each test has a process of its own, so that tests can run in any order."""
     return submission.profile is Profile.PROCESS and not isinstance(submission.tests, MathTests)
 
 
-def has_lanes(submission: Submission) -> bool:
-    """Whether tests can be run beside each other; a conversation keeps two processes busy as it is."""
+def has_parallel_tests(submission: Submission) -> bool:
+    """Whether tests can run in parallel. An interactive test already uses two processes."""
     return has_free_order(submission) and not isinstance(submission.tests, InteractiveTests)
 
 
 def partner_patience_s(submission: Submission) -> float:
-    """Seconds that a checker or an interactor may take on top of the candidate's own."""
+    """Seconds that a checker or an interactor may take in addition to the candidate."""
     return _CHECKER_LIMITS.wall_time_s + 15.0 if isinstance(submission.tests, CheckerTests | InteractiveTests) else 0.0
 
 
@@ -105,7 +108,7 @@ class _PlainRuns:
         self._judge = judge
 
     async def run(self, index: int) -> Ran:
-        """A process for this test."""
+        """Run one process for this test."""
         return await self._session.run(self._judge.stdin(index)), None
 
 
@@ -117,7 +120,7 @@ class _CheckedRuns:
         self._judge = judge
 
     async def run(self, index: int) -> Ran:
-        """A process for this test, then, if it ended well, one of the checker."""
+        """Run one process for this test and, if it exits normally, one process of the checker."""
         result = await self._candidate.run(self._judge.stdin(index))
         if outcome_of(self._judge, index, result) is not VerdictKind.ACCEPTED:
             return result, None
@@ -132,7 +135,7 @@ class _TalkingRuns:
         self._cases = cases
 
     async def run(self, index: int) -> Ran:
-        """A process for this test and one of the interactor, each the other's stdin and stdout."""
+        """Run one process for this test and one of the interactor, with their stdin and stdout connected."""
         files = _files(self._cases[index])
         result, other = await self._candidate.converse(self._interactor, args=_FILE_ARGUMENTS, files=files)
         return result, ruling_of_interactor(result, other)
@@ -145,7 +148,7 @@ class _LcbRuns:
         self._results: list[RunResult] | None = None
 
     async def run(self, index: int) -> Ran:
-        """The test's part of the one process, which the first call runs."""
+        """Run one process for all tests at the first call; return its part for this test."""
         if self._results is None:
             self._results = self._judge.split(await self._session.run(self._judge.batch_input()))
         return self._results[index], None
@@ -158,7 +161,7 @@ class _MathRuns:
         self._rulings: list[Ruling] | None = None
 
     async def run(self, index: int) -> Ran:
-        """The case's part of the one comparison, which the first call makes."""
+        """Compare all cases at the first call; return the ruling on this one."""
         if self._rulings is None:
             self._rulings = await mathematics.rule(self._tests, self._program.code, self._program.limits.wall_time_s)
         answer = RunResult(Exit.EXITED, 0, 0, 0.0, 0.0, 0, encoded(self._program.code), b"")

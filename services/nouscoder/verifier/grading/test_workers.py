@@ -1,13 +1,13 @@
-"""The lanes of one submission: sandboxes of its own, each running one of its tests at a time.
+"""The test workers of one submission: each has a sandbox of its own and runs one test at a time.
 
-A lane more is opened beside the first only while a slot is idle, nobody waits, and the tests left would keep each lane
-busy for well longer than it takes to open one; so a loaded service gives every submission one lane.
+A submission starts with one worker. A further worker is opened only while a slot is idle, no submission waits, and each
+worker has clearly more work left than the opening of a sandbox costs. A loaded service therefore gives every submission
+one worker.
 
-INVARIANT: all lanes but one have an extra slot, which is given back when a lane closes; a lane closes before its next
-test when somebody waits and another lane goes on, and at once when the verdict cannot depend on its test any more. A
-lane that breaks costs the test that it had, which is run again in another; a submission of which one has broken gets
-no further ones, and only its last lane's failure is its own. When `run` ends, in whatever way, no lane, no task and no
-extra slot is left.
+INVARIANT: every worker but one holds an extra slot and gives it back when it ends. A worker ends before its next test
+when a submission waits and another worker of its own submission goes on. A worker ends at once when the verdict no
+longer depends on its test. When a worker fails, its test is run again by another worker, no further workers are opened,
+and the failure is raised only if it was the last worker. When `run` ends, no worker, task or extra slot is left.
 """
 
 from __future__ import annotations
@@ -24,89 +24,89 @@ from nouscoder.verifier.grading.progress import Progress
 from nouscoder.verifier.grading.runs import Ran, Runs
 from nouscoder.verifier.sandbox.base import CompileFailed, SandboxError
 
-# Times the opening of a lane: what each lane must have left to do for another one to be opened. Where one lane has
-# three times as much, two end sooner by at least as much as the second one costs. Measured with `local` on two cores:
-# opening takes 3.4 ms and a trivial test 2.5 ms (python); compiling C++ takes 0.5 s.
-WORTH = 3.0
+# A further worker is opened when each worker has more than this multiple of the opening time left to run. At three
+# times, two workers finish sooner than one by at least the cost of the second opening. Measured with `local` on two
+# cores: opening takes 3.4 ms and a trivial Python test 2.5 ms; compiling C++ takes 0.5 s.
+MIN_LEFT_PER_OPENING = 3.0
 
-_CLOSING = -1
-_Lane = asyncio.Task[None]
+_ENDING = -1
+_Worker = asyncio.Task[None]
 
 
 class Work(Protocol):
-    """What lanes do, and whom they tell."""
+    """What a worker does, and the events that it reports."""
 
     def open(self) -> AbstractAsyncContextManager[Runs]:
-        """A fresh sandbox. Raises CompileFailed, SandboxError and TimeoutError on entry."""
+        """Open a fresh sandbox. Raises CompileFailed, SandboxError and TimeoutError on entry."""
         ...
 
     async def run(self, runs: Runs, index: int) -> Ran:
-        """One test. Raises SandboxError and TimeoutError."""
+        """Run one test. Raises SandboxError and TimeoutError."""
         ...
 
-    def told(self, outcome: TestOutcome) -> None:
-        """An outcome is certain."""
+    def report(self, outcome: TestOutcome) -> None:
+        """An outcome has become final."""
         ...
 
-    def lane_opened(self) -> None:
-        """A lane beside others is being opened."""
+    def worker_opened(self) -> None:
+        """A further worker is being opened."""
         ...
 
-    def lane_broke(self, error: Exception) -> None:
-        """A lane is closed because of a failure of ours; others go on."""
+    def worker_failed(self, error: Exception) -> None:
+        """A worker ended because of an infrastructure failure; other workers go on."""
         ...
 
 
-class Lanes:
-    """The lanes of one attempt at a submission whose own slot is taken."""
+class WorkerGroup:
+    """The workers of one attempt at a submission that already holds its slot."""
 
     def __init__(
         self,
         progress: Progress,
         slots: FairSlots,
         work: Work,
-        most: int,
-        least_left_s: float,
+        max_workers: int,
+        min_left_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """At most `most` at once; none is added while those there are have less than `least_left_s` seconds left."""
+        """At most `max_workers` at once; none is added while each worker has less than `min_left_s` seconds left."""
         self._progress = progress
         self._slots = slots
         self._work = work
-        self._most = most
-        self._least_left_s = least_left_s
+        self._max_workers = max_workers
+        self._min_left_s = min_left_s
         self._clock = clock
-        self._at: dict[_Lane, int | None] = {}  # lanes that go on, and the test of each; None while it opens
-        self._num_lanes = 0  # with those that are closing
-        self._open_s: float | None = None  # the quickest opening so far
+        self._active: dict[_Worker, int | None] = {}  # the test of each worker; None while its sandbox opens
+        self._num_workers = 0  # includes those that are ending
+        self._open_s: float | None = None  # the shortest opening time so far
         self._tests_s = 0.0
         self._num_tests = 0
-        self._trouble: Exception | None = None
+        self._failure: Exception | None = None
 
     async def run(self) -> None:
-        """Run tests until the verdict is known. Raises what the last lane raised, when that ended it before."""
+        """Run tests until the verdict is known. Raises the failure of the last worker if it ended grading early."""
         if self._progress.is_known:
             return
         async with asyncio.TaskGroup() as group:
-            self._begin(group)
-        if self._trouble is not None:
-            raise self._trouble
+            self._start_worker(group)
+        if self._failure is not None:
+            raise self._failure
         if not self._progress.is_known:
-            raise SandboxError("every lane was closed before the verdict was known")
+            raise SandboxError("every test worker ended before the verdict was known")
 
-    def _begin(self, group: asyncio.TaskGroup) -> None:
-        lane = group.create_task(self._lane(group))
-        self._at[lane] = None
-        self._num_lanes += 1
-        lane.add_done_callback(self._closed)  # and not in the lane, which may be cancelled before its first step
+    def _start_worker(self, group: asyncio.TaskGroup) -> None:
+        worker = group.create_task(self._run_worker(group))
+        self._active[worker] = None
+        self._num_workers += 1
+        worker.add_done_callback(self._ended)  # a callback, because a task can be cancelled before its first step
 
-    def _closed(self, lane: _Lane) -> None:
-        self._at.pop(lane, None)
-        self._num_lanes -= 1
-        if self._num_lanes:
+    def _ended(self, worker: _Worker) -> None:
+        self._active.pop(worker, None)
+        self._num_workers -= 1
+        if self._num_workers:
             self._slots.give_back_extra()
 
-    async def _lane(self, group: asyncio.TaskGroup) -> None:
+    async def _run_worker(self, group: asyncio.TaskGroup) -> None:
         me = asyncio.current_task()
         assert me is not None
         begun_s = self._clock()
@@ -114,61 +114,61 @@ class Lanes:
             async with self._work.open() as runs:
                 took_s = self._clock() - begun_s
                 self._open_s = took_s if self._open_s is None else min(took_s, self._open_s)
-                while (index := self._next(me, group)) is not None:
-                    await self._test(runs, index)
-                    self._abandon(me)
+                while (index := self._next_test(me, group)) is not None:
+                    await self._run_test(runs, index)
+                    self._abandon_unneeded(me)
         except Exception as error:
-            self._broke(me, error)
+            self._failed(me, error)
 
-    def _next(self, me: _Lane, group: asyncio.TaskGroup) -> int | None:
-        """The one place where a lane takes a test; None when it has to close."""
-        leaves = self._slots.waiting and self._others_go_on(me)
-        index = None if leaves else self._progress.take()
+    def _next_test(self, me: _Worker, group: asyncio.TaskGroup) -> int | None:
+        """The next test of this worker; None when the worker must end. Workers take tests here and nowhere else."""
+        yields_slot = self._slots.waiting and self._others_go_on(me)
+        index = None if yields_slot else self._progress.take()
         if index is None:
-            del self._at[me]
+            del self._active[me]
             return None
-        self._at[me] = index
-        while self._is_worth_another() and self._slots.take_extra():
-            self._work.lane_opened()
-            self._begin(group)
+        self._active[me] = index
+        while self._another_pays() and self._slots.take_extra():
+            self._work.worker_opened()
+            self._start_worker(group)
         return index
 
-    def _others_go_on(self, me: _Lane) -> bool:
-        return any(index is not None for lane, index in self._at.items() if lane is not me)
+    def _others_go_on(self, me: _Worker) -> bool:
+        return any(index is not None for worker, index in self._active.items() if worker is not me)
 
-    def _is_worth_another(self) -> bool:
-        if len(self._at) >= self._most or not self._num_tests or self._open_s is None:
+    def _another_pays(self) -> bool:
+        if len(self._active) >= self._max_workers or not self._num_tests or self._open_s is None:
             return False
-        left_s = self._progress.num_left * self._tests_s / self._num_tests / len(self._at)
-        return left_s > max(self._least_left_s, WORTH * self._open_s)
+        left_s = self._progress.num_left * self._tests_s / self._num_tests / len(self._active)
+        return left_s > max(self._min_left_s, MIN_LEFT_PER_OPENING * self._open_s)
 
-    async def _test(self, runs: Runs, index: int) -> None:
+    async def _run_test(self, runs: Runs, index: int) -> None:
         begun_s = self._clock()
         try:
             result, ruling = await self._work.run(runs, index)
-            certain = await self._progress.record(index, result, ruling)
+            final = await self._progress.record(index, result, ruling)
         except BaseException:
             self._progress.give_back(index)
             raise
         self._num_tests += 1
         self._tests_s += self._clock() - begun_s
-        for outcome in certain:
-            self._work.told(outcome)
+        for outcome in final:
+            self._work.report(outcome)
 
-    def _abandon(self, me: _Lane) -> None:
-        """Close lanes on whose tests nothing depends any more, and those that open while there is nothing to take."""
-        for lane, index in list(self._at.items()):
+    def _abandon_unneeded(self, me: _Worker) -> None:
+        """Cancel workers whose test the verdict no longer depends on, and opening workers with no test left to take."""
+        for worker, index in list(self._active.items()):
             needed = self._progress.num_left if index is None else self._progress.counts(index)
-            if lane is not me and not needed:
-                del self._at[lane]
-                lane.cancel()
+            if worker is not me and not needed:
+                del self._active[worker]
+                worker.cancel()
 
-    def _broke(self, me: _Lane, error: Exception) -> None:
-        was_needed = self._at.pop(me, _CLOSING) is not _CLOSING
-        self._most = 1
+    def _failed(self, me: _Worker, error: Exception) -> None:
+        was_active = self._active.pop(me, _ENDING) is not _ENDING
+        self._max_workers = 1
         if isinstance(error, CompileFailed) and self._open_s is not None:
-            error = SandboxError("a further sandbox did not compile what the first one did")
-        if was_needed and not self._at:
-            self._trouble = error
+            error = SandboxError("a second sandbox failed to compile code that the first one compiled")
+        if was_active and not self._active:
+            self._failure = error
         else:
-            self._work.lane_broke(error)
+            self._work.worker_failed(error)

@@ -1,8 +1,8 @@
-"""Time limits that do not depend on who else was running.
+"""Time limits that do not depend on the load of the machine.
 
-A run gets 15 % more time than its limit, and is judged by what it measured: one that ended within the limit has kept
-it, one that was still running at the end of the extra time has broken it, and one that ended between the two is run
-again alone, and what it needs then counts.
+The sandbox enforces 15 % more than the limit, and the measured time decides. A run that ends within the limit keeps it.
+A run that reaches the extended limit breaks it. A run that ends between the two is repeated with the machine to itself,
+and the second measurement counts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from nouscoder.domain.submission import Limits
-from nouscoder.verifier.grading.exclusive_run import Crowd, NeverAlone
+from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock, ExclusiveRunTimeout
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 
 Ruling = TypeVar("Ruling")
@@ -21,35 +21,36 @@ Ruling = TypeVar("Ruling")
 log = logging.getLogger(__name__)
 
 BORDERLINE = 0.15
-ALONE_PATIENCE_S = 60.0
+EXCLUSIVE_PATIENCE_S = 60.0
 
 
-def stretched(limits: Limits) -> Limits:
-    """What the sandbox enforces: the limits and the borderline above them."""
+def extended_limits(limits: Limits) -> Limits:
+    """The limits that the sandbox enforces: the submission's own plus the borderline share."""
     more = 1 + BORDERLINE
     return replace(limits, wall_time_s=limits.wall_time_s * more, cpu_time_s=limits.cpu_time_s * more)
 
 
-async def run_timed(
-    run: Callable[[], Awaitable[tuple[RunResult, Ruling | None]]], limits: Limits, crowd: Crowd
+async def run_with_time_limits(
+    run: Callable[[], Awaitable[tuple[RunResult, Ruling | None]]], limits: Limits, run_lock: ExclusiveRunLock
 ) -> tuple[RunResult, Ruling | None]:
-    """The result that counts, and what else `run` says of it, which is None of a result that is late.
+    """The result that counts and its ruling. The ruling is None when the result breaks a time limit.
 
-    `run` must enforce `stretched(limits)`; it is awaited once, or twice when borderline. Raises what it raises.
+    `run` must enforce `extended_limits(limits)`. It is awaited once, or twice for a borderline result. Exceptions of
+    `run` propagate.
     """
-    async with crowd.among_others():
+    async with run_lock.shared():
         result, ruling = await run()
     if not _is_late(result, limits):
         return result, ruling
     try:
-        async with crowd.alone(ALONE_PATIENCE_S):
+        async with run_lock.exclusive(EXCLUSIVE_PATIENCE_S):
             result, ruling = await run()
-    except NeverAlone:
-        log.warning("a borderline time-out counts: the machine was never free to run it alone")
+    except ExclusiveRunTimeout:
+        log.warning("a borderline timeout counts: the machine did not become free for an exclusive run")
     return (replace(result, exit=Exit.TIME_LIMIT), None) if _is_late(result, limits) else (result, ruling)
 
 
 def _is_late(result: RunResult, limits: Limits) -> bool:
-    """Ended by itself, but over the limit."""
+    """Whether the process ended by itself but over the limit."""
     ended = result.exit in (Exit.EXITED, Exit.SIGNALLED)
     return ended and (result.wall_time_s > limits.wall_time_s or result.cpu_time_s > limits.cpu_time_s)

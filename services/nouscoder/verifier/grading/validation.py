@@ -1,4 +1,4 @@
-"""What this service can grade. Pure; the same rules for REST, gRPC, files and the broker."""
+"""Validation of submissions. Pure. The same rules apply to REST, gRPC, files and the broker."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _FIELD_CHARS = 100
 
 
 class InvalidSubmission(ValueError):
-    """A submission that cannot be graded as it stands: the caller's fault, not the candidate's. Names the field."""
+    """The submission cannot be graded because of a fault in the request, not in the candidate. Names the field."""
 
     def __init__(self, field: str, message: str) -> None:
-        self.field = _in_short(field)
+        self.field = _shortened(field)
         super().__init__(f"{self.field}: {message}")
 
 
-def _in_short(field: str) -> str:
-    """A field's name can be the client's own words: an unknown field, a key, the name of a file."""
+def _shortened(field: str) -> str:
+    """The field's name, short and printable. It can be text of the client: an unknown field, a key, a file name."""
     begin = field[:_FIELD_CHARS]
     shown = begin if begin.isprintable() else ascii(begin)[1:-1]
     return shown if len(field) <= _FIELD_CHARS and len(shown) <= _FIELD_CHARS else shown[:_FIELD_CHARS] + "..."
@@ -40,17 +40,17 @@ def _in_short(field: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The largest limits a submission may ask for, so that no candidate holds a slot or the memory for ever."""
+    """The largest limits that a submission may request. They bound the time and memory that a candidate can hold."""
 
     limits: Limits = Limits(
         wall_time_s=300.0, cpu_time_s=300.0, memory_bytes=64 * 1024**3, output_bytes=256 * 1024**2, processes=4096
     )
     num_tests: int = 10_000
-    num_assert_chars: int = 200_000  # they are parsed in the service itself: half a second at worst
+    num_assert_chars: int = 200_000  # the service itself parses them, in half a second at most
 
 
 def validate(submission: Submission, bounds: Bounds) -> None:
-    """Raises InvalidSubmission naming the first field at fault."""
+    """Raises InvalidSubmission that names the first invalid field."""
     _require_language(submission.language, "language")
     if not submission.tests.cases:
         raise InvalidSubmission("tests.cases", "must hold at least one test")
@@ -64,40 +64,40 @@ def validate(submission: Submission, bounds: Bounds) -> None:
         if not 0 <= getattr(submission.comparator, name) < math.inf:
             raise InvalidSubmission(f"comparator.{name}", "must be a number of at least 0")
     for item in fields(Limits):
-        asked, most = getattr(submission.limits, item.name), getattr(bounds.limits, item.name)
-        if not asked <= most:
-            raise InvalidSubmission(f"limits.{item.name}", f"may be at most {most} here")
+        requested, maximum = getattr(submission.limits, item.name), getattr(bounds.limits, item.name)
+        if not requested <= maximum:
+            raise InvalidSubmission(f"limits.{item.name}", f"must be at most {maximum}")
 
 
 def _require_language(language: str, field: str) -> None:
     if language not in installed():
-        raise InvalidSubmission(field, f"{language!r:.40} cannot be graded here; these can: {', '.join(installed())}")
+        raise InvalidSubmission(field, f"{language!r:.40} is not installed; these are: {', '.join(installed())}")
 
 
 def _validate_type(submission: Submission, bounds: Bounds) -> None:
-    """What single types of tests need."""
+    """The requirements of each type of tests."""
     match submission.tests:
         case CallTests() | AssertTests() if submission.language != "python":
-            raise InvalidSubmission("language", "call and assert tests are python's alone")
+            raise InvalidSubmission("language", "call and assert tests need python")
         case AssertTests() as tests if sum(map(len, tests.cases), len(tests.setup)) > bounds.num_assert_chars:
-            raise InvalidSubmission("tests", f"cases and setup may have {bounds.num_assert_chars} characters together")
+            raise InvalidSubmission("tests", f"cases and setup may total at most {bounds.num_assert_chars} characters")
         case CheckerTests() as tests:
             _require_language(tests.checker.language, "tests.checker.language")
         case InteractiveTests() as tests:
             _require_language(tests.interactor.language, "tests.interactor.language")
         case MathTests() if not mathematics.is_installed():
-            raise InvalidSubmission("tests.type", "math needs the library math-verify here: install nouscoder[math]")
+            raise InvalidSubmission("tests.type", "math needs the library math-verify: install nouscoder[math]")
         case _:
             pass
 
 
 def _validate_profile(submission: Submission) -> None:
-    """What LiveCodeBench's own grader does not know is refused, not guessed."""
+    """A submission that LiveCodeBench's own grader does not support is refused."""
     if submission.prelude is not Prelude.NONE and submission.language != "python":
-        raise InvalidSubmission("prelude", "is python's alone")
+        raise InvalidSubmission("prelude", "needs python")
     if submission.profile is Profile.PROCESS:
         return
     if submission.language != "python" or not isinstance(submission.tests, StdinTests | CallTests):
-        raise InvalidSubmission("profile", "lcb grades python with stdin and call tests alone")
+        raise InvalidSubmission("profile", "lcb grades only python, and only stdin and call tests")
     if isinstance(submission.tests, CallTests) and any(case.kwargs for case in submission.tests.cases):
-        raise InvalidSubmission("profile", "lcb knows no keyword arguments")
+        raise InvalidSubmission("profile", "lcb does not support keyword arguments")

@@ -24,7 +24,7 @@ import types
 from typing import Any, NamedTuple
 
 from . import calls, kernel
-from .init_library import GO, REPORT, Told
+from .init_library import GO, REPORT, Assignment
 
 _SCRIPT = "/tmp/main.py"
 _FOLDER = os.path.dirname(__file__)
@@ -49,25 +49,25 @@ def remember_modules() -> None:
     _warm_modules.extend(sys.modules)
 
 
-def begin(told_bytes: bytes, namespace: dict[str, Any]) -> Job:
-    """In a candidate's process, confined by init: from what it was told to what it runs."""
+def begin(assignment_bytes: bytes, namespace: dict[str, Any]) -> Job:
+    """In a candidate's process, confined by init: turns the assignment into the program to run."""
     after_fork()
-    told = Told.unpack(told_bytes)
-    if told.talks:
+    assignment = Assignment.unpack(assignment_bytes)
+    if assignment.talks:
         reopen_streams()
-    entry_point, _, prelude = told.meta.partition(b"\0")
-    if told.is_first:
-        code, args = _compile_first(told, prelude.decode("utf-8", "surrogatepass"))
+    entry_point, _, prelude = assignment.meta.partition(b"\0")
+    if assignment.is_first:
+        code, args = _compile_first(assignment, prelude.decode("utf-8", "surrogatepass"))
     else:
-        code, args = load_code(told.body), told.args
+        code, args = load_code(assignment.body), assignment.args
     given = tuple(map(os.fsdecode, args.split(b"\0")[:-1])) if args else ()
     return Job(code, namespace, entry_point.decode("utf-8", "surrogatepass") or None, given)
 
 
-def _compile_first(told: Told, prelude: str) -> tuple[Compiled, bytes]:
+def _compile_first(assignment: Assignment, prelude: str) -> tuple[Compiled, bytes]:
     """Compile, report, and wait for the input to be there: the code and the arguments."""
     try:
-        code = compile_source(told.body, prelude)
+        code = compile_source(assignment.body, prelude)
     except BaseException as error:  # the compiler raises many kinds
         import traceback  # only here: most submissions compile
 
@@ -76,7 +76,7 @@ def _compile_first(told: Told, prelude: str) -> tuple[Compiled, bytes]:
         os._exit(1)
     used = resource.getrusage(resource.RUSAGE_SELF)
     used_s = used.ru_utime + used.ru_stime
-    count_cpu_from(used_s, told.cpu_time_s)
+    count_cpu_from(used_s, assignment.cpu_time_s)
     _write_all(REPORT, b"C" + _CPU_USED.pack(used_s) + dump_code(code))
     os.close(REPORT)
     given = b""

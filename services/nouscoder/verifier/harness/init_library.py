@@ -20,7 +20,7 @@ EXIT_ENDED = 0
 EXIT_STREAM_CLOSED = 3
 
 REPORT, GO = 4, 5
-_TOLD = struct.Struct("@d5I")
+_ASSIGNMENT = struct.Struct("@d5I")
 
 
 class _Settings(ctypes.Structure):
@@ -36,9 +36,11 @@ class _Settings(ctypes.Structure):
     ]
 
 
-class Told(NamedTuple):
-    """What a candidate's process is told. The body is the source in a submission's first process, which must compile,
-    and then has the descriptors REPORT and GO; in the others it is the marshalled code.
+class Assignment(NamedTuple):
+    """What init passes to the process of a Python candidate.
+
+    In the first process of a submission, `body` is the source: the process compiles it, and has the descriptors REPORT
+    and GO. In the later processes `body` is the marshalled code.
     """
 
     cpu_time_s: float
@@ -49,12 +51,12 @@ class Told(NamedTuple):
     body: bytes
 
     @staticmethod
-    def unpack(told: bytes) -> Told:
-        """From `struct told` and the texts behind it."""
-        cpu_time_s, is_first, talks, num_meta, num_args, _ = _TOLD.unpack_from(told)
-        at = _TOLD.size
-        meta, args = told[at : at + num_meta], told[at + num_meta : at + num_meta + num_args]
-        return Told(cpu_time_s, is_first, talks, meta, args, told[at + num_meta + num_args :])
+    def unpack(assignment: bytes) -> Assignment:
+        """From `struct assignment` and the texts behind it."""
+        cpu_time_s, is_first, talks, num_meta, num_args, _ = _ASSIGNMENT.unpack_from(assignment)
+        at = _ASSIGNMENT.size
+        meta, args = assignment[at : at + num_meta], assignment[at + num_meta : at + num_meta + num_args]
+        return Assignment(cpu_time_s, is_first, talks, meta, args, assignment[at + num_meta + num_args :])
 
 
 class Init:
@@ -64,7 +66,7 @@ class Init:
         self, settings: SlotSettings, isolation: Isolation, stream_in: int, stream_out: int, filter_program: Any
     ) -> None:
         # PyDLL: the interpreter lock is held, and a fork must not see it released.
-        self._serve = ctypes.PyDLL(settings.native).nouscoder_init
+        self._serve = ctypes.PyDLL(settings.init_library).nouscoder_init
         self._serve.restype = ctypes.py_object
         self._filter = filter_program
         with open("/proc/self/statm") as statm:
@@ -83,11 +85,11 @@ class Init:
     def serve(self, orders: int, report: int) -> bytes:
         """Settle at the first byte of `orders`, take the stream over at the second; a byte to `report` after each.
 
-        Returns in a candidate's process only, for `Told.unpack`: confined, with descriptors 0, 1, 2 open and 3 for
-        call tests (and, while it has yet to compile, REPORT and GO).
+        Returns only in a candidate's process, with the bytes for `Assignment.unpack`. That process is confined. It has
+        descriptors 0, 1 and 2, also 3 for call tests, and REPORT and GO while it has yet to compile.
         """
-        told: bytes = self._serve(ctypes.byref(self._settings), orders, report)
-        return told
+        assignment: bytes = self._serve(ctypes.byref(self._settings), orders, report)
+        return assignment
 
 
 def ends_the_zygote(status: int) -> int | None:

@@ -78,7 +78,7 @@ class GvisorIsolation:
     namespaces = _NAMESPACES
 
     def __init__(self, settings: SlotSettings) -> None:
-        self._native = os.path.dirname(settings.native)
+        self._init_folder = os.path.dirname(settings.init_library)
 
     def enter(self) -> None:
         """Take away what the sentry, or the pod, gives every sandbox and candidates must not have, and the harness (it
@@ -87,7 +87,7 @@ class GvisorIsolation:
         A mount namespace of its own, for others may run here before and after it; /dev they share.
         """
         kernel.unshare(kernel.CLONE_NEWNS)
-        for place in (*_NOT_FOR_CANDIDATES, os.path.dirname(os.path.abspath(__file__)), self._native):
+        for place in (*_NOT_FOR_CANDIDATES, os.path.dirname(os.path.abspath(__file__)), self._init_folder):
             with contextlib.suppress(OSError):
                 kernel.unmount(place)
         if not os.path.islink("/dev/shm"):

@@ -20,7 +20,7 @@ class SlotSettings(NamedTuple):
     stack_bytes: int = 256 * 1024**2
     uid_init: int | None = None
     uid_candidate: int | None = None
-    native: str = ""  # init, compiled (init/), where the zygote finds it
+    init_library: str = ""  # init, compiled (init/), where the zygote finds it
     kernel: str = "linux"  # what runs the slot: "linux" or "gvisor"
 
     def to_json(self) -> str:

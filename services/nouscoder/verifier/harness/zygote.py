@@ -41,13 +41,13 @@ def main(settings_json: str) -> Job:
         gc.collect()
         gc.freeze()
         _kept.extend((settings, isolation, init, hello))  # freeing them would copy pages in every candidate
-        told = _serve(init, isolation)
+        assignment = _serve(init, isolation)
     except frames.StreamClosed:
         os._exit(0)
     except (OSError, ValueError) as error:
         _give_up(stream_out, str(error))
     try:
-        return begin(told, namespace)
+        return begin(assignment, namespace)
     except BaseException:  # of ours, but told as the program's: it was about to run
         os._exit(1)
 
@@ -97,16 +97,16 @@ def _serve(init: Init, isolation: Isolation) -> bytes:
 
 
 def _stand_by(init: Init, isolation: Isolation) -> _Standby | bytes:
-    """Make a sandbox; or, in a candidate's process, what it is told."""
+    """Make a sandbox; or, in a candidate's process, its assignment."""
     orders, command = os.pipe()
-    report, told = os.pipe()
+    report, ready = os.pipe()
     pid = kernel.fork_into(isolation.namespaces)
     if pid == 0:
         os.close(command)
         os.close(report)
-        return init.serve(orders, told)
+        return init.serve(orders, ready)
     os.close(orders)
-    os.close(told)
+    os.close(ready)
     isolation.admit(pid)
     os.write(command, b"1")
     return _Standby(pid, command, report)

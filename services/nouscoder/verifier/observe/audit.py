@@ -17,7 +17,7 @@ from nouscoder.domain.verdict import Verdict
 from nouscoder.errors import Unusable
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.grader import OnOutcome
-from nouscoder.verifier.grading.grader_decorator import AroundGrading
+from nouscoder.verifier.grading.grader_decorator import GraderDecorator
 from nouscoder.verifier.grading.verdict_cache import Grading
 
 
@@ -65,7 +65,7 @@ class AuditLog:
         self._file.write(json.dumps(record) + "\n")
 
 
-class AuditedGrader(AroundGrading):
+class AuditedGrader(GraderDecorator):
     """`inner`, with a line in the audit log for every submission."""
 
     def __init__(self, inner: Grading, audit: AuditLog) -> None:

@@ -103,7 +103,7 @@ class VerifierMetrics:
         self._tests[outcome.outcome].inc()
         self._test_s.observe(outcome.wall_time_s)
 
-    def lane_opened(self) -> None:
+    def worker_opened(self) -> None:
         """A submission got a sandbox beside its first."""
         self._lanes.inc()
 

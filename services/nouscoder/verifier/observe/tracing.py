@@ -32,7 +32,7 @@ from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.grader import OnOutcome
-from nouscoder.verifier.grading.grader_decorator import AroundGrading
+from nouscoder.verifier.grading.grader_decorator import GraderDecorator
 from nouscoder.verifier.grading.verdict_cache import Grading
 from nouscoder.verifier.sandbox.base import Program, Sandbox, Session
 
@@ -105,7 +105,7 @@ class Tracing:
         self._provider.shutdown()
 
 
-class TracedGrader(AroundGrading):
+class TracedGrader(GraderDecorator):
     """`inner`, with a span a submission and one a test."""
 
     def __init__(self, inner: Grading, tracing: Tracing) -> None:

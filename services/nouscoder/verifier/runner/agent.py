@@ -117,9 +117,9 @@ class Agent:
         settings = wanted.get("settings")
         if not isinstance(settings, dict):
             raise ValueError("no settings were given")
-        packages, native = f"{self._home}/site-packages", f"{self._home}/native"
-        (library,) = os.listdir(native)
-        ours = {"kernel": "gvisor", "native": f"{native}/{library}"}
+        packages, init_folder = f"{self._home}/site-packages", f"{self._home}/init"
+        (library,) = os.listdir(init_folder)
+        ours = {"kernel": "gvisor", "init_library": f"{init_folder}/{library}"}
         if os.path.isdir(packages):
             ours["site_packages"] = [packages]  # type: ignore[assignment]
         entry = f"{self._home}/harness/__main__.py"

@@ -21,11 +21,11 @@ from nouscoder.verifier.sandbox.launch import HARNESS
 _SOURCES = HARNESS / "init"
 _FLAGS = ("-O2", "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-Wl,-z,now")
 _COMPILE_LIMIT_S = 120.0
-_FOLDER_ENVIRONMENT = "NOUSCODER_NATIVE"  # where an image keeps it; else the cache
+_FOLDER_ENVIRONMENT = "NOUSCODER_INIT_FOLDER"  # where an image keeps it; else the cache
 
 
 @functools.cache
-def native_library() -> Path:
+def init_library_path() -> Path:
     """The library, compiled now if it is not there. Raises SandboxUnavailable with what is missing."""
     library = _folder() / f"init-{_digest()}" / "init.so"
     if not library.is_file():
@@ -36,7 +36,7 @@ def native_library() -> Path:
 def _folder() -> Path:
     if given := os.environ.get(_FOLDER_ENVIRONMENT):
         return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nouscoder" / "native"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nouscoder" / "init"
 
 
 def _digest() -> str:

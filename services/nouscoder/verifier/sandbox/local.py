@@ -21,7 +21,7 @@ from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.sandbox.base import CompileFailed, PartnerCompileFailed, Program, SandboxError
 from nouscoder.verifier.sandbox.cgroup import UNGROUPED, Groups
 from nouscoder.verifier.sandbox.config import SandboxConfig
-from nouscoder.verifier.sandbox.init_build import native_library
+from nouscoder.verifier.sandbox.init_build import init_library_path
 from nouscoder.verifier.sandbox.launch import HostLaunch
 from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Slot, host_is_root
@@ -195,7 +195,7 @@ def _slot_settings(config: SandboxConfig, index: int) -> SlotSettings:
         site_packages=tuple(str(folder.resolve()) for folder in config.site_packages),
         preload=config.preload,
         read_only=prepared_folders(),
-        native=str(native_library()),
+        init_library=str(init_library_path()),
         tmp_bytes=config.tmp_bytes,
         uid_init=first if host_is_root() else None,
         uid_candidate=first + 1 if host_is_root() else None,

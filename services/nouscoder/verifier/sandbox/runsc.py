@@ -30,7 +30,7 @@ from nouscoder.verifier.harness.root import (
 from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
 from nouscoder.verifier.sandbox.config import SandboxConfig
-from nouscoder.verifier.sandbox.init_build import native_library
+from nouscoder.verifier.sandbox.init_build import init_library_path
 from nouscoder.verifier.sandbox.launch import ENTRY_NAME, HARNESS, interpreter, python_command
 from nouscoder.verifier.sandbox.link import ENVIRONMENT, Link, ProcessLink, kill
 from nouscoder.verifier.sandbox.local import LocalSandbox
@@ -41,7 +41,7 @@ from nouscoder.verifier.toolchains.languages import prepared_folders
 log = logging.getLogger(__name__)
 
 HOW_TO_GET = "build it once with deploy/build-runsc, or name it in verifier.sandbox.runsc"
-_INSIDE, _NATIVE_INSIDE = Path("/harness"), Path("/native")
+_INSIDE, _INIT_INSIDE = Path("/harness"), Path("/init")
 _DELETE_LIMIT_S = 10.0
 _END_LIMIT_S = 2.0
 # What the harness's init needs over its own namespaces; candidates have none of them.
@@ -104,7 +104,7 @@ class RunscLaunch:
             site_packages=site_packages,
             preload=config.preload,
             tmp_bytes=config.tmp_bytes,
-            native=str(_NATIVE_INSIDE / native_library().name),
+            init_library=str(_INIT_INSIDE / init_library_path().name),
             kernel="gvisor",
         )
         self._folder: Path | None = None
@@ -161,7 +161,7 @@ class RunscLaunch:
         wanted = (*SYSTEM_PATHS, *settings_of_runtimes(), *outside_system(self._visible))
         binds = {path: path for path in wanted if os.path.isdir(path)}
         binds[str(_INSIDE)] = str(HARNESS)
-        binds[str(_NATIVE_INSIDE)] = str(native_library().parent)
+        binds[str(_INIT_INSIDE)] = str(init_library_path().parent)
         for target, source in binds.items():
             place = root / target.lstrip("/")
             place.parent.mkdir(parents=True, exist_ok=True)

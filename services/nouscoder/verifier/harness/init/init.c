@@ -212,5 +212,5 @@ void *nouscoder_init(const struct settings *settings, int orders, int report) {
     await_stream(s); /* until the submission before has ended */
     send_frame(s, READY, NULL, 0);
     serve(s);
-    return told(s);
+    return assignment_of(s);
 }

@@ -30,8 +30,8 @@ struct settings {
     const void *filter; /* struct sock_fprog */
 };
 
-/* What a python candidate's process is told: this, then the three texts. */
-struct told {
+/* What init passes to the process of a Python candidate: this header, then the three texts. */
+struct assignment {
     double cpu_time_s;
     uint32_t is_first; /* it must compile, and has descriptors REPORT and GO */
     uint32_t talks;    /* 0 and 1 are pipes */
@@ -136,7 +136,7 @@ bool talk(struct session *s, struct run *run, const struct frame *first_words);
 
 /* python.c: true in a candidate's process only */
 bool start_python(struct session *s);
-void *told(struct session *s); /* for the interpreter, in a candidate's process */
+void *assignment_of(struct session *s); /* for the interpreter, in a candidate's process */
 void release_first(struct session *s, struct run *run, struct frame *stdin_frame);
 void drop_first(struct session *s);
 bool spawn_python(struct session *s, struct run *run);

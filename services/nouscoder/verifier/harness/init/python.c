@@ -14,10 +14,10 @@ static const char OUT_OF_LIMITS[] = "the compiler ran out of time or memory";
 /* Of the interpreter that this library is loaded into; one object costs it less than twelve fields. */
 extern void *PyBytes_FromStringAndSize(const char *bytes, ssize_t num_bytes);
 
-void *told(struct session *s) {
+void *assignment_of(struct session *s) {
     bool is_first = !s->code;
     const char *body = is_first ? s->source : s->code;
-    struct told head = {
+    struct assignment head = {
         .cpu_time_s = s->program.cpu_time_s, .is_first = is_first, .talks = s->talks,
         .meta_bytes = s->program.meta_bytes, .args_bytes = (uint32_t)s->args_bytes,
         .body_bytes = is_first ? s->program.source_bytes : (uint32_t)s->code_bytes,
