@@ -115,7 +115,7 @@ def test_all_pods_together_ask_for_little(chart: ChartRig) -> None:
 
 
 def test_a_changed_configuration_restarts_its_readers(chart: ChartRig) -> None:
-    changed = {"config": {"learner": {"clip_high": 0.3}}}
+    changed = {"config": {"learner": {"objective": {"clip_high": 0.3}}}}
     for kind, name in (("Deployment", "broker"), ("Deployment", "generation"), ("StatefulSet", "learner")):
         was, now = (
             chart.one(kind, f"nouscoder-{name}", values)["spec"]["template"]["metadata"]["annotations"]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nouscoder.config import LearnerSection
+from nouscoder.config import DapoSettings, LearnerSection
 from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, bounded_ratio
 from nouscoder.learner.objectives.dapo import Dapo
 from nouscoder.learner.objectives.registry import OBJECTIVES, objective_of
@@ -49,11 +49,13 @@ def run(
         sampler_logprobs=torch.tensor([t.sampler for t in tokens], dtype=torch.float64),
         advantages=torch.tensor([t.advantage for t in tokens], dtype=torch.float64),
         rollout_of_token=torch.arange(len(tokens)),
+        entropies=torch.zeros(len(tokens), dtype=torch.float64),
     )
     terms = Dapo()(inputs, counts or MinibatchCounts(len(tokens), len(tokens)))
     torch.autograd.backward(terms.loss)
     assert new.grad is not None
-    return float(terms.loss.detach()), new.grad.tolist(), terms.clipped_low, terms.clipped_high
+    clipped = [terms.diagnostics[f"clip_fraction_{side}"].values for side in ("low", "high")]
+    return float(terms.loss.detach()), new.grad.tolist(), clipped[0], clipped[1]
 
 
 CASES = {
@@ -93,7 +95,8 @@ def test_truncated_importance_weight_is_a_factor_without_gradient_and_outside_th
     plain, capped = Token(-1.0, -1.5, -1.5, 1.0), Token(-1.0, -1.5, -9.0, 1.0)
     assert run([capped])[0] == pytest.approx(2.0 * run([plain])[0]), "C = 2 times a clipped gain"
     old = torch.tensor([-1.5], requires_grad=True)
-    inputs = LossInputs(torch.tensor([-1.0]), old.detach(), torch.tensor([-2.0]), torch.ones(1), torch.zeros(1).long())
+    one = torch.ones(1)
+    inputs = LossInputs(-one, old.detach(), -2 * one, one, torch.zeros(1).long(), entropies=one)
     assert not Dapo()(inputs, MinibatchCounts(1, 1)).loss.requires_grad
 
 
@@ -136,8 +139,12 @@ def test_the_ratio_is_bounded() -> None:
     assert extreme[0] == pytest.approx(math.exp(20), rel=1e-5)
 
 
-def test_every_objective_the_configuration_allows_is_in_the_registry() -> None:
-    allowed = LearnerSection.model_json_schema()["properties"]["objective"]
-    assert set(OBJECTIVES) == set(allowed.get("enum", [allowed.get("const")]))
-    assert objective_of(LearnerSection(clip_low=0.1, clip_high=0.3, tis_cap=5.0)) == Dapo(0.1, 0.3, 5.0)
-    assert objective_of(LearnerSection()) == Dapo(0.2, 0.28, 2.0)
+def test_every_objective_that_the_configuration_allows_is_in_the_registry() -> None:
+    definitions = LearnerSection.model_json_schema()["$defs"]
+    allowed = {name for name, schema in definitions.items() if "name" in schema.get("properties", {})}
+    assert {settings.__name__ for settings in OBJECTIVES} == allowed
+    changed = DapoSettings(clip_low=0.1, clip_high=0.3, tis_cap=5.0)
+    assert objective_of(LearnerSection(objective=changed).objective) == Dapo(changed)
+    published = LearnerSection().objective
+    assert (published.clip_low, published.clip_high, published.tis_cap) == (0.2, 0.28, 2.0)
+    assert objective_of(published) == Dapo()

@@ -7,7 +7,7 @@ import random
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -299,8 +299,12 @@ class CharacterTokenizer:
 
 def trained_batch() -> TrainedBatch:
     """A batch of one rollout and one step, made of the learner's own records."""
+    import torch
+
     from nouscoder.learner.batch_statistics import ScoredRollout, statistics_of
-    from nouscoder.learner.diagnostics import TokenDiagnostics
+    from nouscoder.learner.diagnostics import StepDiagnostics
+    from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts
+    from nouscoder.learner.objectives.dapo import Dapo
     from nouscoder.learner.trainer import StepMetrics, TrainedBatch
 
     text = "print(1)"
@@ -309,6 +313,9 @@ def trained_batch() -> TrainedBatch:
     rollout = Rollout("r", "g", "p", (1,), ids, (-0.1,) * 8, (True,) * 8, spans, FinishReason.STOP, text)
     graded = GradedRollout(rollout, Verdict(VerdictKind.ACCEPTED, 10, 10, 10, 0.1, "local"))
     scored = (ScoredRollout(graded, 1.0, 0.5, 1),)
-    diagnostics = TokenDiagnostics(*(1.0 for _ in fields(TokenDiagnostics)))
-    step = StepMetrics(1, 0.0, 1.0, 3e-4, 8, 9, 0.5, diagnostics)
+    tokens = torch.full((8,), -0.1)
+    inputs = LossInputs(tokens, tokens, tokens, torch.ones(8), torch.zeros(8).long(), entropies=torch.ones(8))
+    diagnostics = StepDiagnostics()
+    diagnostics.add(inputs, Dapo()(inputs, MinibatchCounts(8, 1)).diagnostics)
+    step = StepMetrics(1, 0.0, 1.0, 3e-4, 8, 9, 0.5, diagnostics.result())
     return TrainedBatch(1, (step,), scored, statistics_of(scored), 0.6)

@@ -6,6 +6,7 @@ from nouscoder.config.base import ConfigError, Section
 from nouscoder.config.broker import BrokerSection
 from nouscoder.config.generation import GenerationSection, SamplingSection
 from nouscoder.config.learner import LearnerSection
+from nouscoder.config.objective import DapoSettings, ObjectiveSettings
 from nouscoder.config.run import DemoSection, PolicySection, ProblemsSection, RunSection
 from nouscoder.config.tls import MutualTlsSection
 from nouscoder.config.tree import Config, dump_config, load_config
@@ -15,10 +16,12 @@ __all__ = [
     "BrokerSection",
     "Config",
     "ConfigError",
+    "DapoSettings",
     "DemoSection",
     "GenerationSection",
     "LearnerSection",
     "MutualTlsSection",
+    "ObjectiveSettings",
     "PolicySection",
     "ProblemsSection",
     "RunSection",

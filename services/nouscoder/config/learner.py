@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
 from nouscoder.config.base import Section
+from nouscoder.config.objective import DapoSettings, ObjectiveSettings
 from nouscoder.domain.reward import RewardRule
 
 
@@ -16,7 +15,7 @@ class LearnerSection(Section):
     grpc: str = Field("127.0.0.1:50054", description="address to listen on; port 0 takes a free one")
     metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
     grpc_health: str = Field("", description="address of grpc.health.v1 alone, never encrypted; empty turns it off")
-    objective: Literal["dapo"] = Field("dapo", description="what is optimized: DAPO's clipped objective")
+    objective: ObjectiveSettings = DapoSettings()
     reward: RewardRule = Field(
         RewardRule.SIGN, description="sign: 1 accepted, -1 else; binary: 1 or 0; soft: the share of tests passed"
     )
@@ -26,9 +25,6 @@ class LearnerSection(Section):
     adam_betas: tuple[float, float] = Field((0.9, 0.999), description="decay of AdamW's two moments")
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
     max_gradient_norm: float = Field(1.0, gt=0, description="the gradient's norm is capped here")
-    clip_low: float = Field(0.2, gt=0, lt=1, description="DAPO's lower clip")
-    clip_high: float = Field(0.28, gt=0, description="DAPO's higher clip")
-    tis_cap: float = Field(2.0, gt=0, description="C of truncated importance sampling, min(C, pi_old / pi_sampler)")
     microbatch_tokens: int = Field(16384, ge=1, description="padded tokens a forward pass holds at most")
     keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints kept")
     keep_policies: int = Field(4, ge=2, description="newest published policies kept; generation may be reading one")

@@ -23,6 +23,7 @@ from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.atomic_files import naming_storage_faults
 from nouscoder.learner.checkpoint import CheckpointStore, Progress, restore
+from nouscoder.learner.objectives.registry import objective_of
 from nouscoder.learner.publish import PolicyPublisher
 from nouscoder.learner.run_log import BatchSeconds, LogTail, RunLog, metrics_lines, sample_lines, with_seconds
 from nouscoder.learner.saved_batches import SavedBatches
@@ -219,8 +220,11 @@ class LearnerCore:
 
 
 def _trainer(model: PreTrainedModel, config: Config) -> Trainer:
+    """A trainer of `model`, with the initial policy as the reference when the objective needs one."""
+    needs = objective_of(config.learner.objective).needs
+    reference = load_model(RunFiles.of(config).policy) if needs.reference_logprobs else None
     try:
-        return Trainer(model, config)
+        return Trainer(model, config, reference)
     except ValueError as error:
         raise Unusable(str(error)) from error
 
@@ -233,8 +237,8 @@ def replay(config: Config, step: int, batch_id: int) -> TrainedBatch:
     files = RunFiles.of(config)
     prepare_thread(config.learner.threads)
     if step == 0:
-        trainer = Trainer(load_model(files.policy), config)
+        trainer = _trainer(load_model(files.policy), config)
     else:
-        trainer = Trainer(empty_model(files.policy), config)
+        trainer = _trainer(empty_model(files.policy), config)
         restore(trainer, CheckpointStore(files.checkpoints, config.learner.keep_checkpoints).at_step(step))
     return trainer.train_batch(SavedBatches(files.batches, config.learner.keep_batches).load(batch_id))

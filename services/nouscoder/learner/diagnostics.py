@@ -1,94 +1,89 @@
-"""Sums over the loss tokens of a minibatch, from which the diagnostics of a step are made."""
+"""Diagnostics of a step: figures over the loss tokens of a minibatch, by name."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from nouscoder.learner.objectives.base import LossInputs, ObjectiveTerms, bounded_ratio
+from nouscoder.learner.objectives.base import Diagnostic, LossInputs, Reduction, bounded_ratio
+
+_REDUCE: Mapping[Reduction, Callable[[Tensor], Tensor]] = {
+    Reduction.MEAN: torch.sum,
+    Reduction.MIN: torch.min,
+    Reduction.MAX: torch.max,
+}
+_COMBINE: Mapping[Reduction, Callable[[float, float], float]] = {
+    Reduction.MEAN: lambda a, b: a + b,
+    Reduction.MIN: min,
+    Reduction.MAX: max,
+}
+# The effective sample size is made of these two means, which are not reported themselves.
+_WEIGHT, _WEIGHT_SQUARED = "weight", "weight_squared"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDiagnostics:
-    """Of the loss tokens of one step.
+@torch.no_grad()
+def policy_diagnostics(inputs: LossInputs) -> dict[str, Diagnostic]:
+    """What is reported for every objective.
 
-    ratio_*: pi_theta / pi_old, what the clip sees. mismatch_*: pi_old / pi_sampler before truncation (how far sampler
-    and learner are apart), mismatch_truncated the share of tokens above C. effective_sample_size: the share
-    (sum w)^2 / (n sum w^2) in (0, 1] with w = pi_theta / pi_sampler. approximate_kl (pi_old to pi_theta) and
-    mismatch_kl (pi_sampler to pi_old): the estimator r - 1 - log r of J. Schulman's "Approximating KL Divergence".
+    ratio_*: pi_theta / pi_old. mismatch_mean, mismatch_max: pi_old / pi_sampler (how far sampler and learner are
+    apart). approximate_kl (pi_old to pi_theta) and mismatch_kl (pi_sampler to pi_old): the estimator r - 1 - log r of
+    J. Schulman's "Approximating KL Divergence".
     """
+    ratios = bounded_ratio(inputs.logprobs, inputs.old_logprobs)
+    mismatch = bounded_ratio(inputs.old_logprobs, inputs.sampler_logprobs)
+    weight = bounded_ratio(inputs.logprobs, inputs.sampler_logprobs)
+    return {
+        "entropy": Diagnostic(inputs.entropies),
+        "ratio_mean": Diagnostic(ratios),
+        "ratio_min": Diagnostic(ratios, Reduction.MIN),
+        "ratio_max": Diagnostic(ratios, Reduction.MAX),
+        "mismatch_mean": Diagnostic(mismatch),
+        "mismatch_max": Diagnostic(mismatch, Reduction.MAX),
+        "approximate_kl": Diagnostic(ratios - 1 - ratios.log()),
+        "mismatch_kl": Diagnostic(mismatch - 1 - mismatch.log()),
+        _WEIGHT: Diagnostic(weight),
+        _WEIGHT_SQUARED: Diagnostic(weight.double() ** 2),
+    }
 
-    entropy: float
-    clip_fraction_low: float
-    clip_fraction_high: float
-    ratio_mean: float
-    ratio_min: float
-    ratio_max: float
-    mismatch_mean: float
-    mismatch_max: float
-    mismatch_truncated: float
-    effective_sample_size: float
-    approximate_kl: float
-    mismatch_kl: float
 
-
-class DiagnosticSums:
+class StepDiagnostics:
     """Adds up micro-batches; `result` gives the figures of the whole minibatch."""
 
-    _NUM_SUMS = 10
-
-    def __init__(self, tis_cap: float) -> None:
-        self._tis_cap = tis_cap
+    def __init__(self) -> None:
         self._num_tokens = 0
-        self._sums = torch.zeros(self._NUM_SUMS, dtype=torch.float64)
-        self._ratio_min = float("inf")
-        self._ratio_max = 0.0
-        self._mismatch_max = 0.0
+        self._values: dict[str, float] = {}
+        self._reductions: dict[str, Reduction] = {}
 
     @torch.no_grad()
-    def add(self, inputs: LossInputs, terms: ObjectiveTerms, entropies: Tensor) -> None:
-        """Count a micro-batch. `entropies` [tokens]."""
+    def add(self, inputs: LossInputs, of_objective: Mapping[str, Diagnostic]) -> None:
+        """Count a micro-batch. Raises ValueError when the objective uses a name of `policy_diagnostics`."""
         if not inputs.logprobs.numel():
             return
-        mismatch = bounded_ratio(inputs.old_logprobs, inputs.sampler_logprobs)
-        weight = bounded_ratio(inputs.logprobs, inputs.sampler_logprobs)
-        columns = (
-            entropies,
-            terms.clipped_low,
-            terms.clipped_high,
-            terms.ratios,
-            mismatch,
-            mismatch > self._tis_cap,
-            weight,
-            weight.double() ** 2,
-            terms.ratios - 1 - terms.ratios.log(),
-            mismatch - 1 - mismatch.log(),
-        )
-        self._sums += torch.stack([column.double().sum() for column in columns]).cpu()
+        of_policy = policy_diagnostics(inputs)
+        if clash := sorted(of_policy.keys() & of_objective.keys()):
+            raise ValueError(f"the objective must not name a diagnostic {clash[0]!r}: every objective has it")
+        named = {**of_policy, **of_objective}
+        reduced = torch.stack([_REDUCE[item.reduction](item.values.double()) for item in named.values()]).tolist()
+        for (name, item), value in zip(named.items(), reduced, strict=True):
+            known = self._values.get(name)
+            self._values[name] = value if known is None else _COMBINE[item.reduction](known, value)
+            self._reductions[name] = item.reduction
         self._num_tokens += inputs.logprobs.numel()
-        self._ratio_min = min(self._ratio_min, float(terms.ratios.min()))
-        self._ratio_max = max(self._ratio_max, float(terms.ratios.max()))
-        self._mismatch_max = max(self._mismatch_max, float(mismatch.max()))
 
-    def result(self) -> TokenDiagnostics:
-        """Means over all tokens added. Raises ValueError when there were none."""
+    def result(self) -> dict[str, float]:
+        """The figures by name. effective_sample_size: (sum w)^2 / (n sum w^2), in (0, 1], w = pi_theta / pi_sampler.
+
+        Raises ValueError when no token was counted.
+        """
         if not self._num_tokens:
             raise ValueError("no loss tokens were counted")
-        n = self._num_tokens
-        entropy, low, high, ratio, mismatch, truncated, weight, square, kl, mismatch_kl = self._sums.tolist()
-        return TokenDiagnostics(
-            entropy=entropy / n,
-            clip_fraction_low=low / n,
-            clip_fraction_high=high / n,
-            ratio_mean=ratio / n,
-            ratio_min=self._ratio_min,
-            ratio_max=self._ratio_max,
-            mismatch_mean=mismatch / n,
-            mismatch_max=self._mismatch_max,
-            mismatch_truncated=truncated / n,
-            effective_sample_size=weight**2 / (n * square),
-            approximate_kl=max(0.0, kl / n),
-            mismatch_kl=max(0.0, mismatch_kl / n),
-        )
+        figures = {
+            name: value / self._num_tokens if self._reductions[name] is Reduction.MEAN else value
+            for name, value in self._values.items()
+        }
+        weight, squared = figures.pop(_WEIGHT), figures.pop(_WEIGHT_SQUARED)
+        for name in ("approximate_kl", "mismatch_kl"):  # rounding may leave a sum of zeros a hair below 0
+            figures[name] = max(0.0, figures[name])
+        return {**figures, "effective_sample_size": weight**2 / squared}

@@ -1,7 +1,7 @@
 """Log-probabilities and entropies of loss tokens under a causal language model of transformers.
 
-Only the hidden states that predict a loss token go through the head, and never more logits than `_MAX_LOGITS` are
-alive at once: past that the head is run in chunks whose logits are recomputed in the backward pass.
+Only the hidden states that predict a loss token go through the head. At most `_MAX_LOGITS` logits are in memory at
+once: beyond that the head runs in chunks, and the backward pass computes the logits of each chunk again.
 """
 
 from __future__ import annotations
@@ -20,22 +20,27 @@ _MAX_LOGITS = 2**26  # 256 MiB of float32
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """Of each loss token of a micro-batch: logprobs [tokens]; entropies [tokens], in nats and without gradient."""
+    """Of each loss token of a micro-batch: logprobs [tokens] with gradient; entropies [tokens] in nats."""
 
     logprobs: Tensor
     entropies: Tensor
 
 
-def score_tokens(model: PreTrainedModel, micro_batch: MicroBatch, temperature: float) -> TokenScores:
-    """Scores under softmax(logits / temperature), the distribution the tokens were sampled from (at top-p 1)."""
+def score_tokens(
+    model: PreTrainedModel, micro_batch: MicroBatch, temperature: float, *, entropy_gradient: bool = False
+) -> TokenScores:
+    """Scores under softmax(logits / temperature), the distribution that the tokens were sampled from (at top-p 1).
+
+    The entropies have a gradient only if `entropy_gradient`.
+    """
     hidden = model.base_model(input_ids=micro_batch.input_ids, use_cache=False).last_hidden_state
     states = hidden[micro_batch.rows, micro_batch.columns]
     head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     chunk_tokens = max(1, _MAX_LOGITS // model.config.vocab_size)
     if len(states) <= chunk_tokens:
-        return TokenScores(*_head_scores(head, states, micro_batch.targets, temperature))
+        return TokenScores(*_head_scores(head, states, micro_batch.targets, temperature, entropy_gradient))
     chunks = [
-        checkpoint(_head_scores, head, part, targets, temperature, use_reentrant=False)
+        checkpoint(_head_scores, head, part, targets, temperature, entropy_gradient, use_reentrant=False)
         for part, targets in zip(
             torch.split(states, chunk_tokens), torch.split(micro_batch.targets, chunk_tokens), strict=True
         )
@@ -43,10 +48,12 @@ def score_tokens(model: PreTrainedModel, micro_batch: MicroBatch, temperature: f
     return TokenScores(torch.cat([chunk[0] for chunk in chunks]), torch.cat([chunk[1] for chunk in chunks]))
 
 
-def _head_scores(head: nn.Module, states: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _head_scores(
+    head: nn.Module, states: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
     logits = head(states).float() / temperature
     all_logprobs = logits.log_softmax(dim=-1)
     chosen = all_logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropies = -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
     return chosen, entropies

@@ -12,10 +12,6 @@ from nouscoder.learner.trainer import TrainedBatch
 _STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
 
 
-_RATIO_STATS = ("mean", "min", "max")
-_MISMATCH_STATS = ("mean", "max")
-
-
 class WaitReason(StrEnum):
     """What the learner does while it does not train: the label `for` of `learner_wait_seconds_total`."""
 
@@ -29,7 +25,8 @@ class WaitReason(StrEnum):
 class LearnerMetrics:
     """Gauges hold the last step, or the last batch where the figure is a batch's.
 
-    Every label value is there from the start, at 0: a figure that is missing means that nobody asked this process.
+    Every label value that is known beforehand is there from the start, at 0. So a missing figure means that this
+    process was not scraped.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -49,10 +46,19 @@ class LearnerMetrics:
         )
         self._reward_mean = gauge("reward_mean", "Mean reward of the last batch.")
         self._pass_rate = gauge("pass_rate", "Share of accepted rollouts in the last batch.")
-        self._entropy = gauge("entropy", "Mean entropy of the loss tokens, in nats.")
-        self._ratio = gauge("importance_ratio", "pi_theta / pi_old (mismatch: pi_old / pi_sampler).", ("stat",))
-        self._effective_sample_size = gauge("effective_sample_size", "Share of the loss tokens, in (0, 1].")
-        self._clip_fraction = gauge("clip_fraction", "Share of loss tokens whose gradient the clip took.", ("side",))
+        self._diagnostic = gauge("diagnostic", "A diagnostic of the last step, named as in metrics.jsonl.", ("name",))
+        entropy = gauge("entropy", "Mean entropy of the loss tokens, in nats.")
+        ratio = gauge("importance_ratio", "pi_theta / pi_old (mismatch: pi_old / pi_sampler).", ("stat",))
+        sample_size = gauge("effective_sample_size", "Share of the loss tokens, in (0, 1].")
+        clip_fraction = gauge("clip_fraction", "Share of loss tokens whose gradient the clip took.", ("side",))
+        # Diagnostics that have a metric of their own (design.md section 8), where the objective reports them.
+        self._named = {
+            "entropy": entropy,
+            "effective_sample_size": sample_size,
+            **{f"ratio_{stat}": ratio.labels(stat) for stat in ("mean", "min", "max")},
+            **{stat: ratio.labels(stat) for stat in ("mismatch_mean", "mismatch_max")},
+            **{f"clip_fraction_{side}": clip_fraction.labels(side) for side in ("low", "high")},
+        }
         self._gradient_norm = gauge("gradient_norm", "Norm of the gradient before it is capped.")
         self._tokens_per_second = gauge("tokens_per_second", "Tokens fed a second of training, in the last batch.")
         self._mfu = gauge("mfu", "Model FLOPs used in training, of the device's peak.")
@@ -65,13 +71,9 @@ class LearnerMetrics:
             self._wait.labels(reason.value)
         for correct in ("true", "false"):
             self._length.labels(correct)
-        for side in ("low", "high"):
-            self._clip_fraction.labels(side)
-        for stat in (*_RATIO_STATS, *(f"mismatch_{stat}" for stat in _MISMATCH_STATS)):
-            self._ratio.labels(stat)
 
     def waited(self, reason: WaitReason, duration_s: float) -> None:
-        """Seconds more of a wait; a long one is told in parts, while it lasts."""
+        """Add seconds of a wait. A long wait is added in parts while it lasts."""
         self._wait.labels(reason.value).inc(duration_s)
 
     def published(self, policy_version: int) -> None:
@@ -94,12 +96,7 @@ class LearnerMetrics:
         self._tokens_per_second.set(batch.tokens_per_second)
         self._mfu.set(6 * num_parameters * batch.tokens_per_second / peak_flops)
         self._gradient_norm.set(batch.steps[-1].gradient_norm)
-        last = batch.steps[-1].diagnostics
-        self._entropy.set(last.entropy)
-        self._effective_sample_size.set(last.effective_sample_size)
-        self._clip_fraction.labels("low").set(last.clip_fraction_low)
-        self._clip_fraction.labels("high").set(last.clip_fraction_high)
-        for stat in _RATIO_STATS:
-            self._ratio.labels(stat).set(getattr(last, f"ratio_{stat}"))
-        for stat in _MISMATCH_STATS:
-            self._ratio.labels(f"mismatch_{stat}").set(getattr(last, f"mismatch_{stat}"))
+        for name, value in batch.steps[-1].diagnostics.items():
+            self._diagnostic.labels(name).set(value)
+            if name in self._named:
+                self._named[name].set(value)

@@ -59,7 +59,7 @@ def metrics_lines(trained: TrainedBatch, policy_version: int, seconds: BatchSeco
                 "policy_version": policy_version,
                 "loss": step.loss,
                 **asdict(trained.statistics),
-                **asdict(step.diagnostics),
+                **step.diagnostics,
                 "gradient_norm": step.gradient_norm,
                 "learning_rate": step.learning_rate,
                 "tokens": step.num_tokens,

@@ -1,8 +1,8 @@
 """The optimizer loop over one batch: k steps over disjoint minibatches of whole groups (PPO-off-policy-k).
 
-INVARIANT: the state after `train_batch` hangs on the state before, the batch and the settings alone, bit for bit; so
-a batch replayed from a checkpoint gives the very losses it gave the first time. If a loss, log-probability or gradient
-is not finite, TrainingError is raised before the weights of that step are touched.
+INVARIANT: the state after `train_batch` depends only on the state before, the batch and the settings, bit for bit. So a
+batch that is replayed from a checkpoint gives the same losses as the first time. If a loss, log-probability or gradient
+is not finite, TrainingError is raised before the weights of that step change.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,9 +21,9 @@ from nouscoder.config import Config, LearnerSection
 from nouscoder.domain.batch import Batch
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.batch_statistics import BatchStatistics, ScoredRollout, minibatches, score, statistics_of
-from nouscoder.learner.diagnostics import DiagnosticSums, TokenDiagnostics
+from nouscoder.learner.diagnostics import StepDiagnostics
 from nouscoder.learner.logprobs import score_tokens
-from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts
+from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, Objective
 from nouscoder.learner.objectives.registry import objective_of
 from nouscoder.learner.packing import MicroBatch, pack
 
@@ -33,12 +33,16 @@ class TrainingError(NousCoderError):
 
 
 class TrainingInterrupted(Exception):
-    """The process is to end; the batch is left in the middle and must be trained from its checkpoint again."""
+    """The process is ending. The batch is half trained, so it must be trained again from the state before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """One optimizer step. `step` counts from 1; num_tokens are loss tokens; model_tokens were fed, without padding."""
+    """One optimizer step. `step` counts from 1.
+
+    num_tokens are loss tokens; model_tokens are all tokens fed to the model, without padding. `diagnostics` are those
+    of every policy and those of the objective, by name.
+    """
 
     step: int
     loss: float
@@ -47,7 +51,7 @@ class StepMetrics:
     num_tokens: int
     model_tokens: int
     duration_s: float
-    diagnostics: TokenDiagnostics
+    diagnostics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,30 +66,49 @@ class TrainedBatch:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens fed, without padding, a second of the whole."""
+        """Tokens fed to the model, without padding, a second of the whole duration."""
         return sum(step.model_tokens for step in self.steps) / self.duration_s
 
 
 @dataclass(frozen=True, slots=True)
 class _Minibatch:
-    """`old_logprobs` has one tensor [tokens] for each of `parts`; None where the policy still is the old one."""
+    """old_logprobs and reference_logprobs have one tensor [tokens] for each of `parts`.
+
+    A part of old_logprobs is None where the policy is still the old one; a part of reference_logprobs is None where the
+    objective does not need them.
+    """
 
     scored: Sequence[ScoredRollout]
     parts: list[MicroBatch]
     old_logprobs: Sequence[Tensor | None]
+    reference_logprobs: Sequence[Tensor | None]
 
 
 class Trainer:
-    """Owns the model and its optimizer. All calls come from one thread."""
+    """Owns the model and its optimizer. All calls but `interrupt` come from one thread.
 
-    def __init__(self, model: PreTrainedModel, config: Config) -> None:
+    `reference` is the policy of the reference log-probabilities, for an objective that needs them. `objective` is the
+    one that the configuration names, unless another is given. Raises ValueError when they do not fit together.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: Config,
+        reference: PreTrainedModel | None = None,
+        objective: Objective | None = None,
+    ) -> None:
         settings = config.learner
+        self._objective = objective or objective_of(settings.objective)
+        if self._objective.needs.reference_logprobs and reference is None:
+            raise ValueError("the objective needs a reference policy")
         self._temperature = config.generation.sampling.temperature
         if self._temperature <= 0:
             raise ValueError("generation.sampling.temperature must be above 0 to train: greedy tokens have no ratio")
         self.model = model.to(settings.device)  # type: ignore[arg-type]
-        # The ratios need the very distribution that is sampled from, so dropout stays off.
+        # The ratios need exactly the distribution that was sampled from, so dropout stays off.
         self.model.eval()
+        self._reference = None if reference is None else reference.to(settings.device).eval()  # type: ignore[arg-type]
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
             lr=settings.learning_rate,
@@ -96,11 +119,10 @@ class Trainer:
         self.step = 0
         self._settings: LearnerSection = settings
         self._seed = config.run.seed
-        self._objective = objective_of(settings)
         self._interrupted = threading.Event()
 
     def interrupt(self) -> None:
-        """From any thread: have `train_batch` raise TrainingInterrupted before its next step."""
+        """Make `train_batch` raise TrainingInterrupted before its next step. Callable from any thread."""
         self._interrupted.set()
 
     def train_batch(self, batch: Batch) -> TrainedBatch:
@@ -108,8 +130,8 @@ class Trainer:
         started = time.monotonic()
         groups = score(batch, self._settings.reward)
         cut = minibatches(groups, self._settings.steps_per_batch, self._seed, batch.batch_id)
-        # Old log-probabilities are those before the first of the k steps: computed before any is taken. The first step
-        # is taken by the old policy itself, so it needs no pass of its own.
+        # Old log-probabilities are those before the first of the k steps, so they are computed before it. The first
+        # step starts from the old policy itself and needs no pass of its own.
         first, *later = cut
         prepared = [self._pack(first), *(self._with_old_logprobs(self._pack(scored)) for scored in later)]
         steps = tuple(self._take_step(minibatch) for minibatch in prepared)
@@ -119,14 +141,20 @@ class Trainer:
     def _pack(self, scored: Sequence[ScoredRollout]) -> _Minibatch:
         rollouts = [item.graded.rollout for item in scored]
         parts = pack(rollouts, self._settings.microbatch_tokens, self.model.device)
-        return _Minibatch(scored, parts, [None] * len(parts))
+        reference: Sequence[Tensor | None] = [None] * len(parts)
+        if self._reference is not None and self._objective.needs.reference_logprobs:
+            reference = self._logprobs(self._reference, parts)
+        return _Minibatch(scored, parts, [None] * len(parts), reference)
+
+    def _with_old_logprobs(self, minibatch: _Minibatch) -> _Minibatch:
+        return replace(minibatch, old_logprobs=self._logprobs(self.model, minibatch.parts))
 
     @torch.no_grad()
-    def _with_old_logprobs(self, minibatch: _Minibatch) -> _Minibatch:
-        old = [score_tokens(self.model, part, self._temperature).logprobs for part in minibatch.parts]
-        if not all(bool(part.isfinite().all()) for part in old):
+    def _logprobs(self, model: PreTrainedModel, parts: Sequence[MicroBatch]) -> list[Tensor]:
+        logprobs = [score_tokens(model, part, self._temperature).logprobs for part in parts]
+        if not all(bool(part.isfinite().all()) for part in logprobs):
             raise TrainingError(f"a log-probability of the policy at step {self.step} is not finite")
-        return replace(minibatch, old_logprobs=old)
+        return logprobs
 
     def _take_step(self, minibatch: _Minibatch) -> StepMetrics:
         if self._interrupted.is_set():
@@ -136,10 +164,8 @@ class Trainer:
         if not counts.num_tokens:
             raise TrainingError(f"step {self.step + 1} has no loss tokens")
         self.optimizer.zero_grad(set_to_none=True)
-        sums = DiagnosticSums(self._settings.tis_cap)
-        loss = 0.0
-        for part, old in zip(minibatch.parts, minibatch.old_logprobs, strict=True):
-            loss += self._backward(minibatch, part, old, counts, sums)
+        diagnostics = StepDiagnostics()
+        loss = sum(self._backward(minibatch, index, counts, diagnostics) for index in range(len(minibatch.parts)))
         norm = self._clip_gradient(loss)
         rate = self._learning_rate()
         for group in self.optimizer.param_groups:
@@ -155,30 +181,39 @@ class Trainer:
             num_tokens=counts.num_tokens,
             model_tokens=sum(len(r.prompt_token_ids) + len(r.token_ids) - 1 for r in rollouts),
             duration_s=time.monotonic() - started,
-            diagnostics=sums.result(),
+            diagnostics=diagnostics.result(),
         )
 
     def _backward(
-        self, minibatch: _Minibatch, part: MicroBatch, old: Tensor | None, counts: MinibatchCounts, sums: DiagnosticSums
+        self, minibatch: _Minibatch, index: int, counts: MinibatchCounts, diagnostics: StepDiagnostics
     ) -> float:
-        scores = score_tokens(self.model, part, self._temperature)
-        advantages = [minibatch.scored[index].advantage for index in part.rollout_indices]
-        inputs = LossInputs(
-            logprobs=scores.logprobs,
-            old_logprobs=scores.logprobs.detach() if old is None else old,
-            sampler_logprobs=part.sampler_logprobs,
-            advantages=torch.tensor(advantages, dtype=torch.float32, device=self.model.device),
-            rollout_of_token=part.rows,
-        )
+        """Add the gradient of one micro-batch; returns its share of the loss."""
+        inputs = self._loss_inputs(minibatch, index)
         terms = self._objective(inputs, counts)
         loss = float(terms.loss.detach())
         if not math.isfinite(loss):
             raise TrainingError(f"the loss of step {self.step + 1} is {loss}")
-        if not bool(scores.logprobs.isfinite().all()):
+        if not bool(inputs.logprobs.isfinite().all()):
             raise TrainingError(f"a log-probability in step {self.step + 1} is not finite")
         torch.autograd.backward(terms.loss)
-        sums.add(inputs, terms, scores.entropies)
+        diagnostics.add(inputs, terms.diagnostics)
         return loss
+
+    def _loss_inputs(self, minibatch: _Minibatch, index: int) -> LossInputs:
+        part, old = minibatch.parts[index], minibatch.old_logprobs[index]
+        needs = self._objective.needs
+        scores = score_tokens(self.model, part, self._temperature, entropy_gradient=needs.entropy_gradient)
+        advantages = [minibatch.scored[position].advantage for position in part.rollout_indices]
+        of_rollouts = torch.tensor(advantages, dtype=torch.float32, device=self.model.device)
+        return LossInputs(
+            logprobs=scores.logprobs,
+            old_logprobs=scores.logprobs.detach() if old is None else old,
+            sampler_logprobs=part.sampler_logprobs,
+            advantages=of_rollouts[part.rows],
+            rollout_of_token=part.rows,
+            entropies=scores.entropies,
+            reference_logprobs=minibatch.reference_logprobs[index],
+        )
 
     def _clip_gradient(self, loss: float) -> float:
         """Cap the gradient's norm; returns the norm before. Raises TrainingError when it is not finite."""
@@ -188,6 +223,6 @@ class Trainer:
         return norm
 
     def _learning_rate(self) -> float:
-        """Linear warm-up to the configured rate, which the first step after it has in full."""
+        """Linear warm-up. The first step after it has the configured rate in full."""
         warmup = self._settings.warmup_steps
         return self._settings.learning_rate * min(1.0, (self.step + 1) / (warmup + 1))

@@ -1,13 +1,15 @@
-"""The seam between the trainer and an objective: ragged tensors in, one summed-up loss and its diagnostics out.
+"""The interface between the trainer and an objective.
 
-Nothing is padded here: the loss tokens of a micro-batch's rollouts lie one after another. Counts of the whole
-minibatch are passed in, so that the losses and gradients of its micro-batches add up to those of the minibatch
-whatever way it is cut.
+An objective gets tensors over the loss tokens of a micro-batch and returns a loss and named diagnostics. Nothing is
+padded: the loss tokens of the rollouts lie one after another. Counts of the whole minibatch are passed in, so the
+losses and gradients of the micro-batches add up to those of the minibatch, however it is cut.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 import torch
@@ -18,12 +20,25 @@ MAX_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True, slots=True)
+class Needs:
+    """What an objective needs beyond what every objective gets. The trainer computes nothing that is not needed.
+
+    reference_logprobs: log-probabilities under the initial policy. entropy_gradient: entropies with gradient.
+    """
+
+    reference_logprobs: bool = False
+    entropy_gradient: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LossInputs:
     """The loss tokens of some rollouts.
 
-    logprobs [tokens], with gradient, of the policy being trained; old_logprobs [tokens] of the policy at the start of
-    the batch; sampler_logprobs [tokens] as recorded when sampled; advantages [rollouts]; rollout_of_token [tokens],
-    an index into advantages, ascending.
+    logprobs [tokens] of the policy in training, with gradient. old_logprobs [tokens] of the policy at the start of the
+    batch. sampler_logprobs [tokens] as recorded when the tokens were sampled. advantages [tokens]. rollout_of_token
+    [tokens]: the number of each token's rollout in this micro-batch, ascending. entropies [tokens] of the policy in
+    training, in nats, with gradient if the objective needs it. reference_logprobs [tokens] of the initial policy, None
+    if the objective does not need them.
     """
 
     logprobs: Tensor
@@ -31,32 +46,53 @@ class LossInputs:
     sampler_logprobs: Tensor
     advantages: Tensor
     rollout_of_token: Tensor
+    entropies: Tensor
+    reference_logprobs: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MinibatchCounts:
-    """Sizes of the whole minibatch a micro-batch is part of: its loss tokens and its rollouts."""
+    """Sizes of the whole minibatch that a micro-batch is part of: its loss tokens and its rollouts."""
 
     num_tokens: int
     num_rollouts: int
 
 
+class Reduction(StrEnum):
+    """How the values of a diagnostic become one figure of the minibatch."""
+
+    MEAN = "mean"
+    MIN = "min"
+    MAX = "max"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """`values` [tokens], without gradient, to be reduced over the loss tokens of the minibatch."""
+
+    values: Tensor
+    reduction: Reduction = Reduction.MEAN
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectiveTerms:
-    """What an objective makes of a micro-batch.
+    """What an objective computes for a micro-batch.
 
-    loss [] is this micro-batch's share of the minibatch's loss. Detached: ratios [tokens], pi_theta / pi_old as the
-    clip sees it; clipped_low and clipped_high [tokens], True where the clip took the gradient away at that side.
+    loss [] is this micro-batch's share of the minibatch's loss. `diagnostics`: name -> values; each name becomes a
+    field of metrics.jsonl and a label of the metric learner_diagnostic.
     """
 
     loss: Tensor
-    ratios: Tensor
-    clipped_low: Tensor
-    clipped_high: Tensor
+    diagnostics: Mapping[str, Diagnostic] = field(default_factory=dict)
 
 
 class Objective(Protocol):
-    """A loss to minimise. Pure: no state, no knowledge of models."""
+    """A loss to minimise. It has settings but no state, and it knows nothing of models."""
+
+    @property
+    def needs(self) -> Needs:
+        """What the trainer must compute for it."""
+        ...
 
     def __call__(self, inputs: LossInputs, counts: MinibatchCounts) -> ObjectiveTerms:
         """The terms of one micro-batch."""
@@ -64,7 +100,7 @@ class Objective(Protocol):
 
 
 def bounded_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """exp(numerator - denominator) of log-probabilities [tokens], with the log-ratio held within +-MAX_LOG_RATIO."""
+    """exp(numerator - denominator) of log-probabilities [tokens]; the log-ratio is kept within +-MAX_LOG_RATIO."""
     return torch.exp(torch.clamp(numerator - denominator, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 

@@ -1,21 +1,16 @@
-"""Which objective a configuration names."""
+"""Which objective belongs to which settings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from nouscoder.config import LearnerSection
+from nouscoder.config import DapoSettings, ObjectiveSettings
 from nouscoder.learner.objectives.base import Objective
 from nouscoder.learner.objectives.dapo import Dapo
 
-
-def _dapo(config: LearnerSection) -> Objective:
-    return Dapo(config.clip_low, config.clip_high, config.tis_cap)
+OBJECTIVES: Mapping[type[ObjectiveSettings], Callable[[ObjectiveSettings], Objective]] = {DapoSettings: Dapo}
 
 
-OBJECTIVES: Mapping[str, Callable[[LearnerSection], Objective]] = {"dapo": _dapo}
-
-
-def objective_of(config: LearnerSection) -> Objective:
-    """The objective `config.objective` names, with its settings."""
-    return OBJECTIVES[config.objective](config)
+def objective_of(settings: ObjectiveSettings) -> Objective:
+    """The objective that these settings configure."""
+    return OBJECTIVES[type(settings)](settings)
