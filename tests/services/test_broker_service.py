@@ -20,9 +20,9 @@ from nouscoder.broker import errors
 from nouscoder.broker.core import Broker
 from nouscoder.broker.metrics import BrokerCollector
 from nouscoder.broker.service import STATUS_CODES, serve_broker
-from nouscoder.domain.lease import Lease, worker_name
+from nouscoder.domain.lease import Lease
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.rpc.broker_client import BrokerClient, LeaseKeeper, PeerRefused, new_worker_id
+from nouscoder.rpc.broker_client import BrokerClient, LeaseKeeper, PeerRefused
 from nouscoder.rpc.channel import PeerUnreachable, open_channel
 
 
@@ -201,14 +201,6 @@ async def test_the_metrics_tell_the_ledger_and_go_silent_without_redis(
         "nouscoder_broker_policy_version 0.0",
     ):
         assert line in page.splitlines(), line
-
-
-def test_a_worker_id_keeps_its_name_over_restarts() -> None:
-    first, second = new_worker_id("generation", 2), new_worker_id("generation", 2)
-    assert first != second
-    assert worker_name(first) == worker_name(second)
-    assert worker_name(first).startswith("generation-")
-    assert worker_name("plain") == "plain"
 
 
 def test_the_broker_and_its_client_load_neither_torch_nor_transformers() -> None:

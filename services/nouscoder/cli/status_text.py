@@ -6,8 +6,9 @@ import json
 from dataclasses import asdict
 
 from nouscoder.config import Config
-from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
+from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.tls import channel_credentials
+from nouscoder.rpc.worker_identity import observer_id
 
 _PATIENCE_S = 3.0
 
@@ -15,7 +16,7 @@ _PATIENCE_S = 3.0
 def broker_of(config: Config) -> BrokerClient:
     """The broker of this configuration, with the certificates that it names. Raises CertificatesUnusable."""
     credentials = channel_credentials(config.tls)
-    return BrokerClient(config.broker.grpc, new_worker_id("status"), patience_s=_PATIENCE_S, credentials=credentials)
+    return BrokerClient(config.broker.grpc, observer_id("status"), patience_s=_PATIENCE_S, credentials=credentials)
 
 
 async def status_text(config: Config, *, as_json: bool) -> str:

@@ -50,7 +50,7 @@ class ProblemsSection(Section):
 class PolicySection(Section):
     """The model to start from."""
 
-    path: Path = Field(Path("policy"), description="Hugging Face folder: config.json, safetensors in one file or in shards, tokenizer")
+    path: Path = Field(Path("policy"), description="Hugging Face folder: config.json, tokenizer, safetensors")
 
 
 class DemoSection(Section):

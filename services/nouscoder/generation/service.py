@@ -19,7 +19,7 @@ from nouscoder.generation.policies import Policies
 from nouscoder.generation.policy_cache import PolicyCache
 from nouscoder.generation.policy_source import FolderSource, LearnerSource, PolicySource
 from nouscoder.generation.worker import RolloutWorker
-from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
+from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.policy_client import PolicyClient
@@ -27,6 +27,7 @@ from nouscoder.rpc.policy_convert import manifest_from
 from nouscoder.rpc.rollout_convert import rollout_to, task_from
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials, server_credentials
+from nouscoder.rpc.worker_identity import held_worker_id
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc
 
 FULL_NAME = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
@@ -174,7 +175,7 @@ async def _worker(
 ) -> Coroutine[Any, Any, None]:
     broker = BrokerClient(
         config.broker.grpc,
-        new_worker_id("generation"),
+        stack.enter_context(held_worker_id("generation", config.run.name)),
         patience_s=config.run.peer_patience_s,
         credentials=channel_credentials(config.tls),
     )

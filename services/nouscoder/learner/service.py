@@ -23,10 +23,11 @@ from nouscoder.learner.core import LearnerCore, RunFiles
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.policy_files import NoSuchPolicyFile, PolicyFiles, chunks
 from nouscoder.learner.worker import LearnerWorker
-from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
+from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials, server_credentials
+from nouscoder.rpc.worker_identity import sole_worker_id
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -153,7 +154,7 @@ async def serve(config: Config) -> None:
         stop = stop_event()
         client = BrokerClient(
             config.broker.grpc,
-            new_worker_id("learner"),
+            sole_worker_id("learner"),  # the lock on the run folder admits one learner
             patience_s=config.run.peer_patience_s,
             credentials=channel_credentials(config.tls),
         )

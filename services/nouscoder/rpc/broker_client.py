@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import secrets
-import socket
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
@@ -46,16 +43,8 @@ class PeerRefused(PeerError):
     """The broker refuses what was asked: sending the same again will not help."""
 
 
-def new_worker_id(service: str, slot: int = 0) -> str:
-    """service-hostname-slot, the same over restarts, then -incarnation. Call it once in a process.
-
-    No two live workers of a run may share what is before the incarnation: the newer one takes the older one's leases.
-    """
-    return f"{service}-{socket.gethostname()}-{slot}-{os.getpid()}.{secrets.token_hex(3)}"
-
-
 class BrokerClient:
-    """Use as `async with BrokerClient(config.broker.grpc, new_worker_id("generation")) as broker:`."""
+    """Use as `async with BrokerClient(config.broker.grpc, worker_id) as broker:`; worker_identity.py makes the ids."""
 
     def __init__(
         self,

@@ -40,10 +40,11 @@ from nouscoder.errors import NousCoderError
 from nouscoder.evaluation.pass_at_1 import Evaluation, EvaluationError, evaluate
 from nouscoder.policy_folder.weights_files import WeightsMissing, shards_of
 from nouscoder.report import write_report
-from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
+from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError
 from nouscoder.rpc.evaluation_clients import GradingClient, SamplingClient
 from nouscoder.rpc.tls import channel_credentials
+from nouscoder.rpc.worker_identity import observer_id
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.pages import open_pages
 from nouscoder.run.services import RunServices, deployment
@@ -228,7 +229,7 @@ def first_policy(config: Config) -> PolicyManifest:
 async def newest_policy(services: RunServices) -> PolicyManifest:
     """The last policy the learner published. Raises PipelineError when the broker tells of none in time."""
     config = services.config
-    client = BrokerClient(config.broker.grpc, new_worker_id("watch"), credentials=channel_credentials(config.tls))
+    client = BrokerClient(config.broker.grpc, observer_id("watch"), credentials=channel_credentials(config.tls))
     with suppress(TimeoutError):
         async with client as broker, asyncio.timeout(config.run.peer_patience_s):
             async for manifest in broker.watch_policy():

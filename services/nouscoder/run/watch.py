@@ -13,10 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nouscoder.config import Config
 from nouscoder.domain.run_status import RunStatus
-from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
+from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError
 from nouscoder.rpc.run_clients import GenerationStatus, LearnerStatus, Watcher
 from nouscoder.rpc.tls import channel_credentials
+from nouscoder.rpc.worker_identity import observer_id
 from nouscoder.run.supervisor import Supervised
 from nouscoder.run.view import ProcessLine, Snapshot
 
@@ -50,7 +51,7 @@ class RunWatch:
         self._config = config
         credentials = channel_credentials(config.tls)
         self._watcher = Watcher(config.generation.grpc, config.learner.grpc, credentials)
-        self._broker = BrokerClient(config.broker.grpc, new_worker_id("watch"), patience_s=0.0, credentials=credentials)
+        self._broker = BrokerClient(config.broker.grpc, observer_id("watch"), patience_s=0.0, credentials=credentials)
         self._tokens = Rate()
         self._tests = Rate()
         self._started_s = time.monotonic()

@@ -209,7 +209,8 @@ def _workers(config: Config, grader: Grading, with_broker: bool) -> list[Awaitab
         return []
     from nouscoder.verifier.worker import grade_rollouts
 
-    return [grade_rollouts(config.broker.grpc, grader, config.run.peer_patience_s, channel_credentials(config.tls))]
+    run = config.run
+    return [grade_rollouts(config.broker.grpc, run.name, grader, run.peer_patience_s, channel_credentials(config.tls))]
 
 
 async def _let_finish(grader: Grading, drain_s: float) -> None:

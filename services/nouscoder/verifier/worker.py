@@ -20,8 +20,9 @@ import grpc
 from nouscoder.domain.lease import GradingTests, Lease, LeasedGrading, LeasedGradings
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.rpc.broker_client import BrokerClient, new_worker_id
+from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
+from nouscoder.rpc.worker_identity import held_worker_id
 from nouscoder.verifier.api.streaming import grade_patiently
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission
@@ -67,12 +68,17 @@ class Keeper(Protocol):
 
 
 async def grade_rollouts(
-    broker_address: str, grader: Grading, patience_s: float, credentials: grpc.ChannelCredentials | None = None
+    broker_address: str,
+    run: str,
+    grader: Grading,
+    patience_s: float,
+    credentials: grpc.ChannelCredentials | None = None,
 ) -> None:
-    """Grade the rollouts of the broker at this address until cancelled; wait `patience_s` for one that is away."""
-    client = BrokerClient(broker_address, new_worker_id("verifier"), patience_s, credentials=credentials)
-    async with client as broker, broker.keep_leases() as keeper:
-        await GradingWorker(broker, keeper, grader).run()
+    """Grade the rollouts of this run's broker until cancelled; wait `patience_s` for a broker that is away."""
+    with held_worker_id("verifier", run) as worker_id:
+        client = BrokerClient(broker_address, worker_id, patience_s, credentials=credentials)
+        async with client as broker, broker.keep_leases() as keeper:
+            await GradingWorker(broker, keeper, grader).run()
 
 
 class GradingWorker:
