@@ -108,12 +108,12 @@ def test_every_task_leaves_exactly_once_and_never_more_run_than_may(engine: Engi
     rollouts = drain(engine, watch)
     assert sorted(rollout.rollout_id for rollout in rollouts) == sorted(each.rollout_id for each in tasks)
     assert most == MAX_RUNNING
-    assert engine.num_tokens == sum(len(rollout.token_ids) for rollout in rollouts)
+    assert engine.num_tokens == sum(rollout.num_sampled_tokens for rollout in rollouts)
     by_id = {each.rollout_id: each for each in tasks}
     for rollout in rollouts:
         asked = by_id[rollout.rollout_id]
         assert (rollout.group_id, rollout.problem_id) == (asked.group_id, asked.problem_id)
-        assert len(rollout.token_ids) <= asked.sampling.max_new_tokens
+        assert rollout.num_sampled_tokens <= asked.sampling.max_new_tokens
 
 
 def test_tasks_may_join_while_others_run(engine: Engine) -> None:
@@ -187,14 +187,14 @@ def test_a_cancelled_id_may_come_again(engine: Engine) -> None:
 def test_max_new_tokens_cuts_a_rollout(engine: Engine) -> None:
     engine.add(task(0, max_new_tokens=1))
     (rollout,) = drain(engine)
-    assert (len(rollout.token_ids), rollout.finish_reason) == (1, FinishReason.LENGTH)
+    assert (rollout.num_sampled_tokens, rollout.finish_reason) == (1, FinishReason.LENGTH)
 
 
 def test_max_tokens_total_cuts_a_rollout(engine: Engine) -> None:
     engine.add(task(0, max_new_tokens=1000, prompt="x" * (MAX_TOKENS_TOTAL - 4)))
     (rollout,) = drain(engine)
     assert rollout.finish_reason is FinishReason.LENGTH
-    assert len(rollout.prompt_token_ids) + len(rollout.token_ids) == MAX_TOKENS_TOTAL
+    assert len(rollout.token_ids) == MAX_TOKENS_TOTAL
 
 
 @pytest.mark.parametrize(("prompt", "says"), [("", "empty"), ("x" * MAX_TOKENS_TOTAL, "leaves no room")])

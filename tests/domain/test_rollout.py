@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.domain.rollout import FinishReason, Rollout, VersionSpan, spans_of
+from nouscoder.domain.rollout import (
+    Completion,
+    FinishReason,
+    Rollout,
+    Sampling,
+    Segment,
+    Task,
+    VersionSpan,
+    assemble_rollout,
+    float32,
+    int32,
+    spans_of,
+)
 from nouscoder.domain.staleness import staleness_of
 
 
@@ -19,12 +31,12 @@ def rollout(versions: list[int]) -> Rollout:
         rollout_id="r",
         group_id="g",
         problem_id="p",
-        prompt_token_ids=(1,),
-        token_ids=(5,) * count,
-        logprobs=(-0.5,) * count,
-        loss_mask=(True,) * count,
+        segments=(Segment(1, False), Segment(count, True)),
+        token_ids=int32([1] + [5] * count),
+        logprobs=float32([-0.5] * count),
         versions=spans_of(versions),
         finish_reason=FinishReason.STOP,
+        sampling=Sampling(),
         text="",
     )
 
@@ -54,14 +66,16 @@ def test_a_rollout_from_the_future_raises(versions: list[int]) -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"token_ids": (), "logprobs": (), "loss_mask": (), "versions": ()}, "no tokens"),
-        ({"logprobs": (-0.5,)}, "differ in length"),
-        ({"loss_mask": (True,)}, "differ in length"),
+        ({"segments": (Segment(3, False),)}, "no sampled tokens"),
+        ({"segments": (Segment(3, True),)}, "no prompt"),
+        ({"segments": (Segment(1, False), Segment(0, False), Segment(2, True))}, "a segment is empty"),
+        ({"segments": (Segment(2, False), Segment(2, True))}, "segments do not cover"),
+        ({"logprobs": float32([-0.5])}, "1 log-probabilities for 2 sampled tokens"),
         ({"versions": (VersionSpan(0, 1),)}, "do not cover"),
         ({"versions": (VersionSpan(0, 2), VersionSpan(1, 0))}, "empty"),
-        ({"logprobs": (-0.5, float("nan"))}, "log-probability"),
-        ({"logprobs": (-0.5, float("-inf"))}, "log-probability"),
-        ({"logprobs": (-0.5, 0.5)}, "log-probability"),
+        ({"logprobs": float32([-0.5, float("nan")])}, "log-probability"),
+        ({"logprobs": float32([-0.5, float("-inf")])}, "log-probability"),
+        ({"logprobs": float32([-0.5, 0.5])}, "log-probability"),
     ],
 )
 def test_arrays_that_disagree_raise(change: dict[str, object], fault: str) -> None:
@@ -73,3 +87,20 @@ def test_arrays_that_disagree_raise(change: dict[str, object], fault: str) -> No
 def test_oldest_and_newest_version(versions: list[int]) -> None:
     made = rollout(versions)
     assert (made.oldest_version, made.newest_version) == (min(versions), max(versions))
+
+
+def test_a_rollout_of_several_turns_keeps_what_was_given_out_of_the_sampled_arrays() -> None:
+    first = Completion(int32([5, 6]), float32([-0.5, -0.25]), spans_of([3, 3]), FinishReason.STOP)
+    second = Completion(int32([8]), float32([-1.0]), spans_of([3]), FinishReason.LENGTH)
+    made = assemble_rollout(Task("r", "g", "p", "", Sampling()), [int32([1, 2]), first, int32([7]), second], "t")
+    assert made.segments == (Segment(2, False), Segment(2, True), Segment(1, False), Segment(1, True))
+    assert made.token_ids.tolist() == [1, 2, 5, 6, 7, 8]
+    assert (made.prompt_token_ids.tolist(), made.sampled_token_ids.tolist()) == ([1, 2], [5, 6, 8])
+    assert made.logprobs.tolist() == [-0.5, -0.25, -1.0]
+    assert made.versions == (VersionSpan(3, 3),)
+    assert made.is_overlong
+
+
+def test_a_rollout_needs_a_completion() -> None:
+    with pytest.raises(ValueError, match="no sampled tokens"):
+        assemble_rollout(Task("r", "g", "p", "", Sampling()), [int32([1, 2])], "t")

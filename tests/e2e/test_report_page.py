@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nouscoder.domain.batch import GradedRollout
-from nouscoder.domain.rollout import FinishReason, Rollout, VersionSpan
+from nouscoder.domain.rollout import (
+    Completion,
+    FinishReason,
+    Sampling,
+    Task,
+    VersionSpan,
+    assemble_rollout,
+    float32,
+    int32,
+)
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.report import write_report
 
@@ -308,9 +317,9 @@ def trained_batch() -> TrainedBatch:
     from nouscoder.learner.trainer import StepMetrics, TrainedBatch
 
     text = "print(1)"
-    ids = tuple(map(ord, text))
     spans = (VersionSpan(0, 3), VersionSpan(1, 5))
-    rollout = Rollout("r", "g", "p", (1,), ids, (-0.1,) * 8, (True,) * 8, spans, FinishReason.STOP, text)
+    completion = Completion(int32(map(ord, text)), float32([-0.1] * 8), spans, FinishReason.STOP)
+    rollout = assemble_rollout(Task("r", "g", "p", "", Sampling()), [int32([1]), completion], text)
     graded = GradedRollout(rollout, Verdict(VerdictKind.ACCEPTED, 10, 10, 10, 0.1, "local"))
     scored = (ScoredRollout(graded, 1.0, 0.5, 1),)
     tokens = torch.full((8,), -0.1)

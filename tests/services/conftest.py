@@ -16,9 +16,20 @@ from nouscoder.config import Config, load_config
 from nouscoder.domain.lease import LeasedGrading, LeasedTask
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.rollout import FinishReason, Rollout, Task, VersionSpan
+from nouscoder.domain.rollout import (
+    Completion,
+    FinishReason,
+    Rollout,
+    RolloutHeader,
+    Task,
+    VersionSpan,
+    assemble_rollout,
+    float32,
+    int32,
+)
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.store.rollout_record import encode_rollout
 
 _runs = itertools.count()
 
@@ -53,18 +64,14 @@ class BrokerRig:
 
     @staticmethod
     def rollout(task: Task, version: int = 0) -> Rollout:
-        return Rollout(
-            rollout_id=task.rollout_id,
-            group_id=task.group_id,
-            problem_id=task.problem_id,
-            prompt_token_ids=(1, 2),
-            token_ids=(3, 4, 5),
-            logprobs=(-0.5, -0.25, -0.125),
-            loss_mask=(True, True, True),
-            versions=(VersionSpan(version, 3),),
-            finish_reason=FinishReason.STOP,
-            text=f"print('{task.rollout_id}')",
+        completion = Completion(
+            int32([3, 4, 5]), float32([-0.5, -0.25, -0.125]), (VersionSpan(version, 3),), FinishReason.STOP
         )
+        return assemble_rollout(task, [int32([1, 2]), completion], f"print('{task.rollout_id}')")
+
+    def sampled(self, item: LeasedTask, version: int = 0) -> tuple[str, RolloutHeader, bytes]:
+        """What a generation worker hands in for a leased task."""
+        return (item.lease.lease_id, *encode_rollout(self.rollout(item.task, version)))
 
     @staticmethod
     def verdict(kind: VerdictKind = VerdictKind.ACCEPTED) -> Verdict:
@@ -74,8 +81,8 @@ class BrokerRig:
     async def sample(self, broker: Broker, max_tasks: int = 100, version: int = 0) -> tuple[LeasedTask, ...]:
         """Lease and hand in rollouts as one generation worker."""
         leased = (await broker.lease_tasks("generation-h-0-1", max_tasks, 0)).tasks
-        pairs = [(item.lease.lease_id, self.rollout(item.task, version)) for item in leased]
-        assert await broker.submit_rollouts("generation-h-0-1", pairs) == []
+        submitted = [self.sampled(item, version) for item in leased]
+        assert await broker.submit_rollouts("generation-h-0-1", submitted) == []
         return leased
 
     async def grade(self, broker: Broker, kind_of: Callable[[str], VerdictKind]) -> tuple[LeasedGrading, ...]:

@@ -11,8 +11,8 @@ from nouscoder.broker import batches
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import InvalidRequest, InvariantBroken, Refused
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.rpc.rollout_convert import decode_rollout
 from nouscoder.rpc.verdict_convert import decode_verdict
+from nouscoder.store.rollout_record import decode_rollout
 
 NewBroker = Callable[..., Broker]
 LEARNER = "learner-h-0-1"
@@ -76,7 +76,7 @@ async def test_a_batch_holds_the_groups_that_completed_first_with_their_verdicts
     assert [len(group) for group in leased.batch.groups().values()] == [4, 4]
     for graded in leased.batch.rollouts:
         assert graded.verdict.kind is broker_rig.mixed(graded.rollout.rollout_id)
-        assert graded.rollout.logprobs == (-0.5, -0.25, -0.125)
+        assert graded.rollout.logprobs.tolist() == [-0.5, -0.25, -0.125]
     assert await broker.heartbeat(LEARNER, [leased.lease.lease_id]) == []
 
 
@@ -182,7 +182,7 @@ async def test_the_end_of_a_run_abandons_what_is_in_flight_once(new_broker: NewB
     assert (await broker.lease_tasks("generation-h-0-1", 4, 20)).run_finished
     assert (await broker.lease_grading("verifier-h-0-1", 4, 20)).run_finished
     assert (await broker.lease_batch(LEARNER, 20)).run_finished
-    late = [(held[0].lease.lease_id, broker_rig.rollout(held[0].task))]
+    late = [broker_rig.sampled(held[0])]
     assert await broker.submit_rollouts("generation-h-0-1", late) == [held[0].task.rollout_id]
     assert await broker.commit_batch(0, 1) is True
     assert (await broker.status()).admission_slots_free == 0

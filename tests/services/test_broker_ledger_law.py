@@ -184,7 +184,7 @@ class RunHistory(RuleBasedStateMachine):
         self.go(self.broker.publish_policy(self.rig.manifest(self.version)))
 
     def hand_in_rollouts(self, worker: str, tasks: Sequence[LeasedTask], again: bool) -> list[str]:
-        pairs = [(item.lease.lease_id, self.rig.rollout(item.task, self.version)) for item in tasks]
+        pairs = [self.rig.sampled(item, self.version) for item in tasks]
         refused = self.go(self.broker.submit_rollouts(worker, pairs))
         if again:
             before = self.go(self.broker.status())

@@ -49,7 +49,7 @@ async def test_a_killed_redis_comes_back_with_every_rollout_where_it_was(tmp_pat
         assert second.url == first.url
         assert await broker.status() == before
         assert await broker.lease_batch("learner-h-0-1", 0) == leased
-        pairs = [(item.lease.lease_id, broker_rig.rollout(item.task)) for item in tasks]
+        pairs = [broker_rig.sampled(item) for item in tasks]
         assert await broker.submit_rollouts("generation-h-0-1", pairs) == []
         assert await broker.commit_batch(0, 1) is False
     finally:

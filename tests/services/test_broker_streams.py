@@ -86,15 +86,14 @@ async def test_work_under_a_lost_lease_is_refused_and_the_new_holders_is_taken(b
     second = (await broker.lease_tasks(OTHER, 1, 0)).tasks[0]
     assert second.task == first.task
     assert (first.lease.delivery, second.lease.delivery) == (1, 2)
-    rollout = broker_rig.rollout(first.task)
-    assert await broker.submit_rollouts(GEN, [(first.lease.lease_id, rollout)]) == [rollout.rollout_id]
-    assert await broker.submit_rollouts(OTHER, [(second.lease.lease_id, rollout)]) == []
+    assert await broker.submit_rollouts(GEN, [broker_rig.sampled(first)]) == [first.task.rollout_id]
+    assert await broker.submit_rollouts(OTHER, [broker_rig.sampled(second)]) == []
     assert (await broker.status()).streams[0].redeliveries == 1
 
 
 async def test_handing_in_again_after_a_lost_answer_changes_nothing(broker: Broker, broker_rig: Any) -> None:
     leased = (await broker.lease_tasks(GEN, 4, 0)).tasks
-    pairs = [(item.lease.lease_id, broker_rig.rollout(item.task)) for item in leased]
+    pairs = [broker_rig.sampled(item) for item in leased]
     assert await broker.submit_rollouts(GEN, pairs) == []
     before = await broker.status()
     assert await broker.submit_rollouts(GEN, pairs) == []
@@ -143,7 +142,7 @@ async def test_too_many_deliveries_make_a_dead_letter_and_its_group_goes_on_with
 ) -> None:
     leased = (await broker.lease_tasks(GEN, 4, 0)).tasks
     poison, rest = leased[0], leased[1:]
-    await broker.submit_rollouts(GEN, [(item.lease.lease_id, broker_rig.rollout(item.task)) for item in rest])
+    await broker.submit_rollouts(GEN, [broker_rig.sampled(item) for item in rest])
     await expire(broker, broker_rig)
     again = (await broker.lease_tasks(OTHER, 1, 0)).tasks[0]
     assert again.task == poison.task
@@ -186,7 +185,7 @@ async def test_a_waiting_caller_is_woken_by_the_work(broker: Broker, broker_rig:
 async def test_a_lease_on_something_else_is_refused_with_a_sentence(broker: Broker, broker_rig: Any) -> None:
     first, second = (await broker.lease_tasks(GEN, 2, 0)).tasks
     with pytest.raises(InvalidRequest, match="another rollout"):
-        await broker.submit_rollouts(GEN, [(first.lease.lease_id, broker_rig.rollout(second.task))])
+        await broker.submit_rollouts(GEN, [(first.lease.lease_id, *broker_rig.sampled(second)[1:])])
     with pytest.raises(InvalidRequest, match="not a lease"):
         await broker.heartbeat(GEN, ["tasks:*:1"])
     with pytest.raises(InvalidRequest, match="not on grading"):
@@ -194,7 +193,7 @@ async def test_a_lease_on_something_else_is_refused_with_a_sentence(broker: Brok
             "verifier-h-0-1", [(first.lease.lease_id, first.task.rollout_id, broker_rig.verdict())]
         )
     with pytest.raises(InvalidRequest, match="never published"):
-        await broker.submit_rollouts(GEN, [(first.lease.lease_id, broker_rig.rollout(first.task, version=1))])
+        await broker.submit_rollouts(GEN, [broker_rig.sampled(first, version=1)])
     with pytest.raises(InvalidRequest, match="at least 1"):
         await broker.lease_tasks(GEN, 0, 0)
 

@@ -29,7 +29,8 @@ from nouscoder.generation.policies import Policies
 from nouscoder.generation.service import GenerationService
 from nouscoder.rpc.channel import open_channel
 from nouscoder.rpc.policy_convert import manifest_to
-from nouscoder.rpc.rollout_convert import rollout_from, task_to
+from nouscoder.rpc.rollout_convert import task_to
+from nouscoder.store.rollout_record import decode_rollout
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc
 
 
@@ -62,7 +63,7 @@ class Bench:
 
     async def generate(self, tasks: list[Task]) -> list[Rollout]:
         request = generation_pb2.GenerateRequest(tasks=[task_to(each) for each in tasks])
-        return [rollout_from(answer.rollout) async for answer in self.stub.Generate(request, timeout=10)]
+        return [decode_rollout(answer.record) async for answer in self.stub.Generate(request, timeout=10)]
 
     async def update(self, manifest: PolicyManifest) -> Any:
         return await self.stub.UpdatePolicy(
@@ -116,7 +117,7 @@ async def test_generate_streams_every_rollout_once(bench: Bench, tmp_path: Path)
     assert {rollout.oldest_version for rollout in rollouts} == {7}
     status = await bench.status()
     assert (status.engine, status.policy_version, status.running_rollouts) == ("fake", 7, 0)
-    assert status.num_tokens == sum(len(rollout.token_ids) for rollout in rollouts)
+    assert status.num_tokens == sum(rollout.num_sampled_tokens for rollout in rollouts)
     assert bench.metric("nouscoder_generation_tokens_total") == status.num_tokens
 
 

@@ -90,11 +90,17 @@ def run(
 def plain_logprobs(folder: Path, rollout: Rollout, temperature: float = 1.0) -> torch.Tensor:
     """Log-probabilities of the rollout's tokens by one uncached forward pass over the whole of it."""
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    ids = torch.tensor([[*rollout.prompt_token_ids, *rollout.token_ids]])
+    ids = torch.tensor([rollout.token_ids.tolist()])
     with torch.inference_mode():
         logits = model(input_ids=ids, use_cache=False).logits[0] / temperature
     start = len(rollout.prompt_token_ids) - 1
-    return torch.log_softmax(logits, -1)[start:-1].gather(1, torch.tensor(rollout.token_ids)[:, None])[:, 0]
+    sampled = torch.tensor(rollout.sampled_token_ids.tolist())
+    return torch.log_softmax(logits, -1)[start:-1].gather(1, sampled[:, None])[:, 0]
+
+
+def sampled_logprobs(rollout: Rollout) -> torch.Tensor:
+    """As the engine recorded them, [sampled tokens]."""
+    return torch.tensor(rollout.logprobs.tolist())
 
 
 def test_cache_gives_the_logits_of_a_plain_forward_pass_while_rows_join_and_leave() -> None:
@@ -137,9 +143,9 @@ def test_logprobs_equal_those_of_a_plain_forward_pass(engine: TorchEngine, folde
     """24 rollouts of unequal prompts and lengths over 6 slots, so rows join, leave and move all the time."""
     rollouts = run(engine, [task(n, max_new_tokens=5 + 7 * n % 23) for n in range(24)])
     assert len(rollouts) == 24
-    assert len({len(rollout.token_ids) for rollout in rollouts.values()}) > 5
+    assert len({rollout.num_sampled_tokens for rollout in rollouts.values()}) > 5
     for rollout in rollouts.values():
-        torch.testing.assert_close(torch.tensor(rollout.logprobs), plain_logprobs(folder, rollout), atol=1e-4, rtol=0)
+        torch.testing.assert_close(sampled_logprobs(rollout), plain_logprobs(folder, rollout), atol=1e-4, rtol=0)
 
 
 def test_tokens_hang_on_weights_prompt_and_seed_not_on_the_neighbours(engine: TorchEngine, folder: Path) -> None:
@@ -153,25 +159,25 @@ def test_tokens_hang_on_weights_prompt_and_seed_not_on_the_neighbours(engine: To
 
 def test_rollouts_of_one_prompt_share_its_pass_and_differ_by_seed(engine: TorchEngine, folder: Path) -> None:
     rollouts = run(engine, [task(n, prompt="the same for all") for n in range(6)])
-    assert len({rollout.token_ids for rollout in rollouts.values()}) == 6
+    assert len({bytes(rollout.token_ids) for rollout in rollouts.values()}) == 6
     for rollout in rollouts.values():
-        torch.testing.assert_close(torch.tensor(rollout.logprobs), plain_logprobs(folder, rollout), atol=1e-4, rtol=0)
+        torch.testing.assert_close(sampled_logprobs(rollout), plain_logprobs(folder, rollout), atol=1e-4, rtol=0)
 
 
 def test_temperature_0_takes_the_most_likely_token(engine: TorchEngine, folder: Path) -> None:
     rollout = run(engine, [task(0, temperature=0.0, max_new_tokens=8), task(1)])["r0"]
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    ids = torch.tensor([[*rollout.prompt_token_ids, *rollout.token_ids]])
+    ids = torch.tensor([rollout.token_ids.tolist()])
     with torch.inference_mode():
         likeliest = model(input_ids=ids, use_cache=False).logits[0].argmax(-1)
-    assert list(rollout.token_ids) == likeliest[len(rollout.prompt_token_ids) - 1 : -1].tolist()
+    assert rollout.sampled_token_ids.tolist() == likeliest[len(rollout.prompt_token_ids) - 1 : -1].tolist()
 
 
 def test_logprob_is_at_the_sampling_temperature_and_before_top_p(engine: TorchEngine, folder: Path) -> None:
     rollouts = run(engine, [task(n, temperature=0.7, top_p=0.5) for n in range(3)])
     for rollout in rollouts.values():
         wanted = plain_logprobs(folder, rollout, temperature=0.7)
-        torch.testing.assert_close(torch.tensor(rollout.logprobs), wanted, atol=1e-4, rtol=0)
+        torch.testing.assert_close(sampled_logprobs(rollout), wanted, atol=1e-4, rtol=0)
 
 
 def test_new_weights_reach_running_rollouts_between_two_steps(
@@ -193,7 +199,7 @@ def test_new_weights_reach_running_rollouts_between_two_steps(
     save_file(weights, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     new = plain_logprobs(tmp_path, rollout)
-    torch.testing.assert_close(torch.tensor(rollout.logprobs), torch.cat([old[:4], new[4:]]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(sampled_logprobs(rollout), torch.cat([old[:4], new[4:]]), atol=1e-4, rtol=0)
     assert (old[4:] - new[4:]).abs().max() > 0.1
 
 
@@ -230,7 +236,7 @@ def test_tied_output_layer_is_saved_once_and_loads(tmp_path: Path) -> None:
     tied = TorchEngine(tmp_path, max_running=2, max_tokens_total=CAPACITY)
     tied.load_policy(weights_files(tmp_path), 0)
     rollout = run(tied, [task(0)])["r0"]
-    torch.testing.assert_close(torch.tensor(rollout.logprobs), plain_logprobs(tmp_path, rollout), atol=1e-4, rtol=0)
+    torch.testing.assert_close(sampled_logprobs(rollout), plain_logprobs(tmp_path, rollout), atol=1e-4, rtol=0)
 
 
 def test_weights_in_shards_are_the_same_weights(engine: TorchEngine, folder: Path, tmp_path: Path) -> None:
@@ -272,9 +278,9 @@ def test_eos_ends_a_rollout_and_is_a_token_but_not_text(folder: Path, tmp_path: 
     for rollout in rollouts:
         at_end = rollout.token_ids[-1] == 2
         assert at_end == (rollout.finish_reason is FinishReason.STOP)
-        assert 2 not in rollout.token_ids[:-1]
-        assert rollout.text == CharTokenizer().decode(rollout.token_ids)
-        assert all(rollout.loss_mask)
+        assert 2 not in rollout.sampled_token_ids[:-1]
+        assert rollout.text == CharTokenizer().decode(rollout.sampled_token_ids)
+        assert [segment.is_sampled for segment in rollout.segments] == [False, True]
 
 
 def test_sampled_frequencies_follow_the_softmax() -> None:

@@ -336,7 +336,7 @@ def test_lines_of_a_batch(tmp_path: Path) -> None:
     assert (first["seconds"]["wait_for_batch"], last["seconds"]["wait_for_batch"]) == (1.5, 0.0)
     assert (last["seconds"]["checkpoint"], last["seconds"]["publish"], first["seconds"]["publish"]) == (0.25, 0.5, 0.0)
     assert first["seconds"]["train"] + last["seconds"]["train"] == pytest.approx(trained.duration_s)
-    assert first["tokens"] + last["tokens"] == sum(len(g.rollout.token_ids) for g in batch.rollouts)
+    assert first["tokens"] + last["tokens"] == sum(g.rollout.num_sampled_tokens for g in batch.rollouts)
 
     assert len({line["rollout_id"] for line in made.samples}) == 5
     by_id = {graded.rollout.rollout_id: graded for graded in batch.rollouts}

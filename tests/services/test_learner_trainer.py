@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from nouscoder.config import Config, GenerationSection, LearnerSection, RunSection, SamplingSection
 from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.reward import RewardRule
-from nouscoder.domain.rollout import FinishReason, Rollout, spans_of
+from nouscoder.domain.rollout import FinishReason, Rollout, Segment, float32, int32, spans_of
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.learner.batch_statistics import minibatches, score, statistics_of
 from nouscoder.learner.core import prepare_thread
 from nouscoder.learner.logprobs import score_tokens
-from nouscoder.learner.packing import PackingError, pack, plan
+from nouscoder.learner.packing import pack, plan
 from nouscoder.learner.synthetic import random_batch, random_policy
 from nouscoder.learner.trainer import Trainer, TrainingError, TrainingInterrupted
 
@@ -70,22 +70,16 @@ def test_a_plan_holds_every_rollout_once_within_the_budget(lengths: list[int], b
 def test_packed_targets_and_positions_are_those_of_the_loss_tokens() -> None:
     rollout = replace(
         rollouts_of(random_batch(0, seed=1))[0],
-        token_ids=(7, 8),
-        logprobs=(-1.0, -2.0),
-        loss_mask=(False, True),
-        versions=spans_of([0, 0]),
+        segments=(Segment(2, False), Segment(1, True), Segment(2, False), Segment(2, True)),
+        token_ids=int32([3, 4, 5, 6, 7, 8, 9]),
+        logprobs=float32([-1.0, -2.0, -3.0]),
+        versions=spans_of([0, 0, 0]),
     )
     (part,) = pack([rollout], 1000, CPU)
-    assert part.targets.tolist() == [8]
-    assert part.columns.tolist() == [len(rollout.prompt_token_ids)], "the position before the token predicts it"
-    assert part.input_ids.tolist() == [[*rollout.prompt_token_ids, 7]]
-    assert part.sampler_logprobs.tolist() == [-2.0]
-
-
-def test_a_rollout_without_a_prompt_is_refused_by_name() -> None:
-    rollout = replace(rollouts_of(random_batch(0, seed=1))[0], prompt_token_ids=())
-    with pytest.raises(PackingError, match=rollout.rollout_id):
-        pack([rollout], 1000, CPU)
+    assert part.targets.tolist() == [5, 8, 9]
+    assert part.columns.tolist() == [1, 4, 5], "the position before a token predicts it"
+    assert part.input_ids.tolist() == [[3, 4, 5, 6, 7, 8]], "the last token predicts nothing"
+    assert part.sampler_logprobs.tolist() == [-1.0, -2.0, -3.0]
 
 
 # ---- log-probabilities ----
@@ -99,10 +93,10 @@ def test_log_probabilities_and_entropies_are_those_of_a_plain_forward_pass_witho
         for part in pack(rollouts, budget, CPU):
             scores = score_tokens(model, part, temperature)
             for row, index in enumerate(part.rollout_indices):
-                ids = torch.tensor([rollouts[index].prompt_token_ids + rollouts[index].token_ids])
+                ids = torch.tensor([rollouts[index].token_ids.tolist()])
                 logits = model(input_ids=ids).logits[0, len(rollouts[index].prompt_token_ids) - 1 : -1] / temperature
                 expected = logits.log_softmax(-1)
-                chosen = expected[range(len(expected)), list(rollouts[index].token_ids)]
+                chosen = expected[range(len(expected)), rollouts[index].sampled_token_ids.tolist()]
                 torch.testing.assert_close(scores.logprobs[part.rows == row], chosen, rtol=1e-4, atol=1e-5)
                 entropies = -(expected.exp() * expected).sum(-1)
                 torch.testing.assert_close(scores.entropies[part.rows == row], entropies, rtol=1e-4, atol=1e-5)
@@ -146,7 +140,7 @@ def test_statistics_of_a_batch_by_hand() -> None:
     right = [g for g in batch.rollouts if g.verdict.kind is VerdictKind.ACCEPTED]
     assert figures.pass_rate == len(right) / len(batch.rollouts)
     assert figures.reward_mean == pytest.approx(2 * figures.pass_rate - 1)
-    assert figures.response_length_correct == sum(len(g.rollout.token_ids) for g in right) / len(right)
+    assert figures.response_length_correct == sum(g.rollout.num_sampled_tokens for g in right) / len(right)
     assert figures.staleness_max == 1
     assert 0 < figures.staleness_mean <= 1
     assert statistics_of([item for item in scored if item.accepted]).response_length_incorrect is None

@@ -34,15 +34,16 @@ from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.reward import RewardRule, reward_of
-from nouscoder.domain.rollout import Rollout, Sampling, Task
+from nouscoder.domain.rollout import RolloutHeader, Sampling, Task
 from nouscoder.domain.run_status import Blocker, RunStatus
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.rpc.rollout_convert import decode_rollout, encode_rollout
 from nouscoder.rpc.verdict_convert import decode_verdict, encode_verdict
+from nouscoder.store.rollout_record import decode_rollout, decode_text
 
 log = logging.getLogger(__name__)
 
 MAX_LEASED = 4096
+SubmittedRecord = tuple[str, RolloutHeader, bytes]  # lease id, header, record
 _CODEC = batches.Codec(decode_rollout, decode_verdict)
 
 
@@ -81,24 +82,24 @@ class Broker:
 
         return await self.waits.until(self.waits.tasks, look, lambda a: bool(a.tasks) or a.run_finished, wait_s)
 
-    async def submit_rollouts(self, worker_id: str, rollouts: Sequence[tuple[str, Rollout]]) -> list[str]:
+    async def submit_rollouts(self, worker_id: str, rollouts: Sequence[SubmittedRecord]) -> list[str]:
         """Take sampled rollouts; answers the ids refused because their lease was lost. Raises InvalidRequest."""
         if not rollouts:
             return []
         newest = await policies.newest(self.store)
-        for _, rollout in rollouts:
-            if newest is None or rollout.newest_version > newest.policy_version:
-                raise InvalidRequest(f"rollout {rollout.rollout_id} was sampled under a policy never published")
+        for _, header, _ in rollouts:
+            if newest is None or header.newest_version > newest.policy_version:
+                raise InvalidRequest(f"rollout {header.rollout_id} was sampled under a policy never published")
         items = [
             Sampled(
                 ref=parse_lease(lease_id),
-                rollout_id=rollout.rollout_id,
-                problem_id=rollout.problem_id,
-                payload=encode_rollout(rollout),
-                text=rollout.text,
-                oldest_version=rollout.oldest_version,
+                rollout_id=header.rollout_id,
+                problem_id=header.problem_id,
+                payload=record,
+                text=decode_text(record[header.text_offset : header.text_offset + header.text_bytes]),
+                oldest_version=header.oldest_version,
             )
-            for lease_id, rollout in rollouts
+            for lease_id, header, record in rollouts
         ]
         refused = await streams.submit_sampled(self.store, worker_id, items)
         self.waits.grading.fire()

@@ -87,7 +87,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.SubmitRolloutsRequest, broker_pb2.SubmitRolloutsResponse],
     ) -> broker_pb2.SubmitRolloutsResponse:
         """Takes sampled rollouts."""
-        rollouts = [(item.lease_id, rollout_convert.rollout_from(item.rollout)) for item in request.rollouts]
+        rollouts = [(item.lease_id, rollout_convert.header_from(item.header), item.record) for item in request.rollouts]
         refused = await self._broker.submit_rollouts(_worker(request.worker_id), rollouts)
         return broker_pb2.SubmitRolloutsResponse(refused_rollout_ids=refused)
 

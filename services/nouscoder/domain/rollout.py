@@ -1,10 +1,22 @@
-"""A rollout: one sampled completion, token by token, with the policy version that sampled each token."""
+"""A rollout: what a policy was given and what it sampled, with the policy version behind each sampled token.
+
+Bulk values are memoryviews of int32 (format "i") and float32 (format "f"): one buffer, never one Python object a token.
+"""
 
 from __future__ import annotations
 
 import math
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
+from typing import TypeVar
+
+Number = TypeVar("Number", int, float)
+
+# Rounding in a float32 log-softmax can put a sampled token's log-probability slightly above 0.
+_MAX_LOGPROB = 1e-4
 
 
 class FinishReason(StrEnum):
@@ -26,65 +38,104 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A rollout to be sampled."""
+    """A rollout to be sampled, with no weights older than `min_policy_version`."""
 
     rollout_id: str
     group_id: str
     problem_id: str
     prompt: str
     sampling: Sampling
+    min_policy_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """`num_tokens` consecutive tokens sampled under `policy_version`."""
+    """`num_tokens` consecutive sampled tokens of one policy version."""
 
     policy_version: int
     num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
-    """One sampled completion.
+class Segment:
+    """`num_tokens` consecutive tokens, all sampled from the policy (they count in the loss) or all given to it."""
 
-    prompt_token_ids [prompt_tokens]; token_ids, logprobs (of the sampled token, before truncation) and loss_mask
-    [tokens]; the spans of `versions` sum to [tokens]. Raises ValueError on construction when they disagree or a
+    num_tokens: int
+    is_sampled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an engine answers to one prompt.
+
+    token_ids [tokens] int32; logprobs [tokens] float32, of the sampled token before truncation; the spans of `versions`
+    sum to [tokens]. Raises ValueError on construction when they disagree, or a log-probability is not a finite
+    number <= 0.
+    """
+
+    token_ids: memoryview[int]
+    logprobs: memoryview[float]
+    versions: tuple[VersionSpan, ...]
+    finish_reason: FinishReason
+
+    def __post_init__(self) -> None:
+        _check_sampled("completion", len(self.token_ids), self.logprobs, self.versions)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One rollout.
+
+    The first segment is the prompt, given. token_ids [tokens] int32 cover all segments; logprobs [sampled tokens]
+    float32 and the spans of `versions` cover the sampled segments, in order. `sampling` is what it was drawn with,
+    `text` is what is graded. Raises ValueError on construction when they disagree, nothing was sampled, or a
     log-probability is not a finite number <= 0.
     """
 
     rollout_id: str
     group_id: str
     problem_id: str
-    prompt_token_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    loss_mask: tuple[bool, ...]
+    segments: tuple[Segment, ...]
+    token_ids: memoryview[int]
+    logprobs: memoryview[float]
     versions: tuple[VersionSpan, ...]
     finish_reason: FinishReason
+    sampling: Sampling
     text: str
 
     def __post_init__(self) -> None:
-        num_tokens = len(self.token_ids)
-        if not num_tokens:
-            raise ValueError(f"rollout {self.rollout_id} has no tokens")
-        if len(self.logprobs) != num_tokens or len(self.loss_mask) != num_tokens:
-            raise ValueError(f"rollout {self.rollout_id}: token_ids, logprobs and loss_mask differ in length")
-        if any(span.num_tokens < 1 for span in self.versions):
-            raise ValueError(f"rollout {self.rollout_id}: a version span is empty")
-        if sum(span.num_tokens for span in self.versions) != num_tokens:
-            raise ValueError(f"rollout {self.rollout_id}: version spans do not cover the {num_tokens} tokens")
-        # Rounding in float32 log-softmax may leave a sampled token a hair above 0.
-        if any(not math.isfinite(value) or value > 1e-4 for value in self.logprobs):
-            raise ValueError(f"rollout {self.rollout_id}: a log-probability is not a finite number <= 0")
+        name = f"rollout {self.rollout_id}"
+        if any(segment.num_tokens < 1 for segment in self.segments):
+            raise ValueError(f"{name}: a segment is empty")
+        if not self.segments or self.segments[0].is_sampled:
+            raise ValueError(f"{name} has no prompt: its first segment must be given")
+        if sum(segment.num_tokens for segment in self.segments) != len(self.token_ids):
+            raise ValueError(f"{name}: segments do not cover the {len(self.token_ids)} tokens")
+        _check_sampled(name, self.num_sampled_tokens, self.logprobs, self.versions)
+
+    @property
+    def prompt_token_ids(self) -> memoryview[int]:
+        """The tokens of the first segment, [prompt tokens]."""
+        return self.token_ids[: self.segments[0].num_tokens]
+
+    @property
+    def sampled_token_ids(self) -> memoryview[int]:
+        """The tokens of the sampled segments, [sampled tokens]."""
+        return concatenated(self.token_ids[start:end] for start, end in self.sampled_ranges())
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens that count in the loss."""
+        return sum(segment.num_tokens for segment in self.segments if segment.is_sampled)
 
     @property
     def oldest_version(self) -> int:
-        """The oldest policy version among the tokens."""
+        """The oldest policy version among the sampled tokens."""
         return min(span.policy_version for span in self.versions)
 
     @property
     def newest_version(self) -> int:
-        """The newest policy version among the tokens."""
+        """The newest policy version among the sampled tokens."""
         return max(span.policy_version for span in self.versions)
 
     @property
@@ -92,13 +143,102 @@ class Rollout:
         """It was cut at max_new_tokens."""
         return self.finish_reason is FinishReason.LENGTH
 
+    def sampled_ranges(self) -> list[tuple[int, int]]:
+        """Where the sampled segments stand in `token_ids`: (start, end) of each, in order."""
+        ranges, start = [], 0
+        for segment in self.segments:
+            if segment.is_sampled:
+                ranges.append((start, start + segment.num_tokens))
+            start += segment.num_tokens
+        return ranges
 
-def spans_of(versions: list[int]) -> tuple[VersionSpan, ...]:
+
+@dataclass(frozen=True, slots=True)
+class RolloutHeader:
+    """What the broker knows of a rollout; the rest is in its record, which the broker never decodes.
+
+    The text stands at `text_offset` in the record and takes `text_bytes`.
+    """
+
+    rollout_id: str
+    group_id: str
+    problem_id: str
+    num_tokens: int
+    num_prompt_tokens: int
+    oldest_version: int
+    newest_version: int
+    finish_reason: FinishReason
+    record_bytes: int
+    text_offset: int
+    text_bytes: int
+
+
+def assemble_rollout(task: Task, parts: Sequence[memoryview[int] | Completion], text: str) -> Rollout:
+    """A rollout of `task` from its parts in order: token ids that were given, and completions that were sampled.
+
+    It ended as its last completion did. Raises ValueError where `Rollout` does, or when there is no completion.
+    """
+    completions = [part for part in parts if isinstance(part, Completion)]
+    if not completions:
+        raise ValueError(f"rollout {task.rollout_id} has no sampled tokens")
+    tokens = [part.token_ids if isinstance(part, Completion) else part for part in parts]
+    return Rollout(
+        rollout_id=task.rollout_id,
+        group_id=task.group_id,
+        problem_id=task.problem_id,
+        segments=tuple(
+            Segment(len(ids), isinstance(part, Completion)) for part, ids in zip(parts, tokens, strict=True)
+        ),
+        token_ids=concatenated(tokens),
+        logprobs=concatenated(completion.logprobs for completion in completions),
+        versions=merged(span for completion in completions for span in completion.versions),
+        finish_reason=completions[-1].finish_reason,
+        sampling=task.sampling,
+        text=text,
+    )
+
+
+def int32(values: Iterable[int]) -> memoryview[int]:
+    """The values as a bulk array of a rollout."""
+    return memoryview(array("i", values))
+
+
+def float32(values: Iterable[float]) -> memoryview[float]:
+    """The values as a bulk array of a rollout."""
+    return memoryview(array("f", values))
+
+
+def concatenated(parts: Iterable[memoryview[Number]]) -> memoryview[Number]:
+    """Arrays of one format as one array; a single one is not copied. Raises ValueError when there is none."""
+    views = list(parts)
+    if not views:
+        raise ValueError("there is no array to concatenate")
+    if len(views) == 1:
+        return views[0]
+    return memoryview(b"".join(views)).cast(views[0].format)  # type: ignore[call-overload, no-any-return]
+
+
+def spans_of(versions: Iterable[int]) -> tuple[VersionSpan, ...]:
     """Run-length encode the policy version of each token, `versions` [tokens]."""
-    spans: list[VersionSpan] = []
-    for version in versions:
-        if spans and spans[-1].policy_version == version:
-            spans[-1] = VersionSpan(version, spans[-1].num_tokens + 1)
-        else:
-            spans.append(VersionSpan(version, 1))
-    return tuple(spans)
+    return tuple(VersionSpan(version, sum(1 for _ in run)) for version, run in groupby(versions))
+
+
+def merged(spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
+    """The same spans, with neighbours of one version joined."""
+    runs = groupby(spans, lambda span: span.policy_version)
+    return tuple(VersionSpan(version, sum(span.num_tokens for span in run)) for version, run in runs)
+
+
+def _check_sampled(name: str, num_tokens: int, logprobs: memoryview[float], versions: tuple[VersionSpan, ...]) -> None:
+    """Raise ValueError unless the arrays of the sampled tokens agree. `max` and `sum` run in C."""
+    if not num_tokens:
+        raise ValueError(f"{name} has no sampled tokens")
+    if len(logprobs) != num_tokens:
+        raise ValueError(f"{name}: {len(logprobs)} log-probabilities for {num_tokens} sampled tokens")
+    if any(span.num_tokens < 1 for span in versions):
+        raise ValueError(f"{name}: a version span is empty")
+    if sum(span.num_tokens for span in versions) != num_tokens:
+        raise ValueError(f"{name}: version spans do not cover the {num_tokens} sampled tokens")
+    # A NaN or an infinity anywhere makes the sum one; finite float32 values cannot overflow a double.
+    if not math.isfinite(sum(logprobs)) or max(logprobs) > _MAX_LOGPROB:
+        raise ValueError(f"{name}: a log-probability is not a finite number <= 0")

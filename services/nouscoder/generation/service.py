@@ -24,10 +24,11 @@ from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.policy_client import PolicyClient
 from nouscoder.rpc.policy_convert import manifest_from
-from nouscoder.rpc.rollout_convert import rollout_to, task_from
+from nouscoder.rpc.rollout_convert import task_from
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials, server_credentials
 from nouscoder.rpc.worker_identity import held_worker_id
+from nouscoder.store.rollout_record import encode_rollout
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc
 
 FULL_NAME = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
@@ -60,7 +61,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no policy has been taken over yet")
         try:
             async for rollout in self._engine.sample_all(tasks):
-                yield generation_pb2.GenerateResponse(rollout=rollout_to(rollout))
+                yield generation_pb2.GenerateResponse(record=encode_rollout(rollout)[1])
         except EngineStopped as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except EngineError as error:

@@ -76,8 +76,8 @@ def minibatches(
 
 def statistics_of(scored: Sequence[ScoredRollout]) -> BatchStatistics:
     """Figures over all rollouts, at least one."""
-    correct = [len(item.graded.rollout.token_ids) for item in scored if item.accepted]
-    incorrect = [len(item.graded.rollout.token_ids) for item in scored if not item.accepted]
+    correct = [item.graded.rollout.num_sampled_tokens for item in scored if item.accepted]
+    incorrect = [item.graded.rollout.num_sampled_tokens for item in scored if not item.accepted]
     return BatchStatistics(
         reward_mean=sum(item.reward for item in scored) / len(scored),
         pass_rate=len(correct) / len(scored),

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from nouscoder.domain.rollout import Rollout
 
 _PAD_ID = 0  # any id will do: nothing reads what stands at padding
-
-
-class PackingError(ValueError):
-    """A rollout cannot be trained on; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,35 +57,31 @@ def plan(lengths: Sequence[int], max_padded_tokens: int) -> list[list[int]]:
 
 
 def pack(rollouts: Sequence[Rollout], max_padded_tokens: int, device: torch.device) -> list[MicroBatch]:
-    """Micro-batches of the rollouts. Raises PackingError for a rollout without prompt tokens."""
-    for rollout in rollouts:
-        if not rollout.prompt_token_ids:
-            raise PackingError(f"rollout {rollout.rollout_id} has no prompt, so nothing predicts its first token")
-    lengths = [len(rollout.prompt_token_ids) + len(rollout.token_ids) - 1 for rollout in rollouts]
+    """Micro-batches of the rollouts."""
+    # The last token of a rollout predicts nothing that is in the loss, so it is not fed.
+    lengths = [len(rollout.token_ids) - 1 for rollout in rollouts]
     return [_pad([rollouts[i] for i in part], part, device) for part in plan(lengths, max_padded_tokens)]
 
 
 def _pad(rollouts: Sequence[Rollout], indices: Sequence[int], device: torch.device) -> MicroBatch:
-    # The last token of a rollout predicts nothing that is in the loss, so it is not fed.
-    inputs = [(rollout.prompt_token_ids + rollout.token_ids)[:-1] for rollout in rollouts]
-    width = max(len(row) for row in inputs)
-    rows: list[int] = []
-    columns: list[int] = []
-    targets: list[int] = []
-    logprobs: list[float] = []
+    width = max(len(rollout.token_ids) - 1 for rollout in rollouts)
+    input_ids = np.full((len(rollouts), width), _PAD_ID, dtype=np.int64)
+    positions = [_sampled_positions(rollout) for rollout in rollouts]
     for row, rollout in enumerate(rollouts):
-        first = len(rollout.prompt_token_ids) - 1
-        for offset, counts in enumerate(rollout.loss_mask):
-            if counts:
-                rows.append(row)
-                columns.append(first + offset)
-                targets.append(rollout.token_ids[offset])
-                logprobs.append(rollout.logprobs[offset])
+        input_ids[row, : len(rollout.token_ids) - 1] = np.frombuffer(rollout.token_ids, np.int32)[:-1]
+    targets = [np.frombuffer(r.token_ids, np.int32)[p] for r, p in zip(rollouts, positions, strict=True)]
+    logprobs = [np.frombuffer(rollout.logprobs.cast("B"), np.float32) for rollout in rollouts]
+    rows = np.repeat(np.arange(len(rollouts)), [len(where) for where in positions])
     return MicroBatch(
         rollout_indices=tuple(indices),
-        input_ids=torch.tensor([[*row, *[_PAD_ID] * (width - len(row))] for row in inputs], device=device),
-        rows=torch.tensor(rows, dtype=torch.long, device=device),
-        columns=torch.tensor(columns, dtype=torch.long, device=device),
-        targets=torch.tensor(targets, dtype=torch.long, device=device),
-        sampler_logprobs=torch.tensor(logprobs, dtype=torch.float32, device=device),
+        input_ids=torch.from_numpy(input_ids).to(device),
+        rows=torch.from_numpy(rows).to(device),
+        columns=torch.from_numpy(np.concatenate(positions) - 1).to(device),
+        targets=torch.from_numpy(np.concatenate(targets).astype(np.int64)).to(device),
+        sampler_logprobs=torch.from_numpy(np.concatenate(logprobs)).to(device),
     )
+
+
+def _sampled_positions(rollout: Rollout) -> npt.NDArray[np.int64]:
+    """Where the sampled tokens stand in `token_ids`, [sampled tokens]; never 0, for the prompt comes first."""
+    return np.concatenate([np.arange(start, end) for start, end in rollout.sampled_ranges()])

@@ -10,7 +10,17 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from nouscoder.demo.tokenizer import CharTokenizer
 from nouscoder.domain.batch import Batch, GradedRollout
-from nouscoder.domain.rollout import FinishReason, Rollout, spans_of
+from nouscoder.domain.rollout import (
+    Completion,
+    FinishReason,
+    Rollout,
+    Sampling,
+    Task,
+    assemble_rollout,
+    float32,
+    int32,
+    spans_of,
+)
 from nouscoder.domain.verdict import Verdict, VerdictKind
 
 _FIRST_CHARACTER = 3  # ids below are special tokens
@@ -74,19 +84,15 @@ def _rollout(
 ) -> Rollout:
     tokens = _tokens(random, random.randint(2, max_tokens))
     older = len(tokens) // 2 if policy_version else 0
-    return Rollout(
-        rollout_id=rollout_id,
-        group_id=group_id,
-        problem_id=f"problem-{group_id}",
-        prompt_token_ids=prompt,
-        token_ids=tokens,
+    completion = Completion(
+        token_ids=int32(tokens),
         # About what a policy that knows nothing gives to one of a hundred characters.
-        logprobs=tuple(random.uniform(-5.5, -3.5) for _ in tokens),
-        loss_mask=(True,) * len(tokens),
+        logprobs=float32(random.uniform(-5.5, -3.5) for _ in tokens),
         versions=spans_of([policy_version - 1] * older + [policy_version] * (len(tokens) - older)),
         finish_reason=FinishReason.LENGTH if len(tokens) == max_tokens else FinishReason.STOP,
-        text=CharTokenizer().decode(tokens),
     )
+    task = Task(rollout_id, group_id, f"problem-{group_id}", CharTokenizer().decode(prompt), Sampling())
+    return assemble_rollout(task, [int32(prompt), completion], CharTokenizer().decode(tokens))
 
 
 def _verdict(*, accepted: bool) -> Verdict:

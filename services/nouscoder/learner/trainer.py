@@ -179,7 +179,7 @@ class Trainer:
             gradient_norm=norm,
             learning_rate=rate,
             num_tokens=counts.num_tokens,
-            model_tokens=sum(len(r.prompt_token_ids) + len(r.token_ids) - 1 for r in rollouts),
+            model_tokens=sum(len(rollout.token_ids) - 1 for rollout in rollouts),
             duration_s=time.monotonic() - started,
             diagnostics=diagnostics.result(),
         )

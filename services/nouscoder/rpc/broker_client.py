@@ -24,6 +24,7 @@ from nouscoder.domain.run_status import Blocker, RunStatus
 from nouscoder.domain.verdict import Verdict
 from nouscoder.rpc import broker_convert, policy_convert, rollout_convert, verdict_convert
 from nouscoder.rpc.channel import PeerError, PeerUnreachable, call_with_patience, open_channel
+from nouscoder.store.rollout_record import encode_rollout
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -79,10 +80,7 @@ class BrokerClient:
 
     async def submit_rollouts(self, rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
         """Hand in (lease_id, rollout) pairs; answers the rollout ids refused because their lease was lost."""
-        items = [
-            broker_pb2.SubmittedRollout(lease_id=lease_id, rollout=rollout_convert.rollout_to(rollout))
-            for lease_id, rollout in rollouts
-        ]
+        items = [_submitted(lease_id, rollout) for lease_id, rollout in rollouts]
         request = broker_pb2.SubmitRolloutsRequest(worker_id=self.worker_id, rollouts=items)
         answer = await self._call(lambda: self._stub.SubmitRollouts(request, timeout=_CALL_LIMIT_S))
         return frozenset(answer.refused_rollout_ids)
@@ -187,6 +185,11 @@ class BrokerClient:
             if isinstance(cause, grpc.aio.AioRpcError) and cause.code() in _REFUSALS:
                 raise PeerRefused(f"{name}: {cause.details()}") from cause
             raise
+
+
+def _submitted(lease_id: str, rollout: Rollout) -> broker_pb2.SubmittedRollout:
+    header, record = encode_rollout(rollout)
+    return broker_pb2.SubmittedRollout(lease_id=lease_id, header=rollout_convert.header_to(header), record=record)
 
 
 class LeaseKeeper:

@@ -15,8 +15,9 @@ from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict
 from nouscoder.rpc.channel import PeerError, PeerUnreachable, call_with_patience, open_channel
 from nouscoder.rpc.policy_convert import manifest_to
-from nouscoder.rpc.rollout_convert import rollout_from, task_to
+from nouscoder.rpc.rollout_convert import task_to
 from nouscoder.rpc.verdict_convert import submission_to, verdict_from
+from nouscoder.store.rollout_record import decode_rollout
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
 _GRADE_LIMIT_S = 600.0
@@ -76,7 +77,7 @@ class SamplingClient:
                 answer = await asyncio.wait_for(call.read(), stall_limit_s)
                 if not isinstance(answer, generation_pb2.GenerateResponse):  # the end of the stream
                     raise PeerError(f"{name} ended the answer before every rollout was there")
-                yield rollout_from(answer.rollout)
+                yield decode_rollout(answer.record)
         except TimeoutError as error:
             raise PeerUnreachable(f"{name} has sampled nothing for {stall_limit_s:.0f} s") from error
         except grpc.aio.AioRpcError as error:

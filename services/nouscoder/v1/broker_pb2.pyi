@@ -179,22 +179,26 @@ class SubmittedRollout(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
-    ROLLOUT_FIELD_NUMBER: _builtins.int
+    HEADER_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """From LeaseTasks."""
+    record: _builtins.bytes
+    """All of it: a rollout record (services/nouscoder/store/rollout_record.py)."""
     @_builtins.property
-    def rollout(self) -> _rollout_pb2.Rollout:
-        """What was sampled."""
+    def header(self) -> _rollout_pb2.RolloutHeader:
+        """What is known of it."""
 
     def __init__(
         self,
         *,
         lease_id: _builtins.str = ...,
-        rollout: _rollout_pb2.Rollout | None = ...,
+        header: _rollout_pb2.RolloutHeader | None = ...,
+        record: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["rollout", b"rollout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "rollout", b"rollout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "lease_id", b"lease_id", "record", b"record"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -528,12 +532,10 @@ class GradedRollout(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ROLLOUT_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def rollout(self) -> _rollout_pb2.Rollout:
-        """What was sampled."""
-
+    record: _builtins.bytes
+    """What was sampled: a rollout record."""
     @_builtins.property
     def verdict(self) -> _verdict_pb2.Verdict:
         """What it got."""
@@ -541,12 +543,12 @@ class GradedRollout(_message.Message):
     def __init__(
         self,
         *,
-        rollout: _rollout_pb2.Rollout | None = ...,
+        record: _builtins.bytes = ...,
         verdict: _verdict_pb2.Verdict | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["rollout", b"rollout", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rollout", b"rollout", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["record", b"record", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -50,19 +50,17 @@ class GenerateResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ROLLOUT_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def rollout(self) -> _rollout_pb2.Rollout:
-        """What was sampled."""
-
+    RECORD_FIELD_NUMBER: _builtins.int
+    record: _builtins.bytes
+    """What was sampled: a rollout record (services/nouscoder/store/rollout_record.py)."""
     def __init__(
         self,
         *,
-        rollout: _rollout_pb2.Rollout | None = ...,
+        record: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["rollout", b"rollout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rollout", b"rollout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,10 +3,8 @@
 isort:skip_file
 Rollout records: what was asked of a policy and what it sampled."""
 
-from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -88,6 +86,7 @@ class Task(_message.Message):
     PROBLEM_ID_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    MIN_POLICY_VERSION_FIELD_NUMBER: _builtins.int
     rollout_id: _builtins.str
     """Unique in the run."""
     group_id: _builtins.str
@@ -96,6 +95,8 @@ class Task(_message.Message):
     """Problem it answers."""
     prompt: _builtins.str
     """Text given to the policy."""
+    min_policy_version: _builtins.int
+    """Sampling must not start with an older policy."""
     @_builtins.property
     def sampling(self) -> Global___Sampling:
         """How to sample."""
@@ -108,97 +109,74 @@ class Task(_message.Message):
         problem_id: _builtins.str = ...,
         prompt: _builtins.str = ...,
         sampling: Global___Sampling | None = ...,
+        min_policy_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "problem_id", b"problem_id", "prompt", b"prompt", "rollout_id", b"rollout_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "min_policy_version", b"min_policy_version", "problem_id", b"problem_id", "prompt", b"prompt", "rollout_id", b"rollout_id", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Task: _TypeAlias = Task  # noqa: Y015
 
 @_typing.final
-class VersionSpan(_message.Message):
-    """A run of tokens sampled under one policy version."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    POLICY_VERSION_FIELD_NUMBER: _builtins.int
-    NUM_TOKENS_FIELD_NUMBER: _builtins.int
-    policy_version: _builtins.int
-    """Policy version."""
-    num_tokens: _builtins.int
-    """Tokens in the run, at least 1."""
-    def __init__(
-        self,
-        *,
-        policy_version: _builtins.int = ...,
-        num_tokens: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens", "policy_version", b"policy_version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___VersionSpan: _TypeAlias = VersionSpan  # noqa: Y015
-
-@_typing.final
-class Rollout(_message.Message):
-    """One sampled completion."""
+class RolloutHeader(_message.Message):
+    """What is known of a rollout without reading its record (services/nouscoder/store/rollout_record.py)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ROLLOUT_ID_FIELD_NUMBER: _builtins.int
     GROUP_ID_FIELD_NUMBER: _builtins.int
     PROBLEM_ID_FIELD_NUMBER: _builtins.int
-    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    LOGPROBS_FIELD_NUMBER: _builtins.int
-    LOSS_MASK_FIELD_NUMBER: _builtins.int
-    VERSIONS_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    OLDEST_VERSION_FIELD_NUMBER: _builtins.int
+    NEWEST_VERSION_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
-    TEXT_FIELD_NUMBER: _builtins.int
+    RECORD_BYTES_FIELD_NUMBER: _builtins.int
+    TEXT_OFFSET_FIELD_NUMBER: _builtins.int
+    TEXT_BYTES_FIELD_NUMBER: _builtins.int
     rollout_id: _builtins.str
     """From its task."""
     group_id: _builtins.str
     """From its task."""
     problem_id: _builtins.str
     """From its task."""
-    prompt_token_ids: _builtins.bytes
-    """Token ids of the prompt: packed little-endian int32, [prompt_tokens]."""
-    token_ids: _builtins.bytes
-    """Sampled token ids: packed little-endian int32, [tokens]."""
-    logprobs: _builtins.bytes
-    """Log-probability of each sampled token under the sampling policy, before truncation: packed little-endian float32, [tokens]."""
-    loss_mask: _builtins.bytes
-    """1 where the token counts in the loss, else 0: uint8, [tokens]."""
+    num_tokens: _builtins.int
+    """Tokens, given and sampled."""
+    num_prompt_tokens: _builtins.int
+    """Tokens of the prompt."""
+    oldest_version: _builtins.int
+    """Oldest policy version among the sampled tokens."""
+    newest_version: _builtins.int
+    """Newest policy version among the sampled tokens."""
     finish_reason: Global___FinishReason.ValueType
     """Why it ended."""
-    text: _builtins.str
-    """The completion as text."""
-    @_builtins.property
-    def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]:
-        """Policy version of each token, run-length encoded; num_tokens sum to [tokens]."""
-
+    record_bytes: _builtins.int
+    """Size of the record in bytes."""
+    text_offset: _builtins.int
+    """Where the text section starts in the record, in bytes."""
+    text_bytes: _builtins.int
+    """Size of the text section in bytes."""
     def __init__(
         self,
         *,
         rollout_id: _builtins.str = ...,
         group_id: _builtins.str = ...,
         problem_id: _builtins.str = ...,
-        prompt_token_ids: _builtins.bytes = ...,
-        token_ids: _builtins.bytes = ...,
-        logprobs: _builtins.bytes = ...,
-        loss_mask: _builtins.bytes = ...,
-        versions: _abc.Iterable[Global___VersionSpan] | None = ...,
+        num_tokens: _builtins.int = ...,
+        num_prompt_tokens: _builtins.int = ...,
+        oldest_version: _builtins.int = ...,
+        newest_version: _builtins.int = ...,
         finish_reason: Global___FinishReason.ValueType = ...,
-        text: _builtins.str = ...,
+        record_bytes: _builtins.int = ...,
+        text_offset: _builtins.int = ...,
+        text_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "group_id", b"group_id", "logprobs", b"logprobs", "loss_mask", b"loss_mask", "problem_id", b"problem_id", "prompt_token_ids", b"prompt_token_ids", "rollout_id", b"rollout_id", "text", b"text", "token_ids", b"token_ids", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "group_id", b"group_id", "newest_version", b"newest_version", "num_prompt_tokens", b"num_prompt_tokens", "num_tokens", b"num_tokens", "oldest_version", b"oldest_version", "problem_id", b"problem_id", "record_bytes", b"record_bytes", "rollout_id", b"rollout_id", "text_bytes", b"text_bytes", "text_offset", b"text_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Rollout: _TypeAlias = Rollout  # noqa: Y015
+Global___RolloutHeader: _TypeAlias = RolloutHeader  # noqa: Y015

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
-from nouscoder.domain.rollout import FinishReason, Rollout, Task, spans_of
+from nouscoder.domain.rollout import (
+    Completion,
+    FinishReason,
+    Rollout,
+    Task,
+    assemble_rollout,
+    float32,
+    int32,
+    spans_of,
+)
 from nouscoder.generation.engines.base import EngineError
 
 EOS_ID = 2
@@ -133,15 +142,10 @@ def _finish(row: _Row) -> Rollout:
     token_ids = row.script[: len(row.versions)]
     stopped = token_ids[-1] == EOS_ID
     text = bytes(token - _FIRST_BYTE_ID for token in (token_ids[:-1] if stopped else token_ids))
-    return Rollout(
-        rollout_id=row.task.rollout_id,
-        group_id=row.task.group_id,
-        problem_id=row.task.problem_id,
-        prompt_token_ids=tuple(row.prompt_token_ids),
-        token_ids=tuple(token_ids),
-        logprobs=(_LOGPROB,) * len(token_ids),
-        loss_mask=(True,) * len(token_ids),
+    completion = Completion(
+        token_ids=int32(token_ids),
+        logprobs=float32([_LOGPROB] * len(token_ids)),
         versions=spans_of(row.versions),
         finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
-        text=text.decode(errors="replace"),
     )
+    return assemble_rollout(row.task, [int32(row.prompt_token_ids), completion], text.decode(errors="replace"))

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nouscoder.domain.rollout import FinishReason, Rollout, Task, spans_of
+from nouscoder.domain.rollout import (
+    Completion,
+    FinishReason,
+    Rollout,
+    Task,
+    assemble_rollout,
+    float32,
+    int32,
+    spans_of,
+)
 from nouscoder.generation.engines.kv_cache import KeyValueCache
 from nouscoder.generation.engines.sampling import Choice, choose_tokens, draws_of
 
@@ -34,18 +43,8 @@ class Row:
 
     def finished(self, text: str, reason: FinishReason) -> Rollout:
         """The rollout, ended."""
-        return Rollout(
-            rollout_id=self.task.rollout_id,
-            group_id=self.task.group_id,
-            problem_id=self.task.problem_id,
-            prompt_token_ids=tuple(self.prompt_token_ids),
-            token_ids=tuple(self.token_ids),
-            logprobs=tuple(self.logprobs),
-            loss_mask=(True,) * len(self.token_ids),
-            versions=spans_of(self.versions),
-            finish_reason=reason,
-            text=text,
-        )
+        completion = Completion(int32(self.token_ids), float32(self.logprobs), spans_of(self.versions), reason)
+        return assemble_rollout(self.task, [int32(self.prompt_token_ids), completion], text)
 
 
 class Slots:

@@ -1,0 +1,217 @@
+"""The binary record of a rollout: written once by generation, kept by the broker, read by verifier and learner.
+
+Version 1. All numbers are little-endian; each section starts at a multiple of 8 bytes, so that numpy.frombuffer reads
+it in place.
+
+    offset  size  what
+         0     4  magic "NCRR"
+         4     2  version of this layout, 1
+         6     1  finish reason: 1 stop, 2 length
+         7     1  0
+         8     8  size of the record in bytes
+        16     4  num_tokens, of all segments
+        20     4  num_sampled, tokens of the sampled segments
+        24     4  num_segments
+        28     4  num_spans
+        32     4  size of the ids in bytes
+        36     4  size of the text section in bytes
+        40     8  sampling: temperature, float64
+        48     8  sampling: top_p, float64
+        56     8  sampling: seed
+        64     4  sampling: max_new_tokens
+        68     4  CRC-32 of the whole record with these four bytes zero
+        72     -  segments      uint32 [num_segments, 2]: num_tokens; 1 sampled, 0 given
+         -     -  spans         uint64 [num_spans, 2]: policy version; num_tokens
+         -     -  token ids     int32 [num_tokens]
+         -     -  logprobs      float32 [num_sampled]
+         -     -  ids           UTF-8 JSON: [rollout_id, group_id, problem_id]
+         -     -  text section
+
+The text section can be read alone:
+
+         0     1  encoding: 0 UTF-8, 1 UTF-8 compressed by zstd
+         1     3  0
+         4     4  CRC-32 of the text section with these four bytes zero
+         8     8  size of the UTF-8 text in bytes
+        16     -  the text, encoded
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import zlib
+from collections.abc import Sequence
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import zstandard
+
+from nouscoder.domain.rollout import FinishReason, Rollout, RolloutHeader, Sampling, Segment, VersionSpan
+from nouscoder.errors import NousCoderError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
+MAGIC = b"NCRR"
+VERSION = 1
+_HEADER = struct.Struct("<4sHBxQ6I2dQII")
+_TEXT_HEADER = struct.Struct("<B3xIQ")
+_CHECKSUM = slice(68, 72)
+_TEXT_CHECKSUM = slice(4, 8)
+_FINISH = {FinishReason.STOP: 1, FinishReason.LENGTH: 2}
+_FINISH_OF = {number: reason for reason, number in _FINISH.items()}
+_PLAIN, _ZSTD = 0, 1
+_ZSTD_LEVEL = 3
+_MAX_TEXT_BYTES = 256 * 1024**2
+# Compression has to save a tenth to be worth reading the text through it.
+_WORTH = 0.9
+
+
+class RecordError(NousCoderError):
+    """These bytes are not a whole record, or a kind of record that this version does not know."""
+
+
+def encode_rollout(rollout: Rollout) -> tuple[RolloutHeader, bytes]:
+    """The record of a rollout, and the header that the broker keeps beside it."""
+    _expect_little_endian()
+    ids = json.dumps([rollout.rollout_id, rollout.group_id, rollout.problem_id]).encode()
+    text = _encode_text(rollout.text)
+    segments = list(chain.from_iterable((s.num_tokens, int(s.is_sampled)) for s in rollout.segments))
+    spans = list(chain.from_iterable((s.policy_version, s.num_tokens) for s in rollout.versions))
+    sections: list[Buffer] = [
+        struct.pack(f"<{len(segments)}I", *segments),
+        struct.pack(f"<{len(spans)}Q", *spans),
+        rollout.token_ids,
+        rollout.logprobs,
+        ids,
+        text,
+    ]
+    parts: list[Buffer] = []
+    offset = _HEADER.size
+    for section in sections:
+        size = memoryview(section).nbytes
+        parts += [section, bytes(-size % 8)]
+        offset += size + -size % 8
+    sampling = rollout.sampling
+    header = _HEADER.pack(
+        MAGIC, VERSION, _FINISH[rollout.finish_reason], offset, len(rollout.token_ids), len(rollout.logprobs),
+        len(rollout.segments), len(rollout.versions), len(ids), len(text),
+        sampling.temperature, sampling.top_p, sampling.seed, sampling.max_new_tokens, 0,
+    )  # fmt: skip
+    record = bytearray().join([header, *parts])
+    record[_CHECKSUM] = _checksum(record, _CHECKSUM)
+    return _header_of(rollout, len(record), len(text)), bytes(record)
+
+
+def decode_rollout(record: bytes | memoryview) -> Rollout:
+    """The rollout; its arrays are views of `record`. Raises RecordError."""
+    _expect_little_endian()
+    view = memoryview(record).cast("B") if not isinstance(record, memoryview) else record
+    fields = _checked_header(view)
+    finish, _, num_tokens, num_sampled, num_segments, num_spans, ids_bytes, text_bytes, *sampling = fields
+    temperature, top_p, seed, max_new_tokens, _ = sampling
+    sizes = (8 * num_segments, 16 * num_spans, 4 * num_tokens, 4 * num_sampled, ids_bytes, text_bytes)
+    segments, spans, token_ids, logprobs, ids, text = _cut(view, sizes)
+    try:
+        rollout_id, group_id, problem_id = json.loads(bytes(ids))
+        return Rollout(
+            rollout_id=rollout_id,
+            group_id=group_id,
+            problem_id=problem_id,
+            segments=tuple(Segment(size, bool(kind)) for size, kind in struct.iter_unpack("<2I", segments)),
+            token_ids=token_ids.cast("i"),
+            logprobs=logprobs.cast("f"),
+            versions=tuple(VersionSpan(*span) for span in struct.iter_unpack("<2Q", spans)),
+            finish_reason=_FINISH_OF[finish],
+            sampling=Sampling(temperature, top_p, max_new_tokens, seed),
+            text=decode_text(text),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"a rollout record contradicts itself: {error}") from error
+
+
+def decode_text(section: bytes | memoryview) -> str:
+    """The text of a rollout from its text section alone. Raises RecordError."""
+    if len(section) < _TEXT_HEADER.size:
+        raise RecordError(f"a rollout's text section is cut off: {len(section)} bytes")
+    encoding, checksum, num_bytes = _TEXT_HEADER.unpack_from(section)
+    if checksum.to_bytes(4, "little") != _checksum(section, _TEXT_CHECKSUM):
+        raise RecordError("a rollout's text section is damaged: its checksum does not match")
+    if encoding not in (_PLAIN, _ZSTD) or num_bytes > _MAX_TEXT_BYTES:
+        raise RecordError(f"a rollout's text section has encoding {encoding} and {num_bytes} bytes of text")
+    data = bytes(section[_TEXT_HEADER.size :])
+    try:
+        if encoding == _ZSTD:
+            data = zstandard.ZstdDecompressor().decompress(data, max_output_size=num_bytes)
+        if len(data) != num_bytes:
+            raise RecordError(f"a rollout's text has {len(data)} bytes, not {num_bytes}")
+        return data.decode("utf8", "surrogatepass")
+    except (zstandard.ZstdError, UnicodeDecodeError) as error:
+        raise RecordError(f"a rollout's text cannot be read: {error}") from error
+
+
+def _header_of(rollout: Rollout, record_bytes: int, text_bytes: int) -> RolloutHeader:
+    return RolloutHeader(
+        rollout_id=rollout.rollout_id,
+        group_id=rollout.group_id,
+        problem_id=rollout.problem_id,
+        num_tokens=len(rollout.token_ids),
+        num_prompt_tokens=rollout.segments[0].num_tokens,
+        oldest_version=rollout.oldest_version,
+        newest_version=rollout.newest_version,
+        finish_reason=rollout.finish_reason,
+        record_bytes=record_bytes,
+        text_offset=record_bytes - text_bytes - (-text_bytes % 8),
+        text_bytes=text_bytes,
+    )
+
+
+def _encode_text(text: str) -> bytes:
+    plain = text.encode("utf8", "surrogatepass")
+    compressed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(plain)
+    pays = len(compressed) < _WORTH * len(plain)
+    section = bytearray(_TEXT_HEADER.pack(_ZSTD if pays else _PLAIN, 0, len(plain)))
+    section += compressed if pays else plain
+    section[_TEXT_CHECKSUM] = _checksum(section, _TEXT_CHECKSUM)
+    return bytes(section)
+
+
+def _checked_header(view: memoryview) -> tuple[int, ...]:
+    """The header's fields from the finish reason on. Raises RecordError."""
+    if len(view) < _HEADER.size:
+        raise RecordError(f"a rollout record is cut off: {len(view)} bytes are less than its header")
+    magic, version, *fields = _HEADER.unpack_from(view)
+    if magic != MAGIC:
+        raise RecordError(f"these bytes are no rollout record: they begin with {magic!r}, not {MAGIC!r}")
+    if version != VERSION:
+        raise RecordError(f"a rollout record has layout version {version}; this program reads version {VERSION}")
+    if fields[1] != len(view):
+        raise RecordError(f"a rollout record has {len(view)} bytes, not {fields[1]} as its header says")
+    if fields[-1].to_bytes(4, "little") != _checksum(view, _CHECKSUM):
+        raise RecordError("a rollout record is damaged: its checksum does not match")
+    return tuple(fields)
+
+
+def _cut(view: memoryview, sizes: Sequence[int]) -> list[memoryview]:
+    """The sections of these sizes. Raises RecordError when they are not the whole record."""
+    sections, offset = [], _HEADER.size
+    for size in sizes:
+        sections.append(view[offset : offset + size])
+        offset += size + -size % 8
+    if offset != len(view):
+        raise RecordError(f"a rollout record's sections end at {offset}, not at its end, {len(view)}")
+    return sections
+
+
+def _checksum(data: bytes | bytearray | memoryview, hole: slice) -> bytes:
+    """CRC-32 of `data` with the four bytes of `hole` zero."""
+    view = memoryview(data)
+    crc = zlib.crc32(view[hole.stop :], zlib.crc32(bytes(4), zlib.crc32(view[: hole.start])))
+    return crc.to_bytes(4, "little")
+
+
+def _expect_little_endian() -> None:
+    if sys.byteorder != "little":
+        raise RecordError("rollout records are read in place, which needs a little-endian machine")
