@@ -70,9 +70,9 @@ def plain_loss(model: PreTrainedModel, reference: PreTrainedModel, bonus: float,
     total, num_tokens = torch.zeros(()), 0
     for scored in scored_rollouts():
         rollout = scored.graded.rollout
-        ids = torch.tensor([rollout.prompt_token_ids + rollout.token_ids])
-        first, count = len(rollout.prompt_token_ids) - 1, len(rollout.token_ids)
-        chosen = torch.tensor(rollout.token_ids)
+        ids = torch.tensor([rollout.token_ids.tolist()])
+        first, count = len(rollout.prompt_token_ids) - 1, rollout.num_sampled_tokens
+        chosen = torch.tensor(rollout.sampled_token_ids.tolist())
         logprobs = model(input_ids=ids).logits[0, first:-1].log_softmax(-1)
         with torch.no_grad():
             of_reference = reference(input_ids=ids).logits[0, first:-1].log_softmax(-1)[range(count), chosen]
