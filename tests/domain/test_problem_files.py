@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +22,12 @@ from nouscoder.domain.submission import (
     Limits,
     MathCase,
     MathTests,
+    Prelude,
+    Profile,
     StdinCase,
     StdinTests,
 )
+from nouscoder.verifier.api.schema import parse_submission
 
 STDIN = Problem(
     problem_id="a",
@@ -32,8 +37,17 @@ STDIN = Problem(
     comparator=Comparator(ComparatorKind.EXACT),
     text_is_code=True,
     family="sums",
+    prompt_template="Solve: {prompt}",
+    difficulty="easy",
+    source="made up",
 )
-CALL = Problem("b", "call", CallTests("f", (CallCase((1, [2, None]), {"k": "v"}, {"x": 1.5}),)))
+CALL = Problem(
+    "b",
+    "call",
+    CallTests("f", (CallCase((1, [2, None]), {"k": "v"}, {"x": 1.5}),)),
+    prelude=Prelude.LCB,
+    profile=Profile.LCB,
+)
 JUDGE = JudgeProgram("int main(){}", "c")
 OTHERS = [
     Problem("c", "assert", AssertTests(("assert f(1)",), "import math")),
@@ -43,8 +57,9 @@ OTHERS = [
 ]
 
 
-def test_problems_survive_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "deep" / "problems.jsonl"
+@pytest.mark.parametrize("name", ["problems.jsonl", "problems.jsonl.zst"])
+def test_problems_survive_the_file(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "deep" / name
     save_problems(file, [STDIN, CALL, *OTHERS])
     assert load_problems(file) == [STDIN, CALL, *OTHERS]
 
@@ -53,9 +68,12 @@ def test_problems_survive_the_file(tmp_path: Path) -> None:
     ("text", "sentence"),
     [
         ("", "holds no problem"),
-        ("{}\n", "line 1: KeyError: 'problem_id'"),
-        ('{"problem_id": "a", "prompt": "", "tests": {"type": "magic"}}\n', "line 1: .*'magic' is none of stdin, call"),
-        ("not json\n", "line 1: JSONDecodeError"),
+        ("{}\n", "line 1: problem_id: Field required"),
+        (
+            '{"problem_id": "a", "prompt": "", "tests": {"type": "magic"}}\n',
+            r"line 1: tests\.type: 'magic' is none of stdin, call",
+        ),
+        ("not json\n", "line 1: body: not JSON"),
     ],
 )
 def test_a_fault_is_named_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
@@ -70,3 +88,32 @@ def test_a_problem_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     save_problems(file, [STDIN, STDIN])
     with pytest.raises(ProblemFileError, match="line 2: problem_id 'a' is there twice"):
         load_problems(file)
+
+
+def test_a_file_and_the_api_spell_tests_and_comparators_alike(tmp_path: Path) -> None:
+    """One form: what stands in a problem file is a request of the grading API."""
+    file = tmp_path / "problems.jsonl"
+    save_problems(file, [STDIN, CALL, *OTHERS])
+    for line, problem in zip(file.read_text(encoding="utf8").split("\n"), [STDIN, CALL, *OTHERS], strict=False):
+        record = json.loads(line)
+        fields = ("tests", "comparator", "limits", "prelude", "profile")
+        submission = parse_submission(json.dumps({"code": "x"} | {name: record[name] for name in fields}))
+        expected = replace(problem, text_is_code=True).grading_rules().submission(problem.tests, "x")
+        assert submission == replace(expected, reveal=True)
+
+
+def test_a_compressed_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "problems.jsonl.zst"
+    save_problems(file, [STDIN] * 1)
+    file.write_bytes(b"no zstd at all")
+    with pytest.raises(ProblemFileError, match=r"problems\.jsonl\.zst cannot be read"):
+        load_problems(file)
+
+
+@pytest.mark.parametrize("text_is_code", [True, False])
+def test_a_completion_is_code_or_an_answer_that_holds_code(text_is_code: bool) -> None:
+    problem = replace(CALL, text_is_code=text_is_code)
+    submission = problem.grading_rules(run_all_tests=True).submission(problem.tests, "text", problem.problem_id)
+    assert (submission.code, submission.completion) == (("text", None) if text_is_code else (None, "text"))
+    assert (submission.stop_on_first_failure, submission.reveal, submission.problem_id) == (False, False, "b")
+    assert (submission.prelude, submission.profile) == (Prelude.LCB, Profile.LCB)

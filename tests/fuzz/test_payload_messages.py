@@ -9,15 +9,21 @@ from typing import Any, Protocol
 import grpc
 import pytest
 
-from nouscoder.domain.submission import CallCase, CallTests, Comparator, StdinCase, StdinTests, Submission
-from nouscoder.rpc.verdict_convert import submission_to
+from nouscoder.domain.submission import Comparator
 from nouscoder.v1 import verdict_pb2, verifier_pb2
 
 ANSWER_S = 20.0
 GRADE = "/nouscoder.v1.VerifierService/Grade"
 BATCH = "/nouscoder.v1.VerifierService/GradeBatch"
-STDIN = Submission(StdinTests((StdinCase("1", "1"),)), "print(input())")
-CALL = Submission(CallTests("f", (CallCase((1,), {}, 1),)), "def f(x): return x")
+STDIN = verdict_pb2.Submission(
+    code="print(input())",
+    tests=verdict_pb2.Tests(stdin=verdict_pb2.StdinTests(cases=[verdict_pb2.StdinCase(input="1", output="1")])),
+)
+_CASE = verdict_pb2.CallCase(args_json="[1]", expected_json="1")
+CALL = verdict_pb2.Submission(
+    code="def f(x): return x",
+    tests=verdict_pb2.Tests(call=verdict_pb2.CallTests(entry_point="f", cases=[_CASE])),
+)
 
 
 class Verifier(Protocol):
@@ -42,9 +48,10 @@ def refusal(channel: grpc.Channel, message: bytes) -> tuple[grpc.StatusCode, str
     return error.code(), error.details()
 
 
-def changed(base: Submission = STDIN, **fields: Any) -> bytes:
+def changed(base: verdict_pb2.Submission = STDIN, **fields: Any) -> bytes:
     """A request with fields of the submission set by name: `tests__call__cases__0__args_json`."""
-    told = submission_to(base)
+    told = verdict_pb2.Submission()
+    told.CopyFrom(base)
     for path, value in fields.items():
         *before, last = path.split("__")
         at: Any = told
@@ -71,18 +78,22 @@ ARGS, KWARGS, EXPECTED = (f"tests__call__cases__0__{name}_json" for name in ("ar
         (changed(comparator__float_tolerance=math.nan), "comparator.float_tolerance"),
         (changed(comparator__absolute_tolerance=math.inf), "comparator.absolute_tolerance"),
         (changed(comparator__relative_tolerance=-0.1), "comparator.relative_tolerance"),
-        (changed(profile=99), "submission.profile"),
-        (changed(prelude=99), "submission.prelude"),
+        (changed(profile=99), "profile"),
+        (changed(prelude=99), "prelude"),
         (changed(language="x" * 1_000_000), "language"),
         (changed(language="python\0"), "language"),
-        (changed(CALL, tests__call__entry_point=""), "tests.call.entry_point"),
+        (changed(CALL, tests__call__entry_point=""), "tests.entry_point"),
         (changed(CALL, tests__call__entry_point="f\0"), "tests.entry_point"),
-        (changed(CALL, **{ARGS: "{}"}), "tests.call.cases[0]"),
+        (changed(CALL, **{ARGS: "{}"}), "tests.cases[0].args"),
         (changed(CALL, **{ARGS: "[" * 100_000}), "tests.call.cases[0].args_json"),
         (changed(CALL, **{ARGS: "[1,"}), "tests.call.cases[0].args_json"),
-        (changed(CALL, **{KWARGS: "[]"}), "tests.call.cases[0]"),
+        (changed(CALL, **{KWARGS: "[]"}), "tests.cases[0].kwargs"),
         (changed(CALL, **{EXPECTED: "1" + "0" * 5000}), "tests.call.cases[0].expected_json"),
         (changed(CALL, **{EXPECTED: "nul"}), "tests.call.cases[0].expected_json"),
+        (changed(tests__json=b"{"), "body: not JSON"),
+        (changed(tests__json=b'{"type": "stdin", "cases": []}'), "tests.cases"),
+        (changed(tests__digest="sha256:0"), "tests.digest"),
+        (changed(CALL, **{ARGS: '["\\ud800"]'}), "body: not JSON"),
         (verifier_pb2.GradeRequest(submission=verdict_pb2.Submission(code="1")).SerializeToString(), "tests"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -130,7 +141,7 @@ def test_what_json_can_say_beyond_numbers_is_taken(channel: grpc.Channel) -> Non
         response_deserializer=verifier_pb2.GradeResponse.FromString,
     )
     assert Comparator().absolute == 0
-    for json_value in ("NaN", "1e400", '"\\u0000"', '"\\ud800"', "1" + "0" * 4000):
+    for json_value in ("NaN", "1e400", '"\\u0000"', "1" + "0" * 4000):
         told = changed(CALL, **{ARGS: f"[{json_value}]", EXPECTED: json_value})
         verdict = call(told, timeout=ANSWER_S).verdict
         assert verdict.kind == verdict_pb2.VERDICT_KIND_ACCEPTED, (json_value[:20], verdict)

@@ -60,7 +60,7 @@ async def test_the_whole_life_of_a_rollout_goes_through_the_client(service: Serv
     assert {item.text for item in gradings} == {rollout.text for rollout in sent.values()}
     tests = await verifier.get_tests(gradings[0].problem_id)
     problem = next(p for p in broker_rig.problems if p.problem_id == gradings[0].problem_id)
-    assert (tests.tests, tests.limits, tests.text_is_code) == (problem.tests, problem.limits, True)
+    assert (tests.tests, tests.rules) == (problem.tests, problem.grading_rules())
     assert await verifier.get_tests(gradings[0].problem_id) is tests
     verdicts = [
         (item.lease.lease_id, item.rollout_id, broker_rig.verdict(broker_rig.mixed(item.rollout_id)))

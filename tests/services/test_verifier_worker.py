@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import pytest
 from prometheus_client import CollectorRegistry
 
 from nouscoder.broker.core import Broker
 from nouscoder.broker.service import serve_broker
 from nouscoder.config import load_config
 from nouscoder.domain.lease import GradingTests, Lease, LeasedGrading, LeasedGradings
-from nouscoder.domain.submission import Comparator, Limits, StdinCase, StdinTests
+from nouscoder.domain.problem import GradingRules
+from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
@@ -21,9 +21,9 @@ from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import RunResult, SandboxError
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
-from nouscoder.verifier.worker import GradingWorker, submission_of
+from nouscoder.verifier.worker import GradingWorker
 
-TESTS = GradingTests(StdinTests((StdinCase("a", "a"),)), Limits(), Comparator(), text_is_code=True, run_all_tests=False)
+TESTS = GradingTests(StdinTests((StdinCase("a", "a"),)), GradingRules(text_is_code=True))
 
 
 def wrong(_: bytes) -> RunResult:
@@ -158,15 +158,6 @@ async def test_stopping_lets_every_lease_go() -> None:
         await settled(lambda: len(broker.kept) == 4)
     assert not broker.kept
     assert not broker.verdicts
-
-
-@pytest.mark.parametrize("text_is_code", [True, False])
-def test_a_rollout_is_code_or_an_answer_that_holds_code(text_is_code: bool) -> None:
-    tests = GradingTests(TESTS.tests, Limits(), Comparator(), text_is_code=text_is_code, run_all_tests=True)
-    submission = submission_of(LeasedGrading(Lease("l", 1, 1), "r", "p", "text"), tests)
-    assert (submission.code, submission.completion) == (("text", None) if text_is_code else (None, "text"))
-    assert not submission.stop_on_first_failure
-    assert submission.problem_id == "p"
 
 
 async def test_a_real_broker_s_rollouts_are_graded_over_grpc(broker_rig, new_broker: Callable[..., Broker]) -> None:  # type: ignore[no-untyped-def]

@@ -125,7 +125,7 @@ class Broker:
         if problem is None:
             raise UnknownProblem(f"there is no problem {problem_id[:100]!r} in this run")
         run_all_tests = self._config.learner.reward is RewardRule.SOFT
-        return GradingTests(problem.tests, problem.limits, problem.comparator, problem.text_is_code, run_all_tests)
+        return GradingTests(problem.tests, problem.grading_rules(run_all_tests))
 
     async def submit_verdicts(self, worker_id: str, verdicts: Sequence[tuple[str, str, Verdict]]) -> list[str]:
         """Take verdicts; answers the rollouts refused because their lease was lost. Raises InvalidRequest."""

@@ -24,7 +24,8 @@ def read_code_contests(path: Path) -> list[Problem]:
             tests = record["tests"]
             pairs = zip(tests["inputs"], tests["outputs"], strict=True)
             cases = tuple(StdinCase(given, wanted) for given, wanted in pairs)
-            problems.append(Problem(f"code-contests-{number}", record["problem"], StdinTests(cases)))
+            name = f"code-contests-{number}"
+            problems.append(Problem(name, record["problem"], StdinTests(cases), source="code_contests"))
         except (KeyError, TypeError, ValueError) as error:
             raise ProblemFileError(f"{path}, entry {number}: {type(error).__name__}: {error}") from error
     return problems

@@ -22,7 +22,7 @@ from nouscoder.data.problems import ProblemFileError
 from nouscoder.data.recording import Outputs, RecordingSandbox, digest, recorded
 from nouscoder.data.references import Reference, ReferencedProblem, read_referenced
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import CallTests, StdinTests, Submission
+from nouscoder.domain.submission import CallTests, Prelude, StdinTests, Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict
 from nouscoder.progress_bar import progress_bar
 from nouscoder.verifier.grading.grader import Grader
@@ -127,6 +127,8 @@ async def _run(grader: Grader, problem: Problem, number: int, reference: Referen
         limits=problem.limits,
         comparator=problem.comparator,
         stop_on_first_failure=False,
+        profile=problem.profile,
+        prelude=problem.prelude if reference.language == "python" else Prelude.NONE,
     )
     with recorded() as outputs:
         try:

@@ -15,7 +15,7 @@ from typing import Any
 
 from nouscoder.data.problems import ProblemFileError
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import CallCase, CallTests
+from nouscoder.domain.submission import CallCase, CallTests, Prelude
 
 _CLASS_PREFIX = "Solution()."
 
@@ -51,7 +51,15 @@ def _problem(path: Path, number: int, record: dict[str, Any]) -> LeetCodeProblem
     try:
         tests = CallTests(record["entry_point"].removeprefix(_CLASS_PREFIX), tuple(call_cases(record["test"])))
         return LeetCodeProblem(
-            problem=Problem(problem_id=record["task_id"], prompt=record["query"], tests=tests),
+            problem=Problem(
+                problem_id=record["task_id"],
+                prompt=record["query"],
+                tests=tests,
+                # The prompt shows `List` and others without their imports, as LeetCode does.
+                prelude=Prelude.LCB,
+                difficulty=str(record.get("meta", {}).get("difficulty", "")).lower(),
+                source="leetcode",
+            ),
             program=f"{record['prompt']}\n{record['completion']}\n",
             check=record["test"],
             candidate=record["entry_point"],

@@ -1,117 +1,149 @@
-"""Problem files: JSONL, one problem a line, tests in the shape of the grading API."""
+"""Problem files: JSONL, one problem a line, plain or compressed (.zst). The tests have the grading API's JSON form."""
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal
+
+from pydantic import Field, ValidationError
 
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import (
-    AssertTests,
-    CallCase,
-    CallTests,
-    CheckerTests,
-    Comparator,
-    ComparatorKind,
-    InteractiveTests,
-    JudgeProgram,
-    Limits,
-    MathCase,
-    MathTests,
-    StdinCase,
-    StdinTests,
-    Tests,
-)
+from nouscoder.domain.submission import Prelude, Profile
 from nouscoder.errors import Unusable
-
-_TYPES: dict[type[Tests], str] = {
-    StdinTests: "stdin",
-    CallTests: "call",
-    AssertTests: "assert",
-    CheckerTests: "checker",
-    InteractiveTests: "interactive",
-    MathTests: "math",
-}
+from nouscoder.formats.body import Body, first_fault
+from nouscoder.formats.rules import ComparatorBody, LimitsBody
+from nouscoder.formats.tests import TestsBody, canonical_json
 
 
 class ProblemFileError(Unusable):
     """A problem file cannot be used; the message names the file and the line."""
 
 
+class ReferenceBody(Body):
+    """A program that is held to be right."""
+
+    code: str
+    language: str = "python"
+
+
+class ProblemBody(Body):
+    """One line of a problem file."""
+
+    problem_id: str = Field(min_length=1, max_length=200)
+    prompt: str
+    tests: TestsBody
+    limits: LimitsBody = LimitsBody()
+    comparator: ComparatorBody = ComparatorBody()
+    prelude: Literal["none", "lcb"] = "none"
+    profile: Literal["process", "lcb"] = "process"
+    text_is_code: bool = False
+    prompt_template: str = ""
+    difficulty: str = ""
+    source: str = ""
+    family: str = ""
+    references: list[str | ReferenceBody] = Field([], description="programs that are held to be right; for the audit")
+
+    def record(self) -> Problem:
+        """The domain's record."""
+        return Problem(
+            problem_id=self.problem_id,
+            prompt=self.prompt,
+            tests=self.tests.record(),
+            limits=self.limits.record(),
+            comparator=self.comparator.record(),
+            text_is_code=self.text_is_code,
+            family=self.family,
+            prelude=Prelude(self.prelude),
+            profile=Profile(self.profile),
+            prompt_template=self.prompt_template,
+            difficulty=self.difficulty,
+            source=self.source,
+        )
+
+
 def save_problems(path: Path, problems: Iterable[Problem]) -> None:
     """Write `problems` as JSONL, replacing the file whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(path.suffix + ".part")
-    with temporary.open("w", encoding="utf8") as file:
+    temporary = path.with_name(path.name + ".part")
+    with _opened(temporary, "wb", path.suffix == ".zst") as file:
         for problem in problems:
-            file.write(json.dumps(_record(problem), ensure_ascii=False) + "\n")
+            file.write(_line(problem))
     temporary.replace(path)
 
 
-def load_problems(path: Path) -> list[Problem]:
-    """Read a problem file. Raises ProblemFileError naming the line at fault, or that the file holds no problem."""
+def read_bodies(path: Path) -> Iterator[ProblemBody]:
+    """Each line of a file as it stands there, one in memory at a time.
+
+    Raises ProblemFileError naming the line at fault, or that the file holds no problem.
+    """
+    seen: set[str] = set()
     try:
-        lines = path.read_text(encoding="utf8").split("\n")  # U+2028 in a prompt is no new line
-    except (OSError, UnicodeDecodeError) as error:
+        with _opened(path, "rb", path.suffix == ".zst") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                body = _body(line, f"{path}, line {number}")
+                if body.problem_id in seen:
+                    raise ProblemFileError(f"{path}, line {number}: problem_id {body.problem_id!r} is there twice")
+                seen.add(body.problem_id)
+                yield body
+    except OSError as error:
         raise ProblemFileError(f"{path} cannot be read: {error}") from error
-    problems: dict[str, Problem] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            problem = _problem(json.loads(line))
-        except (ValueError, TypeError, KeyError) as error:
-            raise ProblemFileError(f"{path}, line {number}: {type(error).__name__}: {error}") from error
-        if problem.problem_id in problems:
-            raise ProblemFileError(f"{path}, line {number}: problem_id {problem.problem_id!r} is there twice")
-        problems[problem.problem_id] = problem
-    if not problems:
+    if not seen:
         raise ProblemFileError(f"{path} holds no problem")
-    return list(problems.values())
 
 
-def _record(problem: Problem) -> dict[str, Any]:
-    record = asdict(problem)
-    record["tests"]["type"] = _TYPES[type(problem.tests)]
-    return record
+def read_problems(path: Path) -> Iterator[Problem]:
+    """Each problem of a file, one in memory at a time. Raises ProblemFileError as `read_bodies` does."""
+    return (body.record() for body in read_bodies(path))
 
 
-def _tests(record: dict[str, Any]) -> Tests:
-    match record["type"]:
-        case "stdin":
-            return StdinTests(_stdin_cases(record))
-        case "call":
-            cases = (CallCase(tuple(c["args"]), c.get("kwargs", {}), c["expected"]) for c in record["cases"])
-            return CallTests(record["entry_point"], tuple(cases))
-        case "assert":
-            return AssertTests(tuple(record["cases"]), record.get("setup", ""))
-        case "checker":
-            return CheckerTests(_stdin_cases(record), JudgeProgram(**record["checker"]))
-        case "interactive":
-            return InteractiveTests(_stdin_cases(record), JudgeProgram(**record["interactor"]))
-        case "math":
-            return MathTests(tuple(MathCase(**case) for case in record["cases"]))
-        case other:
-            raise ValueError(f"tests.type {other!r} is none of {', '.join(_TYPES.values())}")
+def load_problems(path: Path) -> list[Problem]:
+    """All problems of a file, in memory. Raises ProblemFileError as `read_problems` does."""
+    return list(read_problems(path))
 
 
-def _stdin_cases(record: dict[str, Any]) -> tuple[StdinCase, ...]:
-    return tuple(StdinCase(**case) for case in record["cases"])
+def _body(line: bytes, place: str) -> ProblemBody:
+    try:
+        return ProblemBody.model_validate_json(line)
+    except ValidationError as error:
+        field, wrong = first_fault(error)
+        raise ProblemFileError(f"{place}: {field}: {wrong}") from None
 
 
-def _problem(record: dict[str, Any]) -> Problem:
-    comparator = dict(record.get("comparator", {}))
-    if "kind" in comparator:
-        comparator["kind"] = ComparatorKind(comparator["kind"])
-    return Problem(
-        problem_id=record["problem_id"],
-        prompt=record["prompt"],
-        tests=_tests(record["tests"]),
-        limits=Limits(**record.get("limits", {})),
-        comparator=Comparator(**comparator),
-        text_is_code=record.get("text_is_code", False),
-        family=record.get("family", ""),
-    )
+def _line(problem: Problem) -> bytes:
+    limits = {name: getattr(problem.limits, name) for name in LimitsBody.model_fields}
+    record: dict[str, Any] = {
+        "problem_id": problem.problem_id,
+        "prompt": problem.prompt,
+        "limits": limits,
+        "comparator": ComparatorBody.of(problem.comparator).model_dump(),
+        "prelude": problem.prelude.value,
+        "profile": problem.profile.value,
+        "text_is_code": problem.text_is_code,
+        "prompt_template": problem.prompt_template,
+        "difficulty": problem.difficulty,
+        "source": problem.source,
+        "family": problem.family,
+    }
+    head = json.dumps(record, ensure_ascii=False).encode()
+    return head[:-1] + b', "tests": ' + canonical_json(problem.tests) + b"}\n"
+
+
+@contextmanager
+def _opened(path: Path, mode: Literal["rb", "wb"], is_compressed: bool) -> Iterator[IO[bytes]]:
+    if not is_compressed:
+        with path.open(mode) as plain:
+            yield plain
+        return
+    import zstandard
+
+    try:
+        with zstandard.open(path, mode) as packed:
+            yield io.BufferedReader(packed, 1024**2) if mode == "rb" else packed
+    except zstandard.ZstdError as error:
+        raise OSError(f"it is no whole zstd file: {error}") from error

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nouscoder.domain.batch import Batch
+from nouscoder.domain.problem import GradingRules
 from nouscoder.domain.rollout import Task
-from nouscoder.domain.submission import Comparator, Limits, Tests
+from nouscoder.domain.submission import Tests
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +64,10 @@ class LeasedBatch:
 
 @dataclass(frozen=True, slots=True)
 class GradingTests:
-    """A problem's tests and how they are run. `run_all_tests`: also after a failure, for soft rewards."""
+    """A problem's tests and how programs are graded."""
 
     tests: Tests
-    limits: Limits
-    comparator: Comparator
-    text_is_code: bool
-    run_all_tests: bool
+    rules: GradingRules
 
 
 def worker_name(worker_id: str) -> str:

@@ -1,9 +1,15 @@
-"""A submission: code sent for grading, the tests it must pass and the limits it runs under."""
+"""A submission: code sent for grading, the tests it must pass and the limits it runs under.
+
+The `cases` of tests are a tuple, or a sequence that reads each case from a file when it is asked for
+(nouscoder.store.case_files): use them by index and by length.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
 
 JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
 
@@ -92,25 +98,28 @@ class CallCase:
 class StdinTests:
     """Tests of a whole program."""
 
-    cases: tuple[StdinCase, ...]
+    type: ClassVar[str] = "stdin"
+    cases: Sequence[StdinCase]
 
 
 @dataclass(frozen=True, slots=True)
 class CallTests:
     """Tests of one function, or of a method of `class Solution` when there is one."""
 
+    type: ClassVar[str] = "call"
     entry_point: str
-    cases: tuple[CallCase, ...]
+    cases: Sequence[CallCase]
 
 
 @dataclass(frozen=True, slots=True)
 class AssertTests:
     """Each case is a few lines of python that follow `setup` and the code; it passes when they end without an error.
 
-    What a case states is visible to the code that it tests: see verifier.asserting for what that means.
+    The code that is tested can see what a case states: verifier/judges/asserting.py says what follows from that.
     """
 
-    cases: tuple[str, ...]
+    type: ClassVar[str] = "assert"
+    cases: Sequence[str]
     setup: str = ""
 
 
@@ -126,7 +135,8 @@ class JudgeProgram:
 class CheckerTests:
     """Tests of a whole program whose output `checker` judges, given the files input, output and answer."""
 
-    cases: tuple[StdinCase, ...]
+    type: ClassVar[str] = "checker"
+    cases: Sequence[StdinCase]
     checker: JudgeProgram
 
 
@@ -134,7 +144,8 @@ class CheckerTests:
 class InteractiveTests:
     """Tests of a whole program that talks with `interactor`, which is given the files input, output and answer."""
 
-    cases: tuple[StdinCase, ...]
+    type: ClassVar[str] = "interactive"
+    cases: Sequence[StdinCase]
     interactor: JudgeProgram
 
 
@@ -149,20 +160,32 @@ class MathCase:
 class MathTests:
     """Tests of an answer in words and formulas; nothing is run. The submission's code or completion is the answer."""
 
-    cases: tuple[MathCase, ...]
+    type: ClassVar[str] = "math"
+    cases: Sequence[MathCase]
 
 
 Tests = StdinTests | CallTests | AssertTests | CheckerTests | InteractiveTests | MathTests
+TEST_TYPES = ("stdin", "call", "assert", "checker", "interactive", "math")
+
+
+@dataclass(frozen=True, slots=True)
+class TestsReference:
+    """Tests that are kept in a test store. `digest` is "sha256:" and the SHA-256 of their JSON form, in hex."""
+
+    __test__ = False  # not a pytest class
+
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
     """Code to grade. Give `code`, or `completion` to have the code extracted from a model's answer.
 
+    `tests_digest` names the content of `tests` where it is known, so that nobody has to read all of them to compare.
     `problem_id`, where there is one, lets the service learn in which order the problem's tests are best run.
     """
 
-    tests: Tests
+    tests: Tests | TestsReference
     code: str | None = None
     completion: str | None = None
     language: str = "python"
@@ -173,6 +196,7 @@ class Submission:
     profile: Profile = Profile.PROCESS
     prelude: Prelude = Prelude.NONE
     problem_id: str = ""
+    tests_digest: str = ""
 
     def __post_init__(self) -> None:
         """Raises ValueError when not exactly one of `code` and `completion` is given."""

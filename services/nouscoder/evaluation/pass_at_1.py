@@ -17,7 +17,6 @@ from hashlib import blake2b
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Rollout, Sampling, Task
-from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import NousCoderError
 from nouscoder.rpc.channel import PeerUnreachable
@@ -170,14 +169,7 @@ async def _sample(
 
 async def _grade(grader: GradingClient, problem: Problem, rollout: Rollout) -> Verdict:
     """The verdict of a rollout. An internal_error is graded again, and in the end an error: never a 0."""
-    submission = Submission(
-        tests=problem.tests,
-        code=rollout.text if problem.text_is_code else None,
-        completion=None if problem.text_is_code else rollout.text,
-        limits=problem.limits,
-        comparator=problem.comparator,
-        reveal=False,
-    )
+    submission = problem.grading_rules().submission(problem.tests, rollout.text)
     for _ in range(_MAX_GRADINGS):
         verdict = await grader.grade(submission)
         if not verdict.is_ours:

@@ -12,9 +12,10 @@ from nouscoder.domain.lease import (
     LeasedTasks,
 )
 from nouscoder.domain.run_status import Blocker, RunStatus, StreamStatus
+from nouscoder.domain.submission import TestsReference
 from nouscoder.rpc.rollout_convert import batch_from, batch_to, ledger_from, ledger_to, task_from, task_to
 from nouscoder.rpc.tests_convert import tests_from, tests_to
-from nouscoder.rpc.verdict_convert import comparator_from, comparator_to, limits_from, limits_to
+from nouscoder.rpc.verdict_convert import InvalidMessage, rules_from, rules_to
 from nouscoder.v1 import broker_pb2
 
 _STREAMS = {
@@ -91,24 +92,15 @@ def leased_batch_from(message: broker_pb2.LeaseBatchResponse) -> LeasedBatch:
 
 def grading_tests_to(tests: GradingTests) -> broker_pb2.GetTestsResponse:
     """Domain -> protocol."""
-    return broker_pb2.GetTestsResponse(
-        tests=tests_to(tests.tests),
-        limits=limits_to(tests.limits),
-        comparator=comparator_to(tests.comparator),
-        text_is_code=tests.text_is_code,
-        run_all_tests=tests.run_all_tests,
-    )
+    return broker_pb2.GetTestsResponse(tests=tests_to(tests.tests), rules=rules_to(tests.rules))
 
 
 def grading_tests_from(message: broker_pb2.GetTestsResponse) -> GradingTests:
     """Protocol -> domain."""
-    return GradingTests(
-        tests_from(message.tests),
-        limits_from(message.limits),
-        comparator_from(message.comparator),
-        message.text_is_code,
-        message.run_all_tests,
-    )
+    tests = tests_from(message.tests)
+    if isinstance(tests, TestsReference):
+        raise InvalidMessage("tests.digest: the broker must send the tests themselves")
+    return GradingTests(tests, rules_from(message.rules))
 
 
 def run_status_to(status: RunStatus) -> broker_pb2.StatusResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nouscoder.domain.problem import GradingRules
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, Submission
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 from nouscoder.rpc.faults import InvalidMessage as InvalidMessage
@@ -68,6 +69,42 @@ def comparator_from(message: verdict_pb2.Comparator) -> Comparator:
     return Comparator(_COMPARE_IN[message.kind], *tolerances.values())
 
 
+def rules_to(rules: GradingRules) -> verdict_pb2.GradingRules:
+    """Domain -> protocol."""
+    return verdict_pb2.GradingRules(
+        limits=limits_to(rules.limits),
+        comparator=comparator_to(rules.comparator),
+        prelude=_PRELUDE_OUT[rules.prelude],
+        profile=_PROFILE_OUT[rules.profile],
+        text_is_code=rules.text_is_code,
+        run_all_tests=rules.run_all_tests,
+    )
+
+
+def rules_from(message: verdict_pb2.GradingRules) -> GradingRules:
+    """Protocol -> domain."""
+    return GradingRules(
+        limits=limits_from(message.limits),
+        comparator=comparator_from(message.comparator),
+        prelude=_prelude_from(message.prelude),
+        profile=_profile_from(message.profile),
+        text_is_code=message.text_is_code,
+        run_all_tests=message.run_all_tests,
+    )
+
+
+def _profile_from(number: int) -> Profile:
+    if number not in _PROFILE_IN:
+        raise InvalidMessage(f"profile {number} is unknown")
+    return _PROFILE_IN[number]
+
+
+def _prelude_from(number: int) -> Prelude:
+    if number not in _PRELUDE_IN:
+        raise InvalidMessage(f"prelude {number} is unknown")
+    return _PRELUDE_IN[number]
+
+
 def submission_to(submission: Submission) -> verdict_pb2.Submission:
     """Domain -> protocol."""
     message = verdict_pb2.Submission(
@@ -93,10 +130,6 @@ def submission_from(message: verdict_pb2.Submission) -> Submission:
     source = message.WhichOneof("source")
     if source is None:
         raise InvalidMessage("submission has neither code nor completion")
-    if message.profile not in _PROFILE_IN:
-        raise InvalidMessage(f"submission.profile {message.profile} is unknown")
-    if message.prelude not in _PRELUDE_IN:
-        raise InvalidMessage(f"submission.prelude {message.prelude} is unknown")
     return Submission(
         tests=tests_from(message.tests),
         code=message.code if source == "code" else None,
@@ -106,8 +139,8 @@ def submission_from(message: verdict_pb2.Submission) -> Submission:
         comparator=comparator_from(message.comparator),
         stop_on_first_failure=not message.run_all_tests,
         reveal=not message.withhold_failure,
-        profile=_PROFILE_IN[message.profile],
-        prelude=_PRELUDE_IN[message.prelude],
+        profile=_profile_from(message.profile),
+        prelude=_prelude_from(message.prelude),
         problem_id=message.problem_id,
     )
 

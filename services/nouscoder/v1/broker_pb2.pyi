@@ -379,38 +379,24 @@ class GetTestsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TESTS_FIELD_NUMBER: _builtins.int
-    LIMITS_FIELD_NUMBER: _builtins.int
-    COMPARATOR_FIELD_NUMBER: _builtins.int
-    TEXT_IS_CODE_FIELD_NUMBER: _builtins.int
-    RUN_ALL_TESTS_FIELD_NUMBER: _builtins.int
-    text_is_code: _builtins.bool
-    """The text of a rollout is the program itself, not an answer that holds one."""
-    run_all_tests: _builtins.bool
-    """Every test is run (for soft rewards)."""
+    RULES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tests(self) -> _verdict_pb2.Tests:
         """What a submission must pass."""
 
     @_builtins.property
-    def limits(self) -> _verdict_pb2.Limits:
-        """Under which limits."""
-
-    @_builtins.property
-    def comparator(self) -> _verdict_pb2.Comparator:
-        """How outputs are compared."""
+    def rules(self) -> _verdict_pb2.GradingRules:
+        """How programs are graded."""
 
     def __init__(
         self,
         *,
         tests: _verdict_pb2.Tests | None = ...,
-        limits: _verdict_pb2.Limits | None = ...,
-        comparator: _verdict_pb2.Comparator | None = ...,
-        text_is_code: _builtins.bool = ...,
-        run_all_tests: _builtins.bool = ...,
+        rules: _verdict_pb2.GradingRules | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["comparator", b"comparator", "limits", b"limits", "tests", b"tests"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rules", b"rules", "tests", b"tests"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["comparator", b"comparator", "limits", b"limits", "run_all_tests", b"run_all_tests", "tests", b"tests", "text_is_code", b"text_is_code"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rules", b"rules", "tests", b"tests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

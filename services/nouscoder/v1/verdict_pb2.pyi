@@ -503,6 +503,12 @@ class Tests(_message.Message):
     CHECKER_FIELD_NUMBER: _builtins.int
     INTERACTIVE_FIELD_NUMBER: _builtins.int
     MATH_FIELD_NUMBER: _builtins.int
+    JSON_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    json: _builtins.bytes
+    """Any of the types above, in the JSON form of the REST API's field `tests`."""
+    digest: _builtins.str
+    """Tests that are stored already: "sha256:" and the SHA-256 of their canonical JSON form, in hex."""
     @_builtins.property
     def stdin(self) -> Global___StdinTests:
         """Whole programs."""
@@ -536,16 +542,64 @@ class Tests(_message.Message):
         checker: Global___CheckerTests | None = ...,
         interactive: Global___InteractiveTests | None = ...,
         math: Global___MathTests | None = ...,
+        json: _builtins.bytes = ...,
+        digest: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["asserts", b"asserts", "call", b"call", "checker", b"checker", "interactive", b"interactive", "kind", b"kind", "math", b"math", "stdin", b"stdin"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["asserts", b"asserts", "call", b"call", "checker", b"checker", "digest", b"digest", "interactive", b"interactive", "json", b"json", "kind", b"kind", "math", b"math", "stdin", b"stdin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asserts", b"asserts", "call", b"call", "checker", b"checker", "interactive", b"interactive", "kind", b"kind", "math", b"math", "stdin", b"stdin"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asserts", b"asserts", "call", b"call", "checker", b"checker", "digest", b"digest", "interactive", b"interactive", "json", b"json", "kind", b"kind", "math", b"math", "stdin", b"stdin"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["stdin", "call", "asserts", "checker", "interactive", "math"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["stdin", "call", "asserts", "checker", "interactive", "math", "json", "digest"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___Tests: _TypeAlias = Tests  # noqa: Y015
+
+@_typing.final
+class GradingRules(_message.Message):
+    """How programs for one problem are graded, all but the tests themselves."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMITS_FIELD_NUMBER: _builtins.int
+    COMPARATOR_FIELD_NUMBER: _builtins.int
+    PRELUDE_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
+    TEXT_IS_CODE_FIELD_NUMBER: _builtins.int
+    RUN_ALL_TESTS_FIELD_NUMBER: _builtins.int
+    prelude: Global___Prelude.ValueType
+    """What a python program finds in its namespace."""
+    profile: Global___Profile.ValueType
+    """Whose truth counts."""
+    text_is_code: _builtins.bool
+    """The text of a rollout is the program itself, not an answer that holds one."""
+    run_all_tests: _builtins.bool
+    """Tests are run after a failure too (for soft rewards)."""
+    @_builtins.property
+    def limits(self) -> Global___Limits:
+        """What each test may use."""
+
+    @_builtins.property
+    def comparator(self) -> Global___Comparator:
+        """How outputs are compared."""
+
+    def __init__(
+        self,
+        *,
+        limits: Global___Limits | None = ...,
+        comparator: Global___Comparator | None = ...,
+        prelude: Global___Prelude.ValueType = ...,
+        profile: Global___Profile.ValueType = ...,
+        text_is_code: _builtins.bool = ...,
+        run_all_tests: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["comparator", b"comparator", "limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["comparator", b"comparator", "limits", b"limits", "prelude", b"prelude", "profile", b"profile", "run_all_tests", b"run_all_tests", "text_is_code", b"text_is_code"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GradingRules: _TypeAlias = GradingRules  # noqa: Y015
 
 @_typing.final
 class Submission(_message.Message):

@@ -18,7 +18,6 @@ from typing import Protocol
 import grpc
 
 from nouscoder.domain.lease import GradingTests, Lease, LeasedGrading, LeasedGradings
-from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
@@ -162,26 +161,13 @@ class GradingWorker:
         """The verdict of a rollout. Raises PeerUnreachable when its tests cannot be had for want of a broker."""
         try:
             tests = await self._broker.get_tests(grading.problem_id)
-            return await grade_patiently(self._grader, submission_of(grading, tests))
+            submission = tests.rules.submission(tests.tests, grading.text, grading.problem_id)
+            return await grade_patiently(self._grader, submission)
         except PeerUnreachable:
             raise
         except (PeerError, InvalidSubmission, QueueFull) as error:
             log.error("cannot grade", extra={"problem_id": grading.problem_id, "detail": str(error)})
             return _ours(self._grader.backend, f"problem {grading.problem_id}: {error}")
-
-
-def submission_of(grading: LeasedGrading, tests: GradingTests) -> Submission:
-    """A rollout as a submission. Failures are not told: hidden tests stay out of the run's records."""
-    return Submission(
-        tests=tests.tests,
-        code=grading.text if tests.text_is_code else None,
-        completion=None if tests.text_is_code else grading.text,
-        limits=tests.limits,
-        comparator=tests.comparator,
-        stop_on_first_failure=not tests.run_all_tests,
-        reveal=False,
-        problem_id=grading.problem_id,
-    )
 
 
 def _ours(backend: str, detail: str) -> Verdict:

@@ -1,57 +1,27 @@
-"""The REST API's records (design.md section 7): closed, strict, and turned into domain records and back here only."""
+"""The REST API's records (design.md section 7): closed and strict. Only this module turns them into domain records."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from nouscoder.domain.reward import reward_of
-from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, Submission
+from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, TestsReference
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
-from nouscoder.verifier.api.schema_tests import TEST_TYPES, Body, TestsBody
+from nouscoder.formats.body import Body, first_fault
+from nouscoder.formats.rules import ComparatorBody, LimitsBody
+from nouscoder.formats.tests import TestsBody, TestsReferenceBody, tests_from_json
 from nouscoder.verifier.grading.validation import InvalidSubmission
 
-_DEFAULT = Limits()
 
-
-class LimitsBody(Body):
-    """Bounds on one test."""
-
-    wall_time_s: float = Field(_DEFAULT.wall_time_s, gt=0, description="seconds")
-    cpu_time_s: float = Field(_DEFAULT.cpu_time_s, gt=0, description="seconds, user and system")
-    memory_bytes: int = Field(_DEFAULT.memory_bytes, gt=0)
-    output_bytes: int = Field(_DEFAULT.output_bytes, gt=0, description="of stdout, and of stderr")
-    processes: int = Field(_DEFAULT.processes, gt=0, description="processes and threads alive at once")
-
-    def record(self) -> Limits:
-        """The domain's record."""
-        return Limits(self.wall_time_s, self.cpu_time_s, self.memory_bytes, self.output_bytes, self.processes)
-
-
-class ComparatorBody(Body):
-    """How outputs are compared; a call's result is always compared as a value."""
-
-    type: Literal["exact", "lines", "tokens", "unordered_lines"] = "tokens"
-    float_tolerance: float = Field(0.0, ge=0, description="absolute or relative, the wider; 0 is off")
-    absolute_tolerance: float = Field(0.0, ge=0, description="of numbers; 0 is off")
-    relative_tolerance: float = Field(0.0, ge=0, description="of numbers, in parts of the larger one; 0 is off")
-
-    def record(self) -> Comparator:
-        """The domain's record."""
-        return Comparator(
-            ComparatorKind(self.type), self.float_tolerance, self.absolute_tolerance, self.relative_tolerance
-        )
-
-
-class GradeRequest(Body):
-    """One submission."""
+class _Request(Body):
+    """All of a request but its tests."""
 
     language: str = "python"
     code: str | None = Field(None, description="the program; or give `completion`")
     completion: str | None = Field(None, description="a model's answer; its last fenced block is the program")
-    tests: TestsBody
     limits: LimitsBody = LimitsBody()
     comparator: ComparatorBody = ComparatorBody()
     profile: Literal["process", "lcb"] = Field("process", description="lcb: what LiveCodeBench's grader would say")
@@ -61,15 +31,14 @@ class GradeRequest(Body):
     problem_id: str = Field("", description="lets the service run first the tests that failed programs for it before")
 
     @model_validator(mode="after")
-    def _one_source(self) -> GradeRequest:
+    def _one_source(self) -> Self:
         if (self.code is None) == (self.completion is None):
             raise ValueError("give exactly one of code and completion")
         return self
 
-    def submission(self) -> Submission:
-        """The domain's record."""
+    def _submission(self, tests: Tests | TestsReference) -> Submission:
         return Submission(
-            tests=self.tests.record(),
+            tests=tests,
             code=self.code,
             completion=self.completion,
             language=self.language,
@@ -81,6 +50,34 @@ class GradeRequest(Body):
             prelude=Prelude(self.prelude),
             problem_id=self.problem_id,
         )
+
+
+class GradeRequest(_Request):
+    """One submission with its tests."""
+
+    tests: TestsBody
+
+    def submission(self) -> Submission:
+        """The domain's record."""
+        return self._submission(self.tests.record())
+
+
+class StoredGradeRequest(_Request):
+    """One submission whose tests were stored before."""
+
+    tests: TestsReferenceBody
+
+    def submission(self) -> Submission:
+        """The domain's record."""
+        return self._submission(self.tests.record())
+
+
+class StoredTests(BaseModel):
+    """What names stored tests from now on."""
+
+    digest: str = Field(description="sha256: and 64 hex digits; give it as tests.digest")
+    num_tests: int
+    num_bytes: int = Field(description="size of the tests' JSON form, which counts against the client's quota")
 
 
 class TestBody(BaseModel):
@@ -134,7 +131,28 @@ def parse_submission(body: bytes | str) -> Submission:
     try:
         return GradeRequest.model_validate_json(body).submission()
     except ValidationError as error:
-        raise _fault_of(error) from None
+        if not _names_stored_tests(error):
+            raise InvalidSubmission(*first_fault(error)) from None
+    try:
+        return StoredGradeRequest.model_validate_json(body).submission()
+    except ValidationError as error:
+        raise InvalidSubmission(*first_fault(error)) from None
+
+
+def _names_stored_tests(error: ValidationError) -> bool:
+    """Whether `tests` has no type but a digest."""
+    return any(
+        fault["type"] == "union_tag_not_found" and fault["loc"] == ("tests",) and "digest" in fault["input"]
+        for fault in error.errors(include_url=False, include_context=False)
+    )
+
+
+def parse_tests(body: bytes) -> Tests:
+    """Tests alone, as PUT /v1/tests takes them. Raises InvalidSubmission naming the field at fault."""
+    try:
+        return tests_from_json(body)
+    except ValidationError as error:
+        raise InvalidSubmission(*first_fault(error, "tests")) from None
 
 
 def outcome_record(outcome: TestOutcome) -> dict[str, Any]:
@@ -175,28 +193,3 @@ def _failure_record(failure: FirstFailure | None) -> dict[str, Any] | None:
         return None
     texts = {name: getattr(failure, name) for name in ("input", "expected", "output", "stderr")}
     return {"index": failure.index, "outcome": failure.outcome.value, **texts}
-
-
-def _fault_of(error: ValidationError) -> InvalidSubmission:
-    fault = error.errors(include_url=False, include_context=True)[0]
-    kind, context = fault["type"], fault.get("ctx", {})
-    field = _field_name(fault["loc"])
-    if kind == "union_tag_invalid":
-        given = str(context.get("tag"))
-        return InvalidSubmission("tests.type", f"{given!r:.40} is none of {', '.join(TEST_TYPES)}")
-    if kind == "union_tag_not_found":
-        return InvalidSubmission("tests.type", "is missing")
-    if kind == "json_invalid":
-        return InvalidSubmission("body", f"not JSON: {context.get('error', fault['msg'])}")
-    if kind == "extra_forbidden":
-        return InvalidSubmission(field, "unknown field")
-    return InvalidSubmission(field, fault["msg"].removeprefix("Value error, "))
-
-
-def _field_name(loc: tuple[int | str, ...]) -> str:
-    """tests.cases[0].input from pydantic's path, which also holds the tag of a union."""
-    parts = [part for at, part in enumerate(loc) if not (at == 1 and loc[0] == "tests" and part in TEST_TYPES)]
-    name = ""
-    for part in parts:
-        name += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return name.lstrip(".") or "body"

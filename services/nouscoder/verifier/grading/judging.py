@@ -16,6 +16,7 @@ from nouscoder.domain.submission import (
     Profile,
     StdinTests,
     Submission,
+    TestsReference,
 )
 from nouscoder.domain.verdict import FirstFailure, VerdictKind
 from nouscoder.verifier.grading.validation import InvalidSubmission
@@ -58,6 +59,8 @@ def _judge_for(submission: Submission) -> Judge:
             return AssertJudge(tests, prelude)
         case MathTests() as tests:
             return MathJudge(tests)
+        case TestsReference():
+            raise InvalidSubmission("tests.digest", "names stored tests that have not been read")
 
 
 def outcome_of(judge: Judge, index: int, result: RunResult) -> VerdictKind:

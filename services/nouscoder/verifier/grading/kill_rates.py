@@ -1,25 +1,24 @@
 """How often each test of a problem fails a program. Learned while grading, kept in memory.
 
 INVARIANT: at most `max_problems` tables are kept, and the least recently used one is evicted first. A table has at most
-`max_tests` tests. It belongs to one client, one problem id and one set of inputs. It holds counts only, and nothing of
+`max_tests` tests. It belongs to one client, one problem id and one set of tests. It holds counts only, and nothing of
 any program. A test that has never run has the prior's rate.
 """
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from nouscoder.domain.submission import AssertTests, Submission
+from nouscoder.domain.submission import Submission, TestsReference
 from nouscoder.domain.verdict import TestOutcome, VerdictKind
-from nouscoder.verifier.judges.base import Judge, encoded
+from nouscoder.formats.tests import digest_of
+from nouscoder.verifier.judges.base import Judge
 
 PRIOR_KILLS = 1
 PRIOR_RUNS = 4
 _MAX_RUNS = 256  # at this count both counts of a test are halved, so that recent programs weigh more
-_DIGESTED_BYTES = 64
 
 
 class KillTable:
@@ -53,13 +52,14 @@ class KillRates:
     def __init__(self, max_problems: int = 4096, max_tests: int = 1000) -> None:
         self._max_problems = max_problems
         self._max_tests = max_tests
-        self._tables: OrderedDict[tuple[str, bytes], KillTable] = OrderedDict()
+        self._tables: OrderedDict[tuple[str, str, str], KillTable] = OrderedDict()
 
     def table(self, client: str, submission: Submission, judge: Judge) -> KillTable | None:
         """The table of this submission's tests. None when it names no problem or has more than `max_tests` tests."""
-        if not submission.problem_id or judge.num_tests > self._max_tests:
+        tests = submission.tests
+        if not submission.problem_id or judge.num_tests > self._max_tests or isinstance(tests, TestsReference):
             return None
-        key = (client, _digest(submission, judge))
+        key = (client, submission.problem_id, submission.tests_digest or digest_of(tests))
         table = self._tables.get(key)
         if table is None:
             table = self._tables[key] = KillTable(judge.num_tests)
@@ -67,21 +67,3 @@ class KillRates:
                 self._tables.popitem(last=False)
         self._tables.move_to_end(key)
         return table
-
-
-def _digest(submission: Submission, judge: Judge) -> bytes:
-    """A digest of the problem id and of the length, beginning and end of every input.
-
-    A collision can make the order of tests worse. It cannot change a verdict of a correct program.
-    """
-    digest = hashlib.blake2b(encoded(submission.problem_id), digest_size=16)
-    for index in range(judge.num_tests):
-        given = _test_input(submission, judge, index)
-        digest.update(b"%d:" % len(given) + given[:_DIGESTED_BYTES] + given[-_DIGESTED_BYTES:])
-    return digest.digest()
-
-
-def _test_input(submission: Submission, judge: Judge, index: int) -> bytes:
-    if isinstance(submission.tests, AssertTests):  # the stdin of an assert test differs from run to run
-        return encoded(submission.tests.cases[index])
-    return judge.stdin(index)

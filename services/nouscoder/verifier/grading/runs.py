@@ -7,7 +7,7 @@ It never enters the candidate's sandbox.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -113,7 +113,7 @@ class _PlainRuns:
 
 
 class _CheckedRuns:
-    def __init__(self, candidate: Session, checker: Session, cases: tuple[StdinCase, ...], judge: Judge) -> None:
+    def __init__(self, candidate: Session, checker: Session, cases: Sequence[StdinCase], judge: Judge) -> None:
         self._candidate = candidate
         self._checker = checker
         self._cases = cases
@@ -129,7 +129,7 @@ class _CheckedRuns:
 
 
 class _TalkingRuns:
-    def __init__(self, candidate: Session, interactor: Session, cases: tuple[StdinCase, ...]) -> None:
+    def __init__(self, candidate: Session, interactor: Session, cases: Sequence[StdinCase]) -> None:
         self._candidate = candidate
         self._interactor = interactor
         self._cases = cases

@@ -16,6 +16,7 @@ from nouscoder.domain.submission import (
     Profile,
     StdinTests,
     Submission,
+    TestsReference,
 )
 from nouscoder.verifier.judges import mathematics
 from nouscoder.verifier.toolchains.languages import installed
@@ -52,6 +53,8 @@ class Bounds:
 def validate(submission: Submission, bounds: Bounds) -> None:
     """Raises InvalidSubmission that names the first invalid field."""
     _require_language(submission.language, "language")
+    if isinstance(submission.tests, TestsReference):
+        raise InvalidSubmission("tests.digest", "names stored tests, which can only be graded by a service")
     if not submission.tests.cases:
         raise InvalidSubmission("tests.cases", "must hold at least one test")
     if len(submission.tests.cases) > bounds.num_tests:

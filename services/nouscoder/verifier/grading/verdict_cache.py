@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections import OrderedDict
 from dataclasses import replace
 from typing import Protocol
 
-from nouscoder.domain.submission import Submission
+from nouscoder.domain.submission import Submission, TestsReference
 from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.formats.tests import canonical_parts
 from nouscoder.verifier.grading.grader import OnOutcome, QueueFull
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 
 _PASSING = frozenset({VerdictKind.INTERNAL_ERROR, VerdictKind.TIME_LIMIT_EXCEEDED})
-_KEYED_CHARS = 2_000_000
+_KEYED_CHARS = 2_000_000  # of the program
+_BLOCKING_BYTES = 256 * 1024  # of tests that are read on the event loop; the rest in a thread
 _KEPT_OUTCOMES = 300  # so that a full cache of 4096 stays under about 200 MB at the very worst
 
 
@@ -76,9 +79,11 @@ class CachedGrader:
 
     async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
         """As Grader.grade; a verdict that was not graded for this call says `cached`."""
-        key = _key(submission)
+        digest = submission.tests_digest or await _tests_digest(submission)
+        key = _key(submission, digest)
         if key is None:
             return await self._inner.grade(submission, on_outcome)
+        submission = replace(submission, tests_digest=digest)
         begun = time.monotonic()
         while True:
             verdict = self._recall(key) or await self._follow(key)
@@ -130,18 +135,40 @@ class CachedGrader:
         return verdict
 
 
-def _key(submission: Submission) -> bytes | None:
-    """A digest of all that bears on the verdict; None for submissions too large or too deep to be worth one.
+async def _tests_digest(submission: Submission) -> str:
+    """The digest of the tests, without holding up the event loop; empty where they have none."""
+    if isinstance(submission.tests, TestsReference):
+        return submission.tests.digest
+    digest = hashlib.sha256()
+    parts = canonical_parts(submission.tests)
 
-    A problem id bears on which failure is met first, in an order that was learned; who gives none is never answered by
-    such a verdict. Where every test is run, the order bears on nothing.
-    """
-    if not submission.stop_on_first_failure:
-        submission = replace(submission, problem_id="")
+    def read(most_bytes: float) -> bool:
+        """Whether all is read, after about so many bytes."""
+        num_bytes = 0
+        for part in parts:
+            digest.update(part)
+            num_bytes += len(part)
+            if num_bytes > most_bytes:
+                return False
+        return True
+
     try:
-        text = repr(submission)
+        if not read(_BLOCKING_BYTES):
+            await asyncio.to_thread(read, math.inf)
     except (RecursionError, ValueError):
+        return ""
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _key(submission: Submission, tests_digest: str) -> bytes | None:
+    """A digest of all that the verdict depends on; None for programs too large, and tests that have no digest.
+
+    The problem id decides in which order tests run, and so which failure is met first. A submission without one never
+    gets a verdict that came from a learned order. Where every test is run, the order changes nothing.
+    """
+    source = submission.code if submission.code is not None else submission.completion or ""
+    if not tests_digest or len(source) > _KEYED_CHARS:
         return None
-    if len(text) > _KEYED_CHARS:
-        return None
-    return hashlib.blake2b(text.encode("utf8", "surrogatepass"), digest_size=32).digest()
+    problem_id = submission.problem_id if submission.stop_on_first_failure else ""
+    keyed = replace(submission, tests=TestsReference(tests_digest), tests_digest="", problem_id=problem_id)
+    return hashlib.blake2b(repr(keyed).encode("utf8", "surrogatepass"), digest_size=32).digest()

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from nouscoder.domain.submission import Submission
+from nouscoder.domain.submission import Submission, TestsReference
 from nouscoder.domain.verdict import Verdict
 from nouscoder.errors import Unusable
 from nouscoder.verifier.access.caller import current_caller
@@ -86,7 +86,7 @@ class AuditedGrader(GraderDecorator):
             self._audit.write(
                 submission.code if submission.code is not None else submission.completion or "",
                 language=submission.language,
-                num_tests=len(submission.tests.cases),
+                num_tests=0 if isinstance(submission.tests, TestsReference) else len(submission.tests.cases),
                 verdict=None if verdict is None else verdict.kind.value,
                 passed=None if verdict is None else verdict.passed,
                 cached=verdict is not None and verdict.cached,

@@ -1,10 +1,19 @@
-"""The types of tests as the REST API takes them, one record a type, each turned into its domain record."""
+"""The one JSON form of tests: in the grading API, in problem files and in the test store.
+
+The canonical form is what `canonical_parts` writes: the fields in the order of the records below, every default
+written out, no white space, UTF-8. `cases` comes last, so that a file of tests can be read case by case. The order of
+the keys inside a call's values is kept, because a program can see it. Not a number and infinity are written as Python's
+json module does. The SHA-256 of these bytes is the tests' digest.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue, TypeAdapter
+from pydantic_core import to_json
 
 from nouscoder.domain.submission import (
     AssertTests,
@@ -17,15 +26,12 @@ from nouscoder.domain.submission import (
     MathTests,
     StdinCase,
     StdinTests,
+    Tests,
+    TestsReference,
 )
+from nouscoder.formats.body import Body
 
-TEST_TYPES = ("stdin", "call", "assert", "checker", "interactive", "math")
-
-
-class Body(BaseModel):
-    """Base of every record that comes in: unknown fields fail, "1" is not 1. Frozen, so that defaults are shared."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+_DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 
 
 class StdinCaseBody(Body):
@@ -75,8 +81,8 @@ class AssertTestsBody(Body):
     """Python statements that must end without an error; what they state is visible to the code."""
 
     type: Literal["assert"]
-    cases: list[str] = Field(min_length=1, description='such as "assert f(1) == 2"')
     setup: str = Field("", description="python that is executed before the code")
+    cases: list[str] = Field(min_length=1, description='such as "assert f(1) == 2"')
 
     def record(self) -> AssertTests:
         """The domain's record."""
@@ -109,8 +115,8 @@ class CheckerTestsBody(Body):
     """Tests of a whole program; the checker is run with the arguments `input output answer`, three files."""
 
     type: Literal["checker"]
-    cases: list[CheckedCaseBody] = Field(min_length=1)
     checker: JudgeProgramBody
+    cases: list[CheckedCaseBody] = Field(min_length=1)
 
     def record(self) -> CheckerTests:
         """The domain's record."""
@@ -121,8 +127,8 @@ class InteractiveTestsBody(Body):
     """Tests of a whole program that talks with the interactor, which has the arguments `input output answer`."""
 
     type: Literal["interactive"]
-    cases: list[CheckedCaseBody] = Field(min_length=1)
     interactor: JudgeProgramBody
+    cases: list[CheckedCaseBody] = Field(min_length=1)
 
     def record(self) -> InteractiveTests:
         """The domain's record."""
@@ -146,7 +152,63 @@ class MathTestsBody(Body):
         return MathTests(tuple(MathCase(case.expected) for case in self.cases))
 
 
+class TestsReferenceBody(Body):
+    """Tests that were stored before with PUT /v1/tests."""
+
+    digest: str = Field(pattern=_DIGEST_PATTERN, description="as PUT /v1/tests answered it")
+
+    def record(self) -> TestsReference:
+        """The domain's record."""
+        return TestsReference(self.digest)
+
+
 TestsBody = Annotated[
     StdinTestsBody | CallTestsBody | AssertTestsBody | CheckerTestsBody | InteractiveTestsBody | MathTestsBody,
     Field(discriminator="type"),
 ]
+_TESTS: TypeAdapter[Any] = TypeAdapter(TestsBody)
+
+
+def tests_from_json(data: bytes | str) -> Tests:
+    """Tests out of their JSON form. Raises pydantic's ValidationError."""
+    tests: Tests = _TESTS.validate_json(data).record()
+    return tests
+
+
+def head_record(tests: Tests) -> dict[str, object]:
+    """The fields before `cases`."""
+    match tests:
+        case CallTests():
+            return {"type": tests.type, "entry_point": tests.entry_point}
+        case AssertTests():
+            return {"type": tests.type, "setup": tests.setup}
+        case CheckerTests():
+            return {"type": tests.type, "checker": tests.checker}
+        case InteractiveTests():
+            return {"type": tests.type, "interactor": tests.interactor}
+        case StdinTests() | MathTests():
+            return {"type": tests.type}
+
+
+def canonical_parts(tests: Tests) -> Iterator[bytes]:
+    """The canonical form: what comes before the first case, then each case with the comma before it, then the end.
+
+    Raises ValueError for a text that is not Unicode, and RecursionError for values too deep.
+    """
+    yield to_json(head_record(tests))[:-1] + b',"cases":['
+    for index in range(len(tests.cases)):
+        yield (b"," if index else b"") + to_json(tests.cases[index])
+    yield b"]}"
+
+
+def canonical_json(tests: Tests) -> bytes:
+    """The canonical form as one piece."""
+    return b"".join(canonical_parts(tests))
+
+
+def digest_of(tests: Tests) -> str:
+    """The tests' digest. Raises what `canonical_parts` raises."""
+    digest = hashlib.sha256()
+    for part in canonical_parts(tests):
+        digest.update(part)
+    return f"sha256:{digest.hexdigest()}"

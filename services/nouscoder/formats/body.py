@@ -1,0 +1,39 @@
+"""What every JSON record of ours is: closed and strict. A fault is named by its field."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from nouscoder.domain.submission import TEST_TYPES
+
+
+class Body(BaseModel):
+    """Base of every record that comes in: unknown fields fail, "1" is not 1. Frozen, so that defaults are shared."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+def first_fault(error: ValidationError, prefix: str = "") -> tuple[str, str]:
+    """(field, what is wrong with it) of the first fault; `prefix` is the field that holds the whole record."""
+    fault = error.errors(include_url=False, include_context=True)[0]
+    kind, context = fault["type"], fault.get("ctx", {})
+    field = _field_name((prefix, *fault["loc"]) if prefix else fault["loc"])
+    if kind == "union_tag_invalid":
+        given = str(context.get("tag"))
+        return f"{field}.type", f"{given!r:.40} is none of {', '.join(TEST_TYPES)}"
+    if kind == "union_tag_not_found":
+        return f"{field}.type", "is missing"
+    if kind == "json_invalid":
+        return "body", f"not JSON: {context.get('error', fault['msg'])}"
+    if kind == "extra_forbidden":
+        return field, "unknown field"
+    return field, fault["msg"].removeprefix("Value error, ")
+
+
+def _field_name(loc: tuple[int | str, ...]) -> str:
+    """tests.cases[0].input from pydantic's path, which also holds the tag of a union."""
+    parts = [part for at, part in enumerate(loc) if not (at == 1 and loc[0] == "tests" and part in TEST_TYPES)]
+    name = ""
+    for part in parts:
+        name += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return name.lstrip(".") or "body"

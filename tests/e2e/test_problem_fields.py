@@ -1,0 +1,59 @@
+"""A problem's prelude reaches its grading: programs sampled in a run get the verdict that the API gives them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from nouscoder.data.leetcode import LeetCodeProblem, read_leetcode
+from nouscoder.data.problems import load_problems, save_problems
+from nouscoder.domain.submission import Prelude
+from nouscoder.domain.verdict import VerdictKind
+from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.observe.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox import open_sandbox
+from nouscoder.verifier.sandbox.config import SandboxConfig
+
+DATA = Path(__file__).parents[3] / "shared" / "data" / "leetcode_200.jsonl.gz"
+METHOD = """class Solution:
+    def total(self, numbers: List[int]) -> Optional[int]:
+        return sum(numbers) if numbers else None"""
+MADE_UP = {
+    "task_id": "total",
+    "query": "Add the numbers.",
+    "prompt": "from typing import *",
+    "completion": METHOD,
+    "entry_point": "Solution().total",
+    "test": "def check(candidate):\n    assert candidate(numbers = [1, 2]) == 3\n",
+    "meta": {"difficulty": "Easy"},
+}
+
+
+def leetcode(tmp_path: Path) -> list[LeetCodeProblem]:
+    """A made-up record, and the first 30 of the real set where that is at hand."""
+    file = tmp_path / "made-up.jsonl.gz"
+    file.write_bytes(gzip.compress(json.dumps(MADE_UP).encode() + b"\n"))
+    return [*read_leetcode(file), *(read_leetcode(DATA)[:30] if DATA.exists() else [])]
+
+
+@pytest.mark.timeout(300)
+async def test_leetcode_methods_sampled_in_a_run_know_the_names_that_leetcode_gives_them(tmp_path: Path) -> None:
+    items = leetcode(tmp_path)
+    save_problems(tmp_path / "train.jsonl", [item.problem for item in items])
+    sandbox = open_sandbox(SandboxConfig(backend="local", slots=2))
+    await sandbox.start()
+    try:
+        grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
+        for problem, item in zip(load_problems(tmp_path / "train.jsonl"), items, strict=True):
+            assert (problem.prelude, problem.source) == (Prelude.LCB, "leetcode")
+            # What a policy answers: the method alone, as the prompt asks for it.
+            method = item.program[item.program.index("class Solution") :]
+            answer = f"```python\n{method}\n```"
+            verdict = await grader.grade(problem.grading_rules().submission(problem.tests, answer))
+            assert verdict.kind is VerdictKind.ACCEPTED, (problem.problem_id, verdict)
+    finally:
+        await sandbox.close()
