@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nouscoder.demo.tokenizer import BOS_ID, EOS_ID, PAD_ID, CharTokenizer, TokenizerError, trim_at_eos
+from nouscoder import policy_folder
+from nouscoder.demo.tokenizer import BOS_ID, EOS_ID, PAD_ID, CharTokenizer, TokenizerError
+from nouscoder.policy_folder.tokenizer import load_tokenizer
 
 
 def test_every_printable_character_and_the_newline_come_back() -> None:
@@ -30,18 +32,15 @@ def test_an_unknown_character_is_named() -> None:
         CharTokenizer().encode("caf\u00e9")
 
 
-def test_a_saved_tokenizer_loads_and_a_broken_file_is_named(tmp_path: Path) -> None:
-    tokenizer = CharTokenizer("ab\n")
+def test_the_saved_tokenizer_is_hugging_faces_with_the_same_ids(tmp_path: Path) -> None:
+    tokenizer = CharTokenizer()
     tokenizer.save(tmp_path)
-    assert CharTokenizer.load(tmp_path) == tokenizer
-    for broken in ("{", "[]", '{"characters": "aa"}', '{"characters": 3}'):
-        (tmp_path / "char_tokenizer.json").write_text(broken)
-        with pytest.raises(TokenizerError, match=r"char_tokenizer\.json"):
-            CharTokenizer.load(tmp_path)
-    with pytest.raises(TokenizerError):
-        CharTokenizer.load(tmp_path / "nowhere")
-
-
-def test_what_follows_eos_is_cut() -> None:
-    assert trim_at_eos([5, 6, EOS_ID, 7]) == [5, 6]
-    assert trim_at_eos([5, 6]) == [5, 6]
+    assert {path.name for path in tmp_path.iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
+    loaded = load_tokenizer(tmp_path)
+    text = tokenizer.characters + "  <eos>\n\n<bos> print(1)"
+    assert loaded.encode(text) == tokenizer.encode_prompt(text)
+    assert loaded.encode_inside(text) == tokenizer.encode(text)
+    assert loaded.decode([*tokenizer.encode_prompt(text), EOS_ID, PAD_ID]) == text
+    assert (loaded.stop_ids, loaded.pad_id) == ({EOS_ID}, PAD_ID)
+    with pytest.raises(policy_folder.tokenizer.TokenizerError, match="4 characters cannot be encoded"):
+        loaded.encode("caf\u00e9")

@@ -254,7 +254,7 @@ def test_a_run_with_external_services_ends_and_outlives_the_coordinator(site: Ca
     assert len(fetched) == len(set(fetched))  # an older one may come second: it is fetched, and not taken over
     assert len(list((run.root / "cache").glob("*.safetensors"))) <= 2
     assert not list((run.root / "cache").rglob("*.part"))
-    assert {path.name for path in (run.root / "cache/first").iterdir()} >= {"config.json", "char_tokenizer.json"}
+    assert {path.name for path in (run.root / "cache/first").iterdir()} >= {"config.json", "tokenizer.json"}
 
     assert_pages(run)
     assert_a_finished_run_is_only_served(run)

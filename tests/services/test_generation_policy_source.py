@@ -103,7 +103,7 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     files = RunFiles(tmp_path / "run", tmp_path / "run/policy")
     files.policy.mkdir(parents=True)
     (files.policy / "config.json").write_text('{"model_type": "qwen3"}')
-    (files.policy / "char_tokenizer.json").write_text("{}")
+    (files.policy / "tokenizer.json").write_text("{}")
     (files.policy / "model.safetensors").write_bytes(weights(0))
     (files.policy / "id_rsa").write_text("secret")
     (files.run / "config.toml").write_text("secret")
@@ -125,10 +125,10 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 async def test_the_policy_folder_comes_without_its_weights_and_nothing_else_is_handed_out(rig: Rig) -> None:
     folder = await rig.source.first_folder()
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
-        name: (rig.files.policy / name).read_bytes() for name in ("config.json", "char_tokenizer.json")
+        name: (rig.files.policy / name).read_bytes() for name in ("config.json", "tokenizer.json")
     }
     handed_out = PolicyFiles(rig.files)
-    assert [file.name for file in handed_out.first()] == ["char_tokenizer.json", "config.json", "model.safetensors"]
+    assert [file.name for file in handed_out.first()] == ["config.json", "model.safetensors", "tokenizer.json"]
     for name in ("id_rsa", "../config.toml", "..", "", "/etc/passwd", "config.json/", "./config.json", "config.json\0"):
         with pytest.raises(NoSuchPolicyFile):
             handed_out.open_first(name)

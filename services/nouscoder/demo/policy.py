@@ -48,7 +48,7 @@ def build_policy(*, seed: int, size: PolicySize = PolicySize(), vocab_size: int 
 
 
 def save_policy(policy: Qwen3ForCausalLM, folder: Path) -> None:
-    """Writes config.json and model.safetensors (and the tokenizer's json) into the folder."""
+    """Write the folder as Hugging Face folders are: configuration, weights and tokenizer."""
     policy.save_pretrained(folder)
     CharTokenizer().save(folder)
 

@@ -1,20 +1,23 @@
-"""A character-level tokenizer: printable ASCII and the newline, after three special tokens."""
+"""The demo's vocabulary: printable ASCII and the newline, a token a character, after three special tokens.
+
+The warm start encodes with this module, which needs no library. Everything else reads what `save` writes: a Hugging
+Face tokenizer with the same token ids.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
-_NUM_SPECIAL = 3
-_FILE_NAME = "char_tokenizer.json"
+_SPECIAL = {"<pad>": PAD_ID, "<bos>": BOS_ID, "<eos>": EOS_ID}
 _CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 
 
 class TokenizerError(ValueError):
-    """A text or a saved tokenizer that this tokenizer cannot read; the message names what is at fault."""
+    """A text that this tokenizer cannot read; the message names the character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +29,14 @@ class CharTokenizer:
     @property
     def vocab_size(self) -> int:
         """Characters and special tokens together."""
-        return len(self.characters) + _NUM_SPECIAL
+        return len(self.characters) + len(_SPECIAL)
 
     def encode(self, text: str) -> list[int]:
         """Token ids [characters], with no special tokens. Raises TokenizerError naming the first unknown character."""
         ids = [self.characters.find(character) for character in text]
         if -1 in ids:
             raise TokenizerError(f"the tokenizer has no character {text[ids.index(-1)]!r}")
-        return [token + _NUM_SPECIAL for token in ids]
+        return [token + len(_SPECIAL) for token in ids]
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids [1 + characters]: bos, then the text."""
@@ -41,28 +44,21 @@ class CharTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids; special tokens and ids past the vocabulary are left out."""
-        last = self.vocab_size
-        return "".join(self.characters[token - _NUM_SPECIAL] for token in ids if _NUM_SPECIAL <= token < last)
+        first, end = len(_SPECIAL), self.vocab_size
+        return "".join(self.characters[token - first] for token in ids if first <= token < end)
 
     def save(self, folder: Path) -> None:
-        """Writes char_tokenizer.json into the folder, which must be there."""
-        (folder / _FILE_NAME).write_text(json.dumps({"kind": "char", "characters": self.characters}) + "\n")
+        """Write tokenizer.json and tokenizer_config.json, as transformers reads them, into the folder."""
+        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+        from transformers import PreTrainedTokenizerFast
 
-    @classmethod
-    def load(cls, folder: Path) -> CharTokenizer:
-        """Reads what `save` wrote. Raises TokenizerError when the file is missing or is not such a tokenizer."""
-        path = folder / _FILE_NAME
-        try:
-            stored = json.loads(path.read_text())
-            characters = stored["characters"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise TokenizerError(f"{path} is not a saved character tokenizer: {error}") from error
-        if not isinstance(characters, str) or len(set(characters)) != len(characters):
-            raise TokenizerError(f"{path}: `characters` must be a text without repeats")
-        return cls(characters)
-
-
-def trim_at_eos(ids: Sequence[int]) -> list[int]:
-    """The ids before the first eos."""
-    kept = list(ids)
-    return kept[: kept.index(EOS_ID)] if EOS_ID in kept else kept
+        vocabulary = _SPECIAL | dict(zip(self.characters, self.encode(self.characters), strict=True))
+        tokenizer = Tokenizer(models.WordLevel(vocabulary))  # type: ignore[arg-type]
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # type: ignore[assignment]
+        tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
+        tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+            single="<bos> $A", special_tokens=[("<bos>", BOS_ID)]
+        )
+        build: Any = PreTrainedTokenizerFast
+        names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
+        build(tokenizer_object=tokenizer, **names).save_pretrained(folder)

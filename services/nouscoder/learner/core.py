@@ -29,7 +29,7 @@ from nouscoder.learner.run_log import BatchSeconds, LogTail, RunLog, metrics_lin
 from nouscoder.learner.saved_batches import SavedBatches
 from nouscoder.learner.trainer import TrainedBatch, Trainer
 from nouscoder.learner.weights import empty_model, load_model
-from nouscoder.policy_folder.tokenizer import Tokenizer, TokenizerError, load_tokenizer
+from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class LearnerCore:
         self._run_log = RunLog(self._files.run)
         self._lock: TextIO | None = None
         self._trainer: Trainer | None = None
-        self._tokenizer: Tokenizer | None = None
+        self._tokenizer: PolicyTokenizer | None = None
         self._tail = LogTail()
         self._progress = Progress()
         self._in_batch = False

@@ -19,7 +19,7 @@ from typing import Any
 from nouscoder.learner.atomic_files import naming_storage_faults, write_whole
 from nouscoder.learner.batch_statistics import ScoredRollout
 from nouscoder.learner.trainer import TrainedBatch
-from nouscoder.policy_folder.tokenizer import Tokenizer
+from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 
 Line = dict[str, Any]
 
@@ -85,14 +85,14 @@ def with_seconds(tail: LogTail, seconds: BatchSeconds) -> LogTail:
     return replace(tail, metrics=[*tail.metrics[:-1], last])
 
 
-def sample_lines(trained: TrainedBatch, tokenizer: Tokenizer, count: int, seed: int) -> list[Line]:
+def sample_lines(trained: TrainedBatch, tokenizer: PolicyTokenizer, count: int, seed: int) -> list[Line]:
     """`count` rollouts of the batch, drawn by the seed and the batch; `version_range` is [oldest, newest]."""
     random = Random(f"{seed}/samples/{trained.batch_id}")
     chosen = random.sample(trained.scored, min(count, len(trained.scored)))
     return [_sample_line(trained.steps[-1].step, scored, tokenizer) for scored in chosen]
 
 
-def _sample_line(step: int, scored: ScoredRollout, tokenizer: Tokenizer) -> Line:
+def _sample_line(step: int, scored: ScoredRollout, tokenizer: PolicyTokenizer) -> Line:
     rollout = scored.graded.rollout
     return {
         "step": step,

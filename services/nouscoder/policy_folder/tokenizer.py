@@ -1,83 +1,105 @@
-"""The tokenizer of a policy folder behind one small seam: the demo's character tokenizer, or transformers'."""
+"""The tokenizer of a policy folder: text and messages -> token ids, and back.
+
+INVARIANT: a special token in a prompt stands where the tokenizer or its chat template put it. A special token that a
+text merely spells out is encoded as ordinary characters.
+"""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from nouscoder.demo.tokenizer import EOS_ID, PAD_ID, CharTokenizer
-from nouscoder.demo.tokenizer import TokenizerError as CharTokenizerError
-
-_CHAR_FILE = "char_tokenizer.json"
+from nouscoder.domain.message import Message
+from nouscoder.policy_folder.stop_tokens import StopTokensError, stop_token_ids
 
 
 class TokenizerError(ValueError):
     """A folder holds no usable tokenizer, or a text cannot be encoded; the message names which."""
 
 
-class Tokenizer(Protocol):
-    """What sampling and training need of a tokenizer."""
+class PolicyTokenizer:
+    """`stop_ids` end a completion; `pad_id` fills up batches. The chat template is the folder's, if it has one."""
 
-    eos_id: int
-    pad_id: int
+    def __init__(self, tokenizer: Any, stop_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self.stop_ids = stop_ids
+        self.pad_id: int = min(stop_ids) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        self._special_ids = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+
+    @property
+    def has_chat_template(self) -> bool:
+        """`encode_messages` can be used."""
+        return bool(self._tokenizer.chat_template)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt [prompt_tokens], after the special tokens prompts start with. Raises TokenizerError."""
-        ...
+        """Token ids [tokens] of a text that begins a prompt: after the special tokens that prompts start with."""
+        return self._encode(text, add_special_tokens=True, split_special_tokens=True)
+
+    def encode_inside(self, text: str) -> list[int]:
+        """Token ids [tokens] of a text that follows others: no special token is added."""
+        return self._encode(text, add_special_tokens=False, split_special_tokens=True)
+
+    def encode_messages(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids [tokens] of a conversation in the chat template, up to where the policy begins its answer.
+
+        The template writes the special tokens, so none is added and none is doubled. Raises TokenizerError.
+        """
+        whole = self._encode(self._render(messages), add_special_tokens=False, split_special_tokens=False)
+        apart = self._encode_contents_apart(messages)
+        # Encoded as a whole the text is tokenised as in the model's training. Where a content spells out a special
+        # token, that is seen from the special tokens of the template alone, and the contents are encoded apart.
+        return whole if self._specials(whole) == self._specials(apart) else apart
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids; special tokens are left out."""
-        ...
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
+    def _encode_contents_apart(self, messages: Sequence[Message]) -> list[int]:
+        """The template around placeholders, with special tokens; each content in its place, without."""
+        mark = secrets.token_hex(16)
+        marked = [Message(message.role, f"{mark}{index}{mark}") for index, message in enumerate(messages)]
+        ids: list[int] = []
+        for index, part in enumerate(self._render(marked).split(mark)):
+            if index % 2:
+                ids += self.encode_inside(messages[int(part)].content)
+            elif part:
+                ids += self._encode(part, add_special_tokens=False, split_special_tokens=False)
+        return ids
 
-class _CharPolicyTokenizer:
-    """The demo's character tokenizer."""
-
-    eos_id = EOS_ID
-    pad_id = PAD_ID
-
-    def __init__(self, tokenizer: CharTokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, text: str) -> list[int]:
+    def _render(self, messages: Sequence[Message]) -> str:
+        conversation = [{"role": message.role.value, "content": message.content} for message in messages]
         try:
-            return self._tokenizer.encode_prompt(text)
-        except CharTokenizerError as error:
-            raise TokenizerError(str(error)) from error
+            return str(self._tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # a template is a program, and may raise anything
+            raise TokenizerError(f"the chat template refuses the messages: {error}") from error
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids)
-
-
-class _TransformersTokenizer:
-    """Any tokenizer that transformers can read."""
-
-    def __init__(self, tokenizer: Any, folder: Path) -> None:
-        if tokenizer.eos_token_id is None:
-            raise TokenizerError(f"the tokenizer in {folder} has no end-of-sequence token")
-        self._tokenizer = tokenizer
-        self.eos_id: int = tokenizer.eos_token_id
-        self.pad_id: int = self.eos_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
-
-
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a policy folder; transformers is imported only when it is needed. Raises TokenizerError."""
-    if (folder / _CHAR_FILE).is_file():
+    def _encode(self, text: str, **how: bool) -> list[int]:
         try:
-            return _CharPolicyTokenizer(CharTokenizer.load(folder))
-        except CharTokenizerError as error:
-            raise TokenizerError(str(error)) from error
+            return list(self._tokenizer.encode(text, **how))
+        except Exception as error:  # tokenizers raises plain Exceptions
+            raise TokenizerError(f"a text of {len(text)} characters cannot be encoded: {error}") from error
+
+    def _specials(self, ids: Sequence[int]) -> list[int]:
+        return [token_id for token_id in ids if token_id in self._special_ids]
+
+
+def load_tokenizer(folder: Path) -> PolicyTokenizer:
+    """The tokenizer of a Hugging Face folder. Raises TokenizerError."""
+    # Importing transformers takes seconds.
     from transformers import AutoTokenizer
 
     try:
         loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise TokenizerError(f"{folder} holds no tokenizer: {str(error).splitlines()[0]}") from error
-    return _TransformersTokenizer(loaded, folder)
+        stop_ids = stop_token_ids(folder)
+    except StopTokensError as error:
+        raise TokenizerError(str(error)) from error
+    except Exception as error:  # whatever is wrong with the files
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise TokenizerError(f"{folder} holds no tokenizer: {first_line}") from error
+    if loaded.eos_token_id is not None:
+        stop_ids |= {loaded.eos_token_id}
+    if not stop_ids:
+        raise TokenizerError(f"neither the tokenizer nor the configuration in {folder} has an end-of-sequence token")
+    return PolicyTokenizer(loaded, stop_ids)

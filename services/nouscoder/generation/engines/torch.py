@@ -195,7 +195,7 @@ class TorchEngine:
                 raise EngineError(f"policy version {self._version} gave task {row.task.rollout_id} logits that are NaN")
         self._slots.took(slots, choice.token_ids)
         self._num_tokens += len(rows)
-        version, eos_id = self._version, self._tokenizer.eos_id
+        version, stop_ids = self._version, self._tokenizer.stop_ids
         assert version is not None
         ended: list[int] = []
         finished: list[Rollout] = []
@@ -203,14 +203,14 @@ class TorchEngine:
             row.token_ids.append(token_id)
             row.logprobs.append(logprob)
             row.versions.append(version)
-            if token_id == eos_id or len(row.token_ids) == row.max_tokens:
+            if token_id in stop_ids or len(row.token_ids) == row.max_tokens:
                 ended.append(slot)
                 finished.append(self._finish(row))
         self._slots.leave(ended)
         return finished
 
     def _finish(self, row: Row) -> Rollout:
-        if row.token_ids[-1] == self._tokenizer.eos_id:
+        if row.token_ids[-1] in self._tokenizer.stop_ids:
             return row.finished(self._tokenizer.decode(row.token_ids[:-1]), FinishReason.STOP)
         return row.finished(self._tokenizer.decode(row.token_ids), FinishReason.LENGTH)
 
