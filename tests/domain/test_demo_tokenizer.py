@@ -41,6 +41,6 @@ def test_the_saved_tokenizer_is_hugging_faces_with_the_same_ids(tmp_path: Path) 
     assert loaded.encode(text) == tokenizer.encode_prompt(text)
     assert loaded.encode_inside(text) == tokenizer.encode(text)
     assert loaded.decode([*tokenizer.encode_prompt(text), EOS_ID, PAD_ID]) == text
-    assert (loaded.stop_ids, loaded.pad_id) == ({EOS_ID}, PAD_ID)
+    assert (loaded.stop_ids, loaded.pad_id) == (frozenset({EOS_ID}), PAD_ID)
     with pytest.raises(policy_folder.tokenizer.TokenizerError, match="4 characters cannot be encoded"):
         loaded.encode("caf\u00e9")

@@ -296,12 +296,6 @@ def test_the_learner_writes_the_very_lines_that_this_report_was_drawn_from() -> 
 class CharacterTokenizer:
     """Each character is its own token."""
 
-    eos_id = 0
-    pad_id = 0
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(character) for character in text]
-
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(map(chr, ids))
 

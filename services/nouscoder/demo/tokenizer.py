@@ -53,12 +53,10 @@ class CharTokenizer:
         from transformers import PreTrainedTokenizerFast
 
         vocabulary = _SPECIAL | dict(zip(self.characters, self.encode(self.characters), strict=True))
-        tokenizer = Tokenizer(models.WordLevel(vocabulary))  # type: ignore[arg-type]
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # type: ignore[assignment]
-        tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
-        tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
-            single="<bos> $A", special_tokens=[("<bos>", BOS_ID)]
-        )
+        tokenizer = Tokenizer(models.WordLevel(vocabulary))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+        tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS_ID)])
         build: Any = PreTrainedTokenizerFast
         names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
         build(tokenizer_object=tokenizer, **names).save_pretrained(folder)

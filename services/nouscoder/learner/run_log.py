@@ -10,18 +10,25 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from nouscoder.learner.atomic_files import naming_storage_faults, write_whole
 from nouscoder.learner.batch_statistics import ScoredRollout
 from nouscoder.learner.trainer import TrainedBatch
-from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 
 Line = dict[str, Any]
+
+
+class Decoder(Protocol):
+    """Makes text of token ids; PolicyTokenizer is one."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +92,14 @@ def with_seconds(tail: LogTail, seconds: BatchSeconds) -> LogTail:
     return replace(tail, metrics=[*tail.metrics[:-1], last])
 
 
-def sample_lines(trained: TrainedBatch, tokenizer: PolicyTokenizer, count: int, seed: int) -> list[Line]:
+def sample_lines(trained: TrainedBatch, tokenizer: Decoder, count: int, seed: int) -> list[Line]:
     """`count` rollouts of the batch, drawn by the seed and the batch; `version_range` is [oldest, newest]."""
     random = Random(f"{seed}/samples/{trained.batch_id}")
     chosen = random.sample(trained.scored, min(count, len(trained.scored)))
     return [_sample_line(trained.steps[-1].step, scored, tokenizer) for scored in chosen]
 
 
-def _sample_line(step: int, scored: ScoredRollout, tokenizer: PolicyTokenizer) -> Line:
+def _sample_line(step: int, scored: ScoredRollout, tokenizer: Decoder) -> Line:
     rollout = scored.graded.rollout
     return {
         "step": step,
