@@ -22,8 +22,8 @@ from nouscoder.broker.metrics import BrokerCollector
 from nouscoder.broker.service import STATUS_CODES, serve_broker
 from nouscoder.domain.lease import Lease
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.rpc.broker_client import BrokerClient, LeaseKeeper, PeerRefused
-from nouscoder.rpc.channel import PeerUnreachable, open_channel
+from nouscoder.rpc.broker_client import BrokerClient, LeaseKeeper
+from nouscoder.rpc.channel import PeerRefused, PeerUnreachable, open_channel
 
 
 @dataclass

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,18 @@ from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.evaluation import pass_at_1
 from nouscoder.evaluation.pass_at_1 import Evaluation, EvaluationError, evaluate, evaluation_tasks
 from nouscoder.generation.engine_thread import EngineThread
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
-from nouscoder.generation.service import GenerationService
+from nouscoder.generation.service import STATUS_CODES, GenerationService
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
-from nouscoder.rpc.evaluation_clients import GradingClient, SamplingClient
+from nouscoder.rpc.generation_client import GenerationClient
+from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.rpc.verdict_convert import submission_from, verdict_to
+from nouscoder.rpc.verifier_client import VerifierClient
 from nouscoder.v1 import generation_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 
 
@@ -88,8 +91,8 @@ class Services:
         self.told: list[tuple[int, int]] = []
         return await evaluate(
             problems,
-            SamplingClient(self.generation),
-            GradingClient(self.verifier),
+            GenerationClient(self.generation),
+            VerifierClient(self.verifier),
             samples=samples,
             sampling=Sampling(max_new_tokens=30, seed=5),
             progress=lambda done, total: self.told.append((done, total)),
@@ -105,14 +108,15 @@ class Services:
 
 @pytest.fixture
 async def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Services]:
-    monkeypatch.setattr("nouscoder.evaluation.pass_at_1._RETRY_S", 0.01)
-    monkeypatch.setattr("nouscoder.rpc.evaluation_clients._BUSY_RETRY_S", 0.01)
+    for name in ("_WHILE_AWAY", "_AFTER_INTERNAL_ERRORS"):
+        monkeypatch.setattr(pass_at_1, name, replace(getattr(pass_at_1, name), wait_s=0.01))
     grader = ScriptedVerifier()
     async with AsyncExitStack() as stack:
         engine = FakeEngine(max_running=4, max_tokens_total=200, script=script)
         thread = await stack.enter_async_context(EngineThread(engine, GenerationMetrics()))
         policies = Policies(thread)
-        generation, verifier = grpc.aio.server(), grpc.aio.server()
+        generation = grpc.aio.server(interceptors=[StatusCodes(STATUS_CODES, ["nouscoder.v1.GenerationService"])])
+        verifier = grpc.aio.server()
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(thread, policies), generation)
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(grader, verifier)
         addresses = []
@@ -163,7 +167,7 @@ async def test_a_full_verifier_is_waited_for(services: Services) -> None:
 async def test_a_service_without_a_policy_is_waited_for_and_not_for_ever(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nouscoder.evaluation.pass_at_1._AWAY_LIMIT_S", 0.1)
+    monkeypatch.setattr(pass_at_1, "_WHILE_AWAY", replace(pass_at_1._WHILE_AWAY, for_s=0.1))
     with pytest.raises(PeerUnreachable, match="no policy"):
         await services.measure([problem(0)])
 

@@ -23,10 +23,11 @@ from nouscoder.generation.policy_cache import CacheUnusable, PolicyCache
 from nouscoder.generation.policy_source import LearnerSource
 from nouscoder.learner.core import RunFiles
 from nouscoder.learner.policy_files import CHUNK_BYTES, NoSuchPolicyFile, PolicyFiles
-from nouscoder.learner.service import LearnerServicer
+from nouscoder.learner.service import STATUS_CODES, LearnerServicer
 from nouscoder.policy_folder.weights_files import shards_of
 from nouscoder.rpc.channel import PeerUnreachable
-from nouscoder.rpc.policy_client import PolicyClient
+from nouscoder.rpc.learner_client import LearnerClient
+from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
 
 BIG = 2 * CHUNK_BYTES + 17
@@ -110,12 +111,12 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     metrics = GenerationMetrics()
     async with AsyncExitStack() as stack:
         servicer = FaultyServicer(PolicyFiles(files))
-        server = grpc.aio.server()
+        server = grpc.aio.server(interceptors=[StatusCodes(STATUS_CODES, ["nouscoder.v1.LearnerService"])])
         learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         stack.push_async_callback(server.stop, 0)
-        client = await stack.enter_async_context(PolicyClient(address))
+        client = await stack.enter_async_context(LearnerClient(address))
         cache = PolicyCache(tmp_path / "cache")
         stack.callback(cache.close)
         source = LearnerSource(client, cache, metrics, patience_s=0.5)

@@ -26,10 +26,11 @@ from nouscoder.generation.engines.base import EngineError
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
-from nouscoder.generation.service import GenerationService
+from nouscoder.generation.service import STATUS_CODES, GenerationService
 from nouscoder.rpc.channel import open_channel
 from nouscoder.rpc.policy_convert import manifest_to
 from nouscoder.rpc.rollout_convert import task_to
+from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.store.rollout_record import decode_rollout
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc
 
@@ -79,7 +80,7 @@ async def bench() -> AsyncIterator[Bench]:
     metrics = GenerationMetrics()
     async with AsyncExitStack() as stack:
         thread = await stack.enter_async_context(EngineThread(FakeEngine(max_running=4, max_tokens_total=100), metrics))
-        server = grpc.aio.server()
+        server = grpc.aio.server(interceptors=[StatusCodes(STATUS_CODES, ["nouscoder.v1.GenerationService"])])
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(thread, Policies(thread)), server)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
@@ -103,7 +104,7 @@ async def refusal(work: Any) -> tuple[grpc.StatusCode, str]:
 
 async def test_generate_needs_a_policy_first(bench: Bench, tmp_path: Path) -> None:
     code, details = await refusal(bench.generate([task(0)]))
-    assert (code, details) == (grpc.StatusCode.FAILED_PRECONDITION, "no policy has been taken over yet")
+    assert (code, details) == (grpc.StatusCode.UNAVAILABLE, "no policy has been loaded yet")
     assert not (await bench.status()).has_policy
     await bench.update(published(tmp_path, 0))
     assert len(await bench.generate([task(0)])) == 1

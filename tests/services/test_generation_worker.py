@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from nouscoder.domain.lease import Lease, LeasedTask, LeasedTasks
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.rollout import Rollout, Sampling, Task
+from nouscoder.generation import worker as worker_module
 from nouscoder.generation.engine_thread import EngineThread
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.errors import PolicyGone, PolicyUnusable
@@ -321,4 +322,4 @@ async def test_a_later_policy_that_cannot_be_used_leaves_the_one_before_in_use(t
 
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nouscoder.generation.worker._POLICY_RETRY_S", 0.01)
+    monkeypatch.setattr(worker_module, "_TAKING_OVER", replace(worker_module._TAKING_OVER, wait_s=0.01))

@@ -18,11 +18,11 @@ from nouscoder.learner.core import LearnerCore, RunFiles
 from nouscoder.learner.fake_broker import FakeBroker
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.policy_files import PolicyFiles
-from nouscoder.learner.service import LearnerServicer
+from nouscoder.learner.service import STATUS_CODES, LearnerServicer
 from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.rpc.channel import open_channel
-from nouscoder.rpc.run_clients import LearnerClient
+from nouscoder.rpc.learner_client import LearnerClient
 from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
 
@@ -74,9 +74,11 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
                 LearnerServicer(worker, config.total_steps, PolicyFiles(RunFiles.of(config))), server
             )
 
-        address = await start_grpc(Served("127.0.0.1:0", "127.0.0.1:0", [NAME], register, registry, 0.1), stack)
-        client = LearnerClient(address)
-        stack.push_async_callback(client.close)
+        served = Served(
+            "127.0.0.1:0", "127.0.0.1:0", [NAME], register, registry, drain_s=0.1, status_codes=STATUS_CODES
+        )
+        address = await start_grpc(served, stack)
+        client = await stack.enter_async_context(LearnerClient(address))
         channel = await stack.enter_async_context(open_channel(address))
         yield Rig(config, broker, worker, client, learner_pb2_grpc.LearnerServiceStub(channel))
 

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from nouscoder.cli import app as cli
 from nouscoder.client import Client
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
+from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.rpc.verdict_convert import submission_to
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.api_keys import ApiKeys, ApiKeysUnusable, new_api_key, open_api_keys, parse_api_keys
@@ -33,7 +34,7 @@ from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.fake import FakeSandbox
-from nouscoder.verifier.service import Servicer
+from nouscoder.verifier.service import FULL_NAME, STATUS_CODES, Servicer
 
 BODY = {"code": "1", "tests": {"type": "stdin", "cases": [{"input": "a", "output": "a"}]}}
 
@@ -61,7 +62,7 @@ async def running(api_keys: ApiKeys) -> AsyncIterator[Running]:
     grader = QuotaGrader(Grader(sandbox, VerifierMetrics(registry)), Quotas())
     async with AsyncExitStack() as stack:
         address = await start_http(make_app(grader, registry, DrainState(), 10_000, api_keys), "127.0.0.1:0", stack)
-        server = grpc.aio.server(interceptors=[GrpcGate(api_keys)])
+        server = grpc.aio.server(interceptors=[GrpcGate(api_keys), StatusCodes(STATUS_CODES, [FULL_NAME])])
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(Servicer(grader, ()), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

@@ -20,6 +20,7 @@ from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.rpc.channel import open_channel
 from nouscoder.rpc.server import AddressError
+from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.rpc.verdict_convert import submission_to, verdict_from
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.api_keys import ApiKeys
@@ -29,7 +30,7 @@ from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader, GradingPolicy
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import NO_FILES, Exit, Program, RunResult, SandboxError, Session
-from nouscoder.verifier.service import Servicer
+from nouscoder.verifier.service import FULL_NAME, STATUS_CODES, Servicer
 
 GOOD = RunResult(Exit.EXITED, 0, 0, 0.01, 0.01, 1000, b"", b"")
 MAX_BODY = 200_000
@@ -112,7 +113,7 @@ async def service() -> AsyncIterator[Running]:
     drain_state = DrainState()
     async with AsyncExitStack() as stack:
         url = "http://" + await start_http(make_app(grader, registry, drain_state, MAX_BODY), "127.0.0.1:0", stack)
-        server = grpc.aio.server(interceptors=[GrpcGate(ApiKeys())])
+        server = grpc.aio.server(interceptors=[GrpcGate(ApiKeys()), StatusCodes(STATUS_CODES, [FULL_NAME])])
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(Servicer(grader, ("layer",)), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

@@ -1,11 +1,10 @@
-"""The broker as a gRPC service: convert, call, convert; errors are mapped to status codes once."""
+"""The broker as a gRPC service: convert, call, convert. STATUS_CODES says which status each of its errors becomes."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import TypeVar
 
@@ -37,12 +36,10 @@ log = logging.getLogger(__name__)
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 _Context = grpc.aio.ServicerContext[Request, Response]
-_Method = Callable[["BrokerServicer", Request, _Context[Request, Response]], Awaitable[Response]]
 
 STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     BrokerUnavailable: grpc.StatusCode.UNAVAILABLE,
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    faults.InvalidMessage: grpc.StatusCode.INVALID_ARGUMENT,
     UnknownProblem: grpc.StatusCode.NOT_FOUND,
     Refused: grpc.StatusCode.FAILED_PRECONDITION,
     InvariantBroken: grpc.StatusCode.DATA_LOSS,
@@ -51,26 +48,12 @@ STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
 METRICS_PERIOD_S = 1.0
 
 
-def _mapped(method: _Method[Request, Response]) -> _Method[Request, Response]:
-    """Turn errors of the broker into status codes."""
-
-    @functools.wraps(method)
-    async def call(servicer: BrokerServicer, request: Request, context: _Context[Request, Response]) -> Response:
-        try:
-            return await method(servicer, request, context)
-        except tuple(STATUS_CODES) as error:
-            await context.abort(STATUS_CODES[type(error)], str(error))
-
-    return call
-
-
 class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
     """The calls of broker.proto on a Broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    @_mapped
     async def LeaseTasks(  # noqa: N802
         self,
         request: broker_pb2.LeaseTasksRequest,
@@ -80,7 +63,6 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         leased = await self._broker.lease_tasks(_worker(request.worker_id), request.max_tasks, request.wait_s)
         return broker_convert.leased_tasks_to(leased)
 
-    @_mapped
     async def SubmitRollouts(  # noqa: N802
         self,
         request: broker_pb2.SubmitRolloutsRequest,
@@ -91,7 +73,6 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         refused = await self._broker.submit_rollouts(_worker(request.worker_id), rollouts)
         return broker_pb2.SubmitRolloutsResponse(refused_rollout_ids=refused)
 
-    @_mapped
     async def LeaseGrading(  # noqa: N802
         self,
         request: broker_pb2.LeaseGradingRequest,
@@ -101,7 +82,6 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         leased = await self._broker.lease_grading(_worker(request.worker_id), request.max_rollouts, request.wait_s)
         return broker_convert.leased_gradings_to(leased)
 
-    @_mapped
     async def GetTests(  # noqa: N802
         self,
         request: broker_pb2.GetTestsRequest,
@@ -110,7 +90,6 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         """The tests of a problem."""
         return broker_convert.grading_tests_to(self._broker.tests_of(request.problem_id))
 
-    @_mapped
     async def SubmitVerdicts(  # noqa: N802
         self,
         request: broker_pb2.SubmitVerdictsRequest,
@@ -123,7 +102,6 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         refused = await self._broker.submit_verdicts(_worker(request.worker_id), verdicts)
         return broker_pb2.SubmitVerdictsResponse(refused_rollout_ids=refused)
 
-    @_mapped
     async def LeaseBatch(  # noqa: N802
         self,
         request: broker_pb2.LeaseBatchRequest,
@@ -134,7 +112,6 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
             await self._broker.lease_batch(_worker(request.worker_id), request.wait_s)
         )
 
-    @_mapped
     async def CommitBatch(  # noqa: N802
         self,
         request: broker_pb2.CommitBatchRequest,
@@ -144,7 +121,6 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         already = await self._broker.commit_batch(request.batch_id, request.step)
         return broker_pb2.CommitBatchResponse(already_committed=already)
 
-    @_mapped
     async def PublishPolicy(  # noqa: N802
         self,
         request: broker_pb2.PublishPolicyRequest,
@@ -160,13 +136,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.WatchPolicyRequest, broker_pb2.WatchPolicyResponse],
     ) -> AsyncIterator[broker_pb2.WatchPolicyResponse]:
         """Streams the newest policy and each newer one until the drain."""
-        try:
-            async for manifest in self._broker.watch_policy():
-                yield broker_pb2.WatchPolicyResponse(manifest=policy_convert.manifest_to(manifest))
-        except tuple(STATUS_CODES) as error:
-            await context.abort(STATUS_CODES[type(error)], str(error))
+        async for manifest in self._broker.watch_policy():
+            yield broker_pb2.WatchPolicyResponse(manifest=policy_convert.manifest_to(manifest))
 
-    @_mapped
     async def Heartbeat(  # noqa: N802
         self,
         request: broker_pb2.HeartbeatRequest,
@@ -176,7 +148,6 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         lost = await self._broker.heartbeat(_worker(request.worker_id), request.lease_ids)
         return broker_pb2.HeartbeatResponse(lost_lease_ids=lost)
 
-    @_mapped
     async def FinishRun(  # noqa: N802
         self,
         request: broker_pb2.FinishRunRequest,
@@ -187,7 +158,6 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
             ledger=rollout_convert.ledger_to(await self._broker.finish_run(request.reason))
         )
 
-    @_mapped
     async def Status(  # noqa: N802
         self,
         request: broker_pb2.StatusRequest,
@@ -196,7 +166,6 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         """The run at one instant."""
         return broker_convert.run_status_to(await self._broker.status())
 
-    @_mapped
     async def WhyStalled(  # noqa: N802
         self,
         request: broker_pb2.WhyStalledRequest,
@@ -239,6 +208,7 @@ async def serve_broker(broker: Broker, config: Config, stop: asyncio.Event, stac
         register=lambda server: broker_pb2_grpc.add_BrokerServiceServicer_to_server(BrokerServicer(broker), server),
         registry=registry,
         credentials=server_credentials(config.tls),
+        status_codes=STATUS_CODES,
         health=Health(config.broker.grpc_health),
     )
     stack.push_async_callback(broker.store.close)

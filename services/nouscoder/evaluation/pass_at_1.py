@@ -19,20 +19,27 @@ from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import NousCoderError
+from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerUnreachable
-from nouscoder.rpc.evaluation_clients import GradingClient, SamplingClient
+from nouscoder.rpc.generation_client import GenerationClient
+from nouscoder.rpc.verifier_client import VerifierClient
 
 Progress = Callable[[int, int], None]
 
 _MAX_AT_ONCE = 32
-_MAX_GRADINGS = 4
 _STALL_LIMIT_S = 300.0
-_AWAY_LIMIT_S = 60.0
-_RETRY_S = 0.5
+_WHILE_AWAY = Retry("sampling for the evaluation", (PeerUnreachable,), for_s=60.0, wait_s=0.5)
 
 
 class EvaluationError(NousCoderError):
     """The evaluation could not be made; the message says at which rollout and why."""
+
+
+class _InternalError(Exception):
+    """The verdict is an error of the verifier; the text is its detail."""
+
+
+_AFTER_INTERNAL_ERRORS = Retry("grading for the evaluation", (_InternalError,), max_tries=4, wait_s=0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +102,8 @@ class Evaluation:
 
 async def evaluate(
     problems: Sequence[Problem],
-    source: SamplingClient,
-    grader: GradingClient,
+    source: GenerationClient,
+    grader: VerifierClient,
     *,
     samples: int,
     sampling: Sampling,
@@ -147,37 +154,45 @@ def evaluation_tasks(problems: Sequence[Problem], samples: int, sampling: Sampli
 
 
 async def _sample(
-    source: SamplingClient, manifest: PolicyManifest | None, tasks: Sequence[Task], took: Callable[[Rollout], object]
+    source: GenerationClient, manifest: PolicyManifest | None, tasks: Sequence[Task], took: Callable[[Rollout], object]
 ) -> None:
-    """Sample every task once; a service that goes away is asked again for what is missing, within a limit."""
-    loop = asyncio.get_running_loop()
+    """Sample every task once. While a service is away the missing tasks are asked for again, as _WHILE_AWAY allows."""
     missing = {task.rollout_id: task for task in tasks}
-    end = loop.time() + _AWAY_LIMIT_S
-    while missing:
+
+    async def sample_some() -> None:
+        """Sample what is missing. Raises PeerUnreachable when not even one rollout came."""
+        num_missing = len(missing)
         try:
             if manifest is not None:
                 await source.use_policy(manifest)
             async for rollout in source.generate(list(missing.values()), _STALL_LIMIT_S):
                 del missing[rollout.rollout_id]
                 took(rollout)
-                end = loop.time() + _AWAY_LIMIT_S
         except PeerUnreachable:
-            if loop.time() >= end:
+            if len(missing) == num_missing:
                 raise
-            await asyncio.sleep(_RETRY_S)
+
+    while missing:
+        await _WHILE_AWAY.call(sample_some)
 
 
-async def _grade(grader: GradingClient, problem: Problem, rollout: Rollout) -> Verdict:
+async def _grade(grader: VerifierClient, problem: Problem, rollout: Rollout) -> Verdict:
     """The verdict of a rollout. An internal_error is graded again, and in the end an error: never a 0."""
     submission = problem.grading_rules().submission(problem.tests, rollout.text)
-    for _ in range(_MAX_GRADINGS):
+
+    async def graded() -> Verdict:
         verdict = await grader.grade(submission)
-        if not verdict.is_ours:
-            return verdict
-        await asyncio.sleep(_RETRY_S)
-    raise EvaluationError(
-        f"{rollout.rollout_id} could not be graded: internal_error {_MAX_GRADINGS} times, last: {verdict.detail}"
-    )
+        if verdict.is_ours:
+            raise _InternalError(verdict.detail)
+        return verdict
+
+    try:
+        return await _AFTER_INTERNAL_ERRORS.call(graded)
+    except _InternalError as error:
+        raise EvaluationError(
+            f"{rollout.rollout_id} could not be graded: internal_error"
+            f" {_AFTER_INTERNAL_ERRORS.max_tries} times, last: {error}"
+        ) from None
 
 
 def _evaluation(

@@ -13,5 +13,9 @@ class PolicyGone(PolicyUnusable):
     """The learner does not keep this policy any more: there is, or will be, a newer one."""
 
 
+class PolicyMissing(NousCoderError):
+    """No policy has been loaded yet, so nothing can be sampled."""
+
+
 class PolicyRefused(NousCoderError):
     """The manifest is older than the policy in use, or another one of the same version."""

@@ -18,15 +18,15 @@ from nouscoder.domain.policy import PolicyManifest, Shard, Transport
 from nouscoder.generation.errors import PolicyGone, PolicyUnusable
 from nouscoder.generation.metrics import FetchResult, GenerationMetrics
 from nouscoder.generation.policy_cache import PolicyCache
-from nouscoder.rpc.channel import PeerError, PeerUnreachable
-from nouscoder.rpc.policy_client import NotKept, PolicyClient, RemoteFile
+from nouscoder.retry import Retry
+from nouscoder.rpc.channel import PeerError, PeerNotFound, PeerUnreachable
+from nouscoder.rpc.learner_client import LearnerClient, RemoteFile
 
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 _MAX_BAD = 3  # torn or wrong transfers of the same file, one after the other
 _AGAIN_S = 1.0
-_TELL_EVERY_S = 30.0
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
 
 
@@ -71,7 +71,9 @@ class FolderSource:
 class LearnerSource:
     """Fetches shards from the learner into a cache, one at a time. Waits `patience_s` seconds for an absent learner."""
 
-    def __init__(self, client: PolicyClient, cache: PolicyCache, metrics: GenerationMetrics, patience_s: float) -> None:
+    def __init__(
+        self, client: LearnerClient, cache: PolicyCache, metrics: GenerationMetrics, patience_s: float
+    ) -> None:
         self._client = client
         self._cache = cache
         self._metrics = metrics
@@ -111,7 +113,7 @@ class LearnerSource:
                 what = f"policy version {version}, {shard.name}"
                 await self._patiently(what, lambda path=path, shard=shard: self._keep(version, path, shard))  # type: ignore[misc]
             result = FetchResult.FETCHED
-        except NotKept as error:
+        except PeerNotFound as error:
             result = FetchResult.GONE
             raise PolicyGone(str(error)) from error
         except PeerError as error:
@@ -130,24 +132,14 @@ class LearnerSource:
 
     async def _patiently(self, what: str, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Ask again while the learner is away, for `patience_s`, and `_MAX_BAD` times when what came was wrong."""
-        end = time.monotonic() + self._patience_s
-        told_s = float("-inf")
-        num_bad = 0
-        while True:
-            try:
-                return await ask()
-            except PeerUnreachable as error:
-                if time.monotonic() >= end:
-                    raise PeerUnreachable(f"{what} did not come within {self._patience_s:.0f} s: {error}") from error
-                if time.monotonic() - told_s >= _TELL_EVERY_S:
-                    told_s = time.monotonic()
-                    log.warning("waiting for the learner", extra={"wanted": what, "reason": str(error)})
-            except PolicyUnusable as error:
-                num_bad += 1
-                if num_bad == _MAX_BAD:
-                    raise
-                log.warning("fetched again", extra={"wanted": what, "reason": str(error)})
-            await asyncio.sleep(_AGAIN_S)
+        damaged = Retry(
+            f"{what} from the learner", (PolicyUnusable,), max_tries=_MAX_BAD, wait_s=_AGAIN_S, log_after_s=0.0
+        )
+        away = Retry(f"{what} from the learner", (PeerUnreachable,), for_s=self._patience_s, wait_s=_AGAIN_S)
+        try:
+            return await away.call(lambda: damaged.call(ask))
+        except PeerUnreachable as error:
+            raise PeerUnreachable(f"{what} did not come within {self._patience_s:.0f} s: {error}") from error
 
 
 def _is_whole(shard: Shard, path: Path) -> bool:

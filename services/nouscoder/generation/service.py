@@ -13,16 +13,15 @@ from nouscoder.config import Config
 from nouscoder.generation.engine_thread import EngineStopped, EngineThread
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import EngineError
-from nouscoder.generation.errors import PolicyRefused, PolicyUnusable
+from nouscoder.generation.errors import PolicyMissing, PolicyRefused, PolicyUnusable
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
 from nouscoder.generation.policy_cache import PolicyCache
 from nouscoder.generation.policy_source import FolderSource, LearnerSource, PolicySource
 from nouscoder.generation.worker import RolloutWorker
 from nouscoder.rpc.broker_client import BrokerClient
-from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.health import Health
-from nouscoder.rpc.policy_client import PolicyClient
+from nouscoder.rpc.learner_client import LearnerClient
 from nouscoder.rpc.policy_convert import manifest_from
 from nouscoder.rpc.rollout_convert import task_from
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
@@ -35,6 +34,14 @@ FULL_NAME = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full
 _DRAIN_S = 3.0
 # One task in so many running is leased ahead.
 _PREFETCH_SHARE = 4
+
+STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
+    EngineError: grpc.StatusCode.INVALID_ARGUMENT,  # a task that cannot be sampled
+    EngineStopped: grpc.StatusCode.UNAVAILABLE,
+    PolicyMissing: grpc.StatusCode.UNAVAILABLE,
+    PolicyRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    PolicyUnusable: grpc.StatusCode.INVALID_ARGUMENT,
+}
 
 Context = grpc.aio.ServicerContext[object, object]
 
@@ -51,21 +58,13 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
         """Each rollout as it ends; a cancelled call cancels its tasks.
 
-        FAILED_PRECONDITION without a policy, INVALID_ARGUMENT naming a task that cannot be sampled.
+        UNAVAILABLE without a policy, INVALID_ARGUMENT naming a task that cannot be sampled.
         """
-        try:
-            tasks = [task_from(message) for message in request.tasks]
-        except InvalidMessage as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        tasks = [task_from(message) for message in request.tasks]
         if self._policies.current is None:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no policy has been taken over yet")
-        try:
-            async for rollout in self._engine.sample_all(tasks):
-                yield generation_pb2.GenerateResponse(record=encode_rollout(rollout)[1])
-        except EngineStopped as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        except EngineError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise PolicyMissing("no policy has been loaded yet")
+        async for rollout in self._engine.sample_all(tasks):
+            yield generation_pb2.GenerateResponse(record=encode_rollout(rollout)[1])
 
     async def UpdatePolicy(  # noqa: N802
         self, request: generation_pb2.UpdatePolicyRequest, context: Context
@@ -75,15 +74,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         FAILED_PRECONDITION for one that is not newer (the same again is fine), INVALID_ARGUMENT when the file is not
         what the manifest says or does not fit; the old weights stay in use then.
         """
-        try:
-            manifest = manifest_from(request.manifest)
-            pause_s = await self._policies.update(manifest)
-        except (InvalidMessage, PolicyUnusable) as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except PolicyRefused as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except EngineStopped as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        manifest = manifest_from(request.manifest)
+        pause_s = await self._policies.update(manifest)
         return generation_pb2.UpdatePolicyResponse(policy_version=manifest.policy_version, pause_s=pause_s)
 
     async def Pause(  # noqa: N802
@@ -150,7 +142,7 @@ async def _open_source(config: Config, metrics: GenerationMetrics, stack: AsyncE
         return FolderSource()
     cache = PolicyCache(config.generation.cache)
     stack.callback(cache.close)
-    client = PolicyClient(config.learner.grpc, channel_credentials(config.tls))
+    client = LearnerClient(config.learner.grpc, channel_credentials(config.tls))
     await stack.enter_async_context(client)
     return LearnerSource(client, cache, metrics, config.generation.policy_patience_s)
 
@@ -167,6 +159,7 @@ def _served(config: Config, servicer: GenerationService, metrics: GenerationMetr
         metrics.registry,
         _DRAIN_S,
         credentials=server_credentials(config.tls),
+        status_codes=STATUS_CODES,
         health=health,
     )
 

@@ -26,6 +26,7 @@ from nouscoder.domain.rollout import Rollout
 from nouscoder.generation.engine_thread import EngineThread
 from nouscoder.generation.errors import PolicyGone, PolicyUnusable
 from nouscoder.generation.policies import Policies
+from nouscoder.retry import Retry
 from nouscoder.rpc.broker_client import LeaseKeeper
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.server import run_until_stopped
@@ -35,8 +36,15 @@ log = logging.getLogger(__name__)
 _LEASE_WAIT_S = 2.0
 _FINISHED_WAIT_S = 2.0
 _DROP_EVERY_S = 0.25
-_POLICY_ATTEMPTS = 4
-_POLICY_RETRY_S = 0.5
+# A policy that the learner has removed is skipped at once: a newer one follows.
+_TAKING_OVER = Retry(
+    "taking over a policy",
+    (PolicyUnusable,),
+    max_tries=4,
+    wait_s=0.5,
+    log_after_s=0.0,
+    is_passing=lambda error: not isinstance(error, PolicyGone),
+)
 _MAX_BAD_POLICIES = 3
 _NEWER_LIMIT_S = 900.0
 _HAND_IN_LIMIT_S = 2.0
@@ -198,16 +206,7 @@ class RolloutWorker:
                 log.error("policy not taken over, the one before stays in use", extra={"reason": str(error)})
 
     async def _take_over(self, manifest: PolicyManifest) -> None:
-        for attempt in range(_POLICY_ATTEMPTS):
-            try:
-                await self._policies.follow(manifest)
-                return
-            except PolicyGone:
-                raise
-            except PolicyUnusable:
-                if attempt == _POLICY_ATTEMPTS - 1:
-                    raise
-            await asyncio.sleep(_POLICY_RETRY_S)
+        await _TAKING_OVER.call(lambda: self._policies.follow(manifest))
 
     async def _drop(self, keeper: LeaseKeeper) -> None:
         while True:

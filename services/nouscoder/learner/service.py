@@ -36,6 +36,13 @@ _Context = grpc.aio.ServicerContext[object, object]
 _FULL_NAME = learner_pb2.DESCRIPTOR.services_by_name["LearnerService"].full_name
 
 
+STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
+    NousCoderError: grpc.StatusCode.FAILED_PRECONDITION,
+    NoSuchPolicyFile: grpc.StatusCode.NOT_FOUND,
+    OSError: grpc.StatusCode.NOT_FOUND,  # a policy file that was pruned meanwhile
+}
+
+
 class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     """Convert, call, convert."""
 
@@ -100,20 +107,14 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         ],
     ) -> learner_pb2.LearnerServiceCheckpointResponse:
         """Write a checkpoint as soon as the running batch's steps are done: checkpoints hold whole batches."""
-        try:
-            path, step = await self._worker.checkpoint()
-        except NousCoderError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        path, step = await self._worker.checkpoint()
         return learner_pb2.LearnerServiceCheckpointResponse(path=str(path), step=step)
 
     async def ListPolicyFiles(  # noqa: N802
         self, request: learner_pb2.ListPolicyFilesRequest, context: _Context
     ) -> learner_pb2.ListPolicyFilesResponse:
         """The first policy's files; NOT_FOUND while there are none."""
-        try:
-            files = await asyncio.to_thread(self._policy_files.first)
-        except (NoSuchPolicyFile, OSError) as error:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        files = await asyncio.to_thread(self._policy_files.first)
         named = [learner_pb2.PolicyFile(name=f.name, sha256=f.sha256, num_bytes=f.num_bytes) for f in files]
         return learner_pb2.ListPolicyFilesResponse(files=named)
 
@@ -121,7 +122,7 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         self, request: learner_pb2.FetchPolicyFileRequest, context: _Context
     ) -> AsyncIterator[learner_pb2.FetchPolicyFileResponse]:
         """One of them."""
-        async for data in _streamed(context, partial(self._policy_files.open_first, request.name)):
+        async for data in _pieces(partial(self._policy_files.open_first, request.name)):
             yield learner_pb2.FetchPolicyFileResponse(data=data)
 
     async def FetchPolicy(  # noqa: N802
@@ -129,17 +130,13 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     ) -> AsyncIterator[learner_pb2.FetchPolicyResponse]:
         """A shard of a published policy."""
         wanted = partial(self._policy_files.open_published, request.policy_version, request.name, request.sha256)
-        async for data in _streamed(context, wanted):
+        async for data in _pieces(wanted):
             yield learner_pb2.FetchPolicyResponse(data=data)
 
 
-async def _streamed(context: _Context, open_file: Callable[[], BinaryIO]) -> AsyncIterator[bytes]:
-    """What `open_file` opens, piece by piece, read off the event loop; NOT_FOUND when it is not there."""
-    try:
-        file = await asyncio.to_thread(open_file)
-    except (NoSuchPolicyFile, OSError) as error:
-        await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-    with closing(chunks(file)) as pieces:
+async def _pieces(open_file: Callable[[], BinaryIO]) -> AsyncIterator[bytes]:
+    """The file that `open_file` opens, piece by piece, read off the event loop."""
+    with closing(chunks(await asyncio.to_thread(open_file))) as pieces:
         while data := await asyncio.to_thread(next, pieces, b""):
             yield data
 
@@ -174,6 +171,7 @@ async def serve(config: Config) -> None:
             registry,
             drain_s=1.0,
             credentials=server_credentials(config.tls),
+            status_codes=STATUS_CODES,
             health=Health(config.learner.grpc_health),
         )
         await start_grpc(served, stack)

@@ -38,6 +38,7 @@ from nouscoder.learner.core import FolderInUse, LearnerCore, LearnerError
 from nouscoder.learner.flops import measured_peak_flops
 from nouscoder.learner.metrics import LearnerMetrics, WaitReason
 from nouscoder.learner.trainer import TrainedBatch
+from nouscoder.retry import Retry
 
 log = logging.getLogger(__name__)
 
@@ -195,16 +196,9 @@ class LearnerWorker:
 
     async def _start(self) -> None:
         """Load the state. Wait up to learner.folder_patience_s while another learner still holds the run folder."""
-        end = time.monotonic() + self._config.learner.folder_patience_s
-        while True:
-            try:
-                await self._in_thread(self._core.start)
-                return
-            except FolderInUse as error:
-                if time.monotonic() >= end:
-                    raise
-                log.warning("waiting for the run folder", extra={"reason": str(error)})
-            await asyncio.sleep(_LOOK_AGAIN_S)
+        patience_s = self._config.learner.folder_patience_s
+        folder = Retry("opening the run folder", (FolderInUse,), for_s=patience_s, max_wait_s=0.5)
+        await folder.call(lambda: self._in_thread(self._core.start))
 
     async def _pass_evaluation(self) -> None:
         """Wait for the file learner.start_after, for at most learner.batch_patience_s. Raises LearnerError."""

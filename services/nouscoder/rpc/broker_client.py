@@ -23,7 +23,7 @@ from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.run_status import Blocker, RunStatus
 from nouscoder.domain.verdict import Verdict
 from nouscoder.rpc import broker_convert, policy_convert, rollout_convert, verdict_convert
-from nouscoder.rpc.channel import PeerError, PeerUnreachable, call_with_patience, open_channel
+from nouscoder.rpc.channel import PeerError, PeerUnreachable, ServiceClient, peer_error
 from nouscoder.store.rollout_record import encode_rollout
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
 
@@ -33,18 +33,12 @@ Answer = TypeVar("Answer")
 
 PATIENCE_S = 60.0
 _CALL_LIMIT_S = 30.0
-_REFUSALS = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
-_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 # A beat three times in a lease's length: two may get lost.
 _BEATS_A_LEASE = 3
 _WATCH_AGAIN_S = 0.3
 
 
-class PeerRefused(PeerError):
-    """The broker refuses what was asked: sending the same again will not help."""
-
-
-class BrokerClient:
+class BrokerClient(ServiceClient):
     """Use as `async with BrokerClient(config.broker.grpc, worker_id) as broker:`; worker_identity.py makes the ids."""
 
     def __init__(
@@ -55,22 +49,14 @@ class BrokerClient:
         num_cached_tests: int = 1024,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
+        super().__init__("broker", address, patience_s, credentials)
         self.worker_id = worker_id
-        self._address = address
-        self._credentials = credentials
-        self._patience_s = patience_s
         self._num_cached_tests = num_cached_tests
         self._tests: OrderedDict[str, GradingTests] = OrderedDict()
 
-    async def __aenter__(self) -> Self:
-        self._channel = open_channel(self._address, self._credentials)
-        self._stub: broker_pb2_grpc.BrokerServiceAsyncStub = broker_pb2_grpc.BrokerServiceStub(self._channel)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._channel.close()
+    def _connect(self, channel: grpc.aio.Channel) -> None:
+        """Make the stub."""
+        self._stub: broker_pb2_grpc.BrokerServiceAsyncStub = broker_pb2_grpc.BrokerServiceStub(channel)
 
     async def lease_tasks(self, max_tasks: int, wait_s: float = 10.0) -> LeasedTasks:
         """Up to `max_tasks` rollouts to sample, or none after `wait_s` seconds."""
@@ -146,8 +132,9 @@ class BrokerClient:
                         known = manifest.policy_version
                         yield manifest
             except grpc.aio.AioRpcError as error:
-                if error.code() not in _AWAY:
-                    raise PeerError(f"broker at {self._address}: {error.code().name}: {error.details()}") from error
+                trouble = peer_error(self.name, error)
+                if not isinstance(trouble, PeerUnreachable):
+                    raise trouble from error
             await asyncio.sleep(_WATCH_AGAIN_S)
 
     async def heartbeat(self, lease_ids: Iterable[str]) -> frozenset[str]:
@@ -175,16 +162,6 @@ class BrokerClient:
         """What blocks the next step, worst first; empty when nothing does."""
         answer = await self._call(lambda: self._stub.WhyStalled(broker_pb2.WhyStalledRequest(), timeout=_CALL_LIMIT_S))
         return tuple(broker_convert.blocker_from(blocker) for blocker in answer.blockers)
-
-    async def _call(self, call: Callable[[], Awaitable[Answer]], patience_s: float | None = None) -> Answer:
-        name = f"broker at {self._address}"
-        try:
-            return await call_with_patience(name, call, self._patience_s if patience_s is None else patience_s)
-        except PeerError as error:
-            cause = error.__cause__
-            if isinstance(cause, grpc.aio.AioRpcError) and cause.code() in _REFUSALS:
-                raise PeerRefused(f"{name}: {cause.details()}") from cause
-            raise
 
 
 def _submitted(lease_id: str, rollout: Rollout) -> broker_pb2.SubmittedRollout:

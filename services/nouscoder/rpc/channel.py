@@ -1,40 +1,36 @@
-"""Client side of gRPC: channels, and one mapping of foreign errors."""
+"""Client side of gRPC: channels, the base of every service's client, and the one mapping of gRPC's errors."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import grpc
 
 from nouscoder.errors import NousCoderError
+from nouscoder.retry import Retry
 from nouscoder.rpc.server import MAX_MESSAGE_BYTES
-
-log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A killed peer comes back on the same address, or another one under the same name: do not back off for minutes,
-    # and ask for the name again. The "min" is how long one attempt to connect may take, TLS included.
+    # A restarted peer listens on the same address, or on another one under the same name: reconnect soon, and resolve
+    # the name again. The "min" is how long one attempt to connect may take, TLS included.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 3000),
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
-    # A peer whose machine is gone never says so: given up after 5 + 10 s without an answer. TCP_USER_TIMEOUT follows.
+    # A peer whose machine is gone sends nothing: it is given up after 5 + 10 s. TCP_USER_TIMEOUT follows these.
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 10000),
     ("grpc.http2.ping_timeout_ms", 10000),  # a minute otherwise, whatever the keepalive's own limit is
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 0),
 ]
-_TELL_AFTER_S = 5.0
-_TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 class PeerError(NousCoderError):
@@ -42,7 +38,36 @@ class PeerError(NousCoderError):
 
 
 class PeerUnreachable(PeerError):
-    """A service did not answer within the time given."""
+    """A service did not answer in time, is starting or is stopping: the same call may succeed later."""
+
+
+class PeerBusy(PeerError):
+    """A service has no room for more work now: the same call may succeed later."""
+
+
+class PeerRefused(PeerError):
+    """A service refuses what was asked: the same call will not succeed."""
+
+
+class PeerNotFound(PeerRefused):
+    """A service does not have what was asked for."""
+
+
+_ERRORS: dict[grpc.StatusCode, type[PeerError]] = {
+    grpc.StatusCode.UNAVAILABLE: PeerUnreachable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: PeerUnreachable,
+    grpc.StatusCode.CANCELLED: PeerUnreachable,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: PeerBusy,
+    grpc.StatusCode.INVALID_ARGUMENT: PeerRefused,
+    grpc.StatusCode.FAILED_PRECONDITION: PeerRefused,
+    grpc.StatusCode.NOT_FOUND: PeerNotFound,
+}
+
+
+def peer_error(name: str, error: grpc.aio.AioRpcError) -> PeerError:
+    """The error of the service `name` for a gRPC error; raise it `from` that."""
+    kind = _ERRORS.get(error.code(), PeerError)
+    return kind(f"{name}: {error.code().name}: {error.details()}")
 
 
 def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
@@ -52,34 +77,62 @@ def open_channel(address: str, credentials: grpc.ChannelCredentials | None = Non
     return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
 
 
-async def call_with_patience(name: str, call: Callable[[], Awaitable[Answer]], patience_s: float = 60.0) -> Answer:
-    """Call an idempotent method until it answers, for at most `patience_s` seconds of unreachability.
+class ServiceClient:
+    """Base of the clients, one a service: a channel, patience, and errors in words.
 
-    An absence of some seconds is told when it begins to matter and when it ends. Raises PeerUnreachable when the time
-    is over and PeerError on any other failure.
+    Use as `async with`. A call that the service does not answer is repeated for `patience_s` seconds: methods of all
+    services are idempotent. Then PeerUnreachable is raised.
     """
-    loop = asyncio.get_running_loop()
-    started_s = loop.time()
-    is_told = False
-    delay_s = 0.1
-    while True:
+
+    def __init__(
+        self,
+        service: str,
+        address: str,
+        patience_s: float,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self.name = f"{service} at {address}"
+        self._address = address
+        self._patience_s = patience_s
+        self._credentials = credentials
+
+    def _connect(self, channel: grpc.aio.Channel) -> None:
+        """Make the stubs. Subclasses implement it."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        self._channel = open_channel(self._address, self._credentials)
+        self._connect(self._channel)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    async def _call(self, call: Callable[[], Awaitable[Answer]], patience_s: float | None = None) -> Answer:
+        """The answer of an idempotent call. Raises PeerError; PeerUnreachable when the patience is over."""
+        limit_s = self._patience_s if patience_s is None else patience_s
+
+        async def once() -> Answer:
+            try:
+                return await call()
+            except grpc.aio.AioRpcError as error:
+                raise peer_error(self.name, error) from error
+
         try:
-            answer = await call()
+            return await Retry(self.name, (PeerUnreachable,), for_s=limit_s).call(once)
+        except PeerUnreachable as error:
+            raise PeerUnreachable(f"{self.name} has not answered for {limit_s:.0f} s") from error.__cause__
+
+    async def _stream(self, call: Any, silence_limit_s: float) -> AsyncIterator[Any]:
+        """Each message of a streaming call. Raises PeerError; PeerUnreachable after a silence of that length."""
+        try:
+            while (answer := await asyncio.wait_for(call.read(), silence_limit_s)) is not grpc.aio.EOF:
+                yield answer
+        except TimeoutError as error:
+            raise PeerUnreachable(f"{self.name} sent nothing for {silence_limit_s:.0f} s") from error
         except grpc.aio.AioRpcError as error:
-            if error.code() not in _TRANSIENT:
-                raise PeerError(f"{name}: {error.code().name}: {error.details()}") from error
-            away_s = loop.time() - started_s
-            if away_s >= patience_s:
-                raise PeerUnreachable(f"{name} has not answered for {patience_s:.0f} s") from error
-            if away_s >= _TELL_AFTER_S and not is_told:
-                is_told = True
-                log.warning(
-                    "a service does not answer",
-                    extra={"peer": name, "patience_s": patience_s, "reason": error.details()},
-                )
-        else:
-            if is_told:
-                log.info("it answers again", extra={"peer": name, "away_s": round(loop.time() - started_s, 1)})
-            return answer
-        await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
-        delay_s = min(2 * delay_s, 2.0)
+            raise peer_error(self.name, error) from error
+        finally:
+            call.cancel()

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 
 from nouscoder.rpc.address import AddressError, split_address
 from nouscoder.rpc.health import Health
+from nouscoder.rpc.status_codes import StatusCodes, StatusTable
 
 __all__ = ["AddressError", "Served", "run_until_stopped", "split_address", "start_grpc", "stop_event"]
 
@@ -45,7 +46,8 @@ _OPTIONS = [
 class Served:
     """What to serve: `register` adds the servicers, `full_names` are their names for health and reflection.
 
-    `health` may have been started before, to be alive while the service is not ready yet.
+    `status_codes` says which gRPC status each error of the service becomes. `health` may have been started before, to
+    be alive while the service is not ready yet.
     """
 
     address: str
@@ -56,6 +58,7 @@ class Served:
     drain_s: float = 10.0
     credentials: grpc.ServerCredentials | None = None
     interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+    status_codes: StatusTable = field(default_factory=dict)
     max_message_bytes: int = MAX_MESSAGE_BYTES  # of one that comes in
     health: Health = field(default_factory=Health)
 
@@ -72,7 +75,9 @@ async def start_grpc(served: Served, stack: AsyncExitStack) -> str:
     """Start listening; `stack` undoes it by draining. Returns the address in use. Raises AddressError."""
     host, port = split_address(served.address)
     options = [*_OPTIONS, ("grpc.max_receive_message_length", served.max_message_bytes)]
-    server = grpc.aio.server(options=options, interceptors=list(served.interceptors))
+    # The last interceptor is the innermost: the others see the call end with its status.
+    errors = StatusCodes(served.status_codes, served.full_names)
+    server = grpc.aio.server(options=options, interceptors=[*served.interceptors, errors])
     served.register(server)
     served.health.add_to(server)
     reflection.enable_server_reflection([*served.full_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)

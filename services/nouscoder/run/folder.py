@@ -5,13 +5,10 @@ INVARIANT: one process at a time works in a run folder (it holds a lock), and ev
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import json
-import logging
 import os
 import shutil
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -19,10 +16,8 @@ from typing import Any
 from nouscoder.broker.redis_address import without_password
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.retry import Retry
 
-log = logging.getLogger(__name__)
-
-_LOOK_AGAIN_S = 0.5
 MIN_FREE_BYTES = 300 * 1024**2
 
 
@@ -125,15 +120,11 @@ class RunFolder:
 
 async def attach_patiently(config: Config, patience_s: float = 120.0) -> RunFolder:
     """`RunFolder.attach`, waiting while a process that is being replaced still holds the folder."""
-    end = time.monotonic() + patience_s
-    while True:
-        try:
-            return RunFolder.attach(config)
-        except FolderInUse as error:
-            if time.monotonic() >= end:
-                raise
-            log.warning("waiting for the run folder", extra={"reason": str(error)})
-        await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def attach() -> RunFolder:
+        return RunFolder.attach(config)
+
+    return await Retry("opening the run folder", (FolderInUse,), for_s=patience_s, max_wait_s=0.5).call(attach)
 
 
 def refuse_changes(recorded_file: Path, config: Config) -> None:

@@ -42,8 +42,9 @@ from nouscoder.policy_folder.weights_files import WeightsMissing, shards_of
 from nouscoder.report import write_report
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError
-from nouscoder.rpc.evaluation_clients import GradingClient, SamplingClient
+from nouscoder.rpc.generation_client import GenerationClient
 from nouscoder.rpc.tls import channel_credentials
+from nouscoder.rpc.verifier_client import VerifierClient
 from nouscoder.rpc.worker_identity import observer_id
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.pages import open_pages
@@ -177,8 +178,8 @@ async def _evaluate(config: Config, manifest: PolicyManifest, view: View, when: 
     sampling = config.generation.sampling
     return await evaluate(
         load_problems(config.in_run_folder(config.problems.held_out)),
-        SamplingClient(config.generation.grpc, credentials),
-        GradingClient(config.verifier.grpc, credentials=credentials, token=verifier_token(config)),
+        GenerationClient(config.generation.grpc, credentials=credentials),
+        VerifierClient(config.verifier.grpc, credentials=credentials, token=verifier_token(config)),
         samples=config.problems.held_out_samples,
         sampling=Sampling(sampling.temperature, sampling.top_p, sampling.max_new_tokens, config.run.seed),
         manifest=manifest,

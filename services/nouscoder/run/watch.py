@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Iterable
+from contextlib import AsyncExitStack
 from typing import TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,7 +16,8 @@ from nouscoder.config import Config
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError
-from nouscoder.rpc.run_clients import GenerationStatus, LearnerStatus, Watcher
+from nouscoder.rpc.generation_client import GenerationClient, GenerationStatus
+from nouscoder.rpc.learner_client import LearnerClient, LearnerStatus
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.worker_identity import observer_id
 from nouscoder.run.supervisor import Supervised
@@ -50,7 +52,9 @@ class RunWatch:
     def __init__(self, config: Config) -> None:
         self._config = config
         credentials = channel_credentials(config.tls)
-        self._watcher = Watcher(config.generation.grpc, config.learner.grpc, credentials)
+        self._generation = GenerationClient(config.generation.grpc, patience_s=0.0, credentials=credentials)
+        self._learner_client = LearnerClient(config.learner.grpc, credentials)
+        self._connections = AsyncExitStack()
         self._broker = BrokerClient(config.broker.grpc, observer_id("watch"), patience_s=0.0, credentials=credentials)
         self._tokens = Rate()
         self._tests = Rate()
@@ -64,20 +68,20 @@ class RunWatch:
 
     async def __aenter__(self) -> RunWatch:
         """Connect."""
-        await self._broker.__aenter__()
+        for client in (self._broker, self._generation, self._learner_client):
+            await self._connections.enter_async_context(client)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Disconnect."""
-        await self._broker.__aexit__(None, None, None)
-        await self._watcher.__aexit__(None, None, None)
+        await self._connections.aclose()
 
     async def snapshot(self, phase: str, processes: Iterable[Supervised]) -> Snapshot:
         """Everything that is known now."""
         status, learner, generation, num_tests = await asyncio.gather(
             _or_none(self._broker.status()),
-            _or_none(self._watcher.learner.status()),
-            _or_none(self._watcher.generation.status()),
+            _or_none(self._learner_client.status()),
+            _or_none(self._generation.status()),
             asyncio.to_thread(read_counter, self._config.verifier.metrics, "nouscoder_verifier_tests"),
         )
         self.status = status or self.status

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import grpc
 from fastapi import FastAPI
@@ -50,9 +49,11 @@ from nouscoder.verifier.toolchains.languages import installed
 log = logging.getLogger(__name__)
 
 FULL_NAME = "nouscoder.v1.VerifierService"
-Answer = TypeVar("Answer")
 _Context = grpc.aio.ServicerContext[object, object]
-_Request = verifier_pb2.GradeRequest | verifier_pb2.GradeStreamRequest | verifier_pb2.GradeBatchRequest
+STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
+    InvalidSubmission: grpc.StatusCode.INVALID_ARGUMENT,
+    QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
 
 
 class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
@@ -67,8 +68,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> verifier_pb2.GradeResponse:
         """One submission."""
         await _greet(context)
-        submission = await _submission(request, context)
-        verdict = await _answered(self._grader.grade(submission), context)
+        verdict = await self._grader.grade(submission_from(request.submission))
         return verifier_pb2.GradeResponse(verdict=verdict_to(verdict))
 
     async def GradeStream(  # noqa: N802
@@ -76,9 +76,9 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> AsyncIterator[verifier_pb2.GradeStreamResponse]:
         """One submission, test by test."""
         await _greet(context)
-        submission = await _submission(request, context)
+        submission = submission_from(request.submission)
         async with aclosing(grade_events(self._grader, submission)) as events:  # type: ignore[type-var]
-            while (event := await _answered(anext(events, None), context)) is not None:
+            async for event in events:
                 if isinstance(event, Verdict):
                     yield verifier_pb2.GradeStreamResponse(verdict=verdict_to(event))
                 else:
@@ -91,8 +91,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
         await _greet(context)
 
         async def grade(request: verifier_pb2.GradeBatchRequest) -> verifier_pb2.GradeBatchResponse:
-            submission = await _submission(request, context, f"{request.request_id:.100}: ")
-            verdict = await _answered(grade_patiently(self._grader, submission), context)
+            verdict = await grade_patiently(self._grader, _submission(request))
             return verifier_pb2.GradeBatchResponse(request_id=request.request_id, verdict=verdict_to(verdict))
 
         answers = spread(request_iterator, grade, 2 * self._grader.num_slots)
@@ -118,23 +117,12 @@ async def _greet(context: _Context) -> None:
     await context.send_initial_metadata((("x-request-id", current_caller().request_id),))
 
 
-async def _submission(request: _Request, context: _Context, prefix: str = "") -> Submission:
+def _submission(request: verifier_pb2.GradeBatchRequest) -> Submission:
+    """The submission of one request of a batch. Raises InvalidMessage that names the request."""
     try:
         return submission_from(request.submission)
     except InvalidMessage as error:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{prefix}{error}")
-
-
-async def _answered(work: Awaitable[Answer], context: _Context) -> Answer:
-    """Await `work`; a refusal ends the call with its status."""
-    try:
-        return await work
-    except InvalidSubmission as error:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-    except QueueFull as error:
-        await context.abort(
-            grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), (("retry-after", str(error.retry_after_s)),)
-        )
+        raise InvalidMessage(f"{request.request_id:.100}: {error}") from error
 
 
 async def serve(config: Config, with_broker: bool = False) -> None:
@@ -194,6 +182,7 @@ def _served(section: VerifierSection, servicer: Servicer, registry: CollectorReg
         drain_s=section.drain_s,
         credentials=grpc_credentials(section.tls),
         interceptors=[GrpcGate(api_keys)],
+        status_codes=STATUS_CODES,
         max_message_bytes=section.max_body_bytes,
         health=Health(section.grpc_health),
     )

@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from nouscoder.rpc.faults import InvalidMessage
+from nouscoder.rpc.status_codes import rebuilt
 from nouscoder.verifier.access.api_keys import ApiKeys
 from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
 
@@ -77,20 +78,10 @@ def _tolerant(handler: _Handler) -> _Handler:
         except DecodeError:
             return _Unreadable()
 
-    act = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-    return _maker(handler)(act, deserialize, handler.response_serializer)
+    act: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    return rebuilt(handler, act, deserialize)
 
 
 def _refusal(handler: _Handler) -> _Handler:
     """A handler of the same kind that lets nobody in and reads nothing."""
-    return _maker(handler)(_refuse)
-
-
-def _maker(handler: _Handler) -> Callable[..., _Handler]:
-    makers: dict[tuple[bool, bool], Callable[..., _Handler]] = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }
-    return makers[handler.request_streaming, handler.response_streaming]
+    return rebuilt(handler, _refuse, bytes)

@@ -1,0 +1,76 @@
+"""Client of the generation service: its state, its policy, and rollouts for an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import grpc
+
+from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.rollout import Rollout, Task
+from nouscoder.rpc.channel import PeerError, ServiceClient
+from nouscoder.rpc.policy_convert import manifest_to
+from nouscoder.rpc.rollout_convert import task_to
+from nouscoder.store.rollout_record import decode_rollout
+from nouscoder.v1 import generation_pb2, generation_pb2_grpc
+
+_STATUS_LIMIT_S = 2.0
+_START_LIMIT_S = 120.0
+# The service may have to fetch the weights from the learner, and the learner may be away.
+_POLICY_LIMIT_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStatus:
+    """What the engine is doing; see GenerationServiceStatusResponse. `policy_version` is None without weights."""
+
+    policy_version: int | None
+    running_rollouts: int
+    num_tokens: int
+
+
+class GenerationClient(ServiceClient):
+    """Every method raises PeerError."""
+
+    def __init__(
+        self, address: str, patience_s: float = 60.0, credentials: grpc.ChannelCredentials | None = None
+    ) -> None:
+        super().__init__("generation", address, patience_s, credentials)
+
+    def _connect(self, channel: grpc.aio.Channel) -> None:
+        """Make the stub."""
+        self._stub: generation_pb2_grpc.GenerationServiceAsyncStub = generation_pb2_grpc.GenerationServiceStub(channel)
+
+    async def status(self, patience_s: float | None = None) -> GenerationStatus:
+        """What it is doing now. Raises PeerUnreachable when it does not answer in time."""
+        request = generation_pb2.GenerationServiceStatusRequest()
+        answer = await self._call(lambda: self._stub.Status(request, timeout=_STATUS_LIMIT_S), patience_s)
+        version = answer.policy_version if answer.has_policy else None
+        return GenerationStatus(version, answer.running_rollouts, answer.num_tokens)
+
+    async def use_policy(self, manifest: PolicyManifest) -> None:
+        """Make the service sample from this policy, on this very channel: one address may stand for several services.
+
+        Raises PeerUnreachable when none answers in time, PeerRefused when the policy is refused.
+        """
+        if (await self.status(_START_LIMIT_S)).policy_version == manifest.policy_version:
+            return
+        request = generation_pb2.UpdatePolicyRequest(manifest=manifest_to(manifest))
+        await self._call(lambda: self._stub.UpdatePolicy(request, timeout=_POLICY_LIMIT_S))
+
+    async def generate(self, tasks: Sequence[Task], stall_limit_s: float) -> AsyncIterator[Rollout]:
+        """Each rollout as it ends. The call is not repeated: ask again for the tasks that were not answered.
+
+        Raises PeerUnreachable when the service goes away, has no policy yet or sends nothing for `stall_limit_s`
+        seconds, PeerRefused naming a task that cannot be sampled.
+        """
+        missing = len(tasks)
+        call = self._stub.Generate(generation_pb2.GenerateRequest(tasks=[task_to(task) for task in tasks]))
+        async with aclosing(self._stream(call, stall_limit_s)) as answers:  # type: ignore[type-var]
+            async for answer in answers:
+                missing -= 1
+                yield decode_rollout(answer.record)
+        if missing:
+            raise PeerError(f"{self.name} ended the answer before every rollout was there")

@@ -1,0 +1,87 @@
+"""Client of the learner: its state, and the policies that it serves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from nouscoder.domain.policy import Shard
+from nouscoder.rpc.channel import ServiceClient
+from nouscoder.v1 import learner_pb2, learner_pb2_grpc
+
+_STATUS_LIMIT_S = 2.0
+_LIST_LIMIT_S = 120.0  # the learner reads the files to compute their checksums
+_SILENCE_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerStatus:
+    """What the learner is doing; see LearnerServiceStatusResponse."""
+
+    step: int
+    total_steps: int
+    policy_version: int
+    state: str
+    reward_mean: float
+    pass_rate: float
+    staleness_mean: float
+    staleness_max: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of the first policy's folder, as the learner has it."""
+
+    name: str
+    sha256: str
+    num_bytes: int
+
+
+class LearnerClient(ServiceClient):
+    """Every method raises PeerError, and PeerUnreachable when the learner does not answer: none is repeated here."""
+
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+        super().__init__("learner", address, patience_s=0.0, credentials=credentials)
+
+    def _connect(self, channel: grpc.aio.Channel) -> None:
+        """Make the stub."""
+        self._stub: learner_pb2_grpc.LearnerServiceAsyncStub = learner_pb2_grpc.LearnerServiceStub(channel)
+
+    async def status(self) -> LearnerStatus:
+        """What it is doing now."""
+        request = learner_pb2.LearnerServiceStatusRequest()
+        answer = await self._call(lambda: self._stub.Status(request, timeout=_STATUS_LIMIT_S))
+        return LearnerStatus(
+            answer.step,
+            answer.total_steps,
+            answer.policy_version,
+            answer.state,
+            answer.reward_mean,
+            answer.pass_rate,
+            answer.staleness_mean,
+            answer.staleness_max,
+            answer.tokens_per_second,
+        )
+
+    async def first_files(self) -> list[RemoteFile]:
+        """The files of the policy that the run began with. Raises PeerNotFound while there are none."""
+        request = learner_pb2.ListPolicyFilesRequest()
+        answer = await self._call(lambda: self._stub.ListPolicyFiles(request, timeout=_LIST_LIMIT_S))
+        return [RemoteFile(file.name, file.sha256, file.num_bytes) for file in answer.files]
+
+    def first_file(self, name: str) -> AsyncIterator[bytes]:
+        """One of them, in pieces. Raises PeerNotFound."""
+        return self._pieces(self._stub.FetchPolicyFile(learner_pb2.FetchPolicyFileRequest(name=name)))
+
+    def shard(self, policy_version: int, shard: Shard) -> AsyncIterator[bytes]:
+        """A shard of a published policy, in pieces. Raises PeerNotFound when the learner has removed it."""
+        request = learner_pb2.FetchPolicyRequest(policy_version=policy_version, name=shard.name, sha256=shard.sha256)
+        return self._pieces(self._stub.FetchPolicy(request))
+
+    async def _pieces(self, call: Any) -> AsyncIterator[bytes]:
+        async for answer in self._stream(call, _SILENCE_LIMIT_S):
+            yield answer.data

@@ -1,0 +1,93 @@
+"""Errors of a service as gRPC status codes: one interceptor for all its methods.
+
+Handlers raise the errors of their own tree. A service passes a table from error classes to status codes; an error gets
+the code of its nearest class in the table. An error that is not in the table is a defect: gRPC logs it and answers
+UNKNOWN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import grpc
+
+from nouscoder.rpc.faults import InvalidMessage
+
+if TYPE_CHECKING:
+    _Handler = grpc.RpcMethodHandler[Any, Any]
+    _Context = grpc.aio.ServicerContext[Any, Any]
+
+StatusTable = Mapping[type[Exception], grpc.StatusCode]
+
+
+@runtime_checkable
+class RetryLater(Protocol):
+    """An error that says after how many seconds the same call may succeed; sent as the trailer `retry-after`."""
+
+    retry_after_s: int
+
+
+class StatusCodes(grpc.aio.ServerInterceptor):
+    """Ends a call with the status code of the error that its handler raised, for the services in `full_names`."""
+
+    def __init__(self, table: StatusTable, full_names: Sequence[str]) -> None:
+        self._table: dict[type[Exception], grpc.StatusCode] = {
+            InvalidMessage: grpc.StatusCode.INVALID_ARGUMENT,
+            **table,
+        }
+        self._prefixes = tuple(f"/{name}/" for name in full_names)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        """The handler of this call, wrapped."""
+        handler = await continuation(handler_call_details)
+        if handler is None or not str(handler_call_details.method).startswith(self._prefixes):
+            return handler
+        return self._wrapped(handler)
+
+    def code_of(self, error: Exception) -> grpc.StatusCode | None:
+        """The status code of the nearest class of `error` in the table."""
+        return next((self._table[kind] for kind in type(error).__mro__ if kind in self._table), None)
+
+    def _wrapped(self, handler: _Handler) -> _Handler:
+        act: Any = handler.unary_unary or handler.stream_unary or handler.unary_stream or handler.stream_stream
+
+        async def answer(request: Any, context: _Context) -> Any:
+            try:
+                return await act(request, context)
+            except Exception as error:
+                await self._end(error, context)
+
+        async def answers(request: Any, context: _Context) -> AsyncIterator[Any]:
+            try:
+                async with aclosing(act(request, context)) as stream:
+                    async for one in stream:
+                        yield one
+            except Exception as error:
+                await self._end(error, context)
+
+        return rebuilt(handler, answers if handler.response_streaming else answer)
+
+    async def _end(self, error: Exception, context: _Context) -> None:
+        code = self.code_of(error)
+        if code is None:
+            raise error
+        trailer = (("retry-after", str(error.retry_after_s)),) if isinstance(error, RetryLater) else ()
+        await context.abort(code, str(error), trailer)
+
+
+def rebuilt(handler: _Handler, act: Callable[..., Any], deserializer: Any = None) -> _Handler:
+    """A handler of the same kind as `handler` that calls `act`."""
+    makers: dict[tuple[bool, bool], Callable[..., _Handler]] = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }
+    make = makers[handler.request_streaming, handler.response_streaming]
+    return make(act, deserializer or handler.request_deserializer, handler.response_serializer)

@@ -1,0 +1,42 @@
+"""Client of the verifier over gRPC, for the evaluations of a run; other programs use nouscoder.client."""
+
+from __future__ import annotations
+
+import grpc
+
+from nouscoder.domain.submission import Submission
+from nouscoder.domain.verdict import Verdict
+from nouscoder.retry import Retry
+from nouscoder.rpc.channel import PeerBusy, ServiceClient
+from nouscoder.rpc.verdict_convert import submission_to, verdict_from
+from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
+
+_GRADE_LIMIT_S = 600.0
+
+
+class VerifierClient(ServiceClient):
+    """Grades submissions; `token` is sent to a verifier that has a tokens_file."""
+
+    def __init__(
+        self,
+        address: str,
+        patience_s: float = 60.0,
+        credentials: grpc.ChannelCredentials | None = None,
+        token: str = "",
+    ) -> None:
+        super().__init__("verifier", address, patience_s, credentials)
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._while_full = Retry(f"{self.name}: full queue", (PeerBusy,), for_s=patience_s, max_wait_s=0.5)
+
+    def _connect(self, channel: grpc.aio.Channel) -> None:
+        """Make the stub."""
+        self._stub: verifier_pb2_grpc.VerifierServiceAsyncStub = verifier_pb2_grpc.VerifierServiceStub(channel)
+
+    async def grade(self, submission: Submission) -> Verdict:
+        """The verdict. Waits for a verifier that is away or full; raises PeerUnreachable, PeerBusy or PeerError."""
+        request = verifier_pb2.GradeRequest(submission=submission_to(submission))
+
+        async def once() -> verifier_pb2.GradeResponse:
+            return await self._call(lambda: self._stub.Grade(request, timeout=_GRADE_LIMIT_S, metadata=self._metadata))
+
+        return verdict_from((await self._while_full.call(once)).verdict)

@@ -1,0 +1,129 @@
+"""Errors cross gRPC once: a handler's error becomes a status code, and the client makes an error in words of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+import pytest
+
+from nouscoder.rpc.channel import (
+    PeerBusy,
+    PeerError,
+    PeerNotFound,
+    PeerRefused,
+    PeerUnreachable,
+    ServiceClient,
+    peer_error,
+)
+from nouscoder.rpc.faults import InvalidMessage
+from nouscoder.rpc.status_codes import StatusCodes
+
+NAME = "test.Service"
+
+
+class Full(Exception):
+    """Stands for a queue that is full."""
+
+    retry_after_s = 7
+
+
+class Missing(Full):
+    """A subclass with a code of its own."""
+
+
+class Defect(Exception):
+    """Not in the table."""
+
+
+ERRORS: dict[str, Exception] = {
+    "full": Full("no room"),
+    "missing": Missing("no such thing"),
+    "invalid": InvalidMessage("field: wrong"),
+    "defect": Defect("surprise"),
+}
+TABLE: dict[type[Exception], grpc.StatusCode] = {
+    Full: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Missing: grpc.StatusCode.NOT_FOUND,
+}
+
+
+async def unary(request: bytes, context: Any) -> bytes:
+    raise ERRORS[request.decode()]
+
+
+async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
+    yield b"first"
+    raise ERRORS[request.decode()]
+
+
+class Handler(grpc.GenericRpcHandler):
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        return {
+            f"/{NAME}/Unary": grpc.unary_unary_rpc_method_handler(unary),
+            f"/{NAME}/Stream": grpc.unary_stream_rpc_method_handler(stream),
+        }.get(str(details.method))
+
+
+class Client(ServiceClient):
+    def _connect(self, channel: grpc.aio.Channel) -> None:
+        self._unary: Any = channel.unary_unary(f"/{NAME}/Unary")
+        self._streaming: Any = channel.unary_stream(f"/{NAME}/Stream")
+
+    async def unary(self, kind: str) -> bytes:
+        return await self._call(lambda: self._unary(kind.encode()))
+
+    async def stream(self, kind: str) -> list[bytes]:
+        return [answer async for answer in self._stream(self._streaming(kind.encode()), 10.0)]
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    async with AsyncExitStack() as stack:
+        server = grpc.aio.server(interceptors=[StatusCodes(TABLE, [NAME])])
+        server.add_generic_rpc_handlers((Handler(),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        stack.push_async_callback(server.stop, 0.1)
+        yield await stack.enter_async_context(Client("thing", f"127.0.0.1:{port}", patience_s=0.0))
+
+
+@pytest.mark.parametrize("kind", ["unary", "stream"])
+@pytest.mark.parametrize(
+    ("error", "expected", "sentence"),
+    [
+        ("full", PeerBusy, "thing at .*: RESOURCE_EXHAUSTED: no room"),
+        ("missing", PeerNotFound, "thing at .*: NOT_FOUND: no such thing"),
+        ("invalid", PeerRefused, "thing at .*: INVALID_ARGUMENT: field: wrong"),
+        ("defect", PeerError, "thing at .*: UNKNOWN: "),
+    ],
+)
+async def test_an_error_of_a_handler_arrives_as_an_error_of_its_peer(
+    client: Client, kind: str, error: str, expected: type[PeerError], sentence: str
+) -> None:
+    with pytest.raises(expected, match=sentence) as caught:
+        await getattr(client, kind)(error)
+    assert type(caught.value) is expected
+
+
+async def test_when_to_try_again_is_said_in_a_trailer(client: Client) -> None:
+    with pytest.raises(PeerBusy) as caught:
+        await client.unary("full")
+    cause = caught.value.__cause__
+    assert isinstance(cause, grpc.aio.AioRpcError)
+    assert dict(cause.trailing_metadata()) == {"retry-after": "7"}
+
+
+async def test_a_service_that_is_away_is_named() -> None:
+    async with Client("thing", "127.0.0.1:1", patience_s=0.2) as client:
+        with pytest.raises(PeerUnreachable, match=r"thing at 127\.0\.0\.1:1 has not answered for 0 s"):
+            await client.unary("full")
+
+
+@pytest.mark.parametrize("code", list(grpc.StatusCode))
+def test_every_status_code_is_an_error_of_the_tree(code: grpc.StatusCode) -> None:
+    metadata = grpc.aio.Metadata()
+    error = grpc.aio.AioRpcError(code, metadata, metadata, details="why")
+    assert isinstance(peer_error("thing", error), PeerError)
