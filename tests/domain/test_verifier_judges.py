@@ -42,14 +42,14 @@ OURS, LATE = VerdictKind.INTERNAL_ERROR, VerdictKind.TIME_LIMIT_EXCEEDED
 @pytest.mark.parametrize(
     ("code", "outcome"), [(0, OK), (1, WRONG), (2, WRONG), (3, OURS), (4, WRONG), (7, WRONG), (8, WRONG), (77, OURS)]
 )
-def test_a_checkers_exit_code_is_testlibs(code: int, outcome: VerdictKind) -> None:
+def test_a_checkers_exit_codes_are_those_of_testlib(code: int, outcome: VerdictKind) -> None:
     ruling = ruling_of_checker(ended(exit_code=code, stderr=b"wrong answer 3rd token"))
     assert ruling.outcome is outcome
     assert "3rd token" in ruling.remark
 
 
 @pytest.mark.parametrize("exit_", [Exit.SIGNALLED, Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT])
-def test_a_checker_that_breaks_is_never_the_candidates_failure(exit_: Exit) -> None:
+def test_a_failed_checker_gives_internal_error(exit_: Exit) -> None:
     assert ruling_of_checker(ended(exit=exit_)).outcome is OURS
 
 
@@ -70,7 +70,7 @@ def test_a_checker_that_breaks_is_never_the_candidates_failure(exit_: Exit) -> N
         (ended(), ended(exit=Exit.SIGNALLED, signal=11), OURS),
     ],
 )
-def test_a_conversation_is_judged_by_who_failed(
+def test_a_conversation_is_judged_by_the_side_that_failed(
     candidate: RunResult, interactor: RunResult, outcome: VerdictKind | None
 ) -> None:
     ruling = ruling_of_interactor(candidate, interactor)
@@ -87,7 +87,7 @@ def test_an_assert_passes_only_with_the_token_of_its_case() -> None:
     assert [judge.answer_outcome(0, ended(result=said)) for said in forged] == [ERROR] * 5
 
 
-def test_what_is_no_python_in_assert_tests_is_the_senders_fault() -> None:
+def test_assert_tests_that_are_not_python_are_an_invalid_submission() -> None:
     for tests, field in ((AssertTests(("assert (",)), "tests.cases[0]"), (AssertTests(("",), "def"), "tests.setup")):
         with pytest.raises(InvalidSubmission) as refusal:
             judge_for(Submission(tests, "x = 1"))
@@ -122,13 +122,13 @@ def test_the_lines_of_the_lcb_driver_become_results_up_to_the_first_bad_one() ->
     ],
     ids=lambda line: repr(line[:20]),
 )
-def test_a_forged_line_proves_nothing(line: bytes) -> None:
+def test_a_forged_line_is_not_accepted(line: bytes) -> None:
     judge = lcb_judge(("a", "1"))
     (result,) = judge.split(ended(result=line))
     assert outcome_of(judge, 0, result) is ERROR
 
 
-def test_an_lcb_process_that_died_or_ran_out_of_time_says_so_of_the_tests_it_left() -> None:
+def test_the_tests_left_by_a_dead_or_late_lcb_process_get_its_result() -> None:
     judge = lcb_judge(("a", "1"), ("b", "2"))
     dead = ended(exit=Exit.SIGNALLED, signal=9, result=b'["ok", "1", 0]\n')
     assert [outcome_of(judge, i, result) for i, result in enumerate(judge.split(dead))] == [OK, ERROR]
@@ -136,7 +136,7 @@ def test_an_lcb_process_that_died_or_ran_out_of_time_says_so_of_the_tests_it_lef
     assert [outcome_of(judge, i, result) for i, result in enumerate(judge.split(late))] == [OK, LATE]
 
 
-def test_the_lcb_process_is_given_inputs_alone_and_its_bound_on_the_whole() -> None:
+def test_the_lcb_process_gets_only_inputs_and_a_limit_for_the_whole_run() -> None:
     judge = lcb_judge(("given one", "expected one"), ("given two", "expected two"))
     assert b"given two" in judge.batch_input()
     assert b"expected" not in judge.batch_input() + judge.source("print(1)").encode()
@@ -180,7 +180,7 @@ def test_lcb_compares_lines_and_decimals(expected: str, printed: str, same: bool
         (Submission(AssertTests(("pass",), "x;" * 1_000_000), "x"), "tests"),
     ],
 )
-def test_what_does_not_go_together_is_refused_by_field(submission: Submission, field: str) -> None:
+def test_incompatible_fields_are_refused_with_the_field(submission: Submission, field: str) -> None:
     with pytest.raises(InvalidSubmission) as refusal:
         validate(submission, Bounds())
     assert refusal.value.field == field
@@ -206,7 +206,7 @@ def test_unordered_lines_are_a_multiset() -> None:
     assert not same_text("a", b"a\n" + b"b\n" * 100_000, unordered)
 
 
-def test_absolute_and_relative_tolerances_are_apart() -> None:
+def test_absolute_and_relative_tolerances_are_separate() -> None:
     absolute, relative = Comparator(absolute_tolerance=0.1), Comparator(relative_tolerance=0.1)
     assert same_text("0.0 5.0", b"0.05 5.05", absolute)
     assert not same_text("0.0", b"0.05", relative)
@@ -216,5 +216,5 @@ def test_absolute_and_relative_tolerances_are_apart() -> None:
     assert not same_value([100.0], [109.0], absolute=0.1)
 
 
-def test_a_remark_that_is_not_there_is_empty() -> None:
+def test_a_missing_remark_is_empty() -> None:
     assert ruling_of_checker(ended()) == Ruling(OK, "")

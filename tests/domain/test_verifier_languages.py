@@ -11,13 +11,13 @@ from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, val
 from nouscoder.verifier.toolchains.languages import find_installed, installed, registry
 
 
-def test_the_registry_holds_the_promised_languages() -> None:
+def test_the_registry_holds_the_documented_languages() -> None:
     assert set(registry()) == {"python", "pypy", "c", "cpp", "java", "javascript", "go", "rust"}
     assert registry()["python"].run is None
     assert "-O2" in (registry()["cpp"].compile or ())
 
 
-def test_a_language_is_offered_only_when_all_its_tools_are_there(tmp_path: Path) -> None:
+def test_a_language_is_offered_only_with_all_its_tools(tmp_path: Path) -> None:
     tool = tmp_path / "java"
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
@@ -32,14 +32,14 @@ def test_a_language_is_offered_only_when_all_its_tools_are_there(tmp_path: Path)
     "text",
     ["[x]\nsource = 'a'\n", "[x]\nsource='a'\ntime_factor=0\nmemory_extra_bytes=0\ndetect=[]\n", "[x]\ntypo=1\n"],
 )
-def test_a_table_that_makes_no_sense_is_refused_by_name(tmp_path: Path, text: str) -> None:
+def test_an_invalid_table_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "languages.toml"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"\[x\]"):
         registry(path)
 
 
-def test_an_unknown_or_missing_language_is_refused_with_the_list_of_those_there() -> None:
+def test_an_unknown_language_is_refused_with_the_list_of_installed_ones() -> None:
     for name in ("cobol", "Python", ""):
         with pytest.raises(InvalidSubmission, match="python") as refusal:
             validate(Submission(StdinTests((StdinCase("", ""),)), "", language=name), Bounds())

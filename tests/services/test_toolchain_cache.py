@@ -11,7 +11,7 @@ import pytest
 
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import CompileFailed, Exit, Program, SandboxConfig, open_sandbox
-from nouscoder.verifier.toolchains.languages import Language, find_installed, installed, look_again, registry
+from nouscoder.verifier.toolchains.languages import Language, find_installed, forget_installed, installed, registry
 from nouscoder.verifier.toolchains.toolchain_cache import NotPrepared, folder_of, prepare
 
 LIMITS = Limits(wall_time_s=10, cpu_time_s=10, memory_bytes=256 << 20)
@@ -21,9 +21,9 @@ LIMITS = Limits(wall_time_s=10, cpu_time_s=10, memory_bytes=256 << 20)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """An empty cache folder of this test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    look_again()
+    forget_installed()
     yield tmp_path / "cache" / "nouscoder" / "prepared"
-    look_again()
+    forget_installed()
 
 
 def language(tool: Path, script: str) -> Language:

@@ -1,4 +1,4 @@
-"""Who is let in: tokens over HTTP and gRPC, their quotas, their reload, and what stays open."""
+"""API keys over HTTP and gRPC, their quotas, their reload, and the paths that need no key."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Running:
 
 @asynccontextmanager
 async def running(api_keys: ApiKeys) -> AsyncIterator[Running]:
-    """The service over a sandbox that echoes."""
+    """The service with a sandbox whose programs echo their input."""
     sandbox = FakeSandbox()
     await sandbox.start()
     registry = CollectorRegistry()
@@ -72,7 +72,7 @@ async def running(api_keys: ApiKeys) -> AsyncIterator[Running]:
         yield Running(http, verifier_pb2_grpc.VerifierServiceStub(channel))
 
 
-async def test_without_a_valid_token_nothing_is_graded_and_health_stays_open() -> None:
+async def test_grading_needs_a_valid_key_and_health_does_not() -> None:
     async with running(ApiKeys(environment=line("s3cret"))) as service:
         for headers in (
             {},
@@ -91,7 +91,7 @@ async def test_without_a_valid_token_nothing_is_graded_and_health_stays_open() -
         assert answer.json()["verdict"] == "accepted"
 
 
-async def test_grpc_asks_for_the_same_token_in_every_method() -> None:
+async def test_every_grpc_method_needs_a_valid_key() -> None:
     message = submission_to(Submission(StdinTests((StdinCase("a", "a"),)), "1"))
 
     async def batch() -> AsyncIterator[verifier_pb2.GradeBatchRequest]:
@@ -119,17 +119,17 @@ async def test_grpc_asks_for_the_same_token_in_every_method() -> None:
         assert len([one async for one in service.stub.GradeBatch(batch(), metadata=good)]) == 1
 
 
-async def test_no_tokens_configured_is_open_and_the_log_says_so(
+async def test_without_configured_keys_the_service_is_open_and_logs_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("NOUSCODER_VERIFIER_TOKENS", raising=False)
     api_keys = open_api_keys("")
-    assert "no tokens are configured: everybody" in caplog.text
+    assert "no API keys are configured: anyone" in caplog.text
     async with running(api_keys) as service:
         assert (await service.http.post("/v1/grade", json=BODY)).status_code == 200
 
 
-async def test_quotas_refuse_with_retry_after_and_cost_others_nothing() -> None:
+async def test_an_exceeded_quota_is_refused_with_retry_after_and_affects_no_other_client() -> None:
     lines = [line("a", "ann", "::2"), line("b", "bob")]
     async with running(ApiKeys(environment="\n".join(lines))) as service:
         got = [await service.http.post("/v1/grade", json=BODY, headers=bearer("a")) for _ in range(3)]
@@ -145,8 +145,8 @@ async def test_quotas_refuse_with_retry_after_and_cost_others_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["enter", "leave", "wait"]), st.floats(0, 40)), max_size=60))
-def test_a_client_is_never_over_its_quota(events: list[tuple[str, float]]) -> None:
-    """The invariant of quotas.py, both halves, over any history."""
+def test_a_client_never_exceeds_its_quota(events: list[tuple[str, float]]) -> None:
+    """Both parts of the invariant of quotas.py, over any history."""
     now_s = 0.0
     quotas = Quotas(clock=lambda: now_s)
     caller = Caller("ann", "r", Quota(max_in_flight=3, submissions_per_minute=6))
@@ -174,7 +174,7 @@ def test_a_client_is_never_over_its_quota(events: list[tuple[str, float]]) -> No
             assert last - first + 1 <= 6 * (1 + (entered_s[last] - entered_s[first]) / 60) + 1e-6
 
 
-def test_a_refusal_for_being_over_in_flight_costs_nothing_of_the_minute() -> None:
+def test_a_refusal_for_submissions_in_flight_does_not_use_up_the_rate_quota() -> None:
     quotas = Quotas(clock=lambda: 0.0)
     caller = Caller("ann", "r", Quota(1, 2))
     with quotas.admitted(caller):
@@ -185,11 +185,11 @@ def test_a_refusal_for_being_over_in_flight_costs_nothing_of_the_minute() -> Non
         pass
 
 
-def test_a_changed_file_counts_and_a_broken_one_changes_nothing(
+def test_a_changed_key_file_is_read_again_and_an_invalid_one_is_ignored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The invariant of tokens.py."""
-    monkeypatch.setattr("nouscoder.verifier.access.api_keys._LOOK_AGAIN_S", 0.0)
+    """The invariant of api_keys.py."""
+    monkeypatch.setattr("nouscoder.verifier.access.api_keys._CHECK_INTERVAL_S", 0.0)
     file = tmp_path / "tokens"
     file.write_text(f"# ours\n\n{line('one')}\n")
     api_keys = ApiKeys(file)
@@ -202,7 +202,7 @@ def test_a_changed_file_counts_and_a_broken_one_changes_nothing(
     file.write_text("ann:nonsense\n")
     assert api_keys.find("two") is not None
     api_keys.find("two")
-    assert caplog.text.count("tokens not read") == 1
+    assert caplog.text.count("API keys not read") == 1
     os.unlink(file)
     api_keys.reload()
     assert api_keys.find("two") is not None
@@ -214,12 +214,12 @@ def test_a_changed_file_counts_and_a_broken_one_changes_nothing(
 @pytest.mark.parametrize(
     "bad", ["ann", "ann:", "ann:abc", f"a b:{'0' * 64}", line("x") + ":0", line("x") + ":-1", line("x") + ":1:2:3", ":"]
 )
-def test_a_bad_line_is_named(bad: str, tmp_path: Path) -> None:
+def test_an_invalid_line_is_refused_with_its_number(bad: str, tmp_path: Path) -> None:
     with pytest.raises(ApiKeysUnusable, match=r"tokens:2: "):
         parse_api_keys([line("x"), bad], "tokens")
 
 
-def test_the_command_makes_a_token_that_the_keyring_takes(tmp_path: Path) -> None:
+def test_the_command_makes_a_key_that_the_service_accepts(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["tokens", "new", "trainer-1"])
     secret = done.stderr.strip().rsplit(" ", 1)[1]
     file = tmp_path / "tokens"
@@ -228,11 +228,11 @@ def test_the_command_makes_a_token_that_the_keyring_takes(tmp_path: Path) -> Non
     assert held is not None
     assert held.client == "trainer-1"
     assert secret not in done.stdout
-    with pytest.raises(ApiKeysUnusable, match="no client's name"):
+    with pytest.raises(ApiKeysUnusable, match="not a valid client name"):
         new_api_key("a:b")
 
 
-async def test_a_request_has_an_id_the_clients_own_when_it_is_fit(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_clients_request_id_is_kept_when_it_is_valid(caplog: pytest.LogCaptureFixture) -> None:
     async with running(ApiKeys()) as service:
         own = await service.http.post("/v1/grade", json=BODY, headers={"X-Request-Id": "run-7/rollout:3"})
         assert own.headers["x-request-id"] == "run-7/rollout:3"
@@ -242,7 +242,7 @@ async def test_a_request_has_an_id_the_clients_own_when_it_is_fit(caplog: pytest
         assert (await service.http.get("/nowhere")).headers["x-request-id"]
 
 
-async def test_logs_say_for_whom_they_were_written() -> None:
+async def test_log_records_name_the_caller() -> None:
     async def one(name: str) -> tuple[str, str]:
         set_caller(Caller(name, f"id-{name}"))
         await asyncio.sleep(0)

@@ -38,7 +38,7 @@ def submission(code: str = SECRET, language: str = "python") -> Submission:
     return Submission(StdinTests((StdinCase("SECRET-input", "SECRET-output"),) * 2), code, language=language)
 
 
-async def test_every_submission_leaves_one_line_and_no_source(tmp_path: Path) -> None:
+async def test_every_submission_leaves_one_audit_line_without_its_source(tmp_path: Path) -> None:
     """The invariant of audit.py."""
     file = tmp_path / "audit.jsonl"
     log = AuditLog(file)
@@ -80,7 +80,7 @@ async def test_every_submission_leaves_one_line_and_no_source(tmp_path: Path) ->
     }
 
 
-async def test_the_program_is_there_when_asked_for_and_a_moved_file_is_begun_anew(tmp_path: Path) -> None:
+async def test_the_audit_log_can_hold_programs_and_a_moved_file_is_reopened(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     log = AuditLog(file, with_source=True)
     grader = await audited(log)
@@ -93,6 +93,6 @@ async def test_the_program_is_there_when_asked_for_and_a_moved_file_is_begun_ane
     assert [one["source"] for one in lines(file)] == ["1"]
 
 
-def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+def test_an_unwritable_audit_log_is_one_clear_sentence(tmp_path: Path) -> None:
     with pytest.raises(AuditUnusable, match=r"none/audit\.jsonl cannot be written: No such file"):
         AuditLog(tmp_path / "none" / "audit.jsonl")

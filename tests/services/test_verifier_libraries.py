@@ -11,7 +11,7 @@ from nouscoder.verifier.settings import sandbox_config
 from nouscoder.verifier.toolchains.libraries import library_folders
 
 
-def test_a_library_is_copied_once_and_alone(tmp_path: Path) -> None:
+def test_a_library_is_copied_once_without_other_packages(tmp_path: Path) -> None:
     (folder,) = library_folders(["sortedcontainers"], tmp_path)
     assert [entry.name for entry in folder.iterdir()] == ["sortedcontainers"]
     written = (folder / "sortedcontainers" / "__init__.py").stat().st_mtime_ns
@@ -20,12 +20,12 @@ def test_a_library_is_copied_once_and_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_a_library_that_is_not_installed_is_left_out_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_library_is_omitted_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert library_folders(["no_such_library"], tmp_path) == ()
     assert caplog.records[0].__dict__["library"] == "no_such_library"
 
 
-def test_a_folder_that_does_not_exist_is_a_fault_of_the_configuration(tmp_path: Path) -> None:
+def test_a_missing_folder_is_a_configuration_error(tmp_path: Path) -> None:
     config = load_config(None, [f"verifier.sandbox.site_packages=['{tmp_path}/absent']"])
     with pytest.raises(ConfigError, match="site_packages"):
         sandbox_config(config.verifier)

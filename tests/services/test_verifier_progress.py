@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
-from nouscoder.verifier.api.streaming import spread
+from nouscoder.verifier.api.streaming import map_concurrently
 from nouscoder.verifier.grading.judging import judge_for
 from nouscoder.verifier.grading.progress import Progress
 from nouscoder.verifier.grading.test_order import hardest_first
@@ -170,7 +170,7 @@ async def test_bounded_concurrency_answers_each_item_once() -> None:
         in_hand -= 1
         return number
 
-    assert sorted([one async for one in spread(numbers(50), work, 4)]) == list(range(50))
+    assert sorted([one async for one in map_concurrently(numbers(50), work, 4)]) == list(range(50))
     assert (most, in_hand) == (4, 0)
 
 
@@ -191,7 +191,7 @@ async def test_a_reader_that_disconnects_cancels_the_work() -> None:
             raise
         return number
 
-    answers = spread(numbers(4), work, 4)
+    answers = map_concurrently(numbers(4), work, 4)
     assert await anext(answers) == 0
     await answers.aclose()  # type: ignore[attr-defined]
     assert cancelled == 3
@@ -208,7 +208,7 @@ async def test_an_exception_of_the_source_comes_after_the_answers() -> None:
     seen = []
 
     async def read() -> None:
-        async for one in spread(broken(), work, 2):
+        async for one in map_concurrently(broken(), work, 2):
             seen.append(one)
 
     with pytest.raises(RuntimeError, match="source"):

@@ -173,7 +173,7 @@ async def test_a_verdict_has_the_documented_shape(service: Running) -> None:
     assert withheld.json()["first_failure"] is None
 
 
-async def test_reward_follows_the_verdict_and_is_null_when_the_failure_is_ours(service: Running) -> None:
+async def test_the_reward_follows_the_verdict_and_is_null_for_internal_error(service: Running) -> None:
     rewards = []
     for code in ("cat", "break"):
         record = (await service.http.post("/v1/grade", json=request(code))).json()
@@ -181,7 +181,7 @@ async def test_reward_follows_the_verdict_and_is_null_when_the_failure_is_ours(s
     assert rewards == [("accepted", 1.0), ("internal_error", None)]
 
 
-async def test_a_bad_request_is_422_and_names_the_field(service: Running) -> None:
+async def test_an_invalid_request_is_422_and_names_the_field(service: Running) -> None:
     for body, field in [
         (b"\xff", "body"),
         (json.dumps(request(colour="red")).encode(), "colour"),
@@ -193,7 +193,7 @@ async def test_a_bad_request_is_422_and_names_the_field(service: Running) -> Non
         assert answer.json()["detail"].startswith(field)
 
 
-async def test_a_body_that_is_too_large_is_413_whether_announced_or_not(service: Running) -> None:
+async def test_a_too_large_body_is_413_with_and_without_content_length(service: Running) -> None:
     async def parts() -> AsyncIterator[bytes]:
         for _ in range(100):
             yield b"x" * 10_000
@@ -202,7 +202,7 @@ async def test_a_body_that_is_too_large_is_413_whether_announced_or_not(service:
     assert (await service.http.post("/v1/grade", content=parts())).status_code == 413
 
 
-async def test_a_full_queue_is_429_with_retry_after_and_a_client_waits_it_out(service: Running) -> None:
+async def test_a_full_queue_is_429_with_retry_after_and_the_client_retries(service: Running) -> None:
     asked = [asyncio.ensure_future(service.http.post("/v1/grade", json=request("hang"))) for _ in range(4)]
     await settled(lambda: service.grader.unfinished == 4)
     refused = await service.http.post("/v1/grade", json=request())
@@ -219,11 +219,11 @@ async def test_a_full_queue_is_429_with_retry_after_and_a_client_waits_it_out(se
     assert {(await one).status_code for one in asked} == {200}
 
 
-async def test_draining_is_503_and_what_is_inside_gets_its_verdict(service: Running) -> None:
+async def test_draining_is_503_and_submissions_in_progress_get_their_verdict(service: Running) -> None:
     inside = asyncio.ensure_future(service.http.post("/v1/grade", json=request("hang")))
     await settled(lambda: service.grader.unfinished == 1)
     assert (await service.http.get("/readyz")).status_code == 200
-    service.drain_state.close()
+    service.drain_state.start()
     for path in ("/v1/grade", "/v1/grade/stream", "/v1/grade/batch"):
         assert (await service.http.post(path, json=request())).status_code == 503
     assert (await service.http.get("/readyz")).status_code == 503
@@ -232,7 +232,7 @@ async def test_draining_is_503_and_what_is_inside_gets_its_verdict(service: Runn
     assert (await inside).json()["verdict"] == "accepted"
 
 
-async def test_a_client_that_goes_away_frees_its_sandbox(service: Running) -> None:
+async def test_a_client_that_disconnects_frees_its_sandbox(service: Running) -> None:
     asked = asyncio.ensure_future(service.http.post("/v1/grade", json=request("hang")))
     await settled(lambda: service.sandbox.open == 1)
     asked.cancel()
@@ -263,7 +263,7 @@ async def test_an_http_deadline_is_504_and_frees_the_sandbox(service: Running) -
     assert in_time.json()["verdict"] == "accepted"
 
 
-async def test_a_deadline_in_the_middle_of_a_stream_is_told_as_its_last_event(service: Running) -> None:
+async def test_a_deadline_during_a_stream_is_its_last_event(service: Running) -> None:
     first, hang = ("first", "first"), ("x", "x")
     service.sandbox.hangs_on = b"x"
     body = request("cat", first, hang)
@@ -278,7 +278,7 @@ async def test_a_deadline_in_the_middle_of_a_stream_is_told_as_its_last_event(se
     await settled(lambda: service.sandbox.open == 0 and service.grader.unfinished == 0)
 
 
-async def test_a_reader_of_a_stream_or_a_batch_that_goes_away_frees_its_sandbox(service: Running) -> None:
+async def test_a_reader_that_leaves_a_stream_or_a_batch_frees_its_sandbox(service: Running) -> None:
     service.sandbox.hangs_on = b"x"
     body = request("cat", ("first", "first"), ("x", "x"))
     async with service.http.stream("POST", "/v1/grade/stream", json=body) as answer:
@@ -292,7 +292,7 @@ async def test_a_reader_of_a_stream_or_a_batch_that_goes_away_frees_its_sandbox(
     await settled(lambda: service.sandbox.open == 0 and service.grader.unfinished == 0)
 
 
-async def test_a_stream_tells_each_outcome_then_the_verdict(service: Running) -> None:
+async def test_a_stream_sends_each_outcome_then_the_verdict(service: Running) -> None:
     answer = await service.http.post("/v1/grade/stream", json=request("cat", ("a", "a"), ("bb", "bb")))
     events = [block.split("\n") for block in answer.text.strip().split("\n\n")]
     assert [lines[0] for lines in events] == ["event: outcome", "event: outcome", "event: verdict"]
@@ -356,7 +356,7 @@ async def test_grpc_grades_streams_and_batches(service: Running) -> None:
     assert answer.default_limits.wall_time_s == 15
 
 
-async def test_grpc_refuses_what_cannot_be_graded_by_field(service: Running) -> None:
+async def test_grpc_refuses_an_invalid_submission_with_its_field(service: Running) -> None:
     cobol = submission_to(replace(submission(), language="cobol"))
     with pytest.raises(grpc.aio.AioRpcError, match="language") as refused:
         await service.stub.Grade(verifier_pb2.GradeRequest(submission=cobol))
@@ -380,13 +380,13 @@ async def test_grpc_refuses_what_cannot_be_graded_by_field(service: Running) -> 
         [one async for one in service.stub.GradeBatch(requests())]
 
 
-async def test_an_address_in_use_is_one_sentence(service: Running) -> None:
+async def test_an_address_in_use_is_one_clear_sentence(service: Running) -> None:
     async with AsyncExitStack() as stack:
         with pytest.raises(AddressError, match="cannot listen on"):
             await start_http(make_app(service.grader, CollectorRegistry(), DrainState(), 1), service.url[7:], stack)
 
 
-async def test_the_client_gives_up_in_one_sentence(service: Running) -> None:
+async def test_the_client_fails_with_one_clear_sentence(service: Running) -> None:
     async with AsyncClient(service.url) as client:
         with pytest.raises(GradingFailed, match="422: colour: unknown field"):
             await client.grade(**request(colour="red"))

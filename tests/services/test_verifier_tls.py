@@ -101,7 +101,9 @@ async def capabilities(address: str, credentials: grpc.ChannelCredentials | None
         return (await stub.Capabilities(ASK, timeout=5)).backend
 
 
-async def test_tls_serves_those_who_trust_the_authority_and_nobody_in_plain(files: Path, stack: AsyncExitStack) -> None:
+async def test_tls_serves_clients_that_trust_the_authority_and_refuses_plain_text(
+    files: Path, stack: AsyncExitStack
+) -> None:
     running = await start(section(files), stack)
     trusting = ssl.create_default_context(cafile=str(files / "ca.pem"))
     async with AsyncClient(running.url, tls=trusting) as client:
@@ -119,7 +121,7 @@ async def test_tls_serves_those_who_trust_the_authority_and_nobody_in_plain(file
         await capabilities(running.grpc, None)
 
 
-async def test_mtls_asks_clients_for_a_certificate_of_the_authority(files: Path, stack: AsyncExitStack) -> None:
+async def test_mtls_needs_a_client_certificate_of_the_authority(files: Path, stack: AsyncExitStack) -> None:
     authority = str(files / "ca.pem")
     running = await start(section(files, authority), stack)
     nameless = ssl.create_default_context(cafile=authority)
@@ -137,7 +139,7 @@ async def test_mtls_asks_clients_for_a_certificate_of_the_authority(files: Path,
     assert await capabilities(running.grpc, known) == "fake"
 
 
-def test_files_that_cannot_be_used_are_named(files: Path, tmp_path: Path) -> None:
+def test_unusable_certificate_files_are_named(files: Path, tmp_path: Path) -> None:
     swapped = TlsSection(certificate=str(files / "service.key"), key=str(files / "service.pem"))
     missing = TlsSection(certificate=str(tmp_path / "none.pem"), key=str(files / "service.key"))
     for bad, name in ((swapped, "service.key"), (missing, "none.pem")):

@@ -1,7 +1,7 @@
-"""The grading service: gRPC and REST over one grader. Runs alone; with a broker it grades rollouts too.
+"""The grading service: gRPC and REST over one grader. It runs alone, or with a broker whose rollouts it grades too.
 
-Drain on SIGTERM: the REST API answers 503 and gRPC takes no new call, then what is inside has `drain_s` seconds to get
-its verdict, then the sandboxes are closed.
+Drain on SIGTERM: the REST API answers 503 and gRPC accepts no new call. Submissions in progress have `drain_s` seconds
+to get their verdict. Then the sandboxes close.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
 from nouscoder.verifier.api.listener import start_http
 from nouscoder.verifier.api.rest import DrainState, make_app, make_health_app
 from nouscoder.verifier.api.run_code import CodeRunner
-from nouscoder.verifier.api.streaming import grade_events, grade_patiently, spread
+from nouscoder.verifier.api.streaming import grade_events, grade_patiently, map_concurrently
 from nouscoder.verifier.api.tls import grpc_credentials, http_context
 from nouscoder.verifier.grading.grader import Grader, QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.grading.verdict_cache import CachedGrader, Grading
 from nouscoder.verifier.observe.audit import AuditedGrader, AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.observe.telemetry import open_telemetry
+from nouscoder.verifier.observe.tracing import TracedGrader, TracedSandbox, open_tracing
+from nouscoder.verifier.observe.tracing_fronts import TraceCalls, TraceRequests
 from nouscoder.verifier.sandbox import Sandbox, open_sandbox
 from nouscoder.verifier.settings import grading_policy, sandbox_config
 from nouscoder.verifier.toolchains.languages import installed
@@ -57,7 +58,7 @@ STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
 
 
 class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
-    """gRPC: convert, grade, convert. A cancelled call cancels its grading, which frees the sandbox."""
+    """The gRPC API: convert, grade, convert. A cancelled call cancels its grading, which frees the sandbox."""
 
     def __init__(self, grader: Grading, isolation: tuple[str, ...]) -> None:
         self._grader = grader
@@ -66,16 +67,16 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     async def Grade(  # noqa: N802
         self, request: verifier_pb2.GradeRequest, context: _Context
     ) -> verifier_pb2.GradeResponse:
-        """One submission."""
-        await _greet(context)
+        """Grade one submission."""
+        await _send_request_id(context)
         verdict = await self._grader.grade(submission_from(request.submission))
         return verifier_pb2.GradeResponse(verdict=verdict_to(verdict))
 
     async def GradeStream(  # noqa: N802
         self, request: verifier_pb2.GradeStreamRequest, context: _Context
     ) -> AsyncIterator[verifier_pb2.GradeStreamResponse]:
-        """One submission, test by test."""
-        await _greet(context)
+        """Grade one submission and stream the outcome of each test."""
+        await _send_request_id(context)
         submission = submission_from(request.submission)
         async with aclosing(grade_events(self._grader, submission)) as events:  # type: ignore[type-var]
             async for event in events:
@@ -87,14 +88,14 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     async def GradeBatch(  # noqa: N802
         self, request_iterator: AsyncIterator[verifier_pb2.GradeBatchRequest], context: _Context
     ) -> AsyncIterator[verifier_pb2.GradeBatchResponse]:
-        """Many submissions; no more are read than are in hand."""
-        await _greet(context)
+        """Grade many submissions. A request is read only when there is room for it."""
+        await _send_request_id(context)
 
         async def grade(request: verifier_pb2.GradeBatchRequest) -> verifier_pb2.GradeBatchResponse:
             verdict = await grade_patiently(self._grader, _submission(request))
             return verifier_pb2.GradeBatchResponse(request_id=request.request_id, verdict=verdict_to(verdict))
 
-        answers = spread(request_iterator, grade, 2 * self._grader.num_slots)
+        answers = map_concurrently(request_iterator, grade, 2 * self._grader.num_slots)
         async with aclosing(answers) as closing:  # type: ignore[type-var]
             async for answer in closing:
                 yield answer
@@ -102,7 +103,7 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     async def Capabilities(  # noqa: N802
         self, request: verifier_pb2.CapabilitiesRequest, context: _Context
     ) -> verifier_pb2.CapabilitiesResponse:
-        """What this service can run."""
+        """The languages, slots and limits of this service."""
         return verifier_pb2.CapabilitiesResponse(
             languages=tuple(installed()),
             backend=self._grader.backend,
@@ -112,8 +113,8 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
         )
 
 
-async def _greet(context: _Context) -> None:
-    """Tell the call's request id at once, so that a client can name it whatever comes of the call."""
+async def _send_request_id(context: _Context) -> None:
+    """Send the request id at once, so that the client knows it whatever the outcome of the call."""
     await context.send_initial_metadata((("x-request-id", current_caller().request_id),))
 
 
@@ -126,7 +127,7 @@ def _submission(request: verifier_pb2.GradeBatchRequest) -> Submission:
 
 
 async def serve(config: Config, with_broker: bool = False) -> None:
-    """Serve until SIGTERM; `with_broker` adds the grading worker. Raises Unusable when it can never work here."""
+    """Serve until SIGTERM. `with_broker` adds the grading worker. Raises Unusable when the host cannot run it."""
     stop = stop_event()
     section = config.verifier
     for handler in logging.getLogger().handlers:
@@ -138,10 +139,10 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         stack.push_async_callback(sandbox.close)
         metrics.watch_runners(lambda: sandbox.runners, lambda: sandbox.replacements)
         await sandbox.start()
-        telemetry = open_telemetry(section.tracing_endpoint, stack)
-        core, quotas, audit = Grader(telemetry.sandbox(sandbox), metrics, grading_policy(section)), Quotas(), None
-        told = telemetry.grader(core)
-        cached = CachedGrader(told, metrics, section.cache_entries) if section.cache_entries else told
+        tracing = open_tracing(section.tracing_endpoint, stack)
+        core, quotas, audit = Grader(TracedSandbox(sandbox, tracing), metrics, grading_policy(section)), Quotas(), None
+        traced = TracedGrader(core, tracing)
+        cached = CachedGrader(traced, metrics, section.cache_entries) if section.cache_entries else traced
         grader: Grading = QuotaGrader(cached, quotas)
         api_keys = open_api_keys(section.tokens_file)
         on_hangup = [api_keys.reload]
@@ -154,17 +155,17 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         drain_state = DrainState()
         runner = CodeRunner(core, quotas, audit)
         app = make_app(grader, registry, drain_state, section.max_body_bytes, api_keys, runner)
-        telemetry.watch(app)
+        app.add_middleware(TraceRequests, tracing=tracing)
         await _start_http(section, app, drain_state, stack)
         stack.push_async_callback(_let_finish, grader, section.drain_s)
         served = _served(section, Servicer(grader, _isolation(sandbox)), registry, api_keys)
-        await start_grpc(replace(served, interceptors=[*telemetry.interceptors(), *served.interceptors]), stack)
-        stack.callback(drain_state.close)
+        await start_grpc(replace(served, interceptors=[TraceCalls(tracing), *served.interceptors]), stack)
+        stack.callback(drain_state.start)
         await run_until_stopped(stop, *_workers(config, grader, with_broker))
 
 
 async def _start_http(section: VerifierSection, app: FastAPI, drain_state: DrainState, stack: AsyncExitStack) -> None:
-    """The REST API and the plain health port, those that are configured."""
+    """Start the REST API and the plain health port, if configured."""
     if section.http:
         log.info("listening", extra={"http": await start_http(app, section.http, stack, http_context(section.tls))})
     if section.health:
@@ -189,7 +190,7 @@ def _served(section: VerifierSection, servicer: Servicer, registry: CollectorReg
 
 
 def _isolation(sandbox: Sandbox) -> tuple[str, ...]:
-    """The layers in force, where the backend names them."""
+    """The active isolation layers, if the backend names them."""
     return tuple(getattr(sandbox, "isolation", ()))
 
 
@@ -203,7 +204,7 @@ def _workers(config: Config, grader: Grading, with_broker: bool) -> list[Awaitab
 
 
 async def _let_finish(grader: Grading, drain_s: float) -> None:
-    """Let what came in over HTTP get its verdict."""
+    """Wait until every submission in progress has its verdict, for at most `drain_s` seconds."""
     log.info("draining", extra={"unfinished": grader.unfinished})
     end = asyncio.get_running_loop().time() + drain_s
     while grader.unfinished and asyncio.get_running_loop().time() < end:

@@ -1,1 +1,1 @@
-"""Who may ask for what: API keys, quotas, and the checks that every request passes first."""
+"""Access control: API keys, quotas, and the checks at the start of every request."""

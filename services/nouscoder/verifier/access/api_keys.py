@@ -1,9 +1,9 @@
-"""Tokens of clients: only their SHA-256 is stored, one a line, in a file or in the environment.
+"""API keys of clients. Only the SHA-256 of a key is stored, one per line, in a file or in the environment.
 
     client-name:sha256hex[:max_in_flight[:submissions_per_minute]]
 
-INVARIANT: a file that cannot be read or has a bad line never changes who is let in: the tokens known before stay in
-force until it is right again. No tokens configured at all lets everybody in, a file without a token lets in nobody.
+INVARIANT: a file that cannot be read or has an invalid line changes nothing: the keys read before stay valid until the
+file is correct again. If no keys are configured at all, every request is admitted. A file without a key admits none.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ log = logging.getLogger(__name__)
 ENVIRONMENT = "NOUSCODER_VERIFIER_TOKENS"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_LOOK_AGAIN_S = 0.5
+_CHECK_INTERVAL_S = 0.5
 _MAX_SECRET_CHARS = 512
 
 
 class ApiKeysUnusable(Unusable):
-    """The configured tokens cannot be used; the message names the file and the line."""
+    """The configured API keys cannot be used. The message names the file and the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One stored token: never the secret itself."""
+    """One stored key: its digest, never the secret itself."""
 
     client: str
     digest: bytes
@@ -45,26 +45,28 @@ class ApiKey:
 
 
 def new_api_key(client: str) -> tuple[str, str]:
-    """(secret to hand to the client, line to store). Raises ApiKeysUnusable for a name that cannot be stored."""
+    """Make a key: (secret for the client, line to store). Raises ApiKeysUnusable for an invalid client name."""
     if not _NAME.fullmatch(client):
-        raise ApiKeysUnusable(f"{client!r:.80} is no client's name: use letters, digits, '.', '_' and '-', at most 64")
+        raise ApiKeysUnusable(
+            f"{client!r:.80} is not a valid client name: use at most 64 letters, digits, '.', '_' and '-'"
+        )
     secret = f"nc_{secrets.token_urlsafe(32)}"
     return secret, f"{client}:{_digest(secret).hex()}"
 
 
 def parse_api_keys(lines: Iterable[str], source: str) -> tuple[ApiKey, ...]:
-    """Tokens of a file's lines; empty lines and lines with # are skipped. Raises ApiKeysUnusable naming the line."""
-    tokens = []
+    """The keys in these lines. Empty lines and comments (#) are skipped. Raises ApiKeysUnusable naming the line."""
+    keys = []
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.lstrip().startswith("#"):
-            tokens.append(_api_key(line.strip(), f"{source}:{number}"))
-    return tuple(tokens)
+            keys.append(_api_key(line.strip(), f"{source}:{number}"))
+    return tuple(keys)
 
 
 def _api_key(line: str, where: str) -> ApiKey:
     name, digest, *quota = line.split(":")[:5] if line.count(":") else (line, "")
     if not _NAME.fullmatch(name) or not _DIGEST.fullmatch(digest) or len(quota) > 2:
-        raise ApiKeysUnusable(f"{where}: not client-name:sha256hex[:max_in_flight[:submissions_per_minute]]")
+        raise ApiKeysUnusable(f"{where}: expected client-name:sha256hex[:max_in_flight[:submissions_per_minute]]")
     if not all(not part or (part.isascii() and part.isdigit() and int(part) > 0) for part in quota):
         raise ApiKeysUnusable(f"{where}: a quota must be a positive number or empty")
     bounds = [int(part) if part else None for part in (*quota, "", "")][:2]
@@ -72,77 +74,81 @@ def _api_key(line: str, where: str) -> ApiKey:
 
 
 class ApiKeys:
-    """Says whose a secret is. Looks at the file again when it changed, at most twice a second, and on `reload`."""
+    """Finds the key of a secret. Reads the file again on `reload` and when it has changed (checked twice a second)."""
 
     def __init__(self, file: Path | None = None, environment: str | None = None) -> None:
-        """Raises ApiKeysUnusable when what is configured cannot be read."""
+        """Raises ApiKeysUnusable when the configured keys cannot be read."""
         self._file = file
         self._fixed = parse_api_keys(environment.split(), ENVIRONMENT) if environment else ()
-        self._seen: tuple[int, ...] | None = None
-        self._looked_s = time.monotonic()
+        self._fingerprint: tuple[int, ...] | None = None
+        self._checked_s = time.monotonic()
         self._keys = self._fixed
         if file is not None:
-            self._seen = _fingerprint(file)
+            self._fingerprint = _fingerprint_of(file)
             self._keys = (*self._fixed, *_read(file))
         self.is_open = file is None and not environment
 
     @property
     def num_keys(self) -> int:
-        """Tokens in force."""
+        """The number of valid keys."""
         return len(self._keys)
 
     def find(self, secret: str) -> ApiKey | None:
-        """The token that `secret` is, in a time that tells nothing of the stored ones; None when it is none."""
-        self._look()
-        given = _digest(secret[:_MAX_SECRET_CHARS])
+        """The key of `secret`, or None. The time taken does not depend on the stored keys."""
+        self._reload_if_changed()
+        digest = _digest(secret[:_MAX_SECRET_CHARS])
         found = None
-        for token in self._keys:
-            if hmac.compare_digest(token.digest, given):
-                found = token  # no early end: how long it takes does not say which one matched
+        for key in self._keys:
+            if hmac.compare_digest(key.digest, digest):
+                found = key  # the loop goes on, so that the time taken does not show which key matched
         return found
 
     def reload(self) -> None:
-        """Read the file again now; on a fault the tokens known before stay in force, and a log line says so."""
+        """Read the file again now. On a fault the earlier keys stay valid and an error is logged."""
         if self._file is None:
             return
         try:
-            seen = _fingerprint(self._file)
+            fingerprint = _fingerprint_of(self._file)
             self._keys = (*self._fixed, *_read(self._file))
-            self._seen = seen
-            log.info("tokens read", extra={"num_keys": len(self._keys)})
+            self._fingerprint = fingerprint
+            log.info("API keys read", extra={"num_keys": len(self._keys)})
         except ApiKeysUnusable as error:
-            log.error("tokens not read, those known before stay in force", extra={"detail": str(error)})
+            _log_kept(error)
 
-    def _look(self) -> None:
+    def _reload_if_changed(self) -> None:
         now_s = time.monotonic()
-        if self._file is None or now_s - self._looked_s < _LOOK_AGAIN_S:
+        if self._file is None or now_s - self._checked_s < _CHECK_INTERVAL_S:
             return
-        self._looked_s = now_s
+        self._checked_s = now_s
         try:
-            seen = _fingerprint(self._file)
+            fingerprint = _fingerprint_of(self._file)
         except ApiKeysUnusable as error:
-            log.error("tokens not read, those known before stay in force", extra={"detail": str(error)})
+            _log_kept(error)
             return
-        if seen != self._seen:
+        if fingerprint != self._fingerprint:
             self.reload()
-            self._seen = seen  # a file at fault is complained of once, not twice a second
+            self._fingerprint = fingerprint  # so that an invalid file is logged once, not twice a second
 
 
 def open_api_keys(file: str) -> ApiKeys:
-    """The api_keys of the configured file and the environment; empty texts are none. Raises ApiKeysUnusable."""
+    """The keys of the configured file ("" for none) and of the environment. Raises ApiKeysUnusable."""
     api_keys = ApiKeys(Path(file) if file else None, os.environ.get(ENVIRONMENT))
     if api_keys.is_open:
-        log.warning("no tokens are configured: everybody who reaches this address may submit programs")
+        log.warning("no API keys are configured: anyone who can reach this address may submit programs")
     else:
-        log.info("tokens are asked for", extra={"num_keys": api_keys.num_keys})
+        log.info("requests need an API key", extra={"num_keys": api_keys.num_keys})
     return api_keys
+
+
+def _log_kept(error: ApiKeysUnusable) -> None:
+    log.error("API keys not read, the earlier ones stay valid", extra={"detail": str(error)})
 
 
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf8", "surrogatepass")).digest()
 
 
-def _fingerprint(file: Path) -> tuple[int, ...]:
+def _fingerprint_of(file: Path) -> tuple[int, ...]:
     try:
         stat = file.stat()
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Who asks: carried along with a request, so that queue, quotas, logs and audit need not be handed it one by one.
+"""The caller of the current request, in a context variable that queue, quotas, logs and audit read.
 
-A front (HTTP or gRPC) sets the caller at the start of a request; every task begun for that request inherits it. What
-nobody asked for over a socket, such as the broker's rollouts, is graded for the service itself.
+HTTP and gRPC set the caller at the start of a request, and every task started for that request inherits it. Work that
+no client requested, such as grading the broker's rollouts, has the service itself as its caller.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=-]{0,127}")
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one token allows; None is no bound."""
+    """The quota of one API key. None means no limit."""
 
     max_in_flight: int | None = None
     submissions_per_minute: int | None = None
@@ -28,7 +28,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One client and one request of it."""
+    """A client and its request."""
 
     client: str = ITSELF
     request_id: str = ""
@@ -39,25 +39,25 @@ _caller: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B0
 
 
 def current_caller() -> Caller:
-    """Whose request this task works for."""
+    """The caller of this task's request."""
     return _caller.get()
 
 
 def set_caller(caller: Caller) -> None:
-    """From now on this task, and all it begins, work for `caller`."""
+    """Set the caller of this task and of all tasks that it starts."""
     _caller.set(caller)
 
 
-def request_id_from(given: str | None) -> str:
-    """The client's own id of its request when it is fit for a log, else a new one."""
-    return given if given is not None and _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+def request_id_from(proposed: str | None) -> str:
+    """The client's own request id if it is safe to log, else a new one."""
+    return proposed if proposed is not None and _REQUEST_ID.fullmatch(proposed) else secrets.token_hex(8)
 
 
 class CallerFilter(logging.Filter):
-    """Adds client and request id to every log record made for a request."""
+    """Adds client and request id to every log record of a request."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Never drops one."""
+        """Add the fields. Always returns True: no record is dropped."""
         caller = current_caller()
         if caller.request_id:
             record.client = caller.client

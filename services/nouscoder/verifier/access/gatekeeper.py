@@ -1,7 +1,7 @@
-"""What every HTTP request passes first: its id, its token, its deadline. Plain ASGI, so that streams stay streams.
+"""ASGI middleware that handles request id, API key and deadline of every HTTP request. It does not buffer streams.
 
-INVARIANT: no request to a path outside `OPEN` reaches the API without a valid token, unless no tokens are configured;
-every answer carries the request's id; at its deadline a request's work is cancelled, which frees its sandbox.
+INVARIANT: no request to a path outside `OPEN` reaches the API without a valid API key, unless no keys are configured.
+Every answer carries the request's id. At its deadline the work of a request is cancelled, which frees its sandbox.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _CHALLENGE = (b"www-authenticate", b"Bearer")
 
 
 class BadDeadline(ValueError):
-    """X-Deadline-S is no positive number."""
+    """X-Deadline-S is not a positive number of seconds."""
 
 
 class Gatekeeper:
-    """Stands before `app`."""
+    """Wraps `app`."""
 
     def __init__(self, app: App, api_keys: ApiKeys) -> None:
         self._app = app
         self._api_keys = api_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -46,7 +46,7 @@ class Gatekeeper:
         answer = _Answer(send, request_id_from(headers.get(b"x-request-id")))
         caller = self._caller(scope["path"], headers, answer.request_id)
         if caller is None:
-            await answer.fault(401, "give a valid token: Authorization: Bearer TOKEN", None, _CHALLENGE)
+            await answer.fault(401, "a valid API key is required: Authorization: Bearer TOKEN", None, _CHALLENGE)
             return
         try:
             deadline_s = _deadline_s(headers.get(b"x-deadline-s"))
@@ -66,7 +66,7 @@ class Gatekeeper:
             await answer.cut(f"the deadline of {deadline_s:g} s has passed")
 
     def _caller(self, path: str, headers: dict[bytes, str], request_id: str) -> Caller | None:
-        """None when a token is needed and none that is valid was given."""
+        """The caller, or None when a valid API key is required and missing."""
         if self._api_keys.is_open:
             return Caller(ANONYMOUS, request_id)
         kind, _, secret = headers.get(b"authorization", "").partition(" ")
@@ -77,7 +77,7 @@ class Gatekeeper:
 
 
 class _Answer:
-    """One answer: knows whether it has begun, so that it can still be ended properly."""
+    """One answer. It records whether it has begun, so that it can be ended correctly at any time."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self.request_id = request_id
@@ -86,7 +86,7 @@ class _Answer:
         self._ended = False
 
     async def send(self, message: Message) -> None:
-        """As ASGI's send; the request's id is added."""
+        """ASGI's `send`, with the request id added to the headers."""
         if message["type"] == "http.response.start":
             headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
             kinds = [bytes(value) for name, value in headers if bytes(name).lower() == b"content-type"]
@@ -97,13 +97,13 @@ class _Answer:
         await self._send(message)
 
     async def fault(self, status: int, detail: str, field: str | None, *more: tuple[bytes, bytes]) -> None:
-        """A whole answer that says what is wrong."""
+        """Send a complete error answer."""
         headers = [(b"content-type", b"application/json"), *more]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
         await self.send({"type": "http.response.body", "body": _record(detail, field)})
 
     async def cut(self, detail: str) -> None:
-        """End the answer: 504 when it has not begun, else one last record of the stream that says why."""
+        """End the answer: 504 if it has not begun, else a last record of the stream with the reason."""
         if self._begun is None:
             await self.fault(504, detail, "X-Deadline-S")
         elif not self._ended:
@@ -118,11 +118,11 @@ def _record(detail: str, field: str | None) -> bytes:
     return json.dumps({"detail": detail, "field": field}).encode()
 
 
-def _deadline_s(given: str | None) -> float | None:
-    if given is None:
+def _deadline_s(header: str | None) -> float | None:
+    if header is None:
         return None
     try:
-        seconds = float(given)
+        seconds = float(header)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= MAX_DEADLINE_S:

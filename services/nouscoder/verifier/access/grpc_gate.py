@@ -1,5 +1,6 @@
-"""What every gRPC call passes first: its id, its token, and whether its bytes are a message. Health and reflection are
-open.
+"""gRPC interceptor that handles request id, API key and malformed messages of every call.
+
+Health and reflection need no key.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class GrpcGate(grpc.aio.ServerInterceptor):
-    """Sets the caller of each call; UNAUTHENTICATED for those without a valid token where tokens are configured."""
+    """Sets the caller of each call. Answers UNAUTHENTICATED if keys are configured and the call has no valid one."""
 
     def __init__(self, api_keys: ApiKeys) -> None:
         self._api_keys = api_keys
@@ -31,7 +32,7 @@ class GrpcGate(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler | None:
-        """One call."""
+        """Handle one call."""
         handler = await continuation(handler_call_details)
         method = str(handler_call_details.method)
         if handler is None or method.startswith(_OPEN):
@@ -44,8 +45,8 @@ class GrpcGate(grpc.aio.ServerInterceptor):
         return _tolerant(handler)
 
     def _caller(self, metadata: dict[str, Any]) -> Caller | None:
-        given = metadata.get("x-request-id")
-        request_id = request_id_from(given if isinstance(given, str) else None)
+        proposed = metadata.get("x-request-id")
+        request_id = request_id_from(proposed if isinstance(proposed, str) else None)
         if self._api_keys.is_open:
             return Caller(ANONYMOUS, request_id)
         kind, _, secret = str(metadata.get("authorization", "")).partition(" ")
@@ -54,22 +55,22 @@ class GrpcGate(grpc.aio.ServerInterceptor):
 
 
 async def _refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "give a valid token: authorization: Bearer TOKEN")
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a valid API key is required: authorization: Bearer TOKEN")
 
 
 class _Unreadable:
-    """In the place of a request whose bytes are no message: the servicer finds that out when it asks what it says."""
+    """Replaces a request that cannot be parsed. The servicer gets InvalidMessage when it reads `submission`."""
 
     request_id = ""
 
     @property
     def submission(self) -> NoReturn:
         """Raises InvalidMessage."""
-        raise InvalidMessage("submission: the request is no message of this service, or a text in it is not UTF-8")
+        raise InvalidMessage("submission: the request is not a message of this service, or a text is not UTF-8")
 
 
 def _tolerant(handler: _Handler) -> _Handler:
-    """`handler`, which also takes bytes that are no message."""
+    """`handler` with a deserializer that accepts malformed bytes."""
     read: Any = handler.request_deserializer
 
     def deserialize(data: bytes) -> object:
@@ -83,5 +84,5 @@ def _tolerant(handler: _Handler) -> _Handler:
 
 
 def _refusal(handler: _Handler) -> _Handler:
-    """A handler of the same kind that lets nobody in and reads nothing."""
+    """A handler of the same kind that refuses every call without reading the request."""
     return rebuilt(handler, _refuse, bytes)

@@ -1,7 +1,7 @@
-"""What each client may ask for: submissions at once, and submissions a minute.
+"""Quotas of each client: submissions in flight, and submissions per minute (a token bucket).
 
-INVARIANT: a client never has more submissions inside than its token allows; over any time t minutes it is let in at
-most submissions_per_minute * (1 + t) times; a refusal costs it nothing of either.
+INVARIANT: a client never has more submissions in flight than its API key allows. Over any period of t minutes it is
+admitted at most submissions_per_minute * (1 + t) times. A refused request does not use up either quota.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nouscoder.verifier.grading.verdict_cache import Grading
 
 
 class QuotaExceeded(QueueFull):
-    """The client has had what its token allows; others are served."""
+    """The client has used up the quota of its API key. Other clients are still served."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(retry_after_s)
@@ -32,23 +32,23 @@ class QuotaExceeded(QueueFull):
 class _Account:
     in_flight: int = 0
     left: float = 0.0
-    told_s: float | None = None
+    refilled_s: float | None = None
 
     def refill(self, per_minute: int, now_s: float) -> None:
-        gained = per_minute if self.told_s is None else (now_s - self.told_s) * per_minute / 60
-        self.left, self.told_s = min(float(per_minute), self.left + gained), now_s
+        gained = per_minute if self.refilled_s is None else (now_s - self.refilled_s) * per_minute / 60
+        self.left, self.refilled_s = min(float(per_minute), self.left + gained), now_s
 
 
 class Quotas:
-    """Keeps one account a client; all tokens of one name share it."""
+    """Keeps one account for each client. All keys of one client share it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._accounts: dict[str, _Account] = {}  # as many as there are names in the tokens file
+        self._accounts: dict[str, _Account] = {}  # bounded by the number of client names with a key
 
     @contextmanager
     def admitted(self, caller: Caller) -> Iterator[None]:
-        """One submission of `caller`, for as long as it is inside. Raises QuotaExceeded."""
+        """Admit one submission of `caller` for the duration of the context. Raises QuotaExceeded."""
         account = self._accounts.setdefault(caller.client, _Account())
         self._charge(caller, account)
         account.in_flight += 1
@@ -60,23 +60,23 @@ class Quotas:
     def _charge(self, caller: Caller, account: _Account) -> None:
         most, per_minute = caller.quota.max_in_flight, caller.quota.submissions_per_minute
         if most is not None and account.in_flight >= most:
-            raise QuotaExceeded(f"{caller.client} has {most} submissions in flight, as many as its token allows", 1)
+            raise QuotaExceeded(f"{caller.client} has {most} submissions in flight, the most that its key allows", 1)
         if per_minute is not None:
             account.refill(per_minute, self._clock())
             if account.left < 1:
                 wait_s = max(1, math.ceil((1 - account.left) * 60 / per_minute))
-                raise QuotaExceeded(f"{caller.client} may submit {per_minute} a minute, try in {wait_s} s", wait_s)
+                raise QuotaExceeded(f"{caller.client} may submit {per_minute} a minute, retry in {wait_s} s", wait_s)
             account.left -= 1
 
 
 class QuotaGrader(GraderDecorator):
-    """`inner`, for callers within their quota."""
+    """Grades with `inner` for callers within their quota."""
 
     def __init__(self, inner: Grading, quotas: Quotas) -> None:
         super().__init__(inner)
         self._quotas = quotas
 
     async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
-        """As Grader.grade. Raises QuotaExceeded too."""
+        """See `Grader.grade`. Also raises QuotaExceeded."""
         with self._quotas.admitted(current_caller()):
             return await self._inner.grade(submission, on_outcome)

@@ -1,4 +1,4 @@
-"""Reading a request's body under a limit of size and of time."""
+"""Reads a request's body within limits of size and time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ READ_PATIENCE_S = 60.0
 
 
 class BodyFault(Exception):
-    """A body that is not taken; `status` is the answer's."""
+    """The body is refused. `status` is the HTTP status of the answer."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -18,7 +18,7 @@ class BodyFault(Exception):
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises BodyFault: 413 when it is too large (said before it is read), 408 when it is too slow."""
+    """The whole body. Raises BodyFault: 413 when it is too large (checked before reading), 408 when it is too slow."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
@@ -37,4 +37,4 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 
 def _too_large(max_bytes: int) -> BodyFault:
-    return BodyFault(413, f"may have at most {max_bytes} bytes")
+    return BodyFault(413, f"must have at most {max_bytes} bytes")

@@ -1,7 +1,7 @@
-"""Serving an ASGI application inside the service's own event loop, without signal handlers of its own.
+"""Serves an ASGI application in the service's own event loop, without installing signal handlers.
 
-INVARIANT: no connection is kept for more than HEAD_PATIENCE_S, nor for more than MAX_HEAD_BYTES and one packet, without
-the whole head of a request.
+INVARIANT: a connection that has not sent the complete head of a request is closed after HEAD_PATIENCE_S, or once it has
+sent MAX_HEAD_BYTES and one packet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nouscoder.rpc.server import AddressError, split_address
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as _UvicornProtocol
-else:  # whichever parser is installed
+else:  # the installed parser: httptools or h11
     from uvicorn.protocols.http.auto import AutoHTTPProtocol as _UvicornProtocol
 
 STOP_PATIENCE_S = 5.0
@@ -31,10 +31,10 @@ MAX_HEAD_BYTES = 65536
 
 
 class _Protocol(_UvicornProtocol):
-    """Hangs up on clients that neither have a request answered nor send the whole head of one: late, or endless."""
+    """Closes idle connections whose request head arrives too slowly or grows too long."""
 
     _patience: asyncio.TimerHandle | None = None
-    _head_bytes: int | None = None  # None outside heads; only httptools tells of them, h11 has a bound of its own
+    _head_bytes: int | None = None  # None outside of heads. Only httptools reports heads; h11 has its own bound.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -65,7 +65,7 @@ class _Protocol(_UvicornProtocol):
     def on_response_complete(self) -> None:
         self._wait()
         super().on_response_complete()
-        if not self.cycle.response_complete:  # one that was sent ahead
+        if not self.cycle.response_complete:  # the next, pipelined request
             self._wait_no_more()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -83,7 +83,7 @@ class _Protocol(_UvicornProtocol):
 
 
 class _Server(uvicorn.Server):
-    """rpc.server.stop_event governs the process, so uvicorn must leave the signals alone."""
+    """A uvicorn server that installs no signal handlers, because rpc.server.stop_event handles the signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -91,9 +91,9 @@ class _Server(uvicorn.Server):
 
 
 async def start_http(app: FastAPI, address: str, stack: AsyncExitStack, tls: ssl.SSLContext | None = None) -> str:
-    """Listen on `address` (port 0 takes a free one); `stack` undoes it. Returns the address in use.
+    """Listen on `address` (port 0 takes a free port) until `stack` closes. Returns the actual address.
 
-    Raises AddressError in one sentence when the address cannot be had.
+    Raises AddressError when the address cannot be used.
     """
     listening = _listen(address)
     host, _ = split_address(address)
@@ -126,7 +126,7 @@ async def start_http(app: FastAPI, address: str, stack: AsyncExitStack, tls: ssl
 def _listen(address: str) -> socket.socket:
     host, port = split_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because asyncio turns Nagle's algorithm off (40 ms an answer) only where it reads TCP.
+    # IPPROTO_TCP is explicit because asyncio disables Nagle's algorithm (40 ms per answer) only on such sockets.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -139,5 +139,5 @@ def _listen(address: str) -> socket.socket:
 
 
 def _reason(error: OSError) -> str:
-    """A name that cannot be resolved has no errno of the system."""
+    """The reason in words. The error of a name that cannot be resolved has no system errno."""
     return str(error) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)

@@ -1,4 +1,4 @@
-"""What FastAPI cannot know of the REST API, added to its OpenAPI document: headers, and bounds that grading sets."""
+"""Completes FastAPI's OpenAPI document with what FastAPI cannot derive: headers, and the bounds of validation."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _PARAMETERS = [
         "name": "X-Deadline-S",
         "in": "header",
         "required": False,
-        "description": "seconds from now after which the answer is of no use: 504 then, and the work is given up",
+        "description": "deadline in seconds from now; after it the work is cancelled and the answer is 504",
         "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_DEADLINE_S},
     },
     {
         "name": "X-Request-Id",
         "in": "header",
         "required": False,
-        "description": "comes back with the answer and stands in logs; one that is no plain name is replaced",
+        "description": "returned with the answer and written to logs; an id that is not a plain name is replaced",
         "schema": {"type": "string"},
     },
 ]
@@ -59,15 +59,15 @@ _REQUEST_ID = {"description": "the request's id", "required": True, "schema": {"
 _RETRY_AFTER = {"description": "seconds", "required": True, "schema": {"type": "integer", "minimum": 0}}
 
 
-def complete(document: dict[str, Any], languages: Sequence[str], bounds: Bounds | None = None) -> None:
-    """Add to `document`, in place, what every operation of this API has."""
+def complete_openapi(document: dict[str, Any], languages: Sequence[str], bounds: Bounds | None = None) -> None:
+    """Add headers, examples and bounds to `document`, in place."""
     for path, item in document["paths"].items():
         for operation in item.values():
             responses = operation["responses"]
             if path in _GRADING:
                 operation["parameters"] = _PARAMETERS
             if path == "/metrics":
-                responses["401"] = {"description": "A token is needed and none that is valid was given."}
+                responses["401"] = {"description": "A valid API key is required."}
             for status, response in responses.items():
                 response.setdefault("headers", {})["X-Request-Id"] = _REQUEST_ID
                 if status in ("429", "503"):
@@ -81,7 +81,7 @@ def complete(document: dict[str, Any], languages: Sequence[str], bounds: Bounds 
 
 
 def _bound(schemas: dict[str, Any], languages: Sequence[str], most: Bounds) -> None:
-    """What validation refuses, as far as JSON Schema can say it."""
+    """Add the rules of validation that JSON Schema can express."""
     schemas["GradeRequest"]["properties"]["language"]["enum"] = list(languages)
     schemas["GradeRequest"]["oneOf"] = [
         {"required": [name], "properties": {name: {"type": "string"}}} for name in ("code", "completion")

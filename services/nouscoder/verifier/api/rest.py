@@ -1,6 +1,6 @@
 """The REST API. Handlers convert, call the grader, convert; 200 for every candidate, whatever it does.
 
-INVARIANT: once `DrainState.draining` is set no submission is taken in (503), and those inside get their verdict.
+INVARIANT: once `DrainState.draining` is set, no submission is accepted (503), and those in progress get their verdict.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nouscoder import __version__
 from nouscoder.verifier.access.api_keys import ApiKeys
 from nouscoder.verifier.access.gatekeeper import Gatekeeper
 from nouscoder.verifier.api.body import BodyFault, read_body
-from nouscoder.verifier.api.openapi import complete
+from nouscoder.verifier.api.openapi import complete_openapi
 from nouscoder.verifier.api.playground import playground
 from nouscoder.verifier.api.run_code import CodeRunner, RunCodeAnswer, RunCodeRequest, parse_run_code
 from nouscoder.verifier.api.schema import Fault, GradeAnswer, GradeRequest, answer_json, parse_submission
@@ -36,14 +36,11 @@ Answer = TypeVar("Answer")
 
 _JSON = "application/json"
 _FAULTS: dict[int | str, dict[str, Any]] = {
-    401: {"model": Fault, "description": "A token is needed and none that is valid was given."},
-    408: {"model": Fault, "description": "The body came too slowly."},
+    401: {"model": Fault, "description": "A valid API key is required."},
+    408: {"model": Fault, "description": "The body arrived too slowly."},
     413: {"model": Fault, "description": "The body is too large."},
-    422: {"model": Fault, "description": "The request cannot be graded; `field` names the part at fault."},
-    429: {
-        "model": Fault,
-        "description": "The queue or the client's quota is full; Retry-After says when to try again.",
-    },
+    422: {"model": Fault, "description": "The request is invalid; `field` names the invalid part."},
+    429: {"model": Fault, "description": "The queue or the client's quota is full; retry after Retry-After seconds."},
     503: {"model": Fault, "description": "The service is draining."},
     504: {"model": Fault, "description": "The X-Deadline-S of the request has passed."},
 }
@@ -57,17 +54,17 @@ _LINES = {"requestBody": {"required": True, "content": {"application/x-ndjson": 
 
 @dataclass(slots=True)
 class DrainState:
-    """Whether submissions are taken in."""
+    """Whether the service drains: it then refuses new submissions."""
 
     draining: bool = False
 
-    def close(self) -> None:
-        """Take in nothing from now on."""
+    def start(self) -> None:
+        """Refuse new submissions from now on."""
         self.draining = True
 
 
 class Draining(Exception):
-    """The service takes in nothing any more."""
+    """The service drains and accepts no submission."""
 
 
 def make_app(
@@ -78,10 +75,7 @@ def make_app(
     api_keys: ApiKeys | None = None,
     runner: CodeRunner | None = None,
 ) -> FastAPI:
-    """The API over `grader`, for the holders of `api_keys`'s tokens; without one for everybody.
-
-    With a `runner` there is /run_code too.
-    """
+    """The API of `grader`. Without `api_keys` every request is admitted. /run_code exists only with a `runner`."""
     app = FastAPI(title="NousCoder verifier", version=__version__, docs_url=None, redoc_url=None)
     app.add_middleware(Gatekeeper, api_keys=api_keys or ApiKeys())
     _add_faults(app)
@@ -101,18 +95,18 @@ def make_app(
         _enter(drain_state)
         submission = parse_submission(await read_body(request, max_body_bytes))
         events = server_events(grader, submission)
-        first = await anext(events)  # so that a refusal still has its status
+        first = await anext(events)  # awaited before the status is sent, so that a refusal has its own status
         return StreamingResponse(_chain(first, events), media_type="text/event-stream")
 
     @app.post("/v1/grade/batch", responses=_FAULTS, openapi_extra=_LINES)
     async def grade_batch(request: Request) -> Response:
-        """Grade many, one request a line with an optional `id`: a line each as it ends, in order of completion."""
+        """Grade many: one request per line with an optional `id`. One answer per line, in order of completion."""
         _enter(drain_state)
-        # Read whole before the first answer: a client that writes all before it reads must not block.
+        # The body is read completely before the first answer, so that a client may write all before it reads.
         lines = (await read_body(request, max_body_bytes)).split(b"\n")
         return StreamingResponse(batch_lines(grader, lines), media_type="application/x-ndjson")
 
-    # FastAPI's own way to an endpoint without parameters costs as much as parsing a submission; it documents this one.
+    # FastAPI's own dispatch costs as much as parsing a submission. This plain route is used; FastAPI's documents it.
     app.router.routes.insert(0, Route("/v1/grade", grade, methods=["POST"]))
     if runner is not None:
         _add_run_code(app, runner, drain_state, max_body_bytes)
@@ -126,10 +120,10 @@ def _add_run_code(app: FastAPI, runner: CodeRunner, drain_state: DrainState, max
 
     @app.post("/run_code", response_model=RunCodeAnswer, responses=_FAULTS, openapi_extra=extra)
     async def run_code(request: Request) -> Response:
-        """Run one program once, as SandboxFusion would."""
+        """Run one program once, like SandboxFusion."""
         _enter(drain_state)
-        asked = parse_run_code(await read_body(request, max_body_bytes))
-        answer = await _while_connected(request, runner.run(asked))
+        run_request = parse_run_code(await read_body(request, max_body_bytes))
+        answer = await _while_connected(request, runner.run(run_request))
         return Response(answer.model_dump_json(), media_type=_JSON)
 
 
@@ -145,7 +139,7 @@ async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
 
 
 async def _while_connected(request: Request, work: Awaitable[Answer]) -> Answer:
-    """Await `work`; a client that goes away cancels it, so that its slot is free at once."""
+    """Await `work`. A client that disconnects cancels it, which frees its slot at once."""
     me = asyncio.current_task()
     assert me is not None
     gone = False
@@ -163,7 +157,7 @@ async def _while_connected(request: Request, work: Awaitable[Answer]) -> Answer:
         if not gone:
             raise
         me.uncancel()
-        raise BodyFault(499, "the client went away") from None
+        raise BodyFault(499, "the client disconnected") from None
     finally:
         watching.cancel()
 
@@ -174,7 +168,7 @@ async def _disconnected(request: Request) -> None:
 
 
 def make_health_app(drain_state: DrainState) -> FastAPI:
-    """/healthz and /readyz alone, for probes that hold neither token nor certificate."""
+    """Only /healthz and /readyz, for probes without API key or certificate."""
     app = FastAPI(title="NousCoder verifier health", version=__version__, docs_url=None, redoc_url=None)
     _add_faults(app)
     _add_health(app, drain_state)
@@ -184,12 +178,12 @@ def make_health_app(drain_state: DrainState) -> FastAPI:
 def _add_health(app: FastAPI, drain_state: DrainState) -> None:
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
-        """Alive."""
+        """The process is alive."""
         return {"status": "ok"}
 
     @app.get("/readyz", responses={503: {"model": Fault}})
     async def readyz() -> dict[str, str]:
-        """Taking in submissions."""
+        """The service accepts submissions."""
         _enter(drain_state)
         return {"status": "ready"}
 
@@ -200,12 +194,12 @@ def _add_pages(app: FastAPI, registry: CollectorRegistry, drain_state: DrainStat
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def index() -> Response:
-        """The playground."""
+        """The playground page."""
         return HTMLResponse(page.text, headers=page.headers)
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """The Prometheus page."""
+        """The Prometheus metrics."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -214,7 +208,7 @@ def _fault(status: int, detail: str, field: str | None = None, **headers: str) -
 
 
 def _add_faults(app: FastAPI) -> None:
-    """Every exception of ours as its status, in one place."""
+    """Map every exception of this service to its HTTP status."""
 
     def add(kind: type[Exception], answer: Callable[[Any], Response]) -> None:
         async def handle(_: Request, error: Exception) -> Response:
@@ -224,7 +218,7 @@ def _add_faults(app: FastAPI) -> None:
 
     add(InvalidSubmission, lambda error: _fault(422, str(error), error.field))
     add(BodyFault, lambda error: _fault(error.status, f"body: {error}", "body"))
-    add(ClientDisconnect, lambda _: _fault(499, "body: the client went away", "body"))
+    add(ClientDisconnect, lambda _: _fault(499, "body: the client disconnected", "body"))
     add(QueueFull, lambda error: _fault(429, str(error), **{"Retry-After": str(error.retry_after_s)}))
     add(Draining, lambda _: _fault(503, "the service is draining", **{"Retry-After": "1"}))
 
@@ -237,6 +231,6 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         schemas.update(request.pop("$defs", {}))
         schemas["GradeRequest"] = request
         schemas["RunCodeRequest"] = RunCodeRequest.model_json_schema(ref_template=_REF)
-        complete(document, tuple(installed()))
+        complete_openapi(document, tuple(installed()))
         app.openapi_schema = json.loads(json.dumps(document))
     return app.openapi_schema

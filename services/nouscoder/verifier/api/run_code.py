@@ -1,7 +1,7 @@
-"""POST /run_code: one run of one program, in the request and response of SandboxFusion, so that its clients work here.
+"""POST /run_code: one run of one program, with the request and response of SandboxFusion, so that its clients work.
 
-Differences: the working folder is read-only for what was sent, `fetch_files` must be empty, and the time to compile is
-the service's own limit, whatever `compile_timeout` says.
+Differences from SandboxFusion: the program cannot change the files that were sent, `fetch_files` must be empty, and
+`compile_timeout` is ignored because the service has its own compile limit.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from nouscoder.verifier.observe.audit import AuditLog
 from nouscoder.verifier.sandbox.base import CompileFailed, Exit, Program, RunResult, SandboxError
 from nouscoder.verifier.toolchains.languages import installed
 
-SANDBOX_FUSION_NAMES = {"nodejs": "javascript"}  # theirs: ours
-_CPU_A_WALL = 8.0  # SandboxFusion limits wall time alone; threads may use several cores
+SANDBOX_FUSION_NAMES = {"nodejs": "javascript"}  # SandboxFusion's name: this project's name
+_CPU_PER_WALL = 8.0  # SandboxFusion limits only wall time, and threads may use several cores
 _BOUNDS = Bounds()
 _STOPPED = {
     Exit.MEMORY_LIMIT: "stopped: over the memory limit",
@@ -32,7 +32,7 @@ _STOPPED = {
 
 
 class RunCodeRequest(BaseModel):
-    """One run. Unknown fields are ignored, as SandboxFusion does."""
+    """One run. Unknown fields are ignored, as in SandboxFusion."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
@@ -41,22 +41,21 @@ class RunCodeRequest(BaseModel):
     stdin: str | None = None
     compile_timeout: float = Field(10.0, gt=0, description="accepted; the service's own limit applies")
     run_timeout: float = Field(10.0, gt=0, description="wall seconds")
-    memory_limit_MB: int = Field(-1, description="MiB; -1 is the default limit")  # noqa: N815  (their name)
+    memory_limit_MB: int = Field(-1, description="MiB; -1 is the default limit")  # noqa: N815  (SandboxFusion's name)
     files: dict[str, str | None] = Field({}, description="plain file name to base64 of its content")
     fetch_files: list[str] = Field([], max_length=0, description="not supported: must be empty")
 
     def program(self) -> Program:
-        """What the sandbox is to run. Raises InvalidSubmission naming the field at fault."""
+        """The program for the sandbox. Raises InvalidSubmission naming the invalid field."""
         language = SANDBOX_FUSION_NAMES.get(self.language, self.language)
         memory_bytes = self.memory_limit_MB * 1024**2 if self.memory_limit_MB > 0 else Limits().memory_bytes
-        most_s = _BOUNDS.limits.cpu_time_s
-        limits = Limits(self.run_timeout, max(self.run_timeout, min(most_s, _CPU_A_WALL * self.run_timeout)))
-        limits = Limits(limits.wall_time_s, limits.cpu_time_s, memory_bytes)
+        cpu_time_s = max(self.run_timeout, min(_BOUNDS.limits.cpu_time_s, _CPU_PER_WALL * self.run_timeout))
+        limits = Limits(self.run_timeout, cpu_time_s, memory_bytes)
         validate(Submission(StdinTests((StdinCase("", ""),)), self.code, language=language, limits=limits), _BOUNDS)
         return Program(installed()[language], self.code, limits)
 
     def contents(self) -> dict[str, bytes]:
-        """The files. Raises InvalidSubmission naming the one at fault."""
+        """The decoded files by name. Raises InvalidSubmission naming the invalid one."""
         found = {}
         for name, text in self.files.items():
             try:
@@ -68,7 +67,7 @@ class RunCodeRequest(BaseModel):
 
 
 class RunStatus(StrEnum):
-    """How the request went."""
+    """The status of the whole request."""
 
     SUCCESS = "Success"
     FAILED = "Failed"
@@ -76,7 +75,7 @@ class RunStatus(StrEnum):
 
 
 class CommandStatus(StrEnum):
-    """How one command went."""
+    """The status of one command."""
 
     FINISHED = "Finished"
     ERROR = "Error"
@@ -84,7 +83,7 @@ class CommandStatus(StrEnum):
 
 
 class CommandResult(BaseModel):
-    """One command: the compiler, or the program."""
+    """The result of one command: the compiler or the program."""
 
     status: CommandStatus
     execution_time: float | None = None
@@ -94,7 +93,7 @@ class CommandResult(BaseModel):
 
 
 class RunCodeAnswer(BaseModel):
-    """What became of it."""
+    """The answer to a RunCodeRequest."""
 
     status: RunStatus
     message: str = ""
@@ -105,7 +104,7 @@ class RunCodeAnswer(BaseModel):
 
 
 def parse_run_code(body: bytes) -> RunCodeRequest:
-    """A request's JSON. Raises InvalidSubmission naming the field at fault."""
+    """Parse a request's JSON. Raises InvalidSubmission naming the invalid field."""
     try:
         return RunCodeRequest.model_validate_json(body)
     except ValidationError as error:
@@ -115,7 +114,7 @@ def parse_run_code(body: bytes) -> RunCodeRequest:
 
 
 class CodeRunner:
-    """Runs programs in the slots of `grader`, within the quotas of callers, each with a line in the audit log."""
+    """Runs programs in the slots of `grader`, within the callers' quotas, and writes an audit line for each."""
 
     def __init__(self, grader: Grader, quotas: Quotas, audit: AuditLog | None = None) -> None:
         self._grader = grader
@@ -123,7 +122,7 @@ class CodeRunner:
         self._audit = audit
 
     async def run(self, request: RunCodeRequest) -> RunCodeAnswer:
-        """One run. Raises InvalidSubmission, QueueFull and QuotaExceeded."""
+        """Run one program. Raises InvalidSubmission, QueueFull and QuotaExceeded."""
         begun_s = time.monotonic()
         answer: RunCodeAnswer | None = None
         refused = ""
@@ -165,7 +164,7 @@ class CodeRunner:
 
 
 def _not_compiled(program: Program, detail: str) -> RunCodeAnswer:
-    """Python has no compiler of its own there: code that does not parse is a run that failed."""
+    """The answer for code that does not compile. In SandboxFusion, Python that does not parse is a failed run."""
     failed = CommandResult(status=CommandStatus.FINISHED, execution_time=0.0, return_code=1, stdout="", stderr=detail)
     if program.language.run is None:
         return RunCodeAnswer(status=RunStatus.FAILED, run_result=failed)

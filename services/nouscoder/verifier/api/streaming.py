@@ -1,7 +1,7 @@
-"""Grading told as it goes: one submission test by test, and many submissions over one connection.
+"""Streaming answers: one submission test by test, and many submissions over one connection.
 
-INVARIANT: of a batch at most two submissions a slot are in hand at once, every line gets exactly one answer, and when
-the reader of a stream goes away the work behind it is cancelled.
+INVARIANT: at most two submissions of a batch per slot are in progress at once. Every line of a batch gets exactly one
+answer. When the reader of a stream disconnects, the work behind the stream is cancelled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Answer = TypeVar("Answer")
 
 
 async def grade_events(grader: Grading, submission: Submission) -> AsyncIterator[TestOutcome | Verdict]:
-    """Each test's outcome as it ends, then the verdict. Raises what Grader.grade raises."""
+    """The outcome of each test as it becomes final, then the verdict. Raises what `Grader.grade` raises."""
     events: asyncio.Queue[TestOutcome | None] = asyncio.Queue()
     task = asyncio.ensure_future(grader.grade(submission, events.put_nowait))
     task.add_done_callback(lambda _: events.put_nowait(None))
@@ -52,7 +52,7 @@ async def server_events(grader: Grading, submission: Submission) -> AsyncIterato
 
 
 async def grade_patiently(grader: Grading, submission: Submission, patience_s: float = QUEUE_PATIENCE_S) -> Verdict:
-    """As Grader.grade, but a full queue is waited for, up to `patience_s` seconds. Raises QueueFull after that."""
+    """Like `Grader.grade`, but waits up to `patience_s` seconds while the queue is full, then raises QueueFull."""
     loop = asyncio.get_running_loop()
     end = loop.time() + patience_s
     while True:
@@ -64,14 +64,17 @@ async def grade_patiently(grader: Grading, submission: Submission, patience_s: f
         await asyncio.sleep(0.1)
 
 
-async def spread(
+async def map_concurrently(
     items: AsyncIterator[Item], work: Callable[[Item], Awaitable[Answer]], at_once: int
 ) -> AsyncIterator[Answer]:
-    """`work` of every item, `at_once` at a time, in order of completion. What `items` raises comes last."""
+    """Results of `work` for every item, `at_once` at a time, in order of completion.
+
+    An exception raised by `items` is raised after all results.
+    """
     pending: set[asyncio.Future[Answer]] = set()
     feed: asyncio.Future[Item] | None = None
     source = items.__aiter__()
-    trouble: Exception | None = None
+    failure: Exception | None = None
     ended = False
     try:
         while not ended or pending:
@@ -86,18 +89,18 @@ async def spread(
                 except StopAsyncIteration:
                     ended = True
                 except Exception as error:
-                    ended, trouble = True, error
+                    ended, failure = True, error
                 feed = None
             for answer in done:
                 pending.discard(answer)
                 yield answer.result()
-        if trouble is not None:
-            raise trouble
+        if failure is not None:
+            raise failure
     finally:
-        left: list[asyncio.Future[Any]] = [*pending, *([feed] if feed is not None else [])]
-        for one in left:
-            one.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        unfinished: list[asyncio.Future[Any]] = [*pending, *([feed] if feed is not None else [])]
+        for future in unfinished:
+            future.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
 
 
 async def _next(source: AsyncIterator[Item]) -> Item:
@@ -105,7 +108,7 @@ async def _next(source: AsyncIterator[Item]) -> Item:
 
 
 async def batch_lines(grader: Grading, lines: Sequence[bytes]) -> AsyncIterator[bytes]:
-    """Answers to NDJSON requests as NDJSON: a verdict, or {"error", "field"} for a line that cannot be graded."""
+    """NDJSON answers to NDJSON requests: a verdict, or {"error", "field"} for a line that cannot be graded."""
 
     async def answer(numbered: tuple[int, bytes]) -> bytes:
         return json.dumps(await _answer_line(grader, *numbered)).encode() + b"\n"
@@ -114,13 +117,14 @@ async def batch_lines(grader: Grading, lines: Sequence[bytes]) -> AsyncIterator[
         for number, line in enumerate(line for line in lines if line.strip()):
             yield number, line
 
-    async with aclosing(spread(numbered(), answer, 2 * grader.num_slots)) as answers:  # type: ignore[type-var]
+    answered = map_concurrently(numbered(), answer, 2 * grader.num_slots)
+    async with aclosing(answered) as answers:  # type: ignore[type-var]
         async for line in answers:
             yield line
 
 
 async def _answer_line(grader: Grading, number: int, line: bytes) -> dict[str, Any]:
-    """`number` counts lines from 0; it stands for the id of a line that has none."""
+    """The answer to one line. `number` counts lines from 0 and is the id of a line that has none."""
     request_id: object = number
     try:
         record = json.loads(line.decode())
@@ -137,9 +141,9 @@ async def _answer_line(grader: Grading, number: int, line: bytes) -> dict[str, A
     return {"id": request_id, **answer_record(verdict)}
 
 
-def _checked_id(given: object) -> object:
-    if isinstance(given, list | dict) or given != given or given in (math.inf, -math.inf):
+def _checked_id(value: object) -> object:
+    if isinstance(value, list | dict) or value != value or value in (math.inf, -math.inf):
         raise InvalidSubmission("id", "must be a text or a number")
-    if len(str(given)) > _MAX_ID_CHARS:
-        raise InvalidSubmission("id", f"may have at most {_MAX_ID_CHARS} characters")
-    return given
+    if len(str(value)) > _MAX_ID_CHARS:
+        raise InvalidSubmission("id", f"must have at most {_MAX_ID_CHARS} characters")
+    return value

@@ -1,4 +1,4 @@
-"""TLS of the grading APIs from files: one section of the configuration, the same rules for HTTP and gRPC."""
+"""TLS of the grading APIs: certificates from files, one configuration section for HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from nouscoder.errors import Unusable
 
 
 class TlsUnusable(Unusable):
-    """The certificate files cannot be used; the message names them."""
+    """The certificate files cannot be used. The message names them."""
 
 
 def http_context(section: TlsSection) -> ssl.SSLContext | None:
-    """For the REST API; None when TLS is off. Raises TlsUnusable."""
+    """The TLS context of the REST API; None when TLS is off. Raises TlsUnusable."""
     if not section.certificate:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -33,8 +33,8 @@ def http_context(section: TlsSection) -> ssl.SSLContext | None:
 
 
 def grpc_credentials(section: TlsSection) -> grpc.ServerCredentials | None:
-    """For the gRPC API; None when TLS is off. Raises TlsUnusable."""
-    if http_context(section) is None:  # which has looked at the files closer than gRPC does
+    """The credentials of the gRPC API; None when TLS is off. Raises TlsUnusable."""
+    if http_context(section) is None:  # this also checks the files more strictly than gRPC does
         return None
     pair = (Path(section.key).read_bytes(), Path(section.certificate).read_bytes())
     authority = Path(section.client_ca).read_bytes() if section.client_ca else None

@@ -1,1 +1,1 @@
-"""What each type of tests asks of a process and makes of what it did. Pure; see nouscoder.verifier.grading.judging."""
+"""One judge for each type of tests: process input, judging of the result. See nouscoder.verifier.grading.judging."""

@@ -1,4 +1,4 @@
-"""Math tests: nothing is run, so the judge only shows; `verifier.mathematics` says whether an answer is right."""
+"""Math tests. No process runs, so this judge only shows the answer; `judges.mathematics` compares it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nouscoder.verifier.sandbox.base import RunResult
 
 
 class MathJudge:
-    """The answer is the submission's text."""
+    """The judge of math tests. The answer is the text of the submission."""
 
     entry_point: str | None = None
     prelude = ""
@@ -23,17 +23,17 @@ class MathJudge:
         return code
 
     def input_size(self, index: int) -> int:
-        """The same for all."""
+        """The same for all tests."""
         return 0
 
     def stdin(self, index: int) -> bytes:
-        """Nothing is given to anything."""
+        """Empty: no process runs."""
         return b""
 
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
-        """Never accepted without a ruling of the library."""
+        """A wrong answer. Only the math library's ruling accepts an answer."""
         return VerdictKind.WRONG_ANSWER
 
     def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:
-        """No input, the gold answer, and the answer."""
+        """No input, the gold answer, the submitted answer."""
         return "", self._cases[index].expected, readable(result.stdout)

@@ -1,11 +1,12 @@
-"""Assert tests: python statements that follow the code in its own process.
+"""Assert tests: Python statements that run after the code, in the same process.
 
-A case runs where the code runs, so this type is weaker than the others, by nature: what a case states is visible to
-the code (it can look for it), and an object whose `__eq__` is always true satisfies `==`. Use call tests where the
-code is not trusted to be honest. What is kept all the same: an outcome is `accepted` only when the process says that
-the case was reached and ended, with a token drawn for this test that is nowhere but in the process's memory. Leaving
-early with exit code 0, printing, or writing "true" to inherited descriptors proves nothing; a program that digs
-through its own interpreter for the token, or replaces the builtins that the case uses, is not stopped.
+This type is weaker than the others because a case runs in the process of the code: the code can read the case, and an
+object whose `__eq__` always returns True satisfies `==`. Use call tests for code that may cheat.
+
+An outcome is accepted only when the process reports that the case ended, together with a random token of this test that
+exists only in the memory of the process. An early exit with code 0, printed text, or "true" written to inherited
+descriptors is therefore not accepted. A program that searches its interpreter for the token, or replaces builtins that
+the case uses, is not detected.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from nouscoder.verifier.judges.base import encoded, readable
 from nouscoder.verifier.sandbox.base import RunResult
 
 _ENTRY = "__nouscoder_case__"
-# The last definition of the name counts, so the code cannot put its own there.
+# Appended after the code. The last definition of the name counts, so the code cannot replace it.
 _ENDING = f"""
 
 def {_ENTRY}(case, token):
@@ -36,7 +37,7 @@ def {_ENTRY}(case, token):
 
 
 class AssertJudge:
-    """Raises InvalidSubmission naming a case, or the setup, that is not python."""
+    """The judge of assert tests. Raises InvalidSubmission naming a case, or the setup, that is not Python."""
 
     entry_point: str | None = _ENTRY
 
@@ -50,11 +51,11 @@ class AssertJudge:
         self.num_tests = len(tests.cases)
 
     def source(self, code: str) -> str:
-        """The code, and after it what runs a case."""
+        """The code, followed by the function that runs a case."""
         return code + _ENDING
 
     def input_size(self, index: int) -> int:
-        """Characters of the case."""
+        """The number of characters of the case."""
         return len(self._cases[index])
 
     def stdin(self, index: int) -> bytes:
@@ -62,15 +63,15 @@ class AssertJudge:
         return json.dumps({"args": [self._cases[index], self._tokens[index]], "kwargs": {}}).encode()
 
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
-        """Accepted when the case ended, a wrong answer after an AssertionError; no proof is a runtime error."""
-        said = (result.result or b"").strip()
+        """Accepted when the case ended, wrong answer after an AssertionError, else runtime error (no valid report)."""
+        report = (result.result or b"").strip()
         token = self._tokens[index]
-        if said == encoded(f'["{token}", true]'):
+        if report == encoded(f'["{token}", true]'):
             return VerdictKind.ACCEPTED
-        return VerdictKind.WRONG_ANSWER if said == encoded(f'["{token}", false]') else VerdictKind.RUNTIME_ERROR
+        return VerdictKind.WRONG_ANSWER if report == encoded(f'["{token}", false]') else VerdictKind.RUNTIME_ERROR
 
     def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:
-        """The case, and what was printed; the case is all there is of an expectation."""
+        """The case, no expected output, and stdout."""
         return self._cases[index], "", readable(result.stdout)
 
 

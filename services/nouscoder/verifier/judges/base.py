@@ -1,4 +1,4 @@
-"""What every judge is, and what judges share."""
+"""The protocol of judges, and the functions that they share."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ CLIP_CHARS = 2000
 
 
 class Judge(Protocol):
-    """The tests of one submission. `prelude` is python that is executed in the program's namespace before it."""
+    """The tests of one submission. `prelude` is Python that runs in the program's namespace before the program."""
 
     entry_point: str | None
     prelude: str
     num_tests: int
 
     def source(self, code: str) -> str:
-        """What is run for this code: the code itself, or something around it."""
+        """The program to run for this code: the code itself, or the code with additions."""
         ...
 
     def input_size(self, index: int) -> int:
-        """How long the input of test `index` is: the guess of how hard it is."""
+        """The length of the input of test `index`, as an estimate of how hard the test is."""
         ...
 
     def stdin(self, index: int) -> bytes:
-        """What the process of test `index` is given. Never anything of what is expected."""
+        """The input of the process of test `index`. It contains nothing of the expected output."""
         ...
 
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
-        """The outcome of a process that ended by itself with exit code 0."""
+        """The outcome of a process that exited with code 0."""
         ...
 
     def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:
-        """(input, expected, output) of test `index` as text for people."""
+        """(input, expected, output) of test `index` as readable text."""
         ...
 
 
 def readable(data: bytes) -> str:
-    """The beginning of hostile bytes as text."""
+    """The beginning of untrusted bytes as text."""
     return data[: 4 * CLIP_CHARS].decode("utf8", "replace")
 
 
 def encoded(text: str) -> bytes:
-    """Text as a process gets it; lone surrogates make bytes that are no UTF-8."""
+    """The bytes of a text for a process. Lone surrogates are encoded as bytes that are not valid UTF-8."""
     return text.encode("utf8", "surrogatepass")

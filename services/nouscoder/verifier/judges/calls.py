@@ -1,4 +1,4 @@
-"""One function: arguments in, the returned value compared."""
+"""Call tests: calls one function and compares the returned value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nouscoder.verifier.sandbox.base import RunResult
 
 
 class CallJudge:
-    """Raises ValueError or RecursionError for values that cannot be written as JSON."""
+    """The judge of call tests. Raises ValueError or RecursionError for values that cannot be encoded as JSON."""
 
     def __init__(self, tests: CallTests, comparator: Comparator, prelude: str = "") -> None:
         self._cases = tests.cases
@@ -28,15 +28,15 @@ class CallJudge:
         return code
 
     def input_size(self, index: int) -> int:
-        """Bytes of the arguments as JSON."""
+        """The number of bytes of the arguments as JSON."""
         return len(self._stdin[index])
 
     def stdin(self, index: int) -> bytes:
-        """The arguments as JSON, in the shape that the harness reads (sandbox.base.Program)."""
+        """The arguments as JSON, in the format of sandbox.base.Program."""
         return self._stdin[index]
 
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
-        """Accepted when the returned value is the expected one; a runtime error when nothing was returned."""
+        """Accepted when the returned value equals the expected one; runtime error when the call did not return."""
         if result.result is None:
             return VerdictKind.RUNTIME_ERROR
         try:
@@ -48,6 +48,6 @@ class CallJudge:
         return VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER
 
     def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:
-        """Arguments, expected and returned value as JSON; the program's stdout when it returned nothing."""
+        """Arguments, expected and returned value as JSON; stdout instead if the call did not return."""
         returned = result.stdout if result.result is None else result.result
         return readable(self._stdin[index]), self._expected[index], readable(returned)

@@ -1,12 +1,12 @@
-"""The `lcb` profile: what LiveCodeBench's published grader says of a python program, its mistakes included.
+"""The `lcb` profile: grades a Python program like LiveCodeBench's published grader, including its mistakes.
 
-Source: LiveCodeBench, lcb_runner/evaluation/testing_util.py, as published in May 2025. The program runs in one
-process for all its tests (lcb_driver.py, inside a sandbox); the rules of comparison are here, in the gateway. Verdicts
-for its codes: -2 is wrong_answer, -3 time_limit_exceeded, -4 runtime_error (code that does not compile among them), -1
-(the process died) runtime_error, or time_limit_exceeded when the whole took more than (limit + 1) a test + 5 s.
+Source: LiveCodeBench, lcb_runner/evaluation/testing_util.py, as published in May 2025. One process in a sandbox runs
+the program on all tests (lcb_driver.py); the comparison happens here, in the gateway. Verdicts for LiveCodeBench's
+codes: -2 is wrong_answer, -3 is time_limit_exceeded, -4 is runtime_error (also for code that does not compile), and -1
+(the process died) is runtime_error, or time_limit_exceeded if the whole run took more than (limit + 1) per test + 5 s.
 
-What is not copied: a returned object with an `__eq__` of its own is wrong here, whatever it would answer; memory and
-output are limited; the limit is the submission's, where LiveCodeBench has 6 s.
+Differences from LiveCodeBench: a returned object with an `__eq__` of its own is always wrong; memory and output are
+limited; the time limit is that of the submission instead of 6 s.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nouscoder.verifier.sandbox.base import Exit, RunResult
 _MODULES = (
     "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json"
 )
-# What LiveCodeBench puts before every program; `"prelude": "lcb"` puts it before one of the process profile.
+# LiveCodeBench puts this before every program. `"prelude": "lcb"` does so in the process profile.
 PRELUDE = (
     "".join(f"from {name} import *\n" for name in f"{_MODULES} builtins typing".split())
     + "".join(f"import {name}\n" for name in _MODULES.split())
@@ -38,7 +38,7 @@ _MAX_RUN_S = 600.0
 
 
 class LcbJudge:
-    """All tests of a submission, in the order of the request, from one run: `batch_input`, then `split`."""
+    """The judge of the lcb profile. One run covers all tests in the order of the request (`batch_input`, `split`)."""
 
     entry_point: str | None = _ENTRY
     prelude = ""
@@ -62,49 +62,49 @@ class LcbJudge:
         return f"{_driver()}\nPRELUDE = {PRELUDE!r}\nSOURCE = {code!r}\n"
 
     def batch_input(self) -> bytes:
-        """What the one process is given."""
+        """The input of the single process."""
         return self._batch
 
     def run_limits(self, limits: Limits) -> Limits:
-        """Limits of that process: LiveCodeBench's bound on the whole, at most ten minutes."""
+        """The limits of that process: LiveCodeBench's bound on the whole run, at most ten minutes."""
         whole_s = min(_MAX_RUN_S, (self._limit_s + 1) * self.num_tests + 5.0)
         return replace(limits, wall_time_s=whole_s, cpu_time_s=whole_s)
 
     def input_size(self, index: int) -> int:
-        """The same for all, so that tests keep the order of the request."""
+        """The same for all tests, so that they keep the order of the request."""
         return 0
 
     def stdin(self, index: int) -> bytes:
-        """Only `batch_input` is ever given to a process."""
+        """The input of the single process."""
         return self._batch
 
     def split(self, whole: RunResult) -> list[RunResult]:
-        """The one run as one result a test; a test without a line shares the fate of the process."""
-        told: list[RunResult] = []
+        """Split the run into one result per test. A test without a line gets the result of the process."""
+        results: list[RunResult] = []
         for line in (whole.result or b"").split(b"\n")[: self.num_tests]:
             result = self._result_of(line, whole)
             if result is None:
                 break
-            told.append(result)
+            results.append(result)
         if whole.exit is Exit.EXITED and whole.exit_code == 0:
-            whole = replace(whole, exit_code=1)  # it ended before it said anything of this test
-        return told + [whole] * (self.num_tests - len(told))
+            whole = replace(whole, exit_code=1)  # it ended before it reported the next test
+        return results + [whole] * (self.num_tests - len(results))
 
     def _result_of(self, line: bytes, whole: RunResult) -> RunResult | None:
         parts = _split_line(line)
         if parts is None:
             return None
         status, output, written, seconds = parts
-        told = replace(whole, exit=Exit.EXITED, exit_code=0, signal=0, result=None, stderr=b"", stdout=b"")
-        told = replace(told, wall_time_s=seconds, cpu_time_s=min(seconds, whole.cpu_time_s))
+        result = replace(whole, exit=Exit.EXITED, exit_code=0, signal=0, result=None, stderr=b"", stdout=b"")
+        result = replace(result, wall_time_s=seconds, cpu_time_s=min(seconds, whole.cpu_time_s))
         match status:
             case "ok":
                 text = output if self._entry is None and isinstance(output, str) else written
-                return replace(told, stdout=encoded(text))
+                return replace(result, stdout=encoded(text))
             case "late":
-                return replace(told, exit=Exit.TIME_LIMIT)
+                return replace(result, exit=Exit.TIME_LIMIT)
             case "error":
-                return replace(told, exit_code=1, stderr=encoded(output if isinstance(output, str) else written))
+                return replace(result, exit_code=1, stderr=encoded(output if isinstance(output, str) else written))
         return None
 
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
@@ -114,7 +114,7 @@ class LcbJudge:
             right = same_as_lcb_prints(expected, result.stdout.decode("utf8", "surrogatepass"))
         else:
             try:
-                # Plain ==, so that True is 1 and 0.1 + 0.2 is not 0.3.
+                # Plain ==, as in LiveCodeBench: True equals 1, and 0.1 + 0.2 does not equal 0.3.
                 bound = result_bound(self._expected_json[index])
                 right = bool(parse_result(result.stdout, bound) == expected)
             except (UnreadableResult, RecursionError):
@@ -122,13 +122,12 @@ class LcbJudge:
         return VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER
 
     def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:
-        """Input, expected and real output; values as JSON."""
-        given, expected = self._inputs[index], self._expected[index]
-        return _text(given), _text(expected), readable(result.stdout)
+        """Input, expected and actual output; values as JSON."""
+        return _text(self._inputs[index]), _text(self._expected[index]), readable(result.stdout)
 
 
 def same_as_lcb_prints(expected: str, printed: str) -> bool:
-    """Stripped lines, as many, each the same or the same list of decimals."""
+    """Whether the number of lines is equal and each stripped line is equal, as text or as a list of decimals."""
     wanted_lines = [line.strip() for line in expected.strip().split("\n")]
     lines = [line.strip() for line in printed.strip().split("\n", len(wanted_lines))]
     if len(lines) != len(wanted_lines):
@@ -146,7 +145,7 @@ def _same_decimals(wanted: str, actual: str) -> bool:
 
 
 def _split_line(line: bytes) -> tuple[object, JsonValue, str, float] | None:
-    """A line of the driver: (status, output, the same as JSON, seconds). Hostile: the program could have written it."""
+    """A line of the driver: (status, output, output as JSON, seconds). Untrusted: the program may have written it."""
     try:
         status, output, seconds = json.loads(line)
         return status, output, json.dumps(output), max(0.0, min(float(seconds), _MAX_RUN_S))

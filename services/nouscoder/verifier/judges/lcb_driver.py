@@ -1,10 +1,10 @@
-"""Runs a python program inside a sandbox as LiveCodeBench's grader does: every test in one process, by hand.
+"""Runs a Python program inside a sandbox like LiveCodeBench's grader: all tests in one process.
 
-This file is never imported by the service: its text, followed by values for PRELUDE and SOURCE, is what a sandbox runs.
-It is given the inputs alone and writes a line of JSON a test to descriptor 3; comparing is done elsewhere.
-It has the faults of the grader that it stands for on purpose (docs/verdicts.md lists them): the code of a stdin problem
-becomes the body of a function, stdin is a text in memory with a few methods replaced, only what goes through sys.stdout
-counts, and the time limit is an alarm that the program can turn off.
+The service never imports this file. A sandbox runs its text, followed by values for PRELUDE and SOURCE. It gets only
+the inputs and writes one line of JSON per test to descriptor 3. The gateway compares the outputs. It reproduces the
+faults of LiveCodeBench's grader on purpose (docs/verdicts.md lists them): the code of a stdin problem becomes the body
+of a function, stdin is a text in memory with a few methods replaced, only output through sys.stdout counts, and the
+time limit is an alarm that the program can turn off.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import mock_open, patch
 
-PRELUDE = SOURCE = ""  # given their values at the end
-_GONE_FROM_OS = (
+PRELUDE = SOURCE = ""  # replaced by assignments after the end of this text
+_REMOVED_FROM_OS = (
     "kill system putenv remove removedirs rmdir fchdir setuid fork forkpty killpg rename renames truncate replace"
     " unlink fchmod fchown chmod chown chroot lchflags lchmod lchown getcwd chdir"
 )
-_GONE_MODULES = "ipdb joblib resource psutil tkinter"
+_REMOVED_MODULES = "ipdb joblib resource psutil tkinter"
 _REPORT_FD = 3
 _write, _dumps, _now = os.write, json.dumps, time.perf_counter
 
 
 class TimeoutException(Exception):
-    """Its name, in repr(), is what makes a failure a time-out."""
+    """The time limit has passed. Its name in repr() is how LiveCodeBench detects a timeout."""
 
 
 def _on_alarm(number: int, frame: object) -> None:
     raise TimeoutException
 
 
-def _take_away() -> None:
-    """What LiveCodeBench's guard takes from the program."""
+def _apply_guard() -> None:
+    """Remove what LiveCodeBench's reliability guard removes."""
     import builtins
     import shutil
     import subprocess
@@ -49,22 +49,22 @@ def _take_away() -> None:
     for name in ("quit", "help"):
         setattr(builtins, name, None)
     os.environ["OMP_NUM_THREADS"] = "1"
-    for name in _GONE_FROM_OS.split():
+    for name in _REMOVED_FROM_OS.split():
         setattr(os, name, None)
     for module, name in ((shutil, "rmtree"), (shutil, "move"), (shutil, "chown"), (subprocess, "Popen")):
         setattr(module, name, None)
-    for name in _GONE_MODULES.split():
+    for name in _REMOVED_MODULES.split():
         sys.modules[name] = None  # type: ignore[assignment]
 
 
-def _say(status: str, output: object, started: float) -> None:
+def _report(status: str, output: object, started: float) -> None:
     line = memoryview(_dumps([status, output, _now() - started]).encode() + b"\n")
     while line:
         line = line[_write(_REPORT_FD, line) :]
 
 
 def _unguarded(code: str) -> str:
-    """Without a last `if __name__ == '__main__'`, whose body stays."""
+    """The code with a final `if __name__ == '__main__'` replaced by its body."""
     try:
         body: Any = ast.parse(code).body
         if isinstance(body[-1], ast.If) and ast.unparse(body[-1].test).strip() == "__name__ == '__main__'":
@@ -75,7 +75,7 @@ def _unguarded(code: str) -> str:
 
 
 def _as_function(code: str) -> str:
-    """The imports, then everything else as the body of a function."""
+    """The code as its imports followed by a function that holds everything else."""
     try:
         body: Any = ast.parse(code).body
         imports: Any = [part for part in body if isinstance(part, ast.Import | ast.ImportFrom)]
@@ -98,55 +98,55 @@ def _load(code: str, limit_s: int) -> Any:
 
 
 class _Buffer:
-    """sys.stdin.buffer: every read is the whole, every line the first."""
+    """sys.stdin.buffer: every `read` returns the whole input, every `readline` the first line."""
 
-    def __init__(self, given: str) -> None:
-        self._given = given.encode("utf-8")
+    def __init__(self, text: str) -> None:
+        self._data = text.encode("utf-8")
 
     def read(self, *_: object) -> bytes:
-        return self._given
+        return self._data
 
     def readline(self, *_: object) -> bytes:
-        return self._given.split(b"\n")[0] + b"\n"
+        return self._data.split(b"\n")[0] + b"\n"
 
 
 class _Stdin:
-    """sys.stdin: `read` and `readlines` begin anew each time, and it cannot be iterated."""
+    """sys.stdin: `read` and `readlines` start at the beginning each time, and it is not iterable."""
 
-    def __init__(self, given: str) -> None:
-        self._given = given
-        self._text = io.StringIO(given)
-        self.buffer = _Buffer(given)
+    def __init__(self, text: str) -> None:
+        self._whole = text
+        self._text = io.StringIO(text)
+        self.buffer = _Buffer(text)
 
     def read(self, *_: object) -> str:
-        return self._given
+        return self._whole
 
     def readline(self, *size: Any) -> str:
         return self._text.readline(*size)
 
     def readlines(self, *_: object) -> list[str]:
-        return self._given.split("\n")
+        return self._whole.split("\n")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._text, name)
 
 
-def _speak(method: Callable[[], object], given: str) -> None:
+def _call_with_stdin(method: Callable[[], object], text: str) -> None:
     """Call the program with its stdin in memory.
 
-    A program that has bound the real sys.stdin (`from sys import stdin`) finds other readers there: its lines lose
-    their ends.
+    A program that has bound the real sys.stdin (`from sys import stdin`) gets replaced readers there, which return
+    lines without their line ends.
     """
-    lines = iter(given.split("\n"))
+    lines = iter(text.split("\n"))
     real = sys.stdin
     readers: dict[str, Any] = {
-        "read": lambda *_: given,
-        "readlines": lambda *_: given.split("\n"),
+        "read": lambda *_: text,
+        "readlines": lambda *_: text.split("\n"),
         "readline": lambda *_: next(lines),
     }
     try:
-        with patch.multiple(real, **readers), patch("builtins.open", mock_open(read_data=given)):
-            sys.stdin = _Stdin(given)
+        with patch.multiple(real, **readers), patch("builtins.open", mock_open(read_data=text)):
+            sys.stdin = _Stdin(text)
             method()
     except SystemExit:
         pass
@@ -154,25 +154,25 @@ def _speak(method: Callable[[], object], given: str) -> None:
         sys.stdin = real
 
 
-def _stdio_test(method: Callable[[], object], given: str) -> str:
+def _stdio_test(method: Callable[[], object], text: str) -> str:
     real = sys.stdout
     captured: Any = io.StringIO()
     sys.stdout = captured
-    captured.close = lambda _: 1  # closing it therefore fails, as it does there
+    captured.close = lambda _: 1  # closing it raises TypeError, as in LiveCodeBench
     try:
-        _speak(method, given)
+        _call_with_stdin(method, text)
     finally:
         sys.stdout = real
     return str(captured.getvalue())
 
 
-def _call_test(method: Callable[..., object], given: list[Any]) -> object:
-    value = method(*given)
+def _call_test(method: Callable[..., object], arguments: list[Any]) -> object:
+    value = method(*arguments)
     return _encoded(list(value) if isinstance(value, tuple) else value, 0)
 
 
 def _encoded(value: Any, depth: int) -> object:
-    """A value that may equal a JSON value as that; anything else as something that nothing equals."""
+    """A value that can equal a JSON value becomes that value; any other becomes one that equals nothing."""
     kind: Any = type(value)
     if value is None or isinstance(value, bool):
         return value
@@ -192,14 +192,14 @@ def _encoded(value: Any, depth: int) -> object:
 
 def _failed(error: Exception, started: float) -> None:
     late = "timeoutexception" in repr(error).lower()
-    _say("late" if late else "error", repr(error)[:500], started)
+    _report("late" if late else "error", repr(error)[:500], started)
 
 
 def lcb_grade(entry_point: str | None, inputs: list[Any], limit_s: int) -> None:
-    """A line a test: ["ok", output, seconds], or ["late" | "error", why, seconds], after which nothing more comes."""
+    """Write one line per test: ["ok", output, seconds], or a last line ["late" | "error", reason, seconds]."""
     signal.signal(signal.SIGALRM, _on_alarm)
     sys.set_int_max_str_digits(50000)
-    _take_away()
+    _apply_guard()
     signal.alarm(limit_s)
     started = _now()
     try:
@@ -208,19 +208,19 @@ def lcb_grade(entry_point: str | None, inputs: list[Any], limit_s: int) -> None:
         else:
             method = getattr(_load(PRELUDE + "\n\n" + SOURCE, limit_s), entry_point)
     except Exception as error:
-        # Not told apart by its kind: a time-out while loading is an error there too.
-        _say("error", repr(error)[:500], started)
+        # A timeout while loading is an error too, as in LiveCodeBench.
+        _report("error", repr(error)[:500], started)
         return
     one_test: Callable[..., object] = _stdio_test if entry_point is None else _call_test
-    for given in inputs:
+    for test_input in inputs:
         started = _now()
         signal.alarm(limit_s)
         try:
-            output = one_test(method, given)
+            output = one_test(method, test_input)
         except Exception as error:
             signal.alarm(0)
             _failed(error, started)
             return
         finally:
             signal.alarm(0)
-        _say("ok", output, started)
+        _report("ok", output, started)

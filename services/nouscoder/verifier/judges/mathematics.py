@@ -1,9 +1,9 @@
-"""Whether answers are mathematically the same, asked of the math-verify library in a process of its own.
+"""Compares answers mathematically with the math-verify library, which runs in a process of its own.
 
-INVARIANT: at most one such process lives at a time; one that is silent past its limit is killed, never asked again.
+INVARIANT: at most one such process lives at a time. A process that is silent past its limit is killed.
 
-A process of the service's own user, not a sandbox: it runs no candidate's code, only reads text, under limits of
-memory, CPU and wall time (see math_worker). It is started with the first question and ends with the service.
+The process runs as the service's own user and not in a sandbox: it runs no candidate code. It only parses text, within
+limits of memory, CPU and wall time (see math_worker). It starts with the first request and ends with the service.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nouscoder.verifier.sandbox.base import SandboxError
 
 _WORKER = Path(__file__).with_name("math_worker.py")
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
-_GRACE_S = 25.0  # loading sympy on a busy machine
+_GRACE_S = 25.0  # time to load sympy on a busy machine
 _MAX_ANSWER_CHARS = 4000
 _LATE = Ruling(VerdictKind.TIME_LIMIT_EXCEEDED, "the answer could not be compared in time")
 
@@ -35,35 +35,35 @@ def is_installed() -> bool:
 
 
 async def rule(tests: MathTests, answer: str, limit_s: float) -> list[Ruling]:
-    """A ruling for each case, within `limit_s` seconds for all. Raises SandboxError when the process fails.
+    """A ruling for each case, within `limit_s` seconds in total. Raises SandboxError when the process fails.
 
-    Only the end of a long answer is read: that is where the result stands.
+    Of a long answer only the end is compared, because the result is there.
     """
     answer = answer[-_MAX_ANSWER_CHARS:].encode("utf8", "replace").decode("utf8")
     request = json.dumps({"gold": [case.expected for case in tests.cases], "answer": answer})
-    said = await asyncio.to_thread(_PROCESS.ask, f"{limit_s:.3f} {request}\n".encode(), limit_s)
-    if "late" in said:
+    reply = await asyncio.to_thread(_PROCESS.ask, f"{limit_s:.3f} {request}\n".encode(), limit_s)
+    if "late" in reply:
         return [_LATE] * len(tests.cases)
-    if "right" not in said:
-        raise SandboxError(f"comparing mathematics failed: {said}")
-    return [_ruling(right) for right in said["right"]]
+    if "right" not in reply:
+        raise SandboxError(f"comparing mathematics failed: {reply}")
+    return [_ruling(right) for right in reply["right"]]
 
 
 def _ruling(right: bool | None) -> Ruling:
     if right is None:
-        return Ruling(VerdictKind.INTERNAL_ERROR, "the expected answer cannot be read as mathematics")
+        return Ruling(VerdictKind.INTERNAL_ERROR, "the expected answer cannot be parsed as mathematics")
     return Ruling(VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER)
 
 
 class MathProcess:
-    """See the module. One question at a time; safe to share between threads."""
+    """The process of math_worker.py. It handles one request at a time and may be shared between threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, request: bytes, limit_s: float) -> dict[str, list[bool | None]]:
-        """The process's answer to a line. Raises SandboxError when it dies or is silent."""
+        """Send one line and return the answer. Raises SandboxError when the process dies or stays silent."""
         with self._lock:
             try:
                 process = self._running()
@@ -79,7 +79,7 @@ class MathProcess:
             return answer
 
     def stop(self) -> None:
-        """Kill the process, if there is one, and wait for it."""
+        """Kill the process, if it runs, and wait for it."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

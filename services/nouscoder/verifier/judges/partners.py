@@ -1,8 +1,8 @@
-"""What the exit code of a checker or an interactor means for the test. Pure.
+"""Turns the exit code of a checker or an interactor into a ruling on the test. Pure.
 
-testlib's codes: 0 right, 1 wrong, 2 and 8 badly formed output, 4 text after the answer, 7 partly right (points). A
-test is passed or not, so partly right is wrong_answer, with the points in the remark. 3 says that the judge or its
-answer file is at fault; so does any other end of it. That is never the candidate's failure: internal_error.
+testlib's codes: 0 right, 1 wrong, 2 and 8 malformed output, 4 text after the answer, 7 partly right (points). A test
+passes or fails, so partly right is wrong_answer, with the points in the remark. Code 3, and any other end of the judge
+program, means that the judge or its answer file is at fault. That gives internal_error, never a candidate's failure.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from nouscoder.verifier.sandbox.base import Exit, RunResult
 _RIGHT = 0
 _WRONG = frozenset({1, 2, 4, 7, 8})
 _SIGPIPE = 13
-# What programs say that read or write after their partner has left.
-_LEFT_ALONE = (b"BrokenPipeError", b"Broken pipe", b"EOFError", b"NoSuchElementException")
+# Errors of programs that read or write after their partner has ended.
+_PARTNER_ENDED = (b"BrokenPipeError", b"Broken pipe", b"EOFError", b"NoSuchElementException")
 _REMARK_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What somebody else than the judge of the tests has said of a test, and why."""
+    """The decision of a checker, an interactor or the math library on a test, with a remark."""
 
     outcome: VerdictKind
     remark: str = ""
 
 
 def ruling_of_checker(check: RunResult) -> Ruling:
-    """The outcome of a test whose program ended well."""
+    """The ruling on a test whose program exited normally."""
     if check.exit is Exit.EXITED and check.exit_code == _RIGHT:
         return Ruling(VerdictKind.ACCEPTED, _remark(check))
     if check.exit is Exit.EXITED and check.exit_code in _WRONG:
@@ -39,9 +39,9 @@ def ruling_of_checker(check: RunResult) -> Ruling:
 
 
 def ruling_of_interactor(candidate: RunResult, interactor: RunResult) -> Ruling | None:
-    """The outcome of a conversation; None when the candidate's own end says it (a limit, an error of its own).
+    """The ruling on a conversation. None when the candidate's own result decides (a limit or an error of its own).
 
-    Where both ended badly the candidate's own error counts, unless it is the one that a partner causes who has left.
+    If both failed, the candidate's error counts, unless it is an error that follows from the end of its partner.
     """
     if candidate.exit in (Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT):
         return None
@@ -50,7 +50,7 @@ def ruling_of_interactor(candidate: RunResult, interactor: RunResult) -> Ruling 
     failed = candidate.exit is Exit.SIGNALLED or candidate.exit_code != 0
     if interactor.exit_code == _RIGHT:
         return None if failed else Ruling(VerdictKind.ACCEPTED, _remark(interactor))
-    if failed and candidate.signal != _SIGPIPE and not any(sign in candidate.stderr[-1000:] for sign in _LEFT_ALONE):
+    if failed and candidate.signal != _SIGPIPE and not any(sign in candidate.stderr[-1000:] for sign in _PARTNER_ENDED):
         return None
     return Ruling(VerdictKind.WRONG_ANSWER, _remark(interactor))
 
@@ -61,7 +61,7 @@ def _at_fault(name: str, judge: RunResult) -> Ruling:
 
 
 def _remark(judge: RunResult) -> str:
-    """What a judge says of itself: on stderr, as testlib does, or on stdout."""
+    """The remark of a judge program: its stderr, as with testlib, or its stdout."""
     return readable(judge.stderr[:_REMARK_CHARS]).strip() or readable(judge.stdout[:_REMARK_CHARS]).strip()
 
 
@@ -72,4 +72,4 @@ def _end_of(judge: RunResult) -> str:
         case Exit.SIGNALLED:
             return f"was killed by signal {judge.signal}"
         case other:
-            return f"ran into its {other.value.replace('_', ' ')}"
+            return f"exceeded its {other.value.replace('_', ' ')}"

@@ -1,4 +1,4 @@
-"""Whole programs: stdin in; stdout compared, or handed to a checker, or to an interactor."""
+"""Tests of whole programs: stdout is compared, or passed to a checker or an interactor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nouscoder.verifier.sandbox.base import RunResult
 
 
 class StdinJudge:
-    """stdin in, stdout compared. With a checker or interactor the comparison is that program's; see `partners`."""
+    """The judge of stdin, checker and interactive tests. A checker or interactor replaces the comparison."""
 
     entry_point: str | None = None
 
@@ -28,15 +28,15 @@ class StdinJudge:
         return code
 
     def input_size(self, index: int) -> int:
-        """Characters of the input."""
+        """The number of characters of the input."""
         return len(self._cases[index].input)
 
     def stdin(self, index: int) -> bytes:
-        """The case's input."""
+        """The input of the case."""
         return encoded(self._cases[index].input)
 
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
-        """Accepted when stdout is the expected output, or when that is for somebody else to say."""
+        """Accepted when stdout matches the expected output, or when a checker or interactor decides."""
         if not self._compares:
             return VerdictKind.ACCEPTED
         right = same_text(self._cases[index].output, result.stdout, self._comparator)

@@ -1,1 +1,1 @@
-"""What the verifier tells about itself: metrics, audit log, traces."""
+"""Observability of the verifier: metrics, audit log, traces."""

@@ -1,7 +1,7 @@
-"""Who had what graded, a JSON line each: no program and no test is written, unless the configuration asks for programs.
+"""The audit log: one JSON line per submission. It holds no tests, and programs only if the configuration asks for them.
 
-INVARIANT: every submission that passed the token check and could be read leaves exactly one line, whether it got a
-verdict, was refused or was given up by its client.
+INVARIANT: every submission that passed the API key check and could be parsed leaves exactly one line, whether it got a
+verdict, was refused or was cancelled by its client.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from nouscoder.verifier.grading.verdict_cache import Grading
 
 
 class AuditUnusable(Unusable):
-    """The audit log cannot be written; the message names the file."""
+    """The audit log cannot be written. The message names the file."""
 
 
 class AuditLog:
-    """Appends to a file; each line is out of our hands when the answer is."""
+    """Appends to a file. Each line is written before the answer is sent."""
 
     def __init__(self, file: Path, with_source: bool = False) -> None:
         """Raises AuditUnusable."""
@@ -41,7 +41,7 @@ class AuditLog:
             raise AuditUnusable(f"the audit log {self._path} cannot be written: {error.strerror or error}") from error
 
     def reopen(self) -> None:
-        """After the file was moved away, begin a new one."""
+        """Open the path again after the file was moved away."""
         old, self._file = self._file, self._open()
         old.close()
 
@@ -50,7 +50,7 @@ class AuditLog:
         self._file.close()
 
     def write(self, source: str, **fields: Any) -> None:
-        """One line: time, client and request id of the current caller, `fields`, and the source's SHA-256."""
+        """Write one line: time, client and request id of the current caller, `fields`, and the source's SHA-256."""
         caller = current_caller()
         now_s = time.time()
         record = {
@@ -66,14 +66,14 @@ class AuditLog:
 
 
 class AuditedGrader(GraderDecorator):
-    """`inner`, with a line in the audit log for every submission."""
+    """Grades with `inner` and writes a line to the audit log for every submission."""
 
     def __init__(self, inner: Grading, audit: AuditLog) -> None:
         super().__init__(inner)
         self._audit = audit
 
     async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
-        """As Grader.grade."""
+        """See `Grader.grade`."""
         begun_s = time.monotonic()
         verdict: Verdict | None = None
         refused = ""

@@ -1,90 +1,76 @@
-"""Traces of grading over OTLP/HTTP. Imported only when `verifier.tracing_endpoint` is set.
+"""Traces of grading. Without `verifier.tracing_endpoint` the tracer is OpenTelemetry's no-op.
 
-    POST /v1/grade (or the gRPC method)     a child of the caller's span, given by W3C traceparent
-      grade                                 what was graded and the verdict; not there for an answer from the cache
+    POST /v1/grade (or the gRPC method)     a child of the caller's span, which W3C traceparent names
+      grade                                 the submission and its verdict; absent for an answer from the cache
         queue                               from acceptance to the first sandbox
-        sandbox                             waiting for its namespaces, and compiling; one for each sandbox
-        test                                one a test that counts: index, outcome, times
+        sandbox                             waiting for the sandbox, and compiling; one span per sandbox
+        test                                one span per test that counts: index, outcome, times
 
-INVARIANT: no span holds source, input, output, expected output or a token; every span that was begun ends; an exporter
-that cannot reach its receiver drops spans and holds up nobody.
+INVARIANT: no span holds source, input, output, expected output or an API key. Every span that starts also ends. While
+tracing is off, neither OpenTelemetry's SDK nor its exporter is imported.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from nouscoder.config import ConfigError
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict
+from nouscoder.errors import Unusable
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.grader import OnOutcome
 from nouscoder.verifier.grading.grader_decorator import GraderDecorator
 from nouscoder.verifier.grading.verdict_cache import Grading
 from nouscoder.verifier.sandbox.base import Program, Sandbox, Session
 
-_EXPORT_LIMIT_S = 5.0
-_SHUTDOWN_LIMIT_MS = 5000
 _NS = 1_000_000_000
-_PROPAGATED = ("traceparent", "tracestate")
 
 Opened = TypeVar("Opened")
 
-# Not OpenTelemetry's own: a span is never "made current" and put back, because a stream's generator may be closed in
-# another context than it was begun in. A request has a task of its own, so what is set here never has to be undone.
-_within: ContextVar[Context | None] = ContextVar("span", default=None)
+# OpenTelemetry's own context is not used: it must be reset where it was set, but the generator of a stream may be
+# closed in another context. Each request has a task of its own, so a value that is set here needs no reset.
+_parent: ContextVar[Context | None] = ContextVar("parent", default=None)
 _accepted_ns: ContextVar[list[int] | None] = ContextVar("accepted", default=None)  # emptied by the first sandbox
 
 
-class Tracing:
-    """One exporter a process."""
+class TracingUnusable(Unusable):
+    """Tracing is configured but cannot work. The message says why."""
 
-    def __init__(self, endpoint: str) -> None:
-        """`endpoint` is http(s)://host:port, or with a path other than /v1/traces. Raises ConfigError."""
-        parts = urlsplit(endpoint)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"verifier.tracing_endpoint: {endpoint!r:.80} is no http address")
-        url = endpoint if parts.path.strip("/") else f"{endpoint.rstrip('/')}/v1/traces"
-        self._provider = TracerProvider(resource=Resource.create({"service.name": "nouscoder-verifier"}))
-        exporter = OTLPSpanExporter(endpoint=url, timeout=_EXPORT_LIMIT_S)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter, export_timeout_millis=_SHUTDOWN_LIMIT_MS))
-        self._tracer = self._provider.get_tracer("nouscoder.verifier")
+
+class Tracing:
+    """Starts the spans of a service."""
+
+    def __init__(self, tracer: trace.Tracer) -> None:
+        self._tracer = tracer
         self._propagator = TraceContextTextMapPropagator()
 
     @contextmanager
     def request(self, name: str, headers: Mapping[str, str]) -> Iterator[trace.Span]:
-        """A request's span; `headers` may have its caller's traceparent. It is the parent of what its task does."""
-        parent = self._propagator.extract(
-            {key: headers[key] for key in ("traceparent", "tracestate") if key in headers}
-        )
-        with self._span(name, parent, trace.SpanKind.SERVER) as span:
-            _within.set(trace.set_span_in_context(span))
+        """The span of a request, below the traceparent in `headers`. It is the parent of all spans of this task."""
+        with self._span(name, self._propagator.extract(headers), trace.SpanKind.SERVER) as span:
+            _parent.set(trace.set_span_in_context(span))
             yield span
 
     @contextmanager
     def step(self, name: str, **attributes: str | int | float | bool) -> Iterator[trace.Span]:
-        """A part of what this task does; what is begun inside is below it."""
-        with self._span(name, _within.get(), trace.SpanKind.INTERNAL) as span:
+        """The span of a part of this task's work."""
+        with self._span(name, _parent.get(), trace.SpanKind.INTERNAL) as span:
             span.set_attributes(attributes)
             yield span
 
     def past(
         self, name: str, begun_ns: int, ended_ns: int, parent: Context | None, **attributes: str | int | float
     ) -> None:
-        """A span of what has already been."""
+        """A span of work that has already ended."""
         span = self._tracer.start_span(name, context=parent, start_time=begun_ns, attributes=attributes)
         span.end(end_time=ended_ns)
 
@@ -99,42 +85,55 @@ class Tracing:
         finally:
             span.end()
 
-    def close(self) -> None:
-        """Send what is left, within a few seconds."""
-        self._provider.force_flush(_SHUTDOWN_LIMIT_MS)
-        self._provider.shutdown()
+
+def open_tracing(endpoint: str, stack: AsyncExitStack) -> Tracing:
+    """Trace to `endpoint`, or to nowhere when it is "". Raises TracingUnusable and ConfigError.
+
+    Closing `stack` sends the remaining spans.
+    """
+    if not endpoint:
+        return Tracing(trace.NoOpTracer())
+    try:
+        from nouscoder.verifier.observe.exporter import SpanExport
+    except ImportError as error:
+        raise TracingUnusable(
+            f"verifier.tracing_endpoint needs OpenTelemetry: install the project's `tracing` extra ({error})"
+        ) from error
+    export = SpanExport(endpoint)
+    stack.push_async_callback(asyncio.to_thread, export.close)
+    return Tracing(export.tracer)
 
 
 class TracedGrader(GraderDecorator):
-    """`inner`, with a span a submission and one a test."""
+    """Grades with `inner`, with a span per submission and one per test."""
 
     def __init__(self, inner: Grading, tracing: Tracing) -> None:
         super().__init__(inner)
         self._tracing = tracing
 
     async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
-        """As Grader.grade."""
+        """See `Grader.grade`."""
         kind = type(submission.tests).__name__
         with self._tracing.step("grade", language=submission.language, tests_type=kind) as span:
             here = trace.set_span_in_context(span)
 
-            def told(outcome: TestOutcome) -> None:
-                self._tell_test(outcome, here)
+            def record(outcome: TestOutcome) -> None:
+                self._record_test(outcome, here)
                 if on_outcome is not None:
                     on_outcome(outcome)
 
-            within, accepted = _within.set(here), _accepted_ns.set([time.time_ns()])
+            parent, accepted = _parent.set(here), _accepted_ns.set([time.time_ns()])
             try:
-                verdict = await self._inner.grade(submission, told)
+                verdict = await self._inner.grade(submission, record)
             finally:
-                _within.reset(within)
+                _parent.reset(parent)
                 _accepted_ns.reset(accepted)
             span.set_attributes({"verdict": verdict.kind.value, "passed": verdict.passed, "total": verdict.total})
             span.set_attributes({"client": current_caller().client, "backend": verdict.backend})
             return verdict
 
-    def _tell_test(self, outcome: TestOutcome, parent: Context) -> None:
-        """It is told of at its end, or a little later."""
+    def _record_test(self, outcome: TestOutcome, parent: Context) -> None:
+        """Record a test that has just ended."""
         now_ns = time.time_ns()
         self._tracing.past(
             "test",
@@ -150,7 +149,7 @@ class TracedGrader(GraderDecorator):
 
 
 class TracedSandbox:
-    """`inner`, with a span for what a submission waits for before its first test."""
+    """Forwards to `inner`, with spans for the time before a submission's first test."""
 
     def __init__(self, inner: Sandbox, tracing: Tracing) -> None:
         self._inner = inner
@@ -179,22 +178,22 @@ class TracedSandbox:
 
     def session(self, program: Program) -> AbstractAsyncContextManager[Session]:
         """See `Sandbox`."""
-        return self._told(self._inner.session(program), program)
+        return self._traced(self._inner.session(program), program)
 
     def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
         """See `Sandbox`."""
-        return self._told(self._inner.pair(program, partner), program)
+        return self._traced(self._inner.pair(program, partner), program)
 
     async def close(self) -> None:
         """See `Sandbox`."""
         await self._inner.close()
 
     @asynccontextmanager
-    async def _told(self, opened: AbstractAsyncContextManager[Opened], program: Program) -> AsyncIterator[Opened]:
-        """Only the way in is timed; what is inside, and the way out, is not."""
+    async def _traced(self, opened: AbstractAsyncContextManager[Opened], program: Program) -> AsyncIterator[Opened]:
+        """Time only the opening of the sandbox."""
         waited = _accepted_ns.get()
         if waited:
-            self._tracing.past("queue", waited.pop(), time.time_ns(), _within.get())
+            self._tracing.past("queue", waited.pop(), time.time_ns(), _parent.get())
         async with AsyncExitStack() as stack:
             with self._tracing.step("sandbox", backend=self.name, language=program.language.name):
                 entered = await stack.enter_async_context(opened)

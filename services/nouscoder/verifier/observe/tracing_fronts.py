@@ -1,4 +1,4 @@
-"""Where a trace begins: a span for each request of the REST API that grades, and for each gRPC call."""
+"""The root spans of a trace: one for each grading request of the REST API, and one for each gRPC call."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 
 
 class TraceRequests:
-    """ASGI middleware, to stand before all others."""
+    """ASGI middleware. It must be the outermost one."""
 
     def __init__(self, app: App, tracing: Tracing) -> None:
         self._app = app
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http" or scope["path"] not in _PATHS:
             await self._app(scope, receive, send)
             return
-        headers = {_text(name).lower(): _text(value) for name, value in scope["headers"]}
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         with self._tracing.request(f"{scope['method']} {scope['path']}", headers) as span:
 
-            async def tell(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    told = {_text(name).lower(): _text(value) for name, value in message.get("headers", ())}
+            async def record(message: Message) -> None:
+                if message["type"] == "http.response.start" and span.is_recording():
+                    answered = {bytes(name).lower(): value for name, value in message.get("headers", ())}
                     span.set_attribute("http.response.status_code", message["status"])
-                    span.set_attribute("request_id", told.get("x-request-id", ""))
+                    span.set_attribute("request_id", answered.get(b"x-request-id", b"").decode("latin-1"))
                 await send(message)
 
-            await self._app(scope, receive, tell)
+            await self._app(scope, receive, record)
 
 
 class TraceCalls(grpc.aio.ServerInterceptor):
-    """gRPC interceptor, to stand before all others. Calls of health and reflection are left alone."""
+    """gRPC interceptor. It must be the first one. It does not trace health and reflection."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
@@ -53,18 +53,18 @@ class TraceCalls(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler | None:
-        """One call."""
+        """Handle one call."""
         handler = await continuation(handler_call_details)
         method = str(handler_call_details.method)
         if handler is None or not method.startswith(_SERVICE):
             return handler
-        given = handler_call_details.invocation_metadata or ()
-        headers = {str(key): value for key, value in given if isinstance(value, str)}
+        metadata = handler_call_details.invocation_metadata or ()
+        headers = {str(key): value for key, value in metadata if isinstance(value, str)}
         return _traced(handler, lambda: self._tracing.request(method, headers))
 
 
 def _traced(handler: _Handler, begin: Callable[[], AbstractContextManager[object]]) -> _Handler:
-    """The same handler inside a span."""
+    """The same handler, inside a span."""
     kinds = {
         (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
         (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
@@ -87,7 +87,3 @@ def _traced(handler: _Handler, begin: Callable[[], AbstractContextManager[object
     behaviour: Any = many if handler.response_streaming else one
     made: _Handler = make(behaviour, handler.request_deserializer, handler.response_serializer)
     return made
-
-
-def _text(raw: Any) -> str:
-    return bytes(raw).decode("latin-1")

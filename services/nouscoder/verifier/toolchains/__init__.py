@@ -1,1 +1,1 @@
-"""Languages, their compilers, and the libraries that candidates may import."""
+"""Languages, their compilers, and the libraries that candidates can import."""

@@ -1,7 +1,7 @@
-"""The languages that can be graded, read from languages.toml, and which of them this host has.
+"""The languages of languages.toml, and which of them are installed where candidates run.
 
-A language is installed when each of its tools is in a folder that candidates see too (`SEARCH_PATH`): a compiler in
-somebody's home folder is of no use inside a sandbox.
+A language is installed when each of its tools is in a folder that candidates can see (`SEARCH_PATH`). A compiler in a
+home folder cannot be used inside a sandbox.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _KEYS = _OPTIONAL | {"source", "time_factor", "memory_extra_bytes", "detect"}
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """How programs of one language are compiled and run. `run` is None for python: the warm interpreter runs it.
+    """How programs of one language are compiled and run. `run` is None for Python: the warm interpreter runs it.
 
-    Of an installed language the tools in every command and in `detect` are absolute paths; `prepared` is the
-    folder that `compile` needs and candidates must see, where it has one (prepared.py).
+    For an installed language, the tools in every command and in `detect` are absolute paths. `prepared` is the folder
+    of its toolchain cache (toolchain_cache.py): `compile` needs it, and candidates must see it.
     """
 
     name: str
@@ -44,13 +44,13 @@ class Language:
 
 
 def registry(path: Path = _REGISTRY) -> Mapping[str, Language]:
-    """Every language of the file, installed or not. Raises ValueError naming the table at fault."""
+    """Every language of the file, installed or not. Raises ValueError naming the invalid table."""
     tables = tomllib.loads(path.read_text("utf-8"))
     return MappingProxyType({name: _language(name, table) for name, table in tables.items()})
 
 
 def find_installed(languages: Mapping[str, Language], search_path: str = SEARCH_PATH) -> Mapping[str, Language]:
-    """Those whose tools are all found in `search_path`, with their tools as absolute paths."""
+    """The languages whose tools are all in `search_path`, with their tools as absolute paths."""
     found = {}
     for name, language in languages.items():
         tools = {tool: shutil.which(tool, path=search_path) for tool in language.detect}
@@ -60,39 +60,39 @@ def find_installed(languages: Mapping[str, Language], search_path: str = SEARCH_
 
 
 def installed() -> Mapping[str, Language]:
-    """The languages of where candidates run: this host, looked at once a process, unless `use_tools` was called."""
-    return _elsewhere if _elsewhere is not None else _installed_here()
+    """The languages that candidates can use: those of this host (detected once), or those given to `use_tools`."""
+    return _remote if _remote is not None else _installed_here()
 
 
 @functools.cache
 def _installed_here() -> Mapping[str, Language]:
-    return MappingProxyType({name: _made_use_of(one) for name, one in find_installed(registry()).items()})
+    return MappingProxyType({name: _with_cache(one) for name, one in find_installed(registry()).items()})
 
 
-_elsewhere: Mapping[str, Language] | None = None
+_remote: Mapping[str, Language] | None = None
 
 
 def use_tools(tools: Mapping[str, str]) -> None:
-    """Candidates run on another host, which has these tools (by name, as absolute paths), and nothing prepared."""
-    global _elsewhere
+    """Use the tools of the remote host on which candidates run: absolute path by name. It has no toolchain cache."""
+    global _remote
     found = {name: _resolved(one, tools) for name, one in registry().items() if tools.keys() >= set(one.detect)}
-    _elsewhere = MappingProxyType(found)
+    _remote = MappingProxyType(found)
 
 
-def look_again() -> None:
-    """Forget what was found, and `use_tools`."""
-    global _elsewhere
-    _elsewhere = None
+def forget_installed() -> None:
+    """Forget the detected languages and the tools given to `use_tools`."""
+    global _remote
+    _remote = None
     _installed_here.cache_clear()
 
 
 def prepared_folders() -> tuple[str, ...]:
-    """What candidates must see of the host so that their compilers find what was prepared."""
+    """The folders of the toolchain cache, which candidates must see."""
     return tuple(str(language.prepared) for language in installed().values() if language.prepared is not None)
 
 
-def _made_use_of(language: Language) -> Language:
-    """With what was prepared for it, if it was."""
+def _with_cache(language: Language) -> Language:
+    """The language with its toolchain cache, if the cache exists."""
     if language.compile_prepared is None or not (folder := folder_of(language)).is_dir():
         return language
     argv = tuple(word.replace(PLACE, str(folder)) for word in language.compile_prepared)

@@ -1,7 +1,7 @@
-"""The libraries that candidates may import besides the standard library, each in a folder of its own.
+"""The libraries that candidates can import in addition to the standard library, each in a folder of its own.
 
-Candidates must not see this service's own packages, so those they may have are copied, once a version, to
-`<prefix>/share/nouscoder/candidate-libraries/NAME-VERSION`, and only these folders are shown to them.
+Candidates must not see this service's own packages. Each allowed library is therefore copied, once per version, to
+`<prefix>/share/nouscoder/candidate-libraries/NAME-VERSION`, and candidates see only these folders.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 
 
 def library_folders(names: Iterable[str], shelf: Path | None = None) -> tuple[Path, ...]:
-    """One import folder a library. One that is not installed here is left out, with a warning that names it.
+    """One import folder per library. A library that is not installed is omitted, with a warning that names it.
 
-    `shelf` is where the copies are kept; it must be writable the first time.
+    `shelf` is the folder of the copies. It must be writable when a library is copied.
     """
     shelf = shelf or Path(sys.prefix) / "share" / "nouscoder" / "candidate-libraries"
     folders = []
@@ -46,6 +46,6 @@ def _folder(name: str, shelf: Path) -> Path:
         part.rename(folder)
     except OSError:
         shutil.rmtree(part)
-        if not folder.is_dir():  # else another service was quicker
+        if not folder.is_dir():  # otherwise another service has made the copy
             raise
     return folder

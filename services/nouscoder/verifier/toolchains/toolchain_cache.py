@@ -1,10 +1,10 @@
-"""What some compilers need once a host, not once a submission: go's standard library takes 15 s to compile.
+"""The toolchain cache: files that a compiler needs once per host. Go's standard library, for example, takes 15 s.
 
-A language's `prepare` fills a folder of this user's cache, outside any sandbox; candidates see it read-only, at the
-same path, and its `compile_prepared` takes the place of `compile`. The folder's name holds a digest of the tools and
-the commands, so another version of the compiler finds nothing prepared, and compiles as slowly as before.
+The `prepare` command of a language fills a folder of this user's cache, outside of any sandbox. Candidates see the
+folder read-only at the same path, and `compile_prepared` replaces `compile`. The folder's name holds a digest of the
+tools and the commands, so that another version of the compiler does not use it.
 
-INVARIANT: a folder of that name is whole: it is filled under another one first.
+INVARIANT: a folder of that name is complete, because it is filled under another name and then renamed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _PREPARE_LIMIT_S = 1800.0
 
 
 class NotPrepared(Unusable):
-    """A language could not be prepared; the message names it and says why."""
+    """The cache of a language could not be filled. The message gives language and reason."""
 
 
 def folder_of(language: Language) -> Path:
-    """Where it is prepared, or would be. The tools of `language` must have been found."""
+    """The cache folder of a language, whether or not it exists. The tools of `language` must be absolute paths."""
     made = hashlib.sha256(repr((language.prepare, language.compile_prepared)).encode())
     for tool in language.detect:
         stat = os.stat(tool)
@@ -42,7 +42,7 @@ def folder_of(language: Language) -> Path:
 
 
 def prepare(language: Language) -> Path:
-    """Fill the folder, which may take a minute. Raises NotPrepared."""
+    """Fill the cache folder of a language, which may take a minute. Raises NotPrepared."""
     folder = folder_of(language)
     if folder.is_dir() or language.prepare is None:
         return folder
@@ -56,7 +56,7 @@ def prepare(language: Language) -> Path:
         part.chmod(0o755)
         part.rename(folder)
     except OSError as error:
-        if not folder.is_dir():  # else another one was quicker
+        if not folder.is_dir():  # otherwise another process has filled it
             raise NotPrepared(f"{language.name} cannot be prepared: {error}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -64,15 +64,15 @@ def prepare(language: Language) -> Path:
 
 
 def _run(language: Language, part: Path, folder: Path) -> None:
-    """`{prepared}` is where the work is done, and `{final}` where its results will be found."""
+    """Run `prepare`, with `{prepared}` as the folder to fill and `{final}` as its final path."""
     argv = [word.replace(PLACE, str(part)).replace("{final}", str(folder)) for word in language.prepare or ()]
     environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(part)}
     try:
         subprocess.run(argv, check=True, capture_output=True, cwd=part, env=environment, timeout=_PREPARE_LIMIT_S)
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode("utf8", "replace").strip().rpartition("\n")[2]
+        last_line = error.stderr.decode("utf8", "replace").strip().rpartition("\n")[2]
         raise NotPrepared(
-            f"{language.name} cannot be prepared: {argv[0]} ended with {error.returncode}: {said}"
+            f"{language.name} cannot be prepared: {argv[0]} ended with {error.returncode}: {last_line}"
         ) from error
     except (OSError, subprocess.SubprocessError) as error:
         raise NotPrepared(f"{language.name} cannot be prepared: {error}") from error

@@ -1,7 +1,7 @@
-"""The page at `/`: try a program against tests in a browser. It asks this service and nothing else.
+"""The playground page at `/`: grades a program against tests from a browser. It calls only this service.
 
-INVARIANT: the page needs no network but its own service; its policy (Content-Security-Policy) allows the one style
-sheet and the one script written into it, by their digests, and requests to its own origin.
+INVARIANT: the page needs no network access except to its own service. Its Content-Security-Policy allows only the one
+inline style sheet and the one inline script, by their digests, and requests to its own origin.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from importlib.resources import files
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The page's text and the headers it is sent with."""
+    """The text of the page and its HTTP headers."""
 
     text: str
     headers: dict[str, str]
 
 
 def playground(languages: Iterable[str]) -> Page:
-    """The page, offering `languages`."""
+    """The page with these languages to choose from."""
     style, script = _asset("page.css"), _asset("page.js")
     policy = (
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; connect-src 'self'; "
