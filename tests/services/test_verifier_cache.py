@@ -1,4 +1,4 @@
-"""Identical submissions: graded once, merged in flight, never remembered when the failure was ours or the machine's."""
+"""Identical submissions are graded once and merged while in progress; only lasting verdicts are cached."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TESTED = TestOutcome(0, VerdictKind.ACCEPTED, 0.1, 0.1, 1)
 
 
 class CountingGrader:
-    """Gives the verdict that the code names, when `gate` is open; counts."""
+    """Gives the verdict that the code names once `gate` is open, and records what it graded."""
 
     backend = "counting"
     num_slots = 1
@@ -33,8 +33,9 @@ class CountingGrader:
         await self.gate.wait()
         if on_outcome:
             on_outcome(TESTED)
-        kind = VerdictKind((submission.code or "").split("#")[0])
-        return Verdict(kind, 1, 1, 1, 0.5, "counting", tests=(TESTED,))
+        kind = VerdictKind((submission.code or "").split("*")[0].split("#")[0])
+        num_tests = int((submission.code or "").partition("*")[2] or 1)
+        return Verdict(kind, 1, 1, 1, 0.5, "counting", tests=(TESTED,) * num_tests)
 
 
 def submission(code: str = "accepted", wanted: str = "a") -> Submission:
@@ -47,7 +48,7 @@ def cached(inner: CountingGrader, num_entries: int = 10, registry: CollectorRegi
     return CachedGrader(inner, VerifierMetrics(registry or CollectorRegistry()), num_entries)
 
 
-async def test_the_same_submission_is_graded_once_and_said_to_be_cached() -> None:
+async def test_the_same_submission_is_graded_once_and_then_cached() -> None:
     inner, registry = CountingGrader(), CollectorRegistry()
     grader = cached(inner, registry=registry)
     first, second = await grader.grade(submission()), await grader.grade(submission())
@@ -57,7 +58,7 @@ async def test_the_same_submission_is_graded_once_and_said_to_be_cached() -> Non
     assert registry.get_sample_value("nouscoder_verifier_cache_hits_total") == 1
 
 
-async def test_anything_that_differs_is_graded() -> None:
+async def test_a_submission_that_differs_is_graded() -> None:
     inner = CountingGrader()
     grader = cached(inner)
     await grader.grade(submission())
@@ -66,7 +67,7 @@ async def test_anything_that_differs_is_graded() -> None:
     assert len(inner.graded) == 3
 
 
-async def test_our_failures_and_time_outs_are_not_remembered() -> None:
+async def test_internal_errors_and_timeouts_are_not_cached() -> None:
     inner = CountingGrader()
     grader = cached(inner)
     for kind in ("internal_error", "time_limit_exceeded"):
@@ -75,7 +76,7 @@ async def test_our_failures_and_time_outs_are_not_remembered() -> None:
     assert len(inner.graded) == 4
 
 
-async def test_equal_submissions_in_flight_are_merged_and_each_hears_its_outcomes() -> None:
+async def test_equal_submissions_in_progress_are_merged_and_each_gets_its_outcomes() -> None:
     inner = CountingGrader()
     inner.gate.clear()
     grader = cached(inner)
@@ -103,7 +104,7 @@ async def test_a_leader_that_is_cancelled_or_fails_leaves_the_work_to_a_follower
     assert [one.cached for one in both] == [False, False]
 
 
-async def test_the_least_recently_used_is_forgotten_first() -> None:
+async def test_the_least_recently_used_verdict_is_evicted_first() -> None:
     inner = CountingGrader()
     grader = cached(inner, num_entries=2)
     for code in ("accepted#1", "accepted#2", "accepted#1", "accepted#3", "accepted#1", "accepted#2"):
@@ -111,7 +112,19 @@ async def test_the_least_recently_used_is_forgotten_first() -> None:
     assert inner.graded == ["accepted#1", "accepted#2", "accepted#3", "accepted#2"]
 
 
-async def test_who_names_no_problem_is_not_answered_by_an_order_that_was_learned() -> None:
+async def test_a_large_verdict_counts_as_several_entries_and_a_too_large_one_is_not_cached() -> None:
+    """48 KiB an entry: 600 outcomes take three of four entries, 1,000 take five."""
+    inner = CountingGrader()
+    grader = cached(inner, num_entries=4)
+    for code in ("accepted#1", "accepted#2", "accepted*600", "accepted#2", "accepted*600", "accepted#1"):
+        await grader.grade(submission(code))
+    assert inner.graded == ["accepted#1", "accepted#2", "accepted*600", "accepted#1"]
+    for _ in range(2):
+        await grader.grade(submission("accepted*1000"))
+    assert inner.graded[4:] == ["accepted*1000"] * 2
+
+
+async def test_a_submission_without_problem_id_gets_no_verdict_of_a_learned_order() -> None:
     inner = CountingGrader()
     grader = cached(inner)
     plain = submission()
@@ -120,4 +133,4 @@ async def test_who_names_no_problem_is_not_answered_by_an_order_that_was_learned
     assert len(inner.graded) == 2
     for problem_id in ("", "p", "q"):
         await grader.grade(replace(plain, problem_id=problem_id, stop_on_first_failure=False))
-    assert len(inner.graded) == 3, "where every test is run, the order bears on nothing"
+    assert len(inner.graded) == 3, "where every test is run, the order changes nothing"

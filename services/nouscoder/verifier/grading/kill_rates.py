@@ -8,8 +8,9 @@ any program. A test that has never run has the prior's rate.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable
+
+from cachetools import LRUCache
 
 from nouscoder.domain.submission import Submission, TestsReference
 from nouscoder.domain.verdict import TestOutcome, VerdictKind
@@ -50,9 +51,8 @@ class KillRates:
     """The tables of one service."""
 
     def __init__(self, max_problems: int = 4096, max_tests: int = 1000) -> None:
-        self._max_problems = max_problems
         self._max_tests = max_tests
-        self._tables: OrderedDict[tuple[str, str, str], KillTable] = OrderedDict()
+        self._tables: LRUCache[tuple[str, str, str], KillTable] = LRUCache(max_problems)
 
     def table(self, client: str, submission: Submission, judge: Judge) -> KillTable | None:
         """The table of this submission's tests. None when it names no problem or has more than `max_tests` tests."""
@@ -63,7 +63,4 @@ class KillRates:
         table = self._tables.get(key)
         if table is None:
             table = self._tables[key] = KillTable(judge.num_tests)
-            if len(self._tables) > self._max_problems:
-                self._tables.popitem(last=False)
-        self._tables.move_to_end(key)
         return table

@@ -1,8 +1,8 @@
-"""Identical submissions to identical tests: graded once, remembered, and merged while in flight.
+"""Caches the verdicts of identical submissions, and merges identical submissions in progress.
 
-INVARIANT: of equal submissions at most one is being graded at any time; a verdict is remembered only when it says
-something lasting of the candidate (never internal_error, which is ours, nor time_limit_exceeded, which a busy machine
-can cause); at most `num_entries` are remembered, the least recently used go first.
+INVARIANT: of equal submissions at most one is graded at a time. Only verdicts that will not change are cached: never
+internal_error, and never time_limit_exceeded, because a busy machine can cause it. At most `num_entries` verdicts and
+about `num_entries` * 48 KiB are cached; the least recently used verdict is evicted first.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import asyncio
 import hashlib
 import math
 import time
-from collections import OrderedDict
 from dataclasses import replace
 from typing import Protocol
+
+from cachetools import LRUCache
 
 from nouscoder.domain.submission import Submission, TestsReference
 from nouscoder.domain.verdict import Verdict, VerdictKind
@@ -21,14 +22,15 @@ from nouscoder.formats.tests import canonical_parts
 from nouscoder.verifier.grading.grader import OnOutcome, QueueFull
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 
-_PASSING = frozenset({VerdictKind.INTERNAL_ERROR, VerdictKind.TIME_LIMIT_EXCEEDED})
+_NOT_CACHED = frozenset({VerdictKind.INTERNAL_ERROR, VerdictKind.TIME_LIMIT_EXCEEDED})
 _KEYED_CHARS = 2_000_000  # of the program
-_BLOCKING_BYTES = 256 * 1024  # of tests that are read on the event loop; the rest in a thread
-_KEPT_OUTCOMES = 300  # so that a full cache of 4096 stays under about 200 MB at the very worst
+_BLOCKING_BYTES = 256 * 1024  # of tests that are digested on the event loop; the rest in a thread
+_ENTRY_BYTES = 48 * 1024  # a larger verdict counts as several entries
+_OUTCOME_BYTES = 200  # a TestOutcome with its numbers
 
 
 class Grading(Protocol):
-    """Whatever grades: Grader itself, or Grader behind the cache."""
+    """The protocol of graders: `Grader` itself, and the decorators around it."""
 
     @property
     def backend(self) -> str:
@@ -51,15 +53,14 @@ class Grading(Protocol):
 
 
 class CachedGrader:
-    """`inner` behind a cache of verdicts."""
+    """Grades with `inner` behind a cache of verdicts."""
 
     def __init__(self, inner: Grading, metrics: VerifierMetrics, num_entries: int, max_followers: int = 1024) -> None:
         self._inner = inner
         self._metrics = metrics
-        self._num_entries = num_entries
         self._max_followers = max_followers
         self._followers = 0
-        self._known: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._known: LRUCache[bytes, Verdict] = LRUCache(num_entries, getsizeof=_num_entries)
         self._running: dict[bytes, asyncio.Future[Verdict | None]] = {}
 
     @property
@@ -74,11 +75,11 @@ class CachedGrader:
 
     @property
     def unfinished(self) -> int:
-        """Submissions that wait or run, also those that wait for an equal one."""
+        """Submissions that wait or run, including those that wait for an equal one."""
         return self._inner.unfinished + self._followers
 
     async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
-        """As Grader.grade; a verdict that was not graded for this call says `cached`."""
+        """See `Grader.grade`. A verdict from the cache or from an equal submission has `cached` set."""
         digest = submission.tests_digest or await _tests_digest(submission)
         key = _key(submission, digest)
         if key is None:
@@ -86,20 +87,14 @@ class CachedGrader:
         submission = replace(submission, tests_digest=digest)
         begun = time.monotonic()
         while True:
-            verdict = self._recall(key) or await self._follow(key)
+            verdict = self._known.get(key) or await self._follow(key)
             if verdict is not None:
                 return self._again(verdict, begun, on_outcome)
             if key not in self._running:
                 return await self._lead(key, submission, on_outcome)
 
-    def _recall(self, key: bytes) -> Verdict | None:
-        verdict = self._known.get(key)
-        if verdict is not None:
-            self._known.move_to_end(key)
-        return verdict
-
     async def _follow(self, key: bytes) -> Verdict | None:
-        """The verdict of the equal submission in flight; None when there is none, or it ended without one of use."""
+        """The verdict of an equal submission in progress; None when there is none or it got no usable verdict."""
         running = self._running.get(key)
         if running is None:
             return None
@@ -117,10 +112,8 @@ class CachedGrader:
         verdict: Verdict | None = None
         try:
             verdict = await self._inner.grade(submission, on_outcome)
-            if verdict.kind not in _PASSING and len(verdict.tests) <= _KEPT_OUTCOMES:
+            if verdict.kind not in _NOT_CACHED and _num_entries(verdict) <= self._known.maxsize:
                 self._known[key] = verdict
-                if len(self._known) > self._num_entries:
-                    self._known.popitem(last=False)
             return verdict
         finally:
             del self._running[key]
@@ -135,15 +128,23 @@ class CachedGrader:
         return verdict
 
 
+def _num_entries(verdict: Verdict) -> int:
+    """How many entries of the cache a verdict takes, by an estimate of its size."""
+    failure = verdict.first_failure
+    texts = () if failure is None else (failure.input, failure.expected, failure.output, failure.stderr)
+    num_bytes = _OUTCOME_BYTES * len(verdict.tests) + 4 * sum(map(len, (verdict.detail, *texts)))
+    return 1 + num_bytes // _ENTRY_BYTES
+
+
 async def _tests_digest(submission: Submission) -> str:
-    """The digest of the tests, without holding up the event loop; empty where they have none."""
+    """The digest of the tests, computed without blocking the event loop; "" for tests that have none."""
     if isinstance(submission.tests, TestsReference):
         return submission.tests.digest
     digest = hashlib.sha256()
     parts = canonical_parts(submission.tests)
 
     def read(most_bytes: float) -> bool:
-        """Whether all is read, after about so many bytes."""
+        """Digest about this many bytes more. Returns whether all tests are digested."""
         num_bytes = 0
         for part in parts:
             digest.update(part)
