@@ -1,4 +1,4 @@
-"""What the chart renders: the kept renders stand, Kubernetes knows every field, and the program reads the TOML."""
+"""What the chart renders: the kept renders stand, Kubernetes knows every field, the program reads the configuration."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_program_reads_the_configuration(chart: ChartRig, name: str, tmp_path: P
 def test_defaults_are_the_demo(chart: ChartRig, tmp_path: Path) -> None:
     """Every setting of configs/demo.toml, to the number."""
     demo = tomllib.loads((ROOT / "configs" / "demo.toml").read_text("utf8"))
-    rendered = tomllib.loads(chart.one("ConfigMap", "nouscoder-config")["data"]["config.toml"])
+    rendered = json.loads(chart.one("ConfigMap", "nouscoder-config")["data"]["config.json"])
     assert flat(demo).items() <= flat(rendered).items()
 
 
@@ -83,8 +83,7 @@ def test_numbers_keep_their_kind(chart: ChartRig, tmp_path: Path) -> None:
             "broker": {"drop_zero_variance": False},
         }
     }
-    text = chart.one("ConfigMap", "nouscoder-config", values)["data"]["config.toml"]
-    tree = tomllib.loads(text)
+    tree = json.loads(chart.one("ConfigMap", "nouscoder-config", values)["data"]["config.json"])
     assert tree["broker"]["batch_size"] == 64
     assert isinstance(tree["broker"]["batch_size"], int)
     config = configuration(chart, values, tmp_path)
@@ -166,8 +165,8 @@ def test_drain_fits_into_the_grace(chart: ChartRig) -> None:
 
 
 def configuration(chart: ChartRig, values: dict[str, Any], folder: Path) -> Config:
-    file = folder / "config.toml"
-    file.write_text(chart.one("ConfigMap", "nouscoder-config", values)["data"]["config.toml"], "utf8")
+    file = folder / "config.json"
+    file.write_text(chart.one("ConfigMap", "nouscoder-config", values)["data"]["config.json"], "utf8")
     return load_config(file)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from typing import Any, Protocol
 
 import pytest
@@ -91,15 +90,15 @@ def test_the_run_reaches_the_learner_beside_it_without_leaving_the_pod(chart: Ch
     """Through its Service it would be a connection of a pod to itself, which the NetworkPolicies do not allow."""
     documents = chart.documents({})
     learner = next(one for one in of_kind(documents, "StatefulSet") if one["metadata"]["name"] == "nouscoder-learner")
-    (config,) = [one for one in of_kind(documents, "ConfigMap") if "config.toml" in one["data"]]
-    host = tomllib.loads(config["data"]["config.toml"])["learner"]["grpc"].rpartition(":")[0]
+    (config,) = [one for one in of_kind(documents, "ConfigMap") if "config.json" in one["data"]]
+    host = json.loads(config["data"]["config.json"])["learner"]["grpc"].rpartition(":")[0]
     assert learner["spec"]["template"]["spec"]["hostAliases"] == [{"ip": "127.0.0.1", "hostnames": [host]}]
 
 
 def test_the_runs_evaluations_show_a_token_that_is_there(chart: Chart) -> None:
     documents = chart.documents({})
-    (config,) = [one for one in of_kind(documents, "ConfigMap") if "config.toml" in one["data"]]
-    file = tomllib.loads(config["data"]["config.toml"])["run"]["verifier_token_file"]
+    (config,) = [one for one in of_kind(documents, "ConfigMap") if "config.json" in one["data"]]
+    file = json.loads(config["data"]["config.json"])["run"]["verifier_token_file"]
     learner = next(one for one in of_kind(documents, "StatefulSet") if one["metadata"]["name"] == "nouscoder-learner")
     (settings,) = [one for one in learner["spec"]["template"]["spec"]["volumes"] if one["name"] == "settings"]
     secrets = [one["secret"] for one in settings["projected"]["sources"] if "secret" in one]

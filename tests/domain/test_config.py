@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
-from nouscoder.config import Config, ConfigError, Section, dump_config, load_config
+from nouscoder.config import Config, ConfigError, RunSection, Section, dump_config, load_config
 
 
 def test_defaults_survive_a_round_trip_through_toml(tmp_path: Path) -> None:
@@ -52,10 +53,20 @@ def test_an_override_below_a_value_is_refused(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         load_config(tmp_path / "missing.toml")
-    broken = tmp_path / "broken.toml"
-    broken.write_text("a = ")
-    with pytest.raises(ConfigError, match=r"broken\.toml cannot be read"):
-        load_config(broken)
+    for name, text in (("broken.toml", "a = "), ("broken.json", "{"), ("list.json", "[]")):
+        broken = tmp_path / name
+        broken.write_text(text)
+        with pytest.raises(ConfigError, match=rf"{name} cannot be read"):
+            load_config(broken)
+
+
+def test_json_is_read_too_and_null_means_the_default(tmp_path: Path) -> None:
+    tree = Config(run=RunSection(name="mine", seed=3)).model_dump(mode="json")
+    tree["learner"]["learning_rate"] = None
+    tree["demo"] = None
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(tree))
+    assert load_config(file) == Config(run=RunSection(name="mine", seed=3))
 
 
 def sections(model: type[BaseModel], path: str = "") -> list[tuple[str, type[BaseModel]]]:

@@ -1,11 +1,11 @@
-{{/* The run's configuration as TOML: .Values.config, and above it what is the chart's own. */}}
+{{/* The configuration file of all services, as JSON: .Values.config, overridden by what the chart sets. */}}
 
-{{- define "nouscoder.config.toml" -}}
+{{- define "nouscoder.config.json" -}}
 {{- $tree := deepCopy .Values.config -}}
 {{- if not .Values.loop.enabled -}}
 {{- $tree = pick $tree "verifier" -}}
 {{- end -}}
-{{- include "nouscoder.toml" (dict "tree" (mustMergeOverwrite $tree (include "nouscoder.ownConfig" . | fromYaml)) "path" "") | trim }}
+{{- mustMergeOverwrite $tree (include "nouscoder.ownConfig" . | fromYaml) | toPrettyJson }}
 {{ end -}}
 
 {{- define "nouscoder.ownConfig" -}}
@@ -62,36 +62,4 @@ pool_service: {{ include "nouscoder.sandbox.fullname" . }}.{{ .Release.Namespace
 {{- else }}
 slots: {{ $sandbox.localSlots }}
 {{- end }}
-{{- end -}}
-
-{{/* A tree as TOML, values before tables: dict tree path. Whole numbers stay whole, which toToml does not keep. */}}
-{{- define "nouscoder.toml" -}}
-{{- $path := .path -}}
-{{- range $key, $value := .tree -}}
-{{- if not (or (kindIs "map" $value) (kindIs "invalid" $value)) }}
-{{ $key }} = {{ include "nouscoder.tomlValue" $value }}
-{{- end -}}
-{{- end -}}
-{{- range $key, $value := .tree -}}
-{{- if and (kindIs "map" $value) $value }}
-{{- $table := ternary $key (printf "%s.%s" $path $key) (empty $path) }}
-
-[{{ $table }}]
-{{- include "nouscoder.toml" (dict "tree" $value "path" $table) }}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-
-{{- define "nouscoder.tomlValue" -}}
-{{- if kindIs "string" . -}}
-{{- toJson . -}}
-{{- else if kindIs "slice" . -}}
-{{- $items := list -}}
-{{- range . -}}{{- $items = append $items (include "nouscoder.tomlValue" .) -}}{{- end -}}
-[{{ join ", " $items }}]
-{{- else if kindIs "float64" . -}}
-{{- ternary (printf "%.0f" .) (toJson .) (eq (floor .) .) -}}
-{{- else -}}
-{{- . -}}
-{{- end -}}
 {{- end -}}

@@ -68,7 +68,12 @@ app.kubernetes.io/part-of: nouscoder
 {{ include "nouscoder.fullname" .root }}-{{ .component }}.{{ .root.Release.Namespace }}.svc:{{ .port }}
 {{- end -}}
 
-{{/* Ports, one place. */}}
+{{/* One port of the list below: list root name */}}
+{{- define "nouscoder.port" -}}
+{{ get (include "nouscoder.ports" (index . 0) | fromJson) (index . 1) }}
+{{- end -}}
+
+{{/* The one list of ports. */}}
 {{- define "nouscoder.ports" -}}
 {{ dict "verifier" 50051 "broker" 50052 "generation" 50053 "learner" 50054 "http" 8080 "pages" 8090 "metrics" 9090 "health" 8086 "redis" 6379 "runner" 7070 | toJson }}
 {{- end -}}

@@ -47,7 +47,7 @@ capabilities:
 
 {{/* Annotations of a pod with a metrics port: dict root values */}}
 {{- define "nouscoder.podAnnotations" -}}
-checksum/config: {{ include "nouscoder.config.toml" .root | sha256sum }}
+checksum/config: {{ include "nouscoder.config.json" .root | sha256sum }}
 prometheus.io/scrape: "true"
 prometheus.io/port: {{ (include "nouscoder.ports" .root | fromJson).metrics | quote }}
 prometheus.io/path: /metrics
@@ -107,7 +107,7 @@ lifecycle:
     sources:
       - configMap:
           name: {{ include "nouscoder.fullname" $root }}-config
-          items: [{key: config.toml, path: config.toml}]
+          items: [{key: config.json, path: config.json}]
       {{- if eq .component "broker" }}
       - secret:
           name: {{ include "nouscoder.redisSecret" $root }}
@@ -177,7 +177,7 @@ command: [nouscoder]
 args:
   - serve
   - {{ .component }}
-  - --config=/etc/nouscoder/config.toml
+  - --config=/etc/nouscoder/config.json
   - --grpc=0.0.0.0:{{ get $port .component }}
   - --metrics=0.0.0.0:{{ $port.metrics }}
 {{- end -}}

@@ -11,7 +11,9 @@ import typer
 
 from nouscoder.errors import Unusable
 
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="TOML configuration; defaults without one")]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="configuration, TOML or JSON; default: all defaults")
+]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="change one value")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 

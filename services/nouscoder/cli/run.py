@@ -26,7 +26,7 @@ def demo(
 
 
 def train(
-    config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML configuration of the run")],
+    config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="configuration of the run, TOML or JSON")],
     resume: Annotated[bool, typer.Option("--resume", help="go on with an earlier run of this name")] = False,
     overrides: SetOption = None,
 ) -> None:
@@ -50,7 +50,7 @@ class Part(StrEnum):
 
 
 def prepare_run(
-    config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML configuration of the run")],
+    config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="configuration of the run, TOML or JSON")],
     only: Annotated[Part | None, typer.Option(help="make this alone")] = None,
     overrides: SetOption = None,
 ) -> None:

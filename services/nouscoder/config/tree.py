@@ -1,7 +1,8 @@
-"""The configuration of a run: one typed tree, read from TOML, changed by `--set a.b=c`. Unknown keys fail."""
+"""The configuration of a run: one typed tree, read from TOML or JSON, changed by `--set a.b=c`. Unknown keys fail."""
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -49,24 +50,37 @@ class Config(Section):
 
 
 def load_config(path: Path | None, overrides: Iterable[str] = ()) -> Config:
-    """Read TOML and apply overrides `a.b=value`, where value is TOML, or a bare string when it is not.
+    """Read a file and apply overrides `a.b=value`, where value is TOML, or a bare string when it is not.
 
-    Raises ConfigError naming the file or key at fault.
+    A file whose name ends in .json is JSON, any other is TOML. Raises ConfigError naming the file or key at fault.
     """
-    tree: dict[str, Any] = {}
-    if path is not None:
-        try:
-            tree = tomllib.loads(path.read_text(encoding="utf8"))
-        except FileNotFoundError:
-            raise ConfigError(f"{path} does not exist") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}") from error
+    tree: dict[str, Any] = {} if path is None else read_tree(path)
     for override in overrides:
         _apply(tree, override)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(_first_fault(error)) from error
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """What a configuration file says, unchecked; null in JSON means the default. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf8")
+        tree = _without_nulls(json.loads(text)) if path.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} cannot be read: it holds no sections")
+    return tree
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(child) for key, child in value.items() if child is not None}
+    return value
 
 
 def dump_config(config: Config) -> str:
