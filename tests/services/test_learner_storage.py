@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,13 +18,17 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from transformers import PreTrainedModel
 
-from nouscoder.config import Config, LearnerSection
+from nouscoder.config import Config, DapoSettings, LearnerSection
+from nouscoder.domain.policy import PolicyManifest
 from nouscoder.generation.engines.weights import read_weights
 from nouscoder.learner.atomic_files import StorageError, numbered, whole_folder, write_whole
-from nouscoder.learner.checkpoint import CheckpointError, CheckpointStore, Progress, restore
-from nouscoder.learner.publish import PolicyPublisher
-from nouscoder.learner.run_log import BatchSeconds, LogTail, RunLog, metrics_lines, sample_lines, with_seconds
+from nouscoder.learner.batch_settings import BatchSettings
+from nouscoder.learner.checkpoint import Checkpoint, CheckpointError, CheckpointStore, Progress, restore
+from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
+from nouscoder.learner.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, sample_lines
 from nouscoder.learner.saved_batches import SavedBatchError, SavedBatches
 from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.trainer import Trainer
@@ -44,6 +49,16 @@ def trained_trainer(seed: int = 0) -> Trainer:
     trainer = Trainer(random_policy(seed), Config(learner=LearnerSection(steps_per_batch=2, learning_rate=1e-2)))
     trainer.train_batch(random_batch(0, seed=1))
     return trainer
+
+
+def publish(publisher: PolicyPublisher, model: PreTrainedModel, policy_version: int, step: int) -> PolicyManifest:
+    return publisher.write(StagedPolicy.of(model, policy_version, step))
+
+
+def save(store: CheckpointStore, trainer: Trainer, progress: Progress) -> Checkpoint:
+    checkpoint = store.begin(trainer, progress).finish()
+    store.prune()
+    return checkpoint
 
 
 def disk_full(*_: Any) -> None:
@@ -81,7 +96,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_what_was_there(tmp_path: Path, m
 def test_a_checkpoint_brings_back_weights_optimizer_and_random_state_bit_for_bit(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=2)
     trainer = trained_trainer()
-    store.save(trainer, Progress(2, 0), LogTail([{"step": 2}], [{"step": 2, "program": "print(1)"}]))
+    save(store, trainer, Progress(2, 0))
     random_state = torch.get_rng_state()
     expected = [step.loss for step in trainer.train_batch(random_batch(1, seed=1)).steps]
 
@@ -89,7 +104,6 @@ def test_a_checkpoint_brings_back_weights_optimizer_and_random_state_bit_for_bit
     checkpoint = store.newest()
     assert checkpoint is not None
     assert checkpoint.progress == Progress(2, 0)
-    assert checkpoint.log_tail == LogTail([{"step": 2}], [{"step": 2, "program": "print(1)"}])
     fresh = Trainer(random_policy(99), Config(learner=LearnerSection(steps_per_batch=2, learning_rate=1e-2)))
     restore(fresh, checkpoint)
     assert fresh.step == 2
@@ -104,11 +118,11 @@ def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoints")
     trainer = trained_trainer()
     for step in (2, 4):
-        CheckpointStore(folder, keep=3).save(trainer, Progress(step, step // 2 - 1), LogTail())
+        save(CheckpointStore(folder, keep=3), trainer, Progress(step, step // 2 - 1))
     return folder
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("file", ["__0_0.distcp", ".metadata", "state.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["cut", "flipped", "missing"])
 def test_a_torn_checkpoint_is_skipped_with_a_log_line_and_the_one_before_is_taken(
     two_checkpoints: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, damage: str
@@ -136,7 +150,7 @@ def test_the_newest_checkpoints_are_kept_and_part_written_ones_cleared(tmp_path:
     (tmp_path / "00000009.part").mkdir()
     trainer = trained_trainer()
     for step in (2, 4, 6):
-        store.save(trainer, Progress(step, step // 2 - 1), LogTail())
+        save(store, trainer, Progress(step, step // 2 - 1))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000004", "00000006"]
 
 
@@ -145,11 +159,11 @@ def test_a_full_disk_while_checkpointing_keeps_the_checkpoint_before(
 ) -> None:
     store = CheckpointStore(tmp_path, keep=1)
     trainer = trained_trainer()
-    store.save(trainer, Progress(2, 0), LogTail())
+    save(store, trainer, Progress(2, 0))
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", disk_full)
         with pytest.raises(StorageError, match=r"the disk is full: .*/00000004"):
-            store.save(trainer, Progress(4, 1), LogTail())
+            save(store, trainer, Progress(4, 1))
     newest = store.newest()
     assert newest is not None
     assert newest.progress.step == 2
@@ -162,10 +176,43 @@ def test_what_safetensors_says_of_a_full_disk_is_the_same_sentence(
     def full(*_: Any) -> None:  # the very words it has on a full tmpfs
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("nouscoder.learner.checkpoint.save_file", full)
+    monkeypatch.setattr("nouscoder.learner.publish.save_file", full)
     with pytest.raises(StorageError, match=r"the disk is full: .*/00000002 was not written"):
-        CheckpointStore(tmp_path, keep=1).save(trained_trainer(), Progress(2, 0), LogTail())
+        publish(PolicyPublisher(tmp_path, keep=2), random_policy(0), 2, 2)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_dcp_says_of_a_full_disk_is_the_same_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nouscoder.learner.checkpoint.FileSystemWriter.write_data", disk_full)
+    pending = CheckpointStore(tmp_path, keep=1).begin(trained_trainer(), Progress(2, 0))
+    with pytest.raises(StorageError, match=r"the disk is full: .*/00000002 was not written"):
+        pending.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_holds_the_state_at_its_beginning_while_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DCP writes only after two more batches were trained, and the checkpoint is that of the state before them."""
+    trained_on = threading.Event()
+    written = FileSystemWriter.write_data
+
+    def late(*arguments: Any) -> Any:
+        assert trained_on.wait(60)
+        return written(*arguments)
+
+    monkeypatch.setattr("nouscoder.learner.checkpoint.FileSystemWriter.write_data", late)
+    store, trainer = CheckpointStore(tmp_path, keep=2), trained_trainer()
+    expected = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    pending = store.begin(trainer, Progress(2, 0))
+    losses = [step.loss for number in (1, 2) for step in trainer.train_batch(random_batch(number, seed=1)).steps]
+    assert any(not torch.equal(tensor, expected[name]) for name, tensor in trainer.model.state_dict().items())
+    trained_on.set()
+    fresh = Trainer(random_policy(99), Config(learner=LearnerSection(steps_per_batch=2, learning_rate=1e-2)))
+    restore(fresh, pending.finish())
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in fresh.model.state_dict().items())
+    again = [step.loss for number in (1, 2) for step in fresh.train_batch(random_batch(number, seed=1)).steps]
+    assert again == losses, "the optimizer's state is that of the beginning too"
 
 
 def test_there_is_no_checkpoint_in_an_empty_run(tmp_path: Path) -> None:
@@ -182,7 +229,7 @@ def test_there_is_no_checkpoint_in_an_empty_run(tmp_path: Path) -> None:
 def test_a_published_policy_is_loaded_by_transformers_as_it_is(tmp_path: Path, tied: bool) -> None:
     model = random_policy(0, tied=tied)
     write_policy_folder(tmp_path / "policy", random_policy(1, tied=tied))
-    manifest = PolicyPublisher(tmp_path / "policies", keep=2).write(model, 3, 12)
+    manifest = publish(PolicyPublisher(tmp_path / "policies", keep=2), model, 3, 12)
     (shard,) = manifest.shards
     file = Path(manifest.folder) / shard.name
     assert file == tmp_path / "policies" / "00000003" / "model.safetensors"
@@ -199,14 +246,14 @@ def test_a_policy_larger_than_a_shard_is_cut_and_loaded_by_transformers_and_by_t
     model = random_policy(0)
     largest = max(tensor.nbytes for tensor in weights_of(model).values())
     publisher = PolicyPublisher(tmp_path / "policies", keep=2, shard_bytes=largest)
-    manifest = publisher.write(model, 0, 0)
+    manifest = publish(publisher, model, 0, 0)
     folder = Path(manifest.folder)
     files = weights_files(folder)
     assert [file.name for file in files] == [shard.name for shard in manifest.shards]
     assert len(files) > 2
     assert all(sum(tensor.nbytes for tensor in load_file(file).values()) <= largest for file in files)
     assert shards_of(folder) == manifest.shards
-    assert publisher.write(model, 0, 0) == manifest, "the same weights again give the same manifest"
+    assert publish(publisher, model, 0, 0) == manifest, "the same weights again give the same manifest"
     write_policy_folder(tmp_path / "config", random_policy(1))
     (folder / "config.json").write_bytes((tmp_path / "config/config.json").read_bytes())
     from_engine = read_weights(files)
@@ -235,26 +282,26 @@ def test_an_index_that_cannot_be_used_is_named(tmp_path: Path, index: str, says:
 
 def test_publishing_the_same_weights_again_leaves_the_file_alone(tmp_path: Path) -> None:
     publisher = PolicyPublisher(tmp_path, keep=2)
-    first = publisher.write(random_policy(0), 0, 0)
+    first = publish(publisher, random_policy(0), 0, 0)
     (file,) = weights_files(Path(first.folder))
     inode = file.stat().st_ino
-    assert publisher.write(random_policy(0), 0, 0) == first
+    assert publish(publisher, random_policy(0), 0, 0) == first
     assert file.stat().st_ino == inode
-    assert publisher.write(random_policy(1), 0, 0).digest != first.digest, "another policy replaces it"
+    assert publish(publisher, random_policy(1), 0, 0).digest != first.digest, "another policy replaces it"
 
 
 def test_the_newest_policies_are_kept(tmp_path: Path) -> None:
     publisher = PolicyPublisher(tmp_path, keep=3)
     for version in range(5):
-        publisher.write(random_policy(0), version, version)
+        publish(publisher, random_policy(0), version, version)
     assert list(numbered(tmp_path)) == [2, 3, 4]
 
 
 def test_weights_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
-    manifest = PolicyPublisher(tmp_path, keep=2).write(random_policy(0, num_layers=1), 0, 0)
+    manifest = publish(PolicyPublisher(tmp_path, keep=2), random_policy(0, num_layers=1), 0, 0)
     with pytest.raises(WeightsError, match=r"another model: model\.layers\.1"):
         load_weights(random_policy(0), Path(manifest.folder) / "model.safetensors")
-    narrow = PolicyPublisher(tmp_path, keep=2).write(random_policy(0, hidden_size=16), 1, 0)
+    narrow = publish(PolicyPublisher(tmp_path, keep=2), random_policy(0, hidden_size=16), 1, 0)
     with pytest.raises(WeightsError, match="another model"):
         load_weights(random_policy(0), Path(narrow.folder) / "model.safetensors")
     with pytest.raises(WeightsError, match="does not hold a usable policy"):
@@ -262,7 +309,7 @@ def test_weights_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_tied_weights_are_kept_once(tmp_path: Path) -> None:
-    manifest = PolicyPublisher(tmp_path, keep=2).write(random_policy(0, tied=True), 0, 0)
+    manifest = publish(PolicyPublisher(tmp_path, keep=2), random_policy(0, tied=True), 0, 0)
     assert "lm_head.weight" not in load_file(Path(manifest.folder) / "model.safetensors")
     assert "lm_head.weight" in weights_of(random_policy(0))
     other = random_policy(1, tied=True)
@@ -273,21 +320,38 @@ def test_tied_weights_are_kept_once(tmp_path: Path) -> None:
 # ---- batches ----
 
 
-def test_saved_batches_come_back_equal_and_old_ones_go(tmp_path: Path) -> None:
+def test_saved_batches_come_back_equal_and_are_kept_while_a_checkpoint_lacks_them(tmp_path: Path) -> None:
     saved = SavedBatches(tmp_path, keep=2)
-    batches = [random_batch(b, seed=1, policy_version=b) for b in range(3)]
+    batches = [random_batch(b, seed=1, policy_version=b) for b in range(5)]
     for batch in batches:
         saved.save(batch)
-    # Log-probabilities travel as float32, so what is read is compared with what is read again.
     loaded = saved.load(2)
     assert [g.rollout.token_ids for g in loaded.rollouts] == [g.rollout.token_ids for g in batches[2].rollouts]
     saved.save(loaded)
     assert saved.load(2) == loaded
+    for last_unneeded, left in ((-1, [0, 1, 2, 3, 4]), (1, [2, 3, 4]), (4, [3, 4])):
+        saved.prune(last_unneeded)
+        assert saved.numbers() == left
     with pytest.raises(SavedBatchError, match=r"00000000\.pb cannot be read"):
         saved.load(0)
-    (tmp_path / "00000001.pb").write_bytes(b"\x0a\xff")
-    with pytest.raises(SavedBatchError, match=r"00000001\.pb is not a saved batch"):
-        saved.load(1)
+    (tmp_path / "00000003.pb").write_bytes(b"\x0a\xff")
+    with pytest.raises(SavedBatchError, match=r"00000003\.pb is not a saved batch"):
+        saved.load(3)
+
+
+def test_the_settings_of_a_batch_are_those_of_the_first_time(tmp_path: Path) -> None:
+    kept, first = BatchSettings(tmp_path), LearnerSection(learning_rate=1e-3, threads=1)
+    assert kept.kept(4, first) is None
+    assert kept.fix(4, first) == first
+    changed = LearnerSection(learning_rate=5e-3, objective=DapoSettings(clip_high=0.4), threads=7)
+    again = kept.fix(4, changed)
+    assert (again.learning_rate, again.objective, again.threads) == (1e-3, DapoSettings(), 7)
+    assert kept.fix(5, changed) == changed
+    kept.prune(5)
+    assert (kept.kept(4, first), kept.kept(5, changed)) == (None, changed)
+    (tmp_path / "00000005.json").write_text('{"learning_rate": -1}')
+    with pytest.raises(SavedBatchError, match=r"00000005\.json does not hold the settings of a batch"):
+        kept.fix(5, first)
 
 
 # ---- the log ----
@@ -297,22 +361,35 @@ def steps_in(file: Path) -> list[int]:
     return [json.loads(line)["step"] for line in file.read_text().splitlines()]
 
 
-def tail(*steps: int) -> LogTail:
-    return LogTail([{"step": step} for step in steps], [{"step": steps[-1], "program": str(n)} for n in range(3)])
+def lines(*steps: int) -> BatchLines:
+    samples = [{"step": steps[-1], "rollout_id": str(n), "program": f"print({n})"} for n in range(3)]
+    return BatchLines([{"step": step, "loss": step / 8} for step in steps], samples)
 
 
-def test_the_log_is_cut_back_to_the_checkpoint_and_what_is_missing_is_put_in(tmp_path: Path) -> None:
+def test_each_line_is_written_once_in_order_wherever_the_writing_tore(tmp_path: Path) -> None:
+    """Torn anywhere, then trained again: the files are those of a run that was never interrupted."""
     log = RunLog(tmp_path)
-    for steps in ((1, 2), (3, 4), (5, 6)):
-        log.append(tail(*steps))
-    with (tmp_path / "metrics.jsonl").open("a") as output:
-        output.write('{"step": 7, "lo')  # torn by a crash
-    for step, last in ((4, (3, 4)), (6, (5, 6)), (6, (5, 6))):
-        log.resume(step, tail(*last))
-        assert steps_in(tmp_path / "metrics.jsonl") == list(range(1, step + 1))
-        assert steps_in(tmp_path / "samples.jsonl") == [s for s in (2, 4, 6) if s <= step for _ in range(3)]
-    log.resume(0, LogTail())
-    assert steps_in(tmp_path / "metrics.jsonl") == []
+    for steps in ((1, 2), (3, 4)):
+        log.append(lines(*steps))
+    whole = {name: (tmp_path / name).read_bytes() for name in ("metrics.jsonl", "samples.jsonl")}
+    for name, data in whole.items():
+        for cut in range(0, len(data), 7):
+            (tmp_path / name).write_bytes(data[:cut])
+            log = RunLog(tmp_path)
+            log.open(last_step=4)
+            for steps in ((1, 2), (3, 4), (3, 4)):
+                log.append(lines(*steps))
+            assert (tmp_path / name).read_bytes() == data
+
+
+def test_lines_after_the_last_step_that_can_be_trained_again_are_cut(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    for steps in ((1, 2), (3, 4)):
+        log.append(lines(*steps))
+    log.open(last_step=2)
+    assert (steps_in(tmp_path / "metrics.jsonl"), steps_in(tmp_path / "samples.jsonl")) == ([1, 2], [2, 2, 2])
+    log.append(lines(3, 4))
+    assert steps_in(tmp_path / "metrics.jsonl") == [1, 2, 3, 4]
 
 
 def test_lines_of_a_batch(tmp_path: Path) -> None:
@@ -320,11 +397,10 @@ def test_lines_of_a_batch(tmp_path: Path) -> None:
     trainer = Trainer(random_policy(0), Config(learner=LearnerSection(steps_per_batch=2)))
     batch = random_batch(3, seed=1, policy_version=3)
     trained = trainer.train_batch(batch)
-    made = LogTail(
-        metrics_lines(trained, 4, BatchSeconds(wait_for_batch=1.5)),
+    made = BatchLines(
+        metrics_lines(trained, 4, BatchSeconds(wait_for_batch=1.5, checkpoint=0.25, publish=0.5)),
         sample_lines(trained, load_tokenizer(tmp_path), count=5, seed=0),
     )
-    made = with_seconds(made, BatchSeconds(checkpoint=0.25, publish=0.5))
     first, last = made.metrics
     assert {
         "step", "batch_id", "policy_version", "loss", "reward_mean", "pass_rate", "staleness_mean", "staleness_max",
@@ -334,7 +410,7 @@ def test_lines_of_a_batch(tmp_path: Path) -> None:
     } <= set(first)  # fmt: skip
     assert (first["step"], last["step"], last["policy_version"], last["batch_id"]) == (1, 2, 4, 3)
     assert (first["seconds"]["wait_for_batch"], last["seconds"]["wait_for_batch"]) == (1.5, 0.0)
-    assert (last["seconds"]["checkpoint"], last["seconds"]["publish"], first["seconds"]["publish"]) == (0.25, 0.5, 0.0)
+    assert (first["seconds"]["checkpoint"], first["seconds"]["publish"], last["seconds"]["publish"]) == (0.25, 0.5, 0.0)
     assert first["seconds"]["train"] + last["seconds"]["train"] == pytest.approx(trained.duration_s)
     assert first["tokens"] + last["tokens"] == sum(g.rollout.num_sampled_tokens for g in batch.rollouts)
 

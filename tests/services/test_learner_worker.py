@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,22 +18,23 @@ from prometheus_client import CollectorRegistry, generate_latest
 from nouscoder.config import Config, LearnerSection, RunSection
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.lease import LeasedBatch
+from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import Unusable
-from nouscoder.learner.atomic_files import numbered
+from nouscoder.learner.atomic_files import StorageError, numbered
+from nouscoder.learner.checkpoint import Checkpoint, PendingCheckpoint
 from nouscoder.learner.core import LearnerCore, LearnerError, RunFiles, replay
 from nouscoder.learner.fake_broker import FakeBroker
 from nouscoder.learner.metrics import LearnerMetrics
+from nouscoder.learner.publish import StagedPolicy
+from nouscoder.learner.run_log import BatchSeconds
 from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
+from nouscoder.learner.trainer import TrainedBatch
 from nouscoder.learner.worker import LearnerState, LearnerWorker
 from nouscoder.rpc.rollout_convert import decode_batch, encode_batch
 
 EVALUATION_BEFORE = "evaluation_before.json"
 NUM_BATCHES, STEPS_PER_BATCH = 3, 2
 LIMIT_S = 30.0
-
-
-class Killed(Exception):
-    """Stands for a process that dies here."""
 
 
 @pytest.fixture(autouse=True)
@@ -160,101 +162,6 @@ def test_a_run_trains_every_batch_once_and_ends(undisturbed: Run) -> None:
     assert finished
 
 
-STAGES = ["save_batch", "train", "checkpoint", "write_policy", "publish_policy", "commit_batch", "write_log"]
-
-
-@pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("stage", [*STAGES, "finish_run"])
-async def test_a_run_that_dies_at_any_stage_resumes_as_if_it_had_not(
-    stage: str, moment: str, undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = Run.create(tmp_path)
-    worker = run.worker()
-    target: Any = run.core if hasattr(run.core, stage) else run.broker
-    real = getattr(target, stage)
-    # The second batch's: version 0 is published once more, and a run finishes only once.
-    die_at = {"write_policy": 3, "publish_policy": 3, "finish_run": 1}.get(stage, 2)
-    calls = 0
-
-    def dies(*args: Any) -> bool:
-        nonlocal calls
-        calls += 1
-        return calls == die_at
-
-    def stage_in_thread(*args: Any) -> Any:
-        last = dies()
-        if last and moment == "before":
-            raise Killed
-        answer = real(*args)
-        if last:
-            raise Killed
-        return answer
-
-    async def stage_at_broker(*args: Any) -> Any:
-        last = dies()
-        if last and moment == "before":
-            raise Killed
-        answer = await real(*args)
-        if last:
-            raise Killed
-        return answer
-
-    with monkeypatch.context() as patch:
-        patch.setattr(target, stage, stage_in_thread if target is run.core else stage_at_broker)
-        with pytest.raises(Killed):
-            await run.start(worker)
-    await run.start()
-    assert run.history() == undisturbed.history()
-
-
-async def test_dying_between_two_steps_of_a_batch_changes_nothing(undisturbed: Run, tmp_path: Path) -> None:
-    run = Run.create(tmp_path)
-    worker = run.worker()
-    real = run.core.train
-
-    def train(batch: Batch, wait_s: float) -> Any:
-        if batch.batch_id == 1:
-            trainer = run.core._started
-            taken = trainer._take_step
-
-            def take_step(minibatch: Any) -> Any:
-                if trainer.step == 3:
-                    raise Killed
-                return taken(minibatch)
-
-            trainer._take_step = take_step  # type: ignore[method-assign]
-        return real(batch, wait_s)
-
-    run.core.train = train  # type: ignore[method-assign, assignment]
-    with pytest.raises(Killed):
-        await asyncio.wait_for(worker.run(), LIMIT_S)
-    with pytest.raises(LearnerError, match="whole batches only"):
-        await worker.checkpoint()
-    await worker.close()
-    await run.start()
-    assert run.history() == undisturbed.history()
-
-
-async def test_dying_over_and_over_changes_nothing(
-    undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = Run.create(tmp_path)
-    for stage in ("write_policy", "train", "checkpoint", "write_log", "write_policy"):
-        with monkeypatch.context() as patch:
-            worker = run.worker()
-            real = getattr(run.core, stage)
-
-            def once(*args: Any, real: Any = real) -> Any:
-                real(*args)
-                raise Killed
-
-            patch.setattr(run.core, stage, once)
-            with pytest.raises(Killed):
-                await run.start(worker)
-    await run.start()
-    assert run.history() == undisturbed.history()
-
-
 async def test_a_finished_run_started_again_does_nothing(undisturbed: Run, tmp_path: Path) -> None:
     run = Run.create(tmp_path)
     await run.start()
@@ -270,7 +177,7 @@ async def test_a_committed_batch_whose_checkpoint_tore_is_made_again_from_the_sa
     run.broker.finished = False
     for number, path in numbered(RunFiles.of(run.config).checkpoints).items():
         if number > 2:
-            (path / "model.safetensors").write_bytes(b"torn")
+            (path / ".metadata").write_bytes(b"torn")
     await run.start()
     assert run.history() == undisturbed.history()
     assert [step for step, *_ in run.history()[0]] == [1, 2, 3, 4, 5, 6]
@@ -286,11 +193,140 @@ async def test_every_checkpoint_lost_is_one_clear_sentence_when_the_batches_are_
         await run.start()
 
 
-def test_replaying_a_saved_batch_from_a_checkpoint_gives_the_losses_of_the_run(undisturbed: Run) -> None:
+def test_replaying_a_saved_batch_from_a_checkpoint_gives_the_losses_of_the_run(
+    undisturbed: Run, tmp_path: Path
+) -> None:
+    run = Run.create(tmp_path, keep_checkpoints=10)
+    core = LearnerCore(run.config)
+    core.start()
+    for batch_id in range(NUM_BATCHES):
+        core.save_batch(make_batch(batch_id, batch_id))
+        core.train(make_batch(batch_id, batch_id))
+        core.finish_checkpoint(core.begin_checkpoint())
+    core.close()
     for batch_id, step in ((0, 0), (1, 2), (2, 4)):
-        replayed = replay(undisturbed.config, step, batch_id)
+        replayed = replay(run.config, step, batch_id)
         losses = [line["loss"] for line in undisturbed.lines() if line["batch_id"] == batch_id]
         assert [taken.loss for taken in replayed.steps] == losses
+
+
+async def test_a_batch_trained_again_keeps_its_settings_when_the_run_is_resumed_with_others(
+    undisturbed: Run, tmp_path: Path
+) -> None:
+    """The learning rate changes on resume; what was committed before comes out as it was published."""
+    run = Run.create(tmp_path)
+    await run.start()
+    run.broker.finished = False
+    shutil.rmtree(RunFiles.of(run.config).checkpoints)
+    changed = run.config.learner.model_copy(update={"learning_rate": 1e-4})
+    run.config = run.config.model_copy(update={"learner": changed})
+    await run.start()
+    assert run.history() == undisturbed.history()
+
+
+async def test_a_checkpoint_that_fails_is_counted_reported_and_tried_again(
+    undisturbed: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run.create(tmp_path, checkpoint_every_batches=1)
+    worker = run.worker()
+    begin, calls = run.core.begin_checkpoint, 0
+
+    def fails_once() -> PendingCheckpoint:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise StorageError("the disk is full")
+        return begin()
+
+    run.core.begin_checkpoint = fails_once  # type: ignore[method-assign]
+    await run.start(worker)
+    assert run.history() == undisturbed.history()
+    failed, written = (
+        run.registry.get_sample_value("nouscoder_learner_checkpoints_total", {"outcome": outcome})
+        for outcome in ("failed", "written")
+    )
+    assert failed == 1
+    assert written is not None
+    assert written >= 1
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "a checkpoint failed"
+    ]
+    assert max(numbered(RunFiles.of(run.config).checkpoints)) == NUM_BATCHES * STEPS_PER_BATCH
+
+
+async def test_a_run_without_any_checkpoint_for_too_long_ends_with_the_reason(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, checkpoint_every_batches=1)
+    run.config = run.config.model_copy(update={"run": run.config.run.model_copy(update={"total_batches": 50})})
+    worker = run.worker()
+
+    def fails() -> PendingCheckpoint:
+        raise StorageError("the disk is full")
+
+    run.core.begin_checkpoint = fails  # type: ignore[method-assign]
+    with pytest.raises(StorageError, match="the disk is full"):
+        await run.start(worker)
+    assert len(run.broker.commits) < 10
+
+
+async def test_a_publication_that_fails_ends_the_run_with_its_reason(tmp_path: Path) -> None:
+    run = Run.create(tmp_path)
+    worker = run.worker()
+    write = run.core.write_policy
+
+    def fails(policy: StagedPolicy) -> PolicyManifest:
+        if policy.policy_version == 1:
+            raise StorageError("the disk is full: policies/00000001 was not written")
+        return write(policy)
+
+    run.core.write_policy = fails  # type: ignore[method-assign]
+    with pytest.raises(StorageError, match="00000001 was not written"):
+        await run.start(worker)
+
+
+async def test_training_goes_on_while_a_policy_is_published_and_a_checkpoint_written(
+    undisturbed: Run, tmp_path: Path
+) -> None:
+    """Batch 1 is trained while version 1 is not yet published and the checkpoint of batch 0 is not yet written."""
+    run = Run.create(tmp_path, checkpoint_every_batches=1)
+    worker = run.worker()
+    trained = threading.Event()
+    write, finish, train = run.core.write_policy, run.core.finish_checkpoint, run.core.train
+
+    def write_late(policy: StagedPolicy) -> PolicyManifest:
+        assert policy.policy_version != 1 or trained.wait(LIMIT_S)
+        return write(policy)
+
+    def finish_late(pending: PendingCheckpoint) -> Checkpoint:
+        assert trained.wait(LIMIT_S)
+        return finish(pending)
+
+    def train_and_tell(batch: Batch, seconds: BatchSeconds | None = None) -> TrainedBatch:
+        answer = train(batch, seconds)
+        if batch.batch_id == 1:
+            trained.set()
+        return answer
+
+    run.core.write_policy = write_late  # type: ignore[method-assign]
+    run.core.finish_checkpoint = finish_late  # type: ignore[method-assign]
+    run.core.train = train_and_tell  # type: ignore[method-assign]
+    await run.start(worker)
+    assert run.history() == undisturbed.history()
+
+
+async def test_stopping_between_batches_leaves_a_checkpoint_of_the_last_one(undisturbed: Run, tmp_path: Path) -> None:
+    run = Run.create(tmp_path, checkpoint_every_batches=100)
+    worker = run.worker()
+    task = asyncio.ensure_future(worker.run())
+    await until(lambda: len(run.broker.commits) >= 1)
+    worker.pause()
+    await until(lambda: worker.status().state in (LearnerState.PAUSED, LearnerState.FINISHED))
+    step = worker.status().step
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await worker.stop()
+    assert max(numbered(RunFiles.of(run.config).checkpoints)) == step
+    await run.start()
+    assert run.history() == undisturbed.history()
 
 
 async def test_a_broker_of_another_run_is_refused(tmp_path: Path) -> None:

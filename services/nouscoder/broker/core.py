@@ -163,7 +163,7 @@ class Broker:
         return leased
 
     async def commit_batch(self, batch_id: int, step: int) -> bool:
-        """A durable checkpoint holds the batch. True: it was known. Raises Refused."""
+        """The batch was trained on, and the learner can make its effect again. True: it was known. Raises Refused."""
         already = await batches.commit_batch(self.store, batch_id, step)
         self.waits.batches.fire()
         return already

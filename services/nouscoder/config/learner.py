@@ -26,12 +26,20 @@ class LearnerSection(Section):
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
     max_gradient_norm: float = Field(1.0, gt=0, description="the gradient's norm is capped here")
     microbatch_tokens: int = Field(16384, ge=1, description="padded tokens a forward pass holds at most")
+    checkpoint_every_batches: int = Field(
+        10, ge=1, description="a checkpoint is begun after this many batches, or after checkpoint_every_s"
+    )
+    checkpoint_every_s: float = Field(
+        900.0, gt=0, description="a checkpoint is begun after the first batch that ends this long after the last one"
+    )
     keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints kept")
     keep_policies: int = Field(4, ge=2, description="newest published policies kept; generation may be reading one")
     policy_shard_bytes: int = Field(
         4 * 1024**3, ge=1, description="a published policy is cut into safetensors files of at most this size"
     )
-    keep_batches: int = Field(16, ge=1, description="newest saved batches kept, for replay")
+    keep_batches: int = Field(
+        16, ge=1, description="newest saved batches kept; those that no checkpoint holds yet are kept as well"
+    )
     samples_per_batch: int = Field(8, ge=0, description="rollouts of a batch written to samples.jsonl")
     batch_patience_s: float = Field(3600.0, gt=0, description="seconds without a batch before the learner gives up")
     start_after: str = Field(

@@ -1,34 +1,46 @@
-"""Durable checkpoints: weights, optimizer, random state, progress, and the log lines of the last batch.
+"""Checkpoints: weights, optimizer, random state and progress, written by torch.distributed.checkpoint (DCP).
 
-INVARIANT: `newest` returns only a checkpoint whose every file has the checksum it was saved with; a torn one is
-skipped with a log line, and the one before it is taken.
+`begin` copies the state; the copy is written while training goes on. `finish` waits for the writing and gives the
+checkpoint its name.
+
+INVARIANT: `newest` returns only a checkpoint whose every file has the checksum it was saved with. A torn one is skipped
+with a log line, and the one before it is taken.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import warnings
+from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.atomic_files import numbered, prune, sha256_of, whole_folder
-from nouscoder.learner.run_log import LogTail
 from nouscoder.learner.trainer import Trainer
-from nouscoder.learner.weights import load_weights, weights_of
+from nouscoder.learner.weights import put_weights, weights_of
 
 log = logging.getLogger(__name__)
 
 _MANIFEST = "manifest.json"
-_WEIGHTS = "model.safetensors"
-_OPTIMIZER = "optimizer.safetensors"
 _STATE = "state.json"
+_DCP_METADATA = ".metadata"
 _RANDOM_STATE = "random_state"
+_MODEL, _OPTIMIZER = "model.", "optimizer."
+
+# One process trains: DCP says so in a warning at each save and load.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
 class CheckpointError(NousCoderError):
@@ -37,7 +49,7 @@ class CheckpointError(NousCoderError):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is: optimizer steps, the last batch trained on (-1: none), and the policy version it made."""
+    """How far a run is: optimizer steps, and the last batch trained on (-1: none)."""
 
     step: int = 0
     batch_id: int = -1
@@ -54,33 +66,73 @@ class Checkpoint:
 
     path: Path
     progress: Progress
-    log_tail: LogTail
+
+
+class PendingCheckpoint:
+    """A checkpoint that is being written from a copy of the state."""
+
+    def __init__(
+        self, final: Path, part: Path, progress: Progress, written: Future[Metadata], folder: ExitStack
+    ) -> None:
+        self._final = final
+        self._part = part
+        self._progress = progress
+        self._written = written
+        self._folder = folder
+
+    def finish(self) -> Checkpoint:
+        """Wait until it is written and durable. Raises StorageError; then no trace of it is left. Call it once."""
+        with self._folder:
+            try:
+                self._written.result()
+            except CheckpointException as error:
+                raise next(iter(error.failures.values()))[0] from error
+            (self._part / _STATE).write_text(json.dumps({"progress": asdict(self._progress)}))
+            checksums = {file.name: sha256_of(file) for file in sorted(self._part.iterdir())}
+            (self._part / _MANIFEST).write_text(json.dumps({"sha256": checksums}, indent=1))
+        return Checkpoint(self._final, self._progress)
 
 
 class CheckpointStore:
-    """The folder checkpoints/, one folder a checkpoint, named by its step."""
+    """The folder checkpoints/, one folder a checkpoint, named by its step. The newest `keep` stay."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder = folder
         self._keep = keep
 
-    def save(self, trainer: Trainer, progress: Progress, log_tail: LogTail) -> Path:
-        """Write a checkpoint and remove the oldest. Raises StorageError; then no trace of it is left."""
+    def begin(self, trainer: Trainer, progress: Progress) -> PendingCheckpoint:
+        """Copy the state and start to write it. Raises StorageError. At most one may be pending."""
         final = self._folder / f"{progress.step:08d}"
-        with whole_folder(final) as part:
-            save_file(weights_of(trainer.model), part / _WEIGHTS)
-            save_file(_optimizer_tensors(trainer.optimizer), part / _OPTIMIZER)
-            (part / _STATE).write_text(json.dumps({"progress": asdict(progress), "log_tail": asdict(log_tail)}))
-            checksums = {name: sha256_of(part / name) for name in (_WEIGHTS, _OPTIMIZER, _STATE)}
-            (part / _MANIFEST).write_text(json.dumps({"sha256": checksums}, indent=1))
+        with ExitStack() as folder:
+            part = folder.enter_context(whole_folder(final))
+            writer = FileSystemWriter(part, sync_files=False)  # whole_folder flushes every file
+            written = async_save(_state_of(trainer), storage_writer=writer, no_dist=True)
+            assert isinstance(written, Future)
+            return PendingCheckpoint(final, part, progress, written, folder.pop_all())
+
+    def prune(self) -> None:
+        """Remove all but the newest `keep`, and what a crash left part-written. None may be pending."""
         prune(self._folder, self._keep)
-        return final
+
+    def fallback_batch(self) -> int:
+        """The last batch in the oldest checkpoint that may be needed; -1: the initial policy may be needed.
+
+        That is the oldest one kept, for the newer ones may be torn. While fewer than `keep` are there, the initial
+        policy stands in for the missing one.
+        """
+        kept = [*numbered(self._folder).values()]
+        if len(kept) < self._keep:
+            return -1
+        try:
+            return _progress_of(kept[0]).batch_id
+        except CheckpointError:
+            return -1
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that is whole, or None."""
         for path in reversed(numbered(self._folder).values()):
             try:
-                return self._read(path)
+                return _verified(path)
             except CheckpointError as error:
                 log.warning("skipping a torn checkpoint", extra={"checkpoint": str(path), "fault": str(error)})
         return None
@@ -90,30 +142,20 @@ class CheckpointStore:
         path = numbered(self._folder).get(step)
         if path is None:
             raise CheckpointError(f"there is no checkpoint of step {step} in {self._folder}")
-        return self._read(path)
-
-    def _read(self, path: Path) -> Checkpoint:
-        manifest = _read_json(path / _MANIFEST)
-        for name in (_WEIGHTS, _OPTIMIZER, _STATE):
-            try:
-                found = sha256_of(path / name)
-            except OSError as error:
-                raise CheckpointError(f"{path / name} cannot be read: {error.strerror}") from error
-            if manifest.get("sha256", {}).get(name) != found:
-                raise CheckpointError(f"{path / name} has not the checksum it was saved with")
-        state = _read_json(path / _STATE)
-        return Checkpoint(path, Progress(**state["progress"]), LogTail(**state["log_tail"]))
+        return _verified(path)
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint's state into the trainer. Raises CheckpointError when it is of another model."""
-    load_weights(trainer.model, checkpoint.path / _WEIGHTS)
-    tensors = load_file(checkpoint.path / _OPTIMIZER)
+    """Put a checkpoint's state into the trainer. Raises CheckpointError or WeightsError when it is of another model."""
+    tensors = _load(checkpoint.path)
     torch.set_rng_state(tensors.pop(_RANDOM_STATE))
+    weights = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)}
+    put_weights(trainer.model, weights, checkpoint.path)
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        index, _, key = name.partition(".")
-        state.setdefault(int(index), {})[key] = tensor
+        if name.startswith(_OPTIMIZER):
+            index, _, key = name.removeprefix(_OPTIMIZER).partition(".")
+            state.setdefault(int(index), {})[key] = tensor
     # The settings (learning rate, decay, ...) are the configuration's, so they may change on resume.
     settings = trainer.optimizer.state_dict()["param_groups"]
     try:
@@ -123,14 +165,47 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     trainer.step = checkpoint.progress.step
 
 
-def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state as `parameter index.name` -> tensor, and the random state of torch."""
-    tensors = {
-        f"{index}.{key}": tensor.detach().cpu().contiguous()
-        for index, values in optimizer.state_dict()["state"].items()
+def _state_of(trainer: Trainer) -> dict[str, Tensor]:
+    """Everything a checkpoint holds, by name. The tensors are the trainer's own: `async_save` copies them."""
+    weights = {f"{_MODEL}{name}": tensor for name, tensor in weights_of(trainer.model).items()}
+    optimizer = {
+        f"{_OPTIMIZER}{index}.{key}": tensor.detach()
+        for index, values in trainer.optimizer.state_dict()["state"].items()
         for key, tensor in values.items()
     }
-    return {**tensors, _RANDOM_STATE: torch.get_rng_state()}
+    return {**weights, **optimizer, _RANDOM_STATE: torch.get_rng_state()}
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    reader = FileSystemReader(path)
+    stored = reader.read_metadata().state_dict_metadata
+    tensors: dict[str, Any] = {
+        name: torch.empty(item.size, dtype=item.properties.dtype)
+        for name, item in stored.items()
+        if isinstance(item, TensorStorageMetadata)
+    }
+    load(tensors, storage_reader=reader, no_dist=True)
+    return tensors
+
+
+def _verified(path: Path) -> Checkpoint:
+    checksums = _read_json(path / _MANIFEST).get("sha256", {})
+    progress = _progress_of(path)
+    for name in sorted({*checksums, _STATE, _DCP_METADATA}):
+        try:
+            found = sha256_of(path / name)
+        except OSError as error:
+            raise CheckpointError(f"{path / name} cannot be read: {error.strerror}") from error
+        if checksums.get(name) != found:
+            raise CheckpointError(f"{path / name} has not the checksum it was saved with")
+    return Checkpoint(path, progress)
+
+
+def _progress_of(path: Path) -> Progress:
+    try:
+        return Progress(**_read_json(path / _STATE)["progress"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{path / _STATE} does not hold the progress of a run") from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """The learner without the network: state of the run on disk and in memory, one batch at a time.
 
-INVARIANT: the state on disk is always that after a whole number of batches. What `start` finds there is the newest
-good checkpoint; everything else on disk (log lines, a batch saved early, a policy written early) is brought into line
-with it or made again bit for bit.
+INVARIANT: from the disk the state after every committed batch can be made again, bit for bit: by the newest whole
+checkpoint and the saved batches after it, each trained with the settings it was first trained with.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from nouscoder.domain.batch import Batch
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.atomic_files import naming_storage_faults
-from nouscoder.learner.checkpoint import CheckpointStore, Progress, restore
-from nouscoder.learner.objectives.registry import objective_of
-from nouscoder.learner.publish import PolicyPublisher
-from nouscoder.learner.run_log import BatchSeconds, LogTail, RunLog, metrics_lines, sample_lines, with_seconds
+from nouscoder.learner.batch_settings import BatchSettings
+from nouscoder.learner.checkpoint import Checkpoint, CheckpointStore, PendingCheckpoint, Progress, restore
+from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
+from nouscoder.learner.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, sample_lines
 from nouscoder.learner.saved_batches import SavedBatches
 from nouscoder.learner.trainer import TrainedBatch, Trainer
 from nouscoder.learner.weights import empty_model, load_model
@@ -36,6 +35,10 @@ log = logging.getLogger(__name__)
 
 class LearnerError(NousCoderError):
     """The learner cannot go on; the message says why."""
+
+
+class HalfTrained(LearnerError):
+    """The batch in training was left half way, so the state in memory is that of no whole number of batches."""
 
 
 class FolderInUse(LearnerError):
@@ -79,7 +82,7 @@ def prepare_thread(num_threads: int) -> None:
 
 
 class LearnerCore:
-    """Call all but `interrupt` and `close` from one thread. After each stage `start` can resume from the disk."""
+    """Call everything from one thread, except what says otherwise. After each call `start` can resume from the disk."""
 
     def __init__(self, config: Config) -> None:
         settings = config.learner
@@ -99,14 +102,19 @@ class LearnerCore:
             settings.policy_shard_bytes,
         )
         self._batches = SavedBatches(self._files.batches, settings.keep_batches)
+        self._settings = BatchSettings(self._files.batches)
         self._run_log = RunLog(self._files.run)
         self._lock: TextIO | None = None
         self._trainer: Trainer | None = None
         self._tokenizer: PolicyTokenizer | None = None
-        self._tail = LogTail()
         self._progress = Progress()
+        self._newest: Checkpoint | None = None
         self._in_batch = False
-        self._saved: Path | None = None
+
+    @property
+    def newest_checkpoint(self) -> Checkpoint | None:
+        """The newest durable checkpoint."""
+        return self._newest
 
     @property
     def progress(self) -> Progress:
@@ -120,7 +128,7 @@ class LearnerCore:
         return model
 
     def start(self) -> None:
-        """Take the run folder, load the newest good checkpoint or the initial policy, bring the logs into line."""
+        """Lock the run folder, load the newest whole checkpoint or the initial policy, and read the logs."""
         prepare_thread(self._config.learner.threads)
         self._lock_folder()
         torch.manual_seed(self._config.run.seed)
@@ -134,16 +142,20 @@ class LearnerCore:
         else:
             self._trainer = _trainer(empty_model(self._files.policy), self._config)
             restore(self._trainer, checkpoint)
-            self._progress, self._tail, self._saved = checkpoint.progress, checkpoint.log_tail, checkpoint.path
-        self._run_log.resume(self._progress.step, self._tail)
+            self._progress, self._newest = checkpoint.progress, checkpoint
+        last_batch = max([self._progress.batch_id, *self._batches.numbers()])
+        self._run_log.open((last_batch + 1) * self._config.learner.steps_per_batch)
         log.info("state loaded", extra={"step": self._progress.step, "batch_id": self._progress.batch_id})
 
     def save_batch(self, batch: Batch) -> None:
-        """Stage 1: keep the batch for a replay."""
+        """Keep the batch for a replay. Raises StorageError."""
         self._batches.save(batch)
 
-    def train(self, batch: Batch, wait_s: float = 0.0) -> TrainedBatch:
-        """Stage 2: the k steps, in memory; `wait_s` is only logged. Raises LearnerError for a batch out of turn."""
+    def train(self, batch: Batch, seconds: BatchSeconds | None = None) -> TrainedBatch:
+        """Take the k steps in memory and write the batch's log lines. `seconds` are only logged.
+
+        Raises LearnerError for a batch out of turn, StorageError, SavedBatchError or TrainingError.
+        """
         if batch.batch_id != self._progress.batch_id + 1:
             raise LearnerError(
                 f"batch {batch.batch_id} was given where batch {self._progress.batch_id + 1} is next:"
@@ -151,44 +163,49 @@ class LearnerCore:
             )
         self._in_batch = True
         try:
+            self._started.use(self._settings.fix(batch.batch_id, self._config.learner))
             trained = self._started.train_batch(batch)
         except ValueError as error:
             raise LearnerError(f"batch {batch.batch_id} cannot be trained on: {error}") from error
+        self._run_log.append(self._lines(trained, seconds or BatchSeconds()))
         self._progress = Progress(self._started.step, batch.batch_id)
         self._in_batch = False
-        self._tail = self._lines(trained, wait_s)
         return trained
-
-    def checkpoint(self) -> Path:
-        """Stage 3: make the state durable, unless it is. Raises StorageError, and LearnerError inside a batch."""
-        if self._in_batch:
-            raise LearnerError("a checkpoint holds whole batches only, and the batch in training failed half way")
-        if self._saved is None or int(self._saved.name) != self._progress.step:
-            self._saved = self._store.save(self._started, self._progress, self._tail)
-        return self._saved
-
-    def write_policy(self) -> PolicyManifest:
-        """Stage 4: the weights as a file that generation can load."""
-        return self._publisher.write(self.model, self._progress.policy_version, self._progress.step)
-
-    def write_log(self, checkpoint_s: float, publish_s: float) -> None:
-        """Stage 5, after the commit: the batch's lines."""
-        self._run_log.append(with_seconds(self._tail, BatchSeconds(checkpoint=checkpoint_s, publish=publish_s)))
 
     def replay_saved(self, batch_id: int) -> TrainedBatch:
-        """All stages but publication, for a batch that was committed and whose checkpoint was lost later."""
-        trained = self.train(self._batches.load(batch_id))
-        self.checkpoint()
-        self.write_log(0.0, 0.0)
-        return trained
+        """Train a saved batch again. Raises what `train` raises."""
+        return self.train(self._batches.load(batch_id))
+
+    def stage_policy(self) -> StagedPolicy:
+        """A copy of the weights, to be written while training goes on."""
+        return StagedPolicy.of(self.model, self._progress.policy_version, self._progress.step)
+
+    def write_policy(self, policy: StagedPolicy) -> PolicyManifest:
+        """Write a policy as files that generation can load. From any thread, one at a time. Raises StorageError."""
+        return self._publisher.write(policy)
+
+    def begin_checkpoint(self) -> PendingCheckpoint:
+        """Copy the state and start to write it. Raises StorageError, and HalfTrained inside a batch."""
+        if self._in_batch:
+            raise HalfTrained("a checkpoint holds whole batches only, and the batch in training is half trained")
+        return self._store.begin(self._started, self._progress)
+
+    def finish_checkpoint(self, pending: PendingCheckpoint) -> Checkpoint:
+        """Wait until it is durable, then remove what is no longer needed. From any thread. Raises StorageError."""
+        checkpoint = pending.finish()
+        self._store.prune()
+        self._batches.prune(self._store.fallback_batch())
+        self._settings.prune(min(self._batches.numbers(), default=0))
+        self._newest = checkpoint
+        return checkpoint
 
     def interrupt(self) -> None:
-        """From any thread: stop before the next step."""
+        """Stop before the next step. From any thread."""
         if self._trainer is not None:
             self._trainer.interrupt()
 
     def close(self) -> None:
-        """Let the run folder go."""
+        """Unlock the run folder."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -199,15 +216,16 @@ class LearnerCore:
             raise LearnerError("the learner has not started")
         return self._trainer
 
-    def _lines(self, trained: TrainedBatch, wait_s: float) -> LogTail:
+    def _lines(self, trained: TrainedBatch, seconds: BatchSeconds) -> BatchLines:
         if self._tokenizer is None:
             raise LearnerError("the learner has not started")
-        metrics = metrics_lines(trained, self._progress.policy_version, BatchSeconds(wait_for_batch=wait_s))
         count, seed = self._config.learner.samples_per_batch, self._config.run.seed
-        return LogTail(metrics, sample_lines(trained, self._tokenizer, count, seed))
+        return BatchLines(
+            metrics_lines(trained, trained.batch_id + 1, seconds), sample_lines(trained, self._tokenizer, count, seed)
+        )
 
     def _lock_folder(self) -> None:
-        """One learner a run: the lock goes with the process, however it ends."""
+        """One learner a run. The operating system frees the lock when the process ends, however it ends."""
         path = self._files.checkpoints / ".lock"
         with naming_storage_faults(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -220,17 +238,15 @@ class LearnerCore:
 
 
 def _trainer(model: PreTrainedModel, config: Config) -> Trainer:
-    """A trainer of `model`, with the initial policy as the reference when the objective needs one."""
-    needs = objective_of(config.learner.objective).needs
-    reference = load_model(RunFiles.of(config).policy) if needs.reference_logprobs else None
+    """A trainer of `model`; the initial policy is the reference of an objective that needs one."""
     try:
-        return Trainer(model, config, reference)
+        return Trainer(model, config, lambda: load_model(RunFiles.of(config).policy))
     except ValueError as error:
         raise Unusable(str(error)) from error
 
 
 def replay(config: Config, step: int, batch_id: int) -> TrainedBatch:
-    """Train a saved batch from the checkpoint of `step` in memory, writing nothing: what a run did, bit for bit.
+    """Train a saved batch in memory, from the checkpoint of `step`: the same as the run did, bit for bit.
 
     Step 0 is the initial policy. Raises CheckpointError, SavedBatchError or WeightsError.
     """
@@ -241,4 +257,5 @@ def replay(config: Config, step: int, batch_id: int) -> TrainedBatch:
     else:
         trainer = _trainer(empty_model(files.policy), config)
         restore(trainer, CheckpointStore(files.checkpoints, config.learner.keep_checkpoints).at_step(step))
+    trainer.use(BatchSettings(files.batches).kept(batch_id, config.learner) or config.learner)
     return trainer.train_batch(SavedBatches(files.batches, config.learner.keep_batches).load(batch_id))

@@ -35,7 +35,7 @@ class FakeKeeper:
 
 
 class FakeBroker:
-    """`make_batch(batch_id, policy_version)` makes what is trained on; a batch is made once."""
+    """`make_batch(batch_id, policy_version)` makes what is trained on, by the weights of that version."""
 
     def __init__(self, make_batch: Callable[[int, int], Batch]) -> None:
         self._make_batch = make_batch
@@ -65,7 +65,7 @@ class FakeBroker:
         if self.finished:
             return LeasedBatch(run_finished=True)
         if self._in_training is None:
-            self._in_training = self._make_batch(len(self.commits), self.policies[-1].policy_version)
+            self._in_training = self._make_batch(len(self.commits), len(self.commits))
             self._deliveries = 0
         self._deliveries += 1
         lease = Lease(f"batch-{len(self.commits)}-{self._deliveries}", _LEASE_S, self._deliveries)

@@ -13,13 +13,23 @@ _STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
 
 
 class WaitReason(StrEnum):
-    """What the learner does while it does not train: the label `for` of `learner_wait_seconds_total`."""
+    """What the training thread waits for: the label `for` of `learner_wait_seconds_total`.
+
+    CHECKPOINT and PUBLISH are the copies of the state and the waits for the one before; the writing overlaps training.
+    """
 
     BATCH = "batch"
     CHECKPOINT = "checkpoint"
     PUBLISH = "publish"
     PAUSED = "paused"
     EVALUATION = "evaluation"  # of the first policy, which must be done before it changes
+
+
+class CheckpointOutcome(StrEnum):
+    """How an attempt to write a checkpoint ended: the label `outcome` of `learner_checkpoints_total`."""
+
+    WRITTEN = "written"
+    FAILED = "failed"
 
 
 class LearnerMetrics:
@@ -63,18 +73,33 @@ class LearnerMetrics:
         self._tokens_per_second = gauge("tokens_per_second", "Tokens fed a second of training, in the last batch.")
         self._mfu = gauge("mfu", "Model FLOPs used in training, of the device's peak.")
         self._wait = Counter("nouscoder_learner_wait_seconds", "Time not training.", ("for",), registry=registry)
+        self._checkpoints = Counter(
+            "nouscoder_learner_checkpoints",
+            "Checkpoints that became durable, and attempts that failed.",
+            ("outcome",),
+            registry=registry,
+        )
+        self._checkpoint_s = gauge("checkpoint_duration_seconds", "From the copy of the state until it was durable.")
         self._length = gauge("response_length_tokens", "Mean tokens a rollout of the last batch.", ("correct",))
         self._begin_at_zero()
 
     def _begin_at_zero(self) -> None:
         for reason in WaitReason:
             self._wait.labels(reason.value)
+        for outcome in CheckpointOutcome:
+            self._checkpoints.labels(outcome.value)
         for correct in ("true", "false"):
             self._length.labels(correct)
 
     def waited(self, reason: WaitReason, duration_s: float) -> None:
         """Add seconds of a wait. A long wait is added in parts while it lasts."""
         self._wait.labels(reason.value).inc(duration_s)
+
+    def checkpointed(self, outcome: CheckpointOutcome, duration_s: float) -> None:
+        """An attempt to write a checkpoint ended."""
+        self._checkpoints.labels(outcome.value).inc()
+        if outcome is CheckpointOutcome.WRITTEN:
+            self._checkpoint_s.set(duration_s)
 
     def published(self, policy_version: int) -> None:
         """The broker knows this version."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import save, save_file
@@ -22,6 +23,23 @@ from nouscoder.policy_folder.weights_files import INDEX_FILE, WEIGHTS_FILE
 _NO_LIMIT = 2**63
 
 
+@dataclass(frozen=True, slots=True)
+class StagedPolicy:
+    """A copy of the weights of a version, made by `step` optimizer steps. Training does not change it."""
+
+    policy_version: int
+    step: int
+    weights: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, policy_version: int, step: int) -> StagedPolicy:
+        """Copy the model's weights as they are now."""
+        weights = weights_of(model)
+        if model.device.type == "cpu":  # on another device `weights_of` has copied them already
+            weights = {name: tensor.clone() for name, tensor in weights.items()}
+        return cls(policy_version, step, weights)
+
+
 class PolicyPublisher:
     """The folder policies/. Old versions are kept for a while, as a generation worker may still be reading one."""
 
@@ -33,17 +51,17 @@ class PolicyPublisher:
         self._transport = transport
         self._shard_bytes = shard_bytes
 
-    def write(self, model: PreTrainedModel, policy_version: int, step: int) -> PolicyManifest:
-        """Write the weights as a version and remove the oldest. Raises StorageError."""
-        final = version_folder(self._folder, policy_version)
-        parts = _cut(weights_of(model), self._shard_bytes)
+    def write(self, policy: StagedPolicy) -> PolicyManifest:
+        """Write a version and remove the oldest. Raises StorageError."""
+        final = version_folder(self._folder, policy.policy_version)
+        parts = _cut(policy.weights, self._shard_bytes)
         # After a crash the same version is often published again. Its files may be being read, so they are left alone.
         if not all(_is_written(final / name, weights) for name, weights in parts.items()):
             with whole_folder(final) as part:
                 _write(part, parts)
         prune(self._folder, self._keep)
         shards = tuple(Shard(name, sha256_of(final / name), (final / name).stat().st_size) for name in parts)
-        return PolicyManifest(policy_version, step, str(final), shards, self._transport)
+        return PolicyManifest(policy.policy_version, policy.step, str(final), shards, self._transport)
 
 
 def version_folder(folder: Path, policy_version: int) -> Path:

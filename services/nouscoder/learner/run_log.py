@@ -1,8 +1,8 @@
 """metrics.jsonl, a line a step, and samples.jsonl, a few rollouts a batch.
 
-INVARIANT: after `resume`, each step up to the checkpoint's has exactly one line and no later step has any. Lines are
-appended after the commit; those of the last batch also lie in its checkpoint (its log tail), so a crash between the
-two loses none.
+INVARIANT: each step that was trained has exactly one line, in order of steps. The lines of a batch are durable before
+the batch is committed and before a checkpoint holds it. A batch that is trained again adds only the lines that are
+missing.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol
@@ -32,8 +32,8 @@ class Decoder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LogTail:
-    """The lines of the last batch, for metrics.jsonl and samples.jsonl."""
+class BatchLines:
+    """The lines of a batch, for metrics.jsonl and samples.jsonl."""
 
     metrics: list[Line] = field(default_factory=list)
     samples: list[Line] = field(default_factory=list)
@@ -41,7 +41,7 @@ class LogTail:
 
 @dataclass(frozen=True, slots=True)
 class BatchSeconds:
-    """Where the time of a batch went, in seconds."""
+    """What the training thread waited for between the batch before and this one, in seconds."""
 
     wait_for_batch: float = 0.0
     checkpoint: float = 0.0
@@ -51,45 +51,32 @@ class BatchSeconds:
 def metrics_lines(trained: TrainedBatch, policy_version: int, seconds: BatchSeconds) -> list[Line]:
     """A line for each step. `policy_version` is the one the batch makes.
 
-    Rewards, pass rate, staleness and lengths are those of the whole batch; loss, tokens and diagnostics those of the
-    step. Of `seconds`, wait_for_batch stands with the batch's first step, and checkpoint and publish with its last,
-    so that sums over lines are right; train adds up to the batch's time in training.
+    Rewards, pass rate, staleness and lengths are those of the whole batch; loss, tokens and diagnostics are those of
+    the step. `seconds` stand with the first step; train adds up to the batch's time in training. Raises ValueError when
+    a diagnostic has the name of another field.
     """
     preparation_s = trained.duration_s - sum(step.duration_s for step in trained.steps)
     lines = []
     for index, step in enumerate(trained.steps):
-        first, last = index == 0, index == len(trained.steps) - 1
-        lines.append(
-            {
-                "step": step.step,
-                "batch_id": trained.batch_id,
-                "policy_version": policy_version,
-                "loss": step.loss,
-                **asdict(trained.statistics),
-                **step.diagnostics,
-                "gradient_norm": step.gradient_norm,
-                "learning_rate": step.learning_rate,
-                "tokens": step.num_tokens,
-                "tokens_per_second": step.model_tokens / step.duration_s,
-                "seconds": {
-                    "wait_for_batch": seconds.wait_for_batch if first else 0.0,
-                    "train": step.duration_s + (preparation_s if first else 0.0),
-                    "checkpoint": seconds.checkpoint if last else 0.0,
-                    "publish": seconds.publish if last else 0.0,
-                },
-                "time": time.time(),
-            }
-        )
+        is_first = index == 0
+        before = seconds if is_first else BatchSeconds()
+        line = {
+            "step": step.step,
+            "batch_id": trained.batch_id,
+            "policy_version": policy_version,
+            "loss": step.loss,
+            **asdict(trained.statistics),
+            "gradient_norm": step.gradient_norm,
+            "learning_rate": step.learning_rate,
+            "tokens": step.num_tokens,
+            "tokens_per_second": step.model_tokens / step.duration_s,
+            "seconds": {**asdict(before), "train": step.duration_s + (preparation_s if is_first else 0.0)},
+            "time": time.time(),
+        }
+        if clash := sorted(line.keys() & step.diagnostics.keys()):
+            raise ValueError(f"a diagnostic must not be named {clash[0]!r}: a line has that field already")
+        lines.append({**line, **step.diagnostics})
     return lines
-
-
-def with_seconds(tail: LogTail, seconds: BatchSeconds) -> LogTail:
-    """The tail with what is known only after the checkpoint: its time and that of publication, at the last step."""
-    if not tail.metrics:
-        return tail
-    last = dict(tail.metrics[-1])
-    last["seconds"] = {**last["seconds"], "checkpoint": seconds.checkpoint, "publish": seconds.publish}
-    return replace(tail, metrics=[*tail.metrics[:-1], last])
 
 
 def sample_lines(trained: TrainedBatch, tokenizer: Decoder, count: int, seed: int) -> list[Line]:
@@ -120,41 +107,47 @@ class RunLog:
     """Both files, in the run folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._metrics = folder / "metrics.jsonl"
-        self._samples = folder / "samples.jsonl"
+        self._metrics = _LineFile(folder / "metrics.jsonl", lambda line: line["step"])
+        self._samples = _LineFile(folder / "samples.jsonl", lambda line: (line["step"], line["rollout_id"]))
 
-    def resume(self, step: int, tail: LogTail) -> None:
-        """Cut both files back to `step`, the checkpoint's, and put in what its tail has and they lack."""
-        missing = {line["step"]: line for line in tail.metrics}
-        _rewrite(self._metrics, lambda line: line["step"] <= step, missing)
-        # A batch's samples all carry the number of its last step, so they are complete or replaced as one.
-        _rewrite(self._samples, lambda line: line["step"] < step, {})
-        _append(self._samples, tail.samples)
+    def open(self, last_step: int) -> None:
+        """Read both files and drop torn lines and lines after `last_step`, the last step that can be trained again."""
+        self._metrics.open(last_step)
+        self._samples.open(last_step)
 
-    def append(self, tail: LogTail) -> None:
-        """Add the lines of a batch. Raises StorageError."""
-        _append(self._metrics, tail.metrics)
-        _append(self._samples, tail.samples)
+    def append(self, lines: BatchLines) -> None:
+        """Add the lines of a batch that are not there yet. Raises StorageError."""
+        self._metrics.append(lines.metrics)
+        self._samples.append(lines.samples)
 
 
-def _rewrite(file: Path, is_kept: Callable[[Line], bool], missing: dict[int, Line]) -> None:
-    kept: list[Line] = []
-    for text in file.read_text(encoding="utf8").split("\n") if file.exists() else []:
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue  # torn by a crash in the middle of a write
-        if is_kept(line):
-            kept.append(line)
-            missing = {step: other for step, other in missing.items() if step != line["step"]}
-    write_whole(file, "".join(_text(line) for line in [*kept, *missing.values()]).encode())
+class _LineFile:
+    """A file of JSON lines, each of them identified by `key`."""
 
+    def __init__(self, file: Path, key: Callable[[Line], Hashable]) -> None:
+        self._file = file
+        self._key = key
+        self._known: set[Hashable] = set()
 
-def _append(file: Path, lines: Iterable[Line]) -> None:
-    with naming_storage_faults(file), file.open("a", encoding="utf8") as output:
-        output.write("".join(_text(line) for line in lines))
-        output.flush()
-        os.fsync(output.fileno())
+    def open(self, last_step: int) -> None:
+        kept: dict[Hashable, Line] = {}
+        for text in self._file.read_text(encoding="utf8").split("\n") if self._file.exists() else []:
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue  # torn by a crash in the middle of a write
+            if line["step"] <= last_step:
+                kept.setdefault(self._key(line), line)
+        write_whole(self._file, "".join(map(_text, kept.values())).encode())
+        self._known = set(kept)
+
+    def append(self, lines: Iterable[Line]) -> None:
+        missing = {self._key(line): line for line in lines if self._key(line) not in self._known}
+        with naming_storage_faults(self._file), self._file.open("a", encoding="utf8") as output:
+            output.write("".join(map(_text, missing.values())))
+            output.flush()
+            os.fsync(output.fileno())
+        self._known |= missing.keys()
 
 
 def _text(line: Line) -> str:

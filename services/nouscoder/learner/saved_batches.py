@@ -1,6 +1,6 @@
 """Batches as they were leased: batches/00000007.pb, saved before they are trained on, so that they can be replayed.
 
-INVARIANT: a batch that a checkpoint holds the effect of was saved first.
+INVARIANT: a batch that was committed is here until every checkpoint that may be needed holds its effect.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nouscoder.domain.batch import Batch
 from nouscoder.errors import NousCoderError
-from nouscoder.learner.atomic_files import prune, write_whole
+from nouscoder.learner.atomic_files import numbered, remove, write_whole
 from nouscoder.rpc.rollout_convert import decode_batch, encode_batch
 
 _SUFFIX = ".pb"
@@ -20,7 +20,7 @@ class SavedBatchError(NousCoderError):
 
 
 class SavedBatches:
-    """The folder batches/, of which the newest `keep` stay."""
+    """The folder batches/. The newest `keep` stay, and all that are newer than the oldest checkpoint that is kept."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder = folder
@@ -29,7 +29,16 @@ class SavedBatches:
     def save(self, batch: Batch) -> None:
         """Raises StorageError."""
         write_whole(self._path(batch.batch_id), encode_batch(batch))
-        prune(self._folder, self._keep, _SUFFIX)
+
+    def prune(self, last_unneeded: int) -> None:
+        """Remove the batches up to `last_unneeded`, except those among the newest `keep`."""
+        for number, path in [*numbered(self._folder, _SUFFIX).items()][: -self._keep]:
+            if number <= last_unneeded:
+                remove(path)
+
+    def numbers(self) -> list[int]:
+        """Which batches are saved, ascending."""
+        return [*numbered(self._folder, _SUFFIX)]
 
     def load(self, batch_id: int) -> Batch:
         """Raises SavedBatchError when it is not there or not a batch."""

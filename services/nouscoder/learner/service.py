@@ -157,7 +157,7 @@ async def serve(config: Config) -> None:
         )
         broker = await stack.enter_async_context(client)
         worker = LearnerWorker(config, broker, LearnerMetrics(registry), LearnerCore(config))
-        stack.push_async_callback(worker.close)
+        stack.push_async_callback(worker.stop)
         servicer = LearnerServicer(worker, config.total_steps, PolicyFiles(RunFiles.of(config)))
 
         def register(server: grpc.aio.Server) -> None:

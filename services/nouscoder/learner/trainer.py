@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -87,28 +87,28 @@ class _Minibatch:
 class Trainer:
     """Owns the model and its optimizer. All calls but `interrupt` come from one thread.
 
-    `reference` is the policy of the reference log-probabilities, for an objective that needs them. `objective` is the
-    one that the configuration names, unless another is given. Raises ValueError when they do not fit together.
+    `load_reference` loads the policy of the reference log-probabilities; it is called once an objective needs them.
+    `objective` is the one that the configuration names, unless another is given. Raises ValueError when they do not fit
+    together.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
         config: Config,
-        reference: PreTrainedModel | None = None,
+        load_reference: Callable[[], PreTrainedModel] | None = None,
         objective: Objective | None = None,
     ) -> None:
         settings = config.learner
-        self._objective = objective or objective_of(settings.objective)
-        if self._objective.needs.reference_logprobs and reference is None:
-            raise ValueError("the objective needs a reference policy")
         self._temperature = config.generation.sampling.temperature
         if self._temperature <= 0:
             raise ValueError("generation.sampling.temperature must be above 0 to train: greedy tokens have no ratio")
         self.model = model.to(settings.device)  # type: ignore[arg-type]
         # The ratios need exactly the distribution that was sampled from, so dropout stays off.
         self.model.eval()
-        self._reference = None if reference is None else reference.to(settings.device).eval()  # type: ignore[arg-type]
+        self._load_reference = load_reference
+        self._reference: PreTrainedModel | None = None
+        self._given_objective = objective
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
             lr=settings.learning_rate,
@@ -117,9 +117,20 @@ class Trainer:
             foreach=True,
         )
         self.step = 0
-        self._settings: LearnerSection = settings
         self._seed = config.run.seed
         self._interrupted = threading.Event()
+        self.use(settings)
+
+    def use(self, settings: LearnerSection) -> None:
+        """Train with these settings from now on. Raises ValueError when the objective needs a reference policy."""
+        self._settings = settings
+        self._objective = self._given_objective or objective_of(settings.objective)
+        for group in self.optimizer.param_groups:
+            group.update(betas=settings.adam_betas, weight_decay=settings.weight_decay)
+        if self._objective.needs.reference_logprobs and self._reference is None:
+            if self._load_reference is None:
+                raise ValueError("the objective needs a reference policy")
+            self._reference = self._load_reference().to(settings.device).eval()  # type: ignore[arg-type]
 
     def interrupt(self) -> None:
         """Make `train_batch` raise TrainingInterrupted before its next step. Callable from any thread."""

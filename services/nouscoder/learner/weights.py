@@ -60,11 +60,16 @@ def load_weights(model: PreTrainedModel, file: Path) -> None:
         weights = load_file(file)
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"{file} cannot be read as safetensors: {error}") from error
+    put_weights(model, weights, file)
+
+
+def put_weights(model: PreTrainedModel, weights: dict[str, Tensor], source: Path) -> None:
+    """Put weights, named as by `weights_of`, into the model. Raises WeightsError naming `source` if they do not fit."""
     expected = set(weights_of(model))
     if set(weights) != expected:
         odd = sorted(set(weights) ^ expected)[0]
-        raise WeightsError(f"{file} is of another model: {odd} is in only one of the two")
+        raise WeightsError(f"{source} is of another model: {odd} is in only one of the two")
     try:
         model.load_state_dict(weights, strict=False)
     except RuntimeError as error:
-        raise WeightsError(f"{file} is of another model: {error}") from error
+        raise WeightsError(f"{source} is of another model: {error}") from error

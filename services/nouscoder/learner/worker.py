@@ -1,17 +1,13 @@
-"""The learner's loop: lease a batch, save it, train k steps, checkpoint, publish, commit, log; then finish the run.
+"""The learner's loop: lease a batch, save it, train k steps, publish, commit, checkpoint; at the end finish the run.
 
 INVARIANT: each batch takes effect once, steps and policy versions are consecutive, and each step has one log line,
-wherever the process dies:
-  before the checkpoint    the state on disk is that before the batch. The broker gives the same batch again (same id,
-                           same rollouts), and training is repeatable, so even a policy file comes out the same.
-  after the checkpoint     `_catch_up` publishes the checkpoint's policy (the same version and checksum again is
-                           welcome) and commits its batch (idempotent), so the broker never gives that batch again.
-  after the commit         the log lines are taken from the checkpoint.
-  after FinishRun          nothing is left to train on: the learner only says so and ends.
-With learner.start_after the learner waits for that file in the run folder before it trains, for example until the
-first policy has been evaluated.
-A checkpoint that tears after its batch was committed is made again from the saved batch. A lost lease does no harm:
-the folder's lock lets one learner work on a run, and only it commits.
+wherever the process dies. A batch is committed once it is saved and trained; its policy may be published and its
+checkpoint may be written later, while the next batches are trained. After a restart `_catch_up` starts from the newest
+whole checkpoint, trains the committed batches after it again from the saved batches (bit for bit), publishes the
+versions that the broker lacks (the same version with the same weights again is welcome) and commits again (idempotent).
+docs/architecture.md has a table of what happens at each moment.
+
+A lost lease does no harm: the run folder's lock lets one learner work on a run, and only it commits.
 """
 
 from __future__ import annotations
@@ -21,22 +17,24 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from nouscoder.config import Config
 from nouscoder.domain.batch import Batch
-from nouscoder.domain.lease import Lease, LeasedBatch
-from nouscoder.domain.ledger import Ledger
-from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.lease import Lease
 from nouscoder.domain.run_status import RunStatus
+from nouscoder.errors import NousCoderError
+from nouscoder.learner.checkpoints import Checkpoints
 from nouscoder.learner.core import FolderInUse, LearnerCore, LearnerError
 from nouscoder.learner.flops import measured_peak_flops
 from nouscoder.learner.metrics import LearnerMetrics, WaitReason
+from nouscoder.learner.peers import Broker
+from nouscoder.learner.publication import Publication
+from nouscoder.learner.run_log import BatchSeconds
 from nouscoder.learner.trainer import TrainedBatch
 from nouscoder.retry import Retry
 
@@ -48,49 +46,10 @@ _CHECKPOINT_LIMIT_S = 600.0
 _LOOK_AGAIN_S = 0.3
 
 
-class Keeper(Protocol):
-    """Beats for leases."""
-
-    def add(self, lease: Lease) -> None:
-        """Keep it alive from now on."""
-        ...
-
-    def drop(self, lease_id: str) -> None:
-        """Stop."""
-        ...
-
-
-class Broker(Protocol):
-    """What the learner needs of the broker; see rpc/broker_client.py."""
-
-    async def status(self) -> RunStatus:
-        """The run at one instant."""
-        ...
-
-    async def lease_batch(self, wait_s: float = ...) -> LeasedBatch:
-        """The next batch, or the same as before when it has not been committed."""
-        ...
-
-    async def publish_policy(self, manifest: PolicyManifest) -> int:
-        """Idempotent for the same version and checksum."""
-        ...
-
-    async def commit_batch(self, batch_id: int, step: int) -> bool:
-        """Idempotent. True: it was known."""
-        ...
-
-    async def finish_run(self, reason: str) -> Ledger:
-        """Idempotent."""
-        ...
-
-    def keep_leases(self) -> AbstractAsyncContextManager[Keeper]:
-        """A keeper of leases."""
-        ...
-
-
 class LearnerState(StrEnum):
-    """STARTING -> (WAITING_FOR_BATCH <-> PAUSED -> TRAINING -> CHECKPOINTING -> PUBLISHING)* -> FINISHED.
+    """STARTING -> (WAITING_FOR_BATCH <-> PAUSED -> TRAINING -> PUBLISHING -> CHECKPOINTING)* -> FINISHED.
 
+    PUBLISHING and CHECKPOINTING last until the state is copied; the copies are written in the background.
     WAITING_FOR_EVALUATION comes after STARTING when learner.start_after names a file.
     """
 
@@ -124,6 +83,8 @@ class LearnerWorker:
         self._metrics = metrics
         self._core = core
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="training")
+        self._publication = Publication(core, broker, metrics, self._thread)
+        self._checkpoints = Checkpoints(config.learner, core, metrics, self._thread, self._publication)
         self._state = LearnerState.STARTING
         self._state_since = time.monotonic()
         self._may_run = asyncio.Event()
@@ -144,25 +105,28 @@ class LearnerWorker:
             self._enter(LearnerState.FINISHED)
             return
         await self._catch_up(status)
-        while self._core.progress.policy_version < self._config.run.total_batches:
-            leased, wait_s = await self._next_batch()
-            if leased is None:
-                log.warning("the run was finished by another", extra={"step": self._core.progress.step})
-                break
-            async with self._broker.keep_leases() as keeper:
-                batch, lease = leased
-                keeper.add(lease)
-                await self._train_on(batch, wait_s)
-                keeper.drop(lease.lease_id)
-        else:
-            await self._broker.finish_run("every batch is trained")
+        await self._train_batches()
         self._enter(LearnerState.FINISHED)
 
+    async def stop(self) -> None:
+        """Stop before the next optimizer step, write a checkpoint if no batch is half trained, and close."""
+        self._core.interrupt()
+        self._is_closing = True
+        try:
+            if self._state is not LearnerState.STARTING:
+                await asyncio.wait_for(self._checkpoints.now(), _CHECKPOINT_LIMIT_S)
+        except (NousCoderError, TimeoutError) as error:
+            log.info("stopped without a checkpoint: a resume replays saved batches", extra={"reason": str(error)})
+        finally:
+            await self.close()
+
     async def close(self) -> None:
-        """Stop the thread before its next optimizer step, and let the run folder go."""
+        """Stop before the next optimizer step, finish what is being written, and unlock the run folder."""
         self._core.interrupt()
         self._is_closing = True
         await asyncio.to_thread(self._thread.shutdown, wait=True)
+        await self._publication.close()
+        await self._checkpoints.close()
         self._core.close()
 
     def pause(self) -> None:
@@ -174,7 +138,7 @@ class LearnerWorker:
         self._may_run.set()
 
     async def checkpoint(self) -> tuple[Path, int]:
-        """Have the state after the running batch on disk; answers where, and its step.
+        """Have the state after the batch in training on disk; answers where, and its step.
 
         Raises LearnerError when that takes longer than 600 seconds or the learner is still starting or stopping.
         """
@@ -183,7 +147,7 @@ class LearnerWorker:
         if self._state is LearnerState.STARTING:
             raise LearnerError("the learner is still starting: there is nothing to checkpoint yet")
         try:
-            path = await asyncio.wait_for(self._in_thread(self._core.checkpoint), _CHECKPOINT_LIMIT_S)
+            path = await asyncio.wait_for(self._checkpoints.now(), _CHECKPOINT_LIMIT_S)
         except TimeoutError:
             raise LearnerError(f"no checkpoint was possible within {_CHECKPOINT_LIMIT_S:.0f} s") from None
         return path, int(path.name)
@@ -209,43 +173,66 @@ class LearnerWorker:
             return
         self._enter(LearnerState.WAITING_FOR_EVALUATION)
         log.info("waiting for the evaluation of the first policy", extra={"file": str(file)})
-        started = told = time.monotonic()
+        started = counted = time.monotonic()
         while not file.exists():
             await asyncio.sleep(_LOOK_AGAIN_S)
             now = time.monotonic()
-            self._metrics.waited(WaitReason.EVALUATION, now - told)
-            told = now
+            self._metrics.waited(WaitReason.EVALUATION, now - counted)
+            counted = now
             if now - started > self._config.learner.batch_patience_s:
                 raise LearnerError(f"{file} did not come in {now - started:.0f} s: is `nouscoder train` at work?")
 
     async def _catch_up(self, status: RunStatus) -> None:
-        """Bring broker and checkpoint to the same batch; see the invariant."""
+        """Bring the state in memory and the broker to the same batch; see the invariant."""
+        known_version = -1 if status.policy_version is None else status.policy_version
+        self._publication.known(known_version)
+        if self._core.progress.policy_version >= known_version:
+            await self._publication.begin()
         while self._core.progress.policy_version < status.batches_committed:
             batch_id = self._core.progress.batch_id + 1
-            log.warning("training a committed batch again: its checkpoint was lost", extra={"batch_id": batch_id})
+            log.info("training a committed batch again: no checkpoint holds it yet", extra={"batch_id": batch_id})
             self._last = await self._in_thread(partial(self._core.replay_saved, batch_id))
+            if self._core.progress.policy_version >= known_version:
+                await self._publication.begin()
+        await self._publication.settle()
         progress = self._core.progress
-        if status.policy_version is None or status.policy_version < progress.policy_version:
-            await self._publish()
-        elif status.policy_version > progress.policy_version + 1:
+        if known_version > progress.policy_version + 1:
             raise LearnerError(
-                f"the broker knows policy version {status.policy_version} and the newest checkpoint makes version"
+                f"the broker knows policy version {known_version} and the newest checkpoint makes version"
                 f" {progress.policy_version}: checkpoints of this run are missing"
             )
-        self._metrics.published(progress.policy_version)
         if progress.batch_id >= 0:
             await self._broker.commit_batch(progress.batch_id, progress.step)
+
+    async def _train_batches(self) -> None:
+        """Train the run's remaining batches. At the end everything is published and in a checkpoint."""
+        seconds = BatchSeconds()
+        while self._core.progress.policy_version < self._config.run.total_batches:
+            leased, wait_s = await self._next_batch()
+            if leased is None:
+                log.warning("the run was finished by another", extra={"step": self._core.progress.step})
+                await self._checkpoints.now()
+                return
+            batch, lease = leased
+            async with self._broker.keep_leases() as keeper:
+                keeper.add(lease)
+                await self._train_on(batch, replace(seconds, wait_for_batch=wait_s))
+                seconds = await self._hand_over(batch)
+                keeper.drop(lease.lease_id)
+        await self._checkpoints.now()
+        await self._broker.finish_run("every batch is trained")
 
     async def _next_batch(self) -> tuple[tuple[Batch, Lease] | None, float]:
         """The next batch with its lease, None when the run is finished; and the seconds waited."""
         await self._pass_pause()
         self._enter(LearnerState.WAITING_FOR_BATCH)
-        started = told = time.monotonic()
+        started = counted = time.monotonic()
         while True:
+            self._publication.raise_if_failed()
             leased = await self._broker.lease_batch(_LEASE_WAIT_S)
             now = time.monotonic()
-            self._metrics.waited(WaitReason.BATCH, now - told)
-            told = now
+            self._metrics.waited(WaitReason.BATCH, now - counted)
+            counted = now
             wait_s = now - started
             if leased.batch is not None and leased.lease is not None:
                 return (leased.batch, leased.lease), wait_s
@@ -255,7 +242,7 @@ class LearnerWorker:
                 raise LearnerError(f"no batch came in {wait_s:.0f} s: ask the broker why with `nouscoder why-stalled`")
             if not self._may_run.is_set():
                 await self._pass_pause()
-                told = time.monotonic()
+                counted = time.monotonic()
                 self._enter(LearnerState.WAITING_FOR_BATCH)
 
     async def _pass_pause(self) -> None:
@@ -266,32 +253,29 @@ class LearnerWorker:
         await self._may_run.wait()  # a person paused it, and a person or the end of the process ends it
         self._metrics.waited(WaitReason.PAUSED, time.monotonic() - started)
 
-    async def _train_on(self, batch: Batch, wait_s: float) -> None:
+    async def _train_on(self, batch: Batch, seconds: BatchSeconds) -> None:
+        """Save the batch and take its steps. `seconds` are those since the batch before."""
         self._enter(LearnerState.TRAINING)
         await self._in_thread(lambda: self._core.save_batch(batch))
-        self._last = await self._in_thread(lambda: self._core.train(batch, wait_s))
-        num_parameters = self._core.model.num_parameters()
-        self._metrics.trained(self._last, num_parameters, self._peak_flops)
+        self._last = await self._in_thread(lambda: self._core.train(batch, seconds))
+        self._metrics.trained(self._last, self._core.model.num_parameters(), self._peak_flops)
 
-        self._enter(LearnerState.CHECKPOINTING)
+    async def _hand_over(self, batch: Batch) -> BatchSeconds:
+        """Begin to publish the policy that the batch made, commit the batch, and begin a checkpoint when it is due."""
+        self._enter(LearnerState.PUBLISHING)
         started = time.monotonic()
-        await self._in_thread(self._core.checkpoint)
-        checkpoint_s = time.monotonic() - started
-        self._metrics.waited(WaitReason.CHECKPOINT, checkpoint_s)
-
-        started = time.monotonic()
-        await self._publish()
+        await self._publication.begin()
         publish_s = time.monotonic() - started
         self._metrics.waited(WaitReason.PUBLISH, publish_s)
 
         await self._broker.commit_batch(batch.batch_id, self._core.progress.step)
-        await self._in_thread(lambda: self._core.write_log(checkpoint_s, publish_s))
 
-    async def _publish(self) -> None:
-        self._enter(LearnerState.PUBLISHING)
-        manifest = await self._in_thread(self._core.write_policy)
-        await self._broker.publish_policy(manifest)
-        self._metrics.published(manifest.policy_version)
+        self._enter(LearnerState.CHECKPOINTING)
+        started = time.monotonic()
+        await self._checkpoints.after_batch()
+        checkpoint_s = time.monotonic() - started
+        self._metrics.waited(WaitReason.CHECKPOINT, checkpoint_s)
+        return BatchSeconds(checkpoint=checkpoint_s, publish=publish_s)
 
     def _enter(self, state: LearnerState) -> None:
         self._state = state

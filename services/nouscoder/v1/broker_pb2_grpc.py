@@ -149,7 +149,7 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CommitBatch(self, request, context):
-        """Says that a durable checkpoint holds the effect of a batch. Idempotent.
+        """Says that a batch was trained on and can be trained on again from the learner's disk. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -46,7 +46,7 @@ class BrokerServiceStub:
     LeaseBatch: _grpc.UnaryUnaryMultiCallable[_broker_pb2.LeaseBatchRequest, _broker_pb2.LeaseBatchResponse]
     """Leases the next batch to train on."""
     CommitBatch: _grpc.UnaryUnaryMultiCallable[_broker_pb2.CommitBatchRequest, _broker_pb2.CommitBatchResponse]
-    """Says that a durable checkpoint holds the effect of a batch. Idempotent."""
+    """Says that a batch was trained on and can be trained on again from the learner's disk. Idempotent."""
     PublishPolicy: _grpc.UnaryUnaryMultiCallable[_broker_pb2.PublishPolicyRequest, _broker_pb2.PublishPolicyResponse]
     """Announces a published policy. Idempotent for the same version and checksum."""
     WatchPolicy: _grpc.UnaryStreamMultiCallable[_broker_pb2.WatchPolicyRequest, _broker_pb2.WatchPolicyResponse]
@@ -78,7 +78,7 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     LeaseBatch: _aio.UnaryUnaryMultiCallable[_broker_pb2.LeaseBatchRequest, _broker_pb2.LeaseBatchResponse]  # type: ignore[assignment]
     """Leases the next batch to train on."""
     CommitBatch: _aio.UnaryUnaryMultiCallable[_broker_pb2.CommitBatchRequest, _broker_pb2.CommitBatchResponse]  # type: ignore[assignment]
-    """Says that a durable checkpoint holds the effect of a batch. Idempotent."""
+    """Says that a batch was trained on and can be trained on again from the learner's disk. Idempotent."""
     PublishPolicy: _aio.UnaryUnaryMultiCallable[_broker_pb2.PublishPolicyRequest, _broker_pb2.PublishPolicyResponse]  # type: ignore[assignment]
     """Announces a published policy. Idempotent for the same version and checksum."""
     WatchPolicy: _aio.UnaryStreamMultiCallable[_broker_pb2.WatchPolicyRequest, _broker_pb2.WatchPolicyResponse]  # type: ignore[assignment]
@@ -149,7 +149,7 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _broker_pb2.CommitBatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.CommitBatchResponse, _abc.Awaitable[_broker_pb2.CommitBatchResponse]]:
-        """Says that a durable checkpoint holds the effect of a batch. Idempotent."""
+        """Says that a batch was trained on and can be trained on again from the learner's disk. Idempotent."""
 
     @_abc_1.abstractmethod
     def PublishPolicy(

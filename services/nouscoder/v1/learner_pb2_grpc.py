@@ -98,7 +98,7 @@ class LearnerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Checkpoint(self, request, context):
-        """Writes a checkpoint as soon as the running step is done.
+        """Writes a checkpoint as soon as the batch in training is done, and waits for it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

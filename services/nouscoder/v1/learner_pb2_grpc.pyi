@@ -40,7 +40,7 @@ class LearnerServiceStub:
     Resume: _grpc.UnaryUnaryMultiCallable[_learner_pb2.LearnerServiceResumeRequest, _learner_pb2.LearnerServiceResumeResponse]
     """Goes on."""
     Checkpoint: _grpc.UnaryUnaryMultiCallable[_learner_pb2.LearnerServiceCheckpointRequest, _learner_pb2.LearnerServiceCheckpointResponse]
-    """Writes a checkpoint as soon as the running step is done."""
+    """Writes a checkpoint as soon as the batch in training is done, and waits for it."""
     ListPolicyFiles: _grpc.UnaryUnaryMultiCallable[_learner_pb2.ListPolicyFilesRequest, _learner_pb2.ListPolicyFilesResponse]
     """Names the files of the policy the run began with: its configuration, tokenizer and weights."""
     FetchPolicyFile: _grpc.UnaryStreamMultiCallable[_learner_pb2.FetchPolicyFileRequest, _learner_pb2.FetchPolicyFileResponse]
@@ -60,7 +60,7 @@ class LearnerServiceAsyncStub(LearnerServiceStub):
     Resume: _aio.UnaryUnaryMultiCallable[_learner_pb2.LearnerServiceResumeRequest, _learner_pb2.LearnerServiceResumeResponse]  # type: ignore[assignment]
     """Goes on."""
     Checkpoint: _aio.UnaryUnaryMultiCallable[_learner_pb2.LearnerServiceCheckpointRequest, _learner_pb2.LearnerServiceCheckpointResponse]  # type: ignore[assignment]
-    """Writes a checkpoint as soon as the running step is done."""
+    """Writes a checkpoint as soon as the batch in training is done, and waits for it."""
     ListPolicyFiles: _aio.UnaryUnaryMultiCallable[_learner_pb2.ListPolicyFilesRequest, _learner_pb2.ListPolicyFilesResponse]  # type: ignore[assignment]
     """Names the files of the policy the run began with: its configuration, tokenizer and weights."""
     FetchPolicyFile: _aio.UnaryStreamMultiCallable[_learner_pb2.FetchPolicyFileRequest, _learner_pb2.FetchPolicyFileResponse]  # type: ignore[assignment]
@@ -101,7 +101,7 @@ class LearnerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _learner_pb2.LearnerServiceCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_learner_pb2.LearnerServiceCheckpointResponse, _abc.Awaitable[_learner_pb2.LearnerServiceCheckpointResponse]]:
-        """Writes a checkpoint as soon as the running step is done."""
+        """Writes a checkpoint as soon as the batch in training is done, and waits for it."""
 
     @_abc_1.abstractmethod
     def ListPolicyFiles(

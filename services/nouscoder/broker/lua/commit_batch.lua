@@ -1,4 +1,4 @@
--- The effect of a batch is durable: its rollouts are trained. ARGV: rules, batch, step.
+-- A batch was trained on: its rollouts are trained. ARGV: rules, batch, step.
 -- Answers committed, already, unknown, or twice (a rollout of it was trained on before; nothing is changed).
 local batch, step = tonumber(ARGV[2]), ARGV[3]
 local record, trained = P .. 'batch', P .. 'trained'

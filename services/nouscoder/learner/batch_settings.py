@@ -1,0 +1,63 @@
+"""The settings that each batch was trained with: batches/00000007.json.
+
+A run may be resumed with other settings, for example another learning rate. A batch that is replayed must be trained
+with those of the first time, or it would make other weights than those that were published.
+
+INVARIANT: the settings of a batch never change once they are written.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from nouscoder.config import LearnerSection
+from nouscoder.learner.atomic_files import numbered, remove, write_whole
+from nouscoder.learner.saved_batches import SavedBatchError
+
+_SUFFIX = ".json"
+# Everything in the learner's section that the arithmetic of a step depends on, beside device and number of threads.
+_ARITHMETIC = {
+    *("objective", "steps_per_batch", "learning_rate", "weight_decay", "adam_betas", "warmup_steps"),
+    *("max_gradient_norm", "microbatch_tokens"),
+}
+
+
+class BatchSettings:
+    """The settings in the folder batches/, beside the saved batches."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def fix(self, batch_id: int, current: LearnerSection) -> LearnerSection:
+        """The settings to train a batch with: those of the first time, else `current`, which are then kept.
+
+        Raises StorageError, or SavedBatchError when the kept settings cannot be used.
+        """
+        kept = self.kept(batch_id, current)
+        if kept is None:
+            write_whole(self._path(batch_id), current.model_dump_json(include=_ARITHMETIC, indent=1).encode())
+        return kept or current
+
+    def kept(self, batch_id: int, current: LearnerSection) -> LearnerSection | None:
+        """`current` with the settings that the batch was first trained with, None when it never was.
+
+        Raises SavedBatchError when they cannot be used.
+        """
+        path = self._path(batch_id)
+        if not path.exists():
+            return None
+        try:
+            kept = json.loads(path.read_text(encoding="utf8"))
+            return LearnerSection.model_validate({**current.model_dump(), **kept})
+        except (OSError, ValueError, TypeError) as error:
+            raise SavedBatchError(f"{path} does not hold the settings of a batch: {error}") from error
+
+    def prune(self, oldest_batch: int) -> None:
+        """Remove the settings of batches before `oldest_batch`."""
+        for number, path in numbered(self._folder, _SUFFIX).items():
+            if number < oldest_batch:
+                remove(path)
+
+    def _path(self, batch_id: int) -> Path:
+        return self._folder / f"{batch_id:08d}{_SUFFIX}"

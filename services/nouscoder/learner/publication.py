@@ -1,0 +1,71 @@
+"""Publishes policies while training goes on.
+
+INVARIANT: versions reach the broker in order, each after its files are whole. At most one publication is under way, so
+the broker knows every version but the newest one before the next batch is trained on and its weights are copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+from nouscoder.learner.core import LearnerCore
+from nouscoder.learner.metrics import LearnerMetrics
+from nouscoder.learner.peers import Broker
+from nouscoder.learner.publish import StagedPolicy
+
+
+class Publication:
+    """`training` is the thread that trains: the weights are copied there and written in a thread of this class."""
+
+    def __init__(self, core: LearnerCore, broker: Broker, metrics: LearnerMetrics, training: Executor) -> None:
+        self._core = core
+        self._broker = broker
+        self._metrics = metrics
+        self._training = training
+        self._writing = ThreadPoolExecutor(1, thread_name_prefix="publication")
+        self._task: asyncio.Task[None] | None = None
+        self._known_version = -1
+
+    @property
+    def known_version(self) -> int:
+        """The newest version that the broker is known to have."""
+        return self._known_version
+
+    def known(self, policy_version: int) -> None:
+        """The broker has this version."""
+        self._known_version = max(self._known_version, policy_version)
+        self._metrics.published(self._known_version)
+
+    async def begin(self) -> None:
+        """Copy the weights as they are now, and publish them in the background once the one before is published.
+
+        Raises what the publication before raised: NousCoderError.
+        """
+        await self.settle()
+        loop = asyncio.get_running_loop()
+        policy = await loop.run_in_executor(self._training, self._core.stage_policy)
+        self._task = asyncio.create_task(self._publish(policy))
+
+    async def settle(self) -> None:
+        """Wait until nothing is under way. Raises what the publication raised."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    def raise_if_failed(self) -> None:
+        """Raise what the publication raised, without waiting for it."""
+        if self._task is not None and self._task.done():
+            self._task.result()
+
+    async def close(self) -> None:
+        """Stop publishing. Files that are being written are finished first."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.to_thread(self._writing.shutdown, wait=True)
+
+    async def _publish(self, policy: StagedPolicy) -> None:
+        loop = asyncio.get_running_loop()
+        manifest = await loop.run_in_executor(self._writing, self._core.write_policy, policy)
+        await self._broker.publish_policy(manifest)
+        self.known(manifest.policy_version)

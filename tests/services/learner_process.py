@@ -1,0 +1,265 @@
+"""A learner in a process of its own, which kills itself with SIGKILL at a chosen moment. Its broker is in a file.
+
+Run as a script it reads lines `["folder", "moment"]`, forks a learner for each, and answers with its exit code, which
+is negative for a signal. The process that forks has imported torch and computed nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+from nouscoder.config import Config, LearnerSection, RunSection
+from nouscoder.domain.batch import Batch
+from nouscoder.domain.ledger import Ledger
+from nouscoder.domain.policy import PolicyManifest
+from nouscoder.learner import checkpoint
+from nouscoder.learner.core import LearnerCore
+from nouscoder.learner.fake_broker import FakeBroker
+from nouscoder.learner.metrics import LearnerMetrics
+from nouscoder.learner.run_log import RunLog
+from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
+from nouscoder.learner.trainer import Trainer
+from nouscoder.learner.worker import LearnerWorker
+
+NUM_BATCHES, STEPS_PER_BATCH, EVERY_BATCHES = 5, 2, 2
+
+
+def config_of(root: Path) -> Config:
+    """Five batches of two steps; a checkpoint is due every two batches."""
+    learner = LearnerSection(
+        steps_per_batch=STEPS_PER_BATCH, learning_rate=1e-2, peak_flops=1e9, checkpoint_every_batches=EVERY_BATCHES
+    )
+    return Config(run=RunSection(root=root, seed=5, total_batches=NUM_BATCHES), learner=learner)
+
+
+class FileBroker(FakeBroker):
+    """A broker whose state is replaced in a file, in one step, before each call returns."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(lambda batch_id, version: random_batch(batch_id, seed=1, policy_version=version))
+        self._file = file
+        if file.exists():
+            self.commits, self.policies, self.finished = pickle.loads(file.read_bytes())
+
+    def _save(self) -> None:
+        part = self._file.with_suffix(".part")
+        part.write_bytes(pickle.dumps((self.commits, self.policies, self.finished)))
+        part.replace(self._file)
+
+    async def publish_policy(self, manifest: PolicyManifest) -> int:
+        """Durable when it returns."""
+        version = await super().publish_policy(manifest)
+        self._save()
+        return version
+
+    async def commit_batch(self, batch_id: int, step: int) -> bool:
+        """Durable when it returns."""
+        already = await super().commit_batch(batch_id, step)
+        self._save()
+        return already
+
+    async def finish_run(self, reason: str) -> Ledger:
+        """Durable when it returns."""
+        ledger = await super().finish_run(reason)
+        self._save()
+        return ledger
+
+
+def train(root: Path, moment: str) -> None:
+    """Train the run in `root` to its end, or die at `moment`; "" is no moment."""
+    config = config_of(root)
+    policy = config.run.folder / "policy"
+    if not policy.exists():
+        write_policy_folder(policy, random_policy(0))
+    core, broker = LearnerCore(config), FileBroker(root / "broker.pickle")
+    if moment:
+        MOMENTS[moment](core, broker)
+
+    async def run() -> None:
+        worker = LearnerWorker(config, broker, LearnerMetrics(CollectorRegistry()), core)
+        try:
+            await worker.run()
+        finally:
+            await worker.close()
+
+    asyncio.run(run())
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    threading.Event().wait()  # the signal ends the process before another instruction counts
+
+
+def _patch(owner: Any, name: str, *, call: int, before: bool) -> None:
+    """Die before or after the `call`th call of `owner.name`, counted from 1."""
+    real, calls = getattr(owner, name), 0
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        mine = calls
+        if mine == call and before:
+            _die()
+        answer = real(*arguments, **more)
+        if mine == call:
+            _die()
+        return answer
+
+    async def counted_async(*arguments: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        mine = calls
+        if mine == call and before:
+            _die()
+        answer = await real(*arguments, **more)
+        if mine == call:
+            _die()
+        return answer
+
+    setattr(owner, name, counted_async if asyncio.iscoroutinefunction(real) else counted)
+
+
+def _between_steps(core: LearnerCore, broker: FileBroker) -> None:
+    _patch(Trainer, "_take_step", call=4, before=True)
+
+
+def _lines_torn(core: LearnerCore, broker: FileBroker) -> None:
+    """The line of batch 1's first step is half written."""
+    real = RunLog.append
+
+    def torn(log: RunLog, lines: Any) -> None:
+        if lines.metrics[0]["batch_id"] == 1:
+            with (core._files.run / "metrics.jsonl").open("a") as output:
+                output.write('{"step": 3, "lo')
+            _die()
+        real(log, lines)
+
+    RunLog.append = torn  # type: ignore[method-assign, assignment]
+
+
+def _committed_and_not_published(core: LearnerCore, broker: FileBroker) -> None:
+    """Batch 1 is committed while version 2, which it made, waits to be published."""
+    publish, commit = broker.publish_policy, broker.commit_batch
+    committed = asyncio.Event()
+
+    async def publish_late(manifest: PolicyManifest) -> int:
+        if manifest.policy_version == 2:
+            await committed.wait()
+            _die()
+        return await publish(manifest)
+
+    async def commit_and_tell(batch_id: int, step: int) -> bool:
+        answer = await commit(batch_id, step)
+        if batch_id == 1:
+            committed.set()
+        return answer
+
+    broker.publish_policy, broker.commit_batch = publish_late, commit_and_tell  # type: ignore[method-assign]
+
+
+def _published_and_not_committed(core: LearnerCore, broker: FileBroker) -> None:
+    """Version 2 is published before batch 1, which made it, is committed."""
+    publish, commit = broker.publish_policy, broker.commit_batch
+    published = asyncio.Event()
+
+    async def publish_and_tell(manifest: PolicyManifest) -> int:
+        answer = await publish(manifest)
+        if manifest.policy_version == 2:
+            published.set()
+        return answer
+
+    async def commit_late(batch_id: int, step: int) -> bool:
+        if batch_id == 1:
+            await published.wait()
+            _die()
+        return await commit(batch_id, step)
+
+    broker.publish_policy, broker.commit_batch = publish_and_tell, commit_late  # type: ignore[method-assign]
+
+
+def _in_the_middle_of_writing(core: LearnerCore, broker: FileBroker) -> None:
+    """DCP has begun a file of the first checkpoint, and batch 2 has been trained meanwhile."""
+    trained, train_batch = threading.Event(), core.train
+
+    def torn(writer: FileSystemWriter, *arguments: Any) -> Any:
+        Path(writer.path, "__0_0.distcp").write_bytes(b"the first bytes")
+        trained.wait(60)
+        _die()
+
+    def train_and_tell(batch: Batch, *arguments: Any) -> Any:
+        answer = train_batch(batch, *arguments)
+        if batch.batch_id == 2:
+            trained.set()
+        return answer
+
+    FileSystemWriter.write_data = torn  # type: ignore[method-assign, assignment]
+    core.train = train_and_tell  # type: ignore[method-assign, assignment]
+
+
+def _before_its_name(core: LearnerCore, broker: FileBroker) -> None:
+    """DCP has written the checkpoint, but it has no manifest and not its name."""
+
+    def dies(file: Path) -> str:
+        _die()
+        return ""
+
+    checkpoint.sha256_of = dies  # type: ignore[attr-defined]
+
+
+def _at(name: str, *, call: int, before: bool, of_broker: bool = False) -> Callable[[LearnerCore, FileBroker], None]:
+    return lambda core, broker: _patch(broker if of_broker else core, name, call=call, before=before)
+
+
+# Batch 1 is the second one; version 2 is the third that is published.
+MOMENTS: dict[str, Callable[[LearnerCore, FileBroker], None]] = {
+    "before the batch is saved": _at("save_batch", call=2, before=True),
+    "after the batch is saved": _at("save_batch", call=2, before=False),
+    "between two steps": _between_steps,
+    "in the middle of the log lines": _lines_torn,
+    "after the log lines": _at("train", call=2, before=False),
+    "before the policy is written": _at("write_policy", call=3, before=True),
+    "before the policy is published": _at("write_policy", call=3, before=False),
+    "published and not committed": _published_and_not_committed,
+    "committed and not published": _committed_and_not_published,
+    "after the commit": _at("commit_batch", call=2, before=False, of_broker=True),
+    "before the checkpoint": _at("begin_checkpoint", call=1, before=True),
+    "in the middle of the checkpoint": _in_the_middle_of_writing,
+    "before the checkpoint has its name": _before_its_name,
+    "after the checkpoint": _at("finish_checkpoint", call=1, before=False),
+    "batches after the checkpoint": _at("commit_batch", call=4, before=False, of_broker=True),
+    "before the end of the run": _at("finish_run", call=1, before=True, of_broker=True),
+    "after the end of the run": _at("finish_run", call=1, before=False, of_broker=True),
+}
+
+
+def serve() -> None:
+    """Fork a learner for each line on stdin."""
+    for line in sys.stdin:
+        folder, moment = json.loads(line)
+        pid = os.fork()
+        if not pid:
+            try:
+                train(Path(folder), moment)
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(1)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    serve()
