@@ -54,9 +54,14 @@ class Retry:
         if math.isinf(self.for_s) and self.max_tries is None:
             raise ValueError(f"the retry of {self.name} has no bound: give for_s or max_tries")
 
-    async def call(self, work: Callable[[], Awaitable[Answer]]) -> Answer:
-        """What `work` answers in the end. Raises what its last try raised."""
-        trouble = _Trouble(self)
+    async def call(
+        self, work: Callable[[], Awaitable[Answer]], on_retry: Callable[[BaseException], None] = lambda error: None
+    ) -> Answer:
+        """What `work` answers in the end; `on_retry` gets the error before each further try.
+
+        Raises what the last try raised.
+        """
+        trouble = _Trouble(self, on_retry)
         stops = [stop_after_delay(self.for_s)] if math.isfinite(self.for_s) else []
         bounds = [*stops, *([stop_after_attempt(self.max_tries)] if self.max_tries is not None else [])]
         retrying = AsyncRetrying(
@@ -79,15 +84,20 @@ class Retry:
 class _Trouble:
     """Logs a trouble once when it has lasted, and once when it is over."""
 
-    def __init__(self, policy: Retry) -> None:
+    def __init__(self, policy: Retry, on_retry: Callable[[BaseException], None]) -> None:
         self._policy = policy
+        self._on_retry = on_retry
         self._lasted_s = 0.0
         self._is_logged = False
 
     def begins(self, state: RetryCallState) -> None:
         """Called after each try that failed."""
         self._lasted_s = state.seconds_since_start or 0.0
-        if self._is_logged or self._lasted_s < self._policy.log_after_s or state.outcome is None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        if error is None:
+            return
+        self._on_retry(error)
+        if self._is_logged or self._lasted_s < self._policy.log_after_s:
             return
         self._is_logged = True
         log.warning(
@@ -96,7 +106,7 @@ class _Trouble:
                 "what": self._policy.name,
                 "for_s": self._policy.for_s if math.isfinite(self._policy.for_s) else None,
                 "max_tries": self._policy.max_tries,
-                "reason": str(state.outcome.exception()),
+                "reason": str(error),
             },
         )
 

@@ -81,6 +81,15 @@ async def test_a_trouble_is_logged_once_when_it_lasts_and_once_when_it_ends(capl
     assert (first["what"], first["max_tries"], first["reason"]) == ("asking", 9, "gone")
 
 
+async def test_each_error_is_handed_on_before_the_next_try() -> None:
+    heard: list[str] = []
+    with pytest.raises(Away, match="3"):
+        await Retry("asking", (Away,), max_tries=3, wait_s=0.001).call(
+            Work(Away("1"), Away("2"), Away("3")), lambda error: heard.append(str(error))
+        )
+    assert heard == ["1", "2"]
+
+
 async def test_a_short_trouble_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     await Retry("asking", (Away,), max_tries=9, wait_s=0.001).call(Work(Away()))

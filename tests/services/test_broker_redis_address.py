@@ -11,7 +11,7 @@ import pytest
 
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import BrokerUnavailable, RedisAddressUnusable
-from nouscoder.broker.redis_address import given_url, without_password
+from nouscoder.broker.redis_address import configured_url, without_password
 from nouscoder.config import BrokerSection, Config
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import StdinCase, StdinTests
@@ -22,9 +22,9 @@ SECRET = "hunter2"
 def test_the_url_may_stand_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "url"
     file.write_text(f"redis://:{SECRET}@redis:6379/0\n")
-    assert given_url(BrokerSection(redis_url_file=str(file))) == f"redis://:{SECRET}@redis:6379/0"
-    assert given_url(BrokerSection(redis_url="redis://here")) == "redis://here"
-    assert given_url(BrokerSection()) == ""
+    assert configured_url(BrokerSection(redis_url_file=str(file))) == f"redis://:{SECRET}@redis:6379/0"
+    assert configured_url(BrokerSection(redis_url="redis://here")) == "redis://here"
+    assert configured_url(BrokerSection()) == ""
 
 
 @pytest.mark.parametrize(("content", "sentence"), [(None, "cannot be read: No such file"), ("redis:6379", "no URL")])
@@ -33,7 +33,7 @@ def test_a_file_of_no_use_is_one_sentence(tmp_path: Path, content: str | None, s
     if content is not None:
         file.write_text(content)
     with pytest.raises(RedisAddressUnusable, match=f"redis_url_file {file} .*{sentence}"):
-        given_url(BrokerSection(redis_url_file=str(file)))
+        configured_url(BrokerSection(redis_url_file=str(file)))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from nouscoder.config import BrokerSection
 _SCHEMES = ("redis", "rediss", "unix")
 
 
-def given_url(section: BrokerSection) -> str:
+def configured_url(section: BrokerSection) -> str:
     """redis_url, or what stands in redis_url_file; empty when neither is given. Raises RedisAddressUnusable."""
     if not section.redis_url_file:
         return section.redis_url

@@ -21,7 +21,7 @@ from nouscoder.broker.errors import (
     UnknownProblem,
 )
 from nouscoder.broker.metrics import BrokerCollector
-from nouscoder.broker.redis_address import given_url
+from nouscoder.broker.redis_address import configured_url
 from nouscoder.broker.redis_server import start_redis
 from nouscoder.config import Config
 from nouscoder.data.problems import load_problems
@@ -239,7 +239,7 @@ async def serve(config: Config) -> None:
     stop = stop_event()
     path = config.in_run_folder(config.problems.train)
     problems = await asyncio.to_thread(load_problems, path)
-    url = given_url(config.broker)
+    url = configured_url(config.broker)
     async with AsyncExitStack() as stack:
         if not url:
             server = await asyncio.to_thread(start_redis, config.run.folder / "redis", "")

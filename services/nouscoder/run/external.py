@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 
 from nouscoder.config import Config
 from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.retry import Retry
+from nouscoder.run.services import EVALUATION_ERRORS
 from nouscoder.run.supervisor import Supervised
 
 EVALUATION_BEFORE = "evaluation_before.json"
-_MIN_TRIES = 3
 _REPORT_AFTER_S = 5.0
 
 
@@ -38,6 +39,7 @@ class ExternalServices:
             )
         self.config = config
         self._patience_s = config.run.peer_patience_s
+        self.evaluation_retry = Retry("evaluation", EVALUATION_ERRORS, for_s=self._patience_s, wait_s=2.0)
         self._say = say
         self._clock = clock
         self._away_since: dict[str, float] = {}
@@ -69,7 +71,3 @@ class ExternalServices:
                     f"the {name} has not answered for {self._patience_s:.0f} s; nothing of the run is lost: run the"
                     " same command again when it is back"
                 )
-
-    def gives_up(self, num_tries: int, tried_s: float) -> bool:
-        """After several tries, when the services have had enough time to come back."""
-        return num_tries >= _MIN_TRIES and tried_s > self._patience_s

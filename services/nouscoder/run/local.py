@@ -7,15 +7,15 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 
-from nouscoder.broker.redis_address import given_url
+from nouscoder.broker.redis_address import configured_url
 from nouscoder.config import Config, dump_config, load_config
+from nouscoder.retry import Retry
 from nouscoder.run.folder import RunFolder
-from nouscoder.run.services import RunServices
+from nouscoder.run.services import EVALUATION_ERRORS, RunServices
 from nouscoder.run.shared_cores import SHARED_CORES
 from nouscoder.run.supervisor import ProcessSpec, Supervised, Supervisor
 
 SERVICES = ("broker", "verifier", "generation", "learner")
-_MAX_TRIES = 3
 
 
 def free_addresses(count: int) -> list[str]:
@@ -60,7 +60,7 @@ def redis_spec(folder: RunFolder) -> ProcessSpec:
 def rewrite_addresses(folder: RunFolder, config: Config) -> Config:
     """Give the run fresh addresses and record them; the rest of its configuration stays as it was."""
     changed = with_addresses(config)
-    if not given_url(config.broker):
+    if not configured_url(config.broker):
         from nouscoder.broker.redis_server import redis_url
 
         own = {"redis_url": redis_url(folder.path / "redis")}
@@ -80,6 +80,8 @@ class LocalServices:
     """Processes of this machine under a supervisor."""
 
     watch_every_s = 0.5
+    # The supervisor starts a process again at once.
+    evaluation_retry = Retry("evaluation", EVALUATION_ERRORS, max_tries=3, wait_s=0.5)
 
     def __init__(self, folder: RunFolder, config: Config, supervisor: Supervisor) -> None:
         self.config = config
@@ -98,10 +100,6 @@ class LocalServices:
     def check(self) -> None:
         """Raises SupervisionError."""
         self._supervisor.check()
-
-    def gives_up(self, num_tries: int, tried_s: float) -> bool:
-        """After a few tries: the supervisor starts a process again at once."""
-        return num_tries >= _MAX_TRIES
 
     @property
     def processes(self) -> list[Supervised]:

@@ -12,17 +12,25 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nouscoder.config import Config
+from nouscoder.evaluation.pass_at_1 import EvaluationError
+from nouscoder.retry import Retry
+from nouscoder.rpc.channel import PeerError
 from nouscoder.run.folder import RunFolder, attach_patiently
 from nouscoder.run.supervisor import Supervised
 
+EVALUATION_ERRORS = (EvaluationError, PeerError)
 Say = Callable[[str], None]
 
 
 class RunServices(Protocol):
-    """What the loop needs of the services, whoever operates them. `config` holds the addresses they listen on."""
+    """What the loop needs of the services, whoever operates them. `config` holds the addresses they listen on.
+
+    `evaluation_retry` says how long an evaluation is tried again after EVALUATION_ERRORS.
+    """
 
     config: Config
     watch_every_s: float
+    evaluation_retry: Retry
 
     def start(self, *names: str) -> None:
         """From now on these services must run."""
@@ -34,10 +42,6 @@ class RunServices(Protocol):
 
     def check(self) -> None:
         """Raises NousCoderError when a started service cannot be kept alive."""
-        ...
-
-    def gives_up(self, num_tries: int, tried_s: float) -> bool:
-        """Whether to stop retrying work that failed `num_tries` times within `tried_s` seconds."""
         ...
 
     @property

@@ -1,0 +1,122 @@
+"""pass@1 of a run's first and last policy, measured through the services of the run.
+
+INVARIANT: each of the two is measured once a run; a resumed run reads what was written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nouscoder.config import Config
+from nouscoder.data.problems import load_problems
+from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.rollout import Sampling
+from nouscoder.errors import NousCoderError
+from nouscoder.evaluation.pass_at_1 import Evaluation, evaluate
+from nouscoder.policy_folder.weights_files import WeightsMissing, shards_of
+from nouscoder.rpc.broker_client import BrokerClient
+from nouscoder.rpc.generation_client import GenerationClient
+from nouscoder.rpc.tls import channel_credentials
+from nouscoder.rpc.verifier_client import VerifierClient
+from nouscoder.rpc.worker_identity import observer_id
+from nouscoder.run.folder import RunFolder
+from nouscoder.run.services import RunServices
+from nouscoder.run.view import View
+
+Answer = TypeVar("Answer")
+
+
+class CannotEvaluate(NousCoderError):
+    """What an evaluation needs is not there; the message names it."""
+
+
+async def evaluate_once(folder: RunFolder, services: RunServices, view: View, when: str) -> float:
+    """pass@1 on the held-out problems `before` or `after` the learning. Raises NousCoderError.
+
+    An evaluation that fails begins again, as `services.evaluation_retry` allows: a service that was restarted has lost
+    its weights or its rollouts.
+    """
+    name = f"evaluation_{when}.json"
+    known = folder.read_json(name)
+    if known is None:
+        manifest = first_policy(services.config) if when == "before" else await newest_policy(services.config)
+        measuring = services.evaluation_retry.call(
+            lambda: _evaluate(services.config, manifest, view, when),
+            lambda error: view.say(f"evaluation {when} begins again: {error}"),
+        )
+        known = evaluation_record(await _while_alive(services, measuring), manifest.policy_version)
+        folder.write_json(name, known)
+    view.say(f"pass@1 on held-out problems {when}: {known['pass_at_1']:.3f}")
+    return float(known["pass_at_1"])
+
+
+async def _evaluate(config: Config, manifest: PolicyManifest, view: View, when: str) -> Evaluation:
+    credentials = channel_credentials(config.tls)
+    sampling = config.generation.sampling
+    return await evaluate(
+        load_problems(config.in_run_folder(config.problems.held_out)),
+        GenerationClient(config.generation.grpc, credentials=credentials),
+        VerifierClient(config.verifier.grpc, credentials=credentials, token=verifier_token(config)),
+        samples=config.problems.held_out_samples,
+        sampling=Sampling(sampling.temperature, sampling.top_p, sampling.max_new_tokens, config.run.seed),
+        manifest=manifest,
+        progress=lambda done, total: view.progress(f"evaluation {when}", done, total),
+    )
+
+
+async def _while_alive(services: RunServices, work: Coroutine[Any, Any, Answer]) -> Answer:
+    """Await `work`, but stop at once when a service cannot be kept alive."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            services.check()
+            await asyncio.wait({task}, timeout=services.watch_every_s)
+        return task.result()
+    finally:
+        task.cancel()
+
+
+def first_policy(config: Config) -> PolicyManifest:
+    """Version 0: the weights that the run begins with. Raises CannotEvaluate."""
+    folder = config.in_run_folder(config.policy.path)
+    try:
+        return PolicyManifest(0, 0, str(folder), shards_of(folder), config.generation.policy_from)
+    except WeightsMissing as error:
+        raise CannotEvaluate(f"the first policy cannot be read: {error}") from error
+
+
+async def newest_policy(config: Config) -> PolicyManifest:
+    """The last policy that the learner published. Raises CannotEvaluate when the broker announces none in time."""
+    client = BrokerClient(config.broker.grpc, observer_id("watch"), credentials=channel_credentials(config.tls))
+    with suppress(TimeoutError):
+        async with client as broker, asyncio.timeout(config.run.peer_patience_s):
+            async for manifest in broker.watch_policy():
+                return manifest
+    raise CannotEvaluate(f"the broker announced no policy within {config.run.peer_patience_s:.0f} s")
+
+
+def verifier_token(config: Config) -> str:
+    """The token that evaluations send to the verifier; empty when none is configured. Raises CannotEvaluate."""
+    if not config.run.verifier_token_file:
+        return ""
+    try:
+        return Path(config.run.verifier_token_file).read_text(encoding="utf8").strip()
+    except OSError as error:
+        raise CannotEvaluate(f"run.verifier_token_file cannot be read: {error.strerror}") from error
+
+
+def evaluation_record(evaluation: Evaluation, policy_version: int) -> dict[str, Any]:
+    """evaluation_*.json."""
+    return {
+        "pass_at_1": evaluation.pass_at_1,
+        "policy_version": policy_version,
+        "num_problems": evaluation.num_problems,
+        "num_rollouts": evaluation.num_rollouts,
+        "by_family": evaluation.by_family,
+        "samples": [asdict(sample) for sample in evaluation.samples],
+    }

@@ -1,0 +1,53 @@
+"""The figures of a finished run: summary.json, and the last lines on the screen."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nouscoder.config import Config
+from nouscoder.domain.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """summary.json. `learning_seconds` counts from the start of the command; a resumed run adds its earlier time."""
+
+    name: str
+    seed: int
+    steps: int
+    pass_at_1_before: float
+    pass_at_1_after: float
+    learning_seconds: float
+    ledger: Ledger
+    balanced: bool
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+def summarize(config: Config, before: float, after: float, learning_seconds: float, ledger: Ledger) -> Summary:
+    """The summary of a run with these pass@1 before and after."""
+    return Summary(
+        name=config.run.name,
+        seed=config.run.seed,
+        steps=config.total_steps,
+        pass_at_1_before=before,
+        pass_at_1_after=after,
+        learning_seconds=round(learning_seconds, 1),
+        ledger=ledger,
+        balanced=ledger.balanced,
+    )
+
+
+def closing_lines(summary: Summary, report: Path) -> list[str]:
+    """What stays on the screen when the run is finished."""
+    gain = summary.pass_at_1_after - summary.pass_at_1_before
+    return [
+        f"pass@1 on held-out problems: {summary.pass_at_1_before:.3f} before, {summary.pass_at_1_after:.3f} after"
+        f" {summary.steps} steps ({gain:+.3f})",
+        f"ledger {'balanced' if summary.balanced else 'NOT BALANCED'}; {summary.learning_seconds:.0f} s in all",
+        f"report: {report}",
+    ]

@@ -1,0 +1,71 @@
+"""docs/architecture.md and run/loop.py name only what exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "services" / "nouscoder"
+TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf8")
+SUFFIXES = ("py", "lua", "toml", "md", "proto", "tpl", "c", "css", "js", "yaml")
+
+
+def tracked() -> list[str]:
+    """Every file and folder of the repository, from its root."""
+    tops = [ROOT / name for name in ("services", "docs", "helm", "deploy", "configs", "proto", "tests")]
+    return [str(path.relative_to(ROOT)) for top in tops for path in (top, *top.rglob("*")) if ".pyc" not in path.name]
+
+
+def named_paths() -> list[str]:
+    """What stands in backticks and is a path of the project: folder/, folder/file.py or file.py."""
+    prose = re.sub(r"```.*?```", "", TEXT, flags=re.S)
+    pattern = rf"(?:[a-z_0-9]+/)*(?:[a-z_0-9]+/|[a-z_0-9]+\.(?:{'|'.join(SUFFIXES)}))"
+    return sorted({name for name in re.findall(r"`([^`\s]+)`", prose) if re.fullmatch(pattern, name)})
+
+
+def pictured_paths() -> list[Path]:
+    """The paths of the picture that opens the document, each below the line that it is indented under."""
+    picture = TEXT.split("```")[1]
+    found, folders = [], [ROOT]
+    for line in picture.splitlines():
+        if line.strip():
+            depth = (len(line) - len(line.lstrip())) // 2
+            folders = [*folders[: depth + 1], folders[depth] / line.split()[0]]
+            found.append(folders[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", named_paths())
+def test_a_path_in_the_text_exists(name: str) -> None:
+    ending = "/" + name.rstrip("/")
+    assert any(("/" + path).endswith(ending) for path in tracked()), f"docs/architecture.md names {name}"
+
+
+@pytest.mark.parametrize("path", pictured_paths(), ids=str)
+def test_a_path_in_the_picture_exists(path: Path) -> None:
+    assert path.exists()
+
+
+def test_every_part_of_the_package_is_in_the_picture() -> None:
+    parts = {path for path in PACKAGE.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
+    assert parts <= set(pictured_paths())
+
+
+def test_the_document_names_many_paths() -> None:
+    assert len(named_paths()) > 40
+    assert len(pictured_paths()) > 30
+
+
+def test_the_loops_that_the_run_draws_exist() -> None:
+    """`Class._method, _other ... path/file.py` in the docstring of run/loop.py."""
+    text = (PACKAGE / "run" / "loop.py").read_text(encoding="utf8")
+    loops = re.findall(r"^    ([A-Z]\w+)\.(.*?)  +(\w+/\w+\.py)$", text, flags=re.M)
+    assert len(loops) == 4
+    for kind, methods, file in loops:
+        source = (PACKAGE / file).read_text(encoding="utf8")
+        assert f"class {kind}" in source, f"{file} has no class {kind}"
+        for method in re.findall(r"_?[a-z]\w+_\w+|_[a-z]\w+", methods):
+            assert f"def {method}(" in source, f"{file} has no {kind}.{method}"
