@@ -119,7 +119,7 @@ def test_the_gateway_may_handle_pods_of_its_namespace_and_nothing_else(chart: Ch
             assert roles == []
             continue
         assert [one["kind"] for one in roles] == ["Role", "RoleBinding"]
-        verbs = ["get", "list", "create", "delete", "deletecollection", "patch"]
+        verbs = ["get", "list", "watch", "create", "delete", "deletecollection", "patch"]
         assert roles[0]["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": verbs}]
 
 

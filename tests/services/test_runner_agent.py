@@ -18,7 +18,7 @@ import pytest
 from nouscoder.verifier.runner import __file__ as runner_init
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.sandbox import runner_link
-from nouscoder.verifier.sandbox.link import Ending
+from nouscoder.verifier.sandbox.link import ENVIRONMENT, Ending
 from nouscoder.verifier.sandbox.runner_link import RunnerBusy, RunnerRefused, SocketLink, connect
 
 KEY_TEXT = "0123456789abcdef-a key of a pool"
@@ -60,7 +60,9 @@ def agent(tmp_path: Path) -> Iterator[tuple[Address, subprocess.Popen[bytes]]]:
 
 async def opened(address: Address, want: str = greeting.SLOT, key: bytes = KEY) -> tuple[SocketLink, int]:
     """A link, and the pid of the harness behind it."""
-    link = await connect(address, key, want, {"tmp_bytes": 5}, name="it", limit_s=10)
+    request = {"settings": {"tmp_bytes": 5}, "environment": ENVIRONMENT, "tools": ["sh", "no-such-tool"]}
+    link = await connect(address, key, want, request | {"search_path": "/usr/bin:/bin"}, name="it", limit_s=10)
+    assert [*link.about.tools] == ["sh"]
     async with asyncio.timeout(10):
         pid, kernel, tmp_bytes, has_key = (await link.reader.readline()).split()
     assert (kernel, tmp_bytes, has_key) == (b"gvisor", b"5", b"False")

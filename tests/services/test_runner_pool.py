@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
@@ -29,6 +29,9 @@ class Pods:
         self.num_made = 0
         self.is_slow = False
         self.is_away = False
+
+    async def start(self, on_change: Callable[[], None]) -> None:
+        """Changes are not reported: the pool looks often enough."""
 
     async def list(self) -> Sequence[Found]:
         if self.is_away:
@@ -81,7 +84,7 @@ def canaries() -> Canaries:
 
 @pytest.fixture
 async def pool(pods: Pods, canaries: Canaries, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunnerPool]:
-    monkeypatch.setattr(pool_module, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(pool_module, "_CHECK_INTERVAL_S", 0.01)
     made = RunnerPool(pods, canaries, size=2)
     await made.start()
     yield made

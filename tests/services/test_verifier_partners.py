@@ -56,7 +56,7 @@ async def test_a_checker_gets_three_files_and_the_candidate_only_the_input(code:
     table = {"candidate = 1": lambda _: ended(b"said"), "judge = 1": lambda _: ended(exit_code=code, stderr=b"why")}
     verdict, sandbox, registry = await graded(CheckerTests(CASES, CHECKER), table)
     assert verdict.kind is kind
-    candidate, checker = sandbox.given
+    candidate, checker = sandbox.inputs
     assert (candidate.stdin, candidate.args, dict(candidate.files)) == (b"given", (), {})
     assert checker.args == ("input", "output", "answer")
     assert dict(checker.files) == {"input": b"given", "output": b"said", "answer": SECRET.encode()}
@@ -76,7 +76,7 @@ async def test_an_interactor_gets_the_files_and_the_candidate_gets_none() -> Non
     table = {"candidate = 1": lambda _: ended(b"hello"), "judge = 1": lambda said: ended(exit_code=said != b"hello")}
     verdict, sandbox, _ = await graded(InteractiveTests(CASES, CHECKER), table)
     assert verdict.kind is VerdictKind.ACCEPTED
-    candidate, interactor = sandbox.given
+    candidate, interactor = sandbox.inputs
     assert SECRET not in repr(candidate)
     assert dict(interactor.files) == {"input": b"given", "answer": SECRET.encode()}
 
@@ -107,7 +107,7 @@ async def test_the_lcb_profile_runs_one_process_without_any_expected_output_and_
     verdict = await Grader(sandbox, VerifierMetrics(CollectorRegistry())).grade(submission)
     assert (verdict.kind, verdict.passed, verdict.graded) == (VerdictKind.WRONG_ANSWER, 1, 2)
     assert sandbox.num_runs == 1
-    assert SECRET not in repr(sandbox.given)
+    assert SECRET not in repr(sandbox.inputs)
 
 
 async def test_math_tests_use_no_sandbox_and_each_gold_answer_gets_a_ruling() -> None:

@@ -1,7 +1,7 @@
-"""Entry of a slot, run by file path: `python -I -S __main__.py SETTINGS_JSON`.
+"""Entry point of a slot, started by its path: `python -I -S __main__.py SETTINGS_JSON`.
 
-The module body comes last on purpose: in a candidate's process everything below it has been left, and the program
-runs from here as the interpreter would run a script.
+The last statement of this module also runs the candidate: in a candidate's process all calls below have returned, so
+that the program runs at the same depth as a script of the interpreter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _STACK_BYTES = 256 * 1024**2
 
 
 def _restart_with_stack() -> None:
-    """Deep recursion needs room that the kernel only reserves at exec: raise the soft limit and start again."""
+    """Raise the soft stack limit and exec again: the kernel reserves the address space of a deep stack at exec."""
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     wanted = _STACK_BYTES if hard == resource.RLIM_INFINITY else min(_STACK_BYTES, hard)
     if soft == wanted:
@@ -27,7 +27,7 @@ def _restart_with_stack() -> None:
 
 
 def _load() -> Any:
-    """Import the folder as a package of its own, whether or not the project is installed."""
+    """Import this folder as a package of its own, independent of an installed project."""
     folder = os.path.dirname(os.path.abspath(__file__))
     spec = importlib.util.spec_from_file_location(
         _PACKAGE, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
@@ -41,12 +41,12 @@ def _load() -> Any:
 
 
 def _run(job: Any) -> None:
-    """Nothing here is looked up in this module once the program has run: it may have emptied it."""
+    """Run the candidate. Uses no global of this module after the program has run, because it may have changed them."""
     status = 0
     try:
         if job.prelude is not None:
             exec(job.prelude, job.namespace)  # noqa: S102
-        exec(job.code, job.namespace)  # noqa: S102 - running candidates is what this file is for
+        exec(job.code, job.namespace)  # noqa: S102 - this file exists to run candidates
         job.call()
     except BaseException as error:
         status = job.failed(error)

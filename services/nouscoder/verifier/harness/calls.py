@@ -1,4 +1,4 @@
-"""Call tests, inside the candidate's process: arguments in, the entry point called, its value out as JSON."""
+"""Call tests inside the candidate's process: reads the arguments, calls the entry point, writes the value as JSON."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 from typing import Any
 
 RESULT_FD = 3
-UNENCODABLE = b"!"  # a result that starts so is not JSON: the value has no JSON form
+UNENCODABLE = b"!"  # first byte of a result whose value has no JSON form; no JSON starts with it
 
 
 def read_arguments() -> dict[str, Any]:
-    """The arguments come on descriptor 0, and the program finds an empty stdin there."""
+    """Read the arguments from descriptor 0, and leave an empty stdin for the program."""
     chunks = []
     while chunk := os.read(0, 1 << 20):
         chunks.append(chunk)
@@ -22,7 +22,7 @@ def read_arguments() -> dict[str, Any]:
 
 
 def call(namespace: dict[str, Any], entry_point: str, arguments: dict[str, Any]) -> None:
-    """Call the entry point and write what it returns. Raises whatever the candidate's code raises."""
+    """Call the entry point and write its return value. Raises whatever the candidate's code raises."""
     value = find_entry_point(namespace, entry_point)(*arguments["args"], **arguments["kwargs"])
     view = memoryview(encode_value(value))
     while view:
@@ -30,9 +30,9 @@ def call(namespace: dict[str, Any], entry_point: str, arguments: dict[str, Any])
 
 
 def find_entry_point(namespace: dict[str, Any], entry_point: str) -> Any:
-    """Find "f", "Solution.f" and "Solution().f"; a bare name is also looked for in `class Solution`.
+    """Find "f", "Solution.f" or "Solution().f". A plain name is also searched in `class Solution`.
 
-    Raises NameError or AttributeError, as the program itself would, when there is no such thing.
+    Raises NameError or AttributeError, like the program itself, when it does not exist.
     """
     owner, _, name = entry_point.rpartition(".")
     owner = owner.removesuffix("()")
@@ -48,10 +48,10 @@ def find_entry_point(namespace: dict[str, Any], entry_point: str) -> Any:
 
 
 def encode_value(value: Any) -> bytes:
-    """JSON; tuples become lists, arrays (anything with `tolist`) their lists. Else UNENCODABLE and the type's name."""
+    """The value as JSON, with tuples and arrays (`tolist`) as lists; else UNENCODABLE and the type's name."""
     try:
         return json.dumps(value, default=_plain).encode()
-    except Exception:  # a hostile value may raise anything; no value is a wrong answer, not a crash
+    except Exception:  # an untrusted value may raise anything; that is a wrong answer, not a runtime error
         return UNENCODABLE + type(value).__name__.encode("utf-8", "replace")
 
 

@@ -1,7 +1,7 @@
-"""A candidate's own process, from the moment init has confined it to the end: made to look like `python main.py`.
+"""A candidate's process from the moment when init has confined it. It behaves like `python main.py`.
 
-INVARIANT: candidate code runs with only descriptors 0, 1, 2 open and, for call tests, 3 (where the returned value is
-written; the candidate can write there too, so it is hostile).
+INVARIANT: candidate code runs with only descriptors 0, 1 and 2 open, and 3 for call tests. The returned value is
+written to 3. The candidate can write there too, so the value is untrusted.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ _FOLDER = os.path.dirname(__file__)
 _warm_modules: list[str] = []
 _CPU_USED = struct.Struct("=d")  # CPU time that compiling took [s]
 _MAX_DETAIL_BYTES = 8 * 1024
-# Bound here: every attribute looked up in a fresh fork copies a page.
+# Bound here, because every attribute lookup in a fresh fork copies a page.
 _seed, _generator = _random.Random.seed, random._inst
 _set_native_id = threading.main_thread()._set_native_id  # type: ignore[attr-defined]
 _len = len  # a program may have replaced it when `leave` needs it
 
 
 class Compiled(NamedTuple):
-    """A python program, ready to be executed."""
+    """A compiled Python program."""
 
     prelude: types.CodeType | None
     main: types.CodeType
 
 
 def remember_modules() -> None:
-    """In the zygote, last: what every candidate finds imported."""
+    """Remember the modules that every candidate finds imported. Called last in the zygote."""
     _warm_modules.extend(sys.modules)
 
 
 def begin(assignment_bytes: bytes, namespace: dict[str, Any]) -> Job:
-    """In a candidate's process, confined by init: turns the assignment into the program to run."""
+    """Turn the assignment into the job to run. Called in a candidate's process after init has confined it."""
     after_fork()
     assignment = Assignment.unpack(assignment_bytes)
     if assignment.talks:
@@ -60,16 +60,16 @@ def begin(assignment_bytes: bytes, namespace: dict[str, Any]) -> Job:
         code, args = _compile_first(assignment, prelude.decode("utf-8", "surrogatepass"))
     else:
         code, args = load_code(assignment.body), assignment.args
-    given = tuple(map(os.fsdecode, args.split(b"\0")[:-1])) if args else ()
-    return Job(code, namespace, entry_point.decode("utf-8", "surrogatepass") or None, given)
+    arguments = tuple(map(os.fsdecode, args.split(b"\0")[:-1])) if args else ()
+    return Job(code, namespace, entry_point.decode("utf-8", "surrogatepass") or None, arguments)
 
 
 def _compile_first(assignment: Assignment, prelude: str) -> tuple[Compiled, bytes]:
-    """Compile, report, and wait for the input to be there: the code and the arguments."""
+    """Compile the source, report to init and wait for the first test. Returns the code and the arguments."""
     try:
         code = compile_source(assignment.body, prelude)
-    except BaseException as error:  # the compiler raises many kinds
-        import traceback  # only here: most submissions compile
+    except BaseException as error:  # the compiler raises many types
+        import traceback  # imported only here, because most submissions compile
 
         text = "".join(traceback.format_exception_only(error)).encode("utf-8", "replace")
         _write_all(REPORT, b"E" + text[-_MAX_DETAIL_BYTES:])
@@ -79,13 +79,13 @@ def _compile_first(assignment: Assignment, prelude: str) -> tuple[Compiled, byte
     count_cpu_from(used_s, assignment.cpu_time_s)
     _write_all(REPORT, b"C" + _CPU_USED.pack(used_s) + dump_code(code))
     os.close(REPORT)
-    given = b""
+    message = b""
     while chunk := os.read(GO, 1 << 16):
-        given += chunk
+        message += chunk
     os.close(GO)
-    if not given:
+    if not message:
         os._exit(0)
-    return code, given[1:]
+    return code, message[1:]
 
 
 def _write_all(fd: int, data: bytes) -> None:
@@ -95,28 +95,28 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def after_fork() -> None:
-    """What the interpreter does after a fork and a program can see: other random numbers, the main thread's id."""
-    _seed(_generator)  # what random.seed() comes to, from the kernel's randomness
+    """The part of the interpreter's fork hooks that a program can observe: random seed and the main thread's id."""
+    _seed(_generator)  # like random.seed(), from the kernel's randomness
     _set_native_id()
 
 
 def count_cpu_from(used_s: float, cpu_time_s: float) -> None:
-    """Count the program's CPU time from now: the first process has already used some to compile."""
+    """Count the program's CPU time from now, because the first process has used CPU time to compile."""
     soft = math.ceil(used_s + cpu_time_s)
     resource.setrlimit(resource.RLIMIT_CPU, (soft, soft + 1))
 
 
 def compile_source(source: bytes, prelude: str) -> Compiled:
-    """As the interpreter compiles a script; the prelude apart, so that it shifts no line and hides no __future__."""
+    """Compile a script. The prelude is separate, so that it shifts no line numbers and hides no __future__ import."""
     main = compile(source, _SCRIPT, "exec", dont_inherit=True)
     return Compiled(compile(prelude, "<prelude>", "exec", dont_inherit=True) if prelude else None, main)
 
 
 def make_script_surroundings() -> dict[str, Any]:
-    """Streams, arguments, path and a fresh `__main__` as a script finds them; returns its namespace.
+    """Make the streams, arguments, path and `__main__` of a script. Returns the namespace of `__main__`.
 
-    Called once, in the zygote: a fork is the cheapest way to make them fresh again. The streams are built over
-    seekable files, as they will be in the candidate, where descriptors 0, 1 and 2 are its own files.
+    Called once in the zygote, because a fork is the cheapest way to copy them. The streams are built over seekable
+    files, because descriptors 0, 1 and 2 of a candidate are files.
     """
     saved = [os.dup(fd) for fd in range(3)]
     with_seek = os.memfd_create("stream")
@@ -140,7 +140,7 @@ def make_script_surroundings() -> dict[str, Any]:
 
 
 def reopen_streams() -> None:
-    """For a conversation: descriptors 0 and 1 are pipes, and the streams made in the zygote take them for files."""
+    """Replace the streams for a conversation, whose descriptors 0 and 1 are pipes instead of files."""
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(_buffered(0), "utf-8", "strict")  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = io.TextIOWrapper(_buffered(1), "utf-8", "strict", "\n")  # type: ignore[misc]
 
@@ -153,7 +153,7 @@ def _buffered(fd: int) -> io.BufferedReader | io.BufferedWriter:
 
 
 class Job:
-    """The program, ready to be executed by `__main__` as its last act."""
+    """The program that `__main__` executes."""
 
     def __init__(
         self, code: Compiled, namespace: dict[str, Any], entry_point: str | None, args: tuple[str, ...] = ()
@@ -167,13 +167,13 @@ class Job:
         self._arguments = calls.read_arguments() if entry_point is not None else None
 
     def call(self) -> None:
-        """For call tests: call the entry point and write what it returns."""
+        """For call tests: call the entry point and write its return value."""
         if self._entry_point is None or self._arguments is None:
             return
         calls.call(self.namespace, self._entry_point, self._arguments)
 
     def failed(self, error: BaseException) -> int:
-        """Report an uncaught exception as the interpreter does; returns the exit status (negative: a signal)."""
+        """Report an uncaught exception like the interpreter. Returns the exit status (negative: a signal)."""
         if isinstance(error, SystemExit):
             return _exit_status(error)
         trace = error.__traceback__
@@ -190,9 +190,9 @@ class Job:
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
     def leave(self, status: int) -> None:
-        """The interpreter's exit, in its order, without tearing down the modules it shares with every other run.
+        """Exit like the interpreter, in the same order, but without tearing down the preloaded modules.
 
-        That last part costs 5 ms of copied pages and shows only in destructors of objects that modules hold.
+        The teardown would cost 5 ms of copied pages. It is visible only in destructors of objects that modules hold.
         """
         if _len(threading._active) > 1 or threading._limbo or threading._threading_atexits or atexit._ncallbacks():  # type: ignore[attr-defined]
             threading._shutdown()  # type: ignore[attr-defined]
@@ -206,7 +206,7 @@ class Job:
         sys.stdout, sys.stderr, sys.stdin = sys.__stdout__, sys.__stderr__, sys.__stdin__
         gc.collect()
         status = _flush(status)
-        if _len(sys.modules) > _len(_warm_modules):  # none of those writes to C streams
+        if _len(sys.modules) > _len(_warm_modules):  # no preloaded module writes to C streams
             kernel.flush_c_streams()
         if status < 0:
             signal.signal(-status, signal.SIG_DFL)
@@ -215,7 +215,7 @@ class Job:
 
 
 def _flush(status: int) -> int:
-    """Flush the standard streams; output that cannot be written makes an otherwise good exit 120, as in CPython."""
+    """Flush the standard streams. If that fails, exit status 0 becomes 120, as in CPython."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None and not stream.closed:
@@ -230,15 +230,15 @@ def _exit_status(error: SystemExit) -> int:
         return 0
     if isinstance(error.code, int):
         return error.code & 0xFF
-    print(error.code, file=sys.stderr)  # noqa: T201 - as the interpreter does
+    print(error.code, file=sys.stderr)  # noqa: T201 - like the interpreter
     return 1
 
 
 def dump_code(code: Compiled) -> bytes:
-    """For the processes of the later tests."""
+    """Encode the code for the processes of the later tests."""
     return marshal.dumps(tuple(code))
 
 
 def load_code(marshalled: bytes) -> Compiled:
-    """What the first process of the submission compiled."""
+    """Decode the code that the first process of the submission compiled."""
     return Compiled(*marshal.loads(marshalled))

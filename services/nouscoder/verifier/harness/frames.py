@@ -1,11 +1,11 @@
-"""The one byte stream between the gateway and a slot: length-prefixed frames, no descriptor passing.
+"""The frame protocol between the gateway and a slot: length-prefixed frames over one byte stream.
 
-INVARIANT: nothing is read ahead, so at a frame's end the stream can be handed from one process of the slot to another.
+INVARIANT: nothing is read ahead. At the end of a frame, another process of the slot can take over the stream.
 
-A session is PROGRAM, then any number of RUN or TALK, each perhaps after a GIVEN (arguments and files), then END (END
-may come at any time and cuts a run short). The slot says HELLO or FAILED once, READY when the next sandbox stands,
-COMPILED or COMPILE_FAILED after PROGRAM, RESULT after RUN. In a TALK, INPUT and INPUT_END go in and OUTPUT comes out
-until RESULT; input that comes later is dropped.
+The gateway sends for each session: PROGRAM, then any number of RUN or TALK, each optionally after ARGUMENTS (arguments
+and files), then END. END may come at any time and ends a run early. The slot sends HELLO or FAILED once, READY when the
+next sandbox is ready, COMPILED or COMPILE_FAILED after PROGRAM, and RESULT after RUN. In a TALK the gateway sends INPUT
+and INPUT_END and the slot sends OUTPUT, until RESULT; later input is dropped.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _RESULT = struct.Struct("!BiiddQIIi")
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """The kind of a frame."""
 
     PROGRAM = 1
     RUN = 2
     END = 3
-    GIVEN = 4
+    ARGUMENTS = 4
     TALK = 5
     INPUT = 6
     INPUT_END = 7
@@ -44,7 +44,7 @@ class Kind(IntEnum):
 
 
 class Ended(IntEnum):
-    """How a run's process tree ended; the gateway's `Exit`, by number."""
+    """How the process tree of a run ended. The gateway maps it to `Exit`."""
 
     EXITED = 0
     SIGNALLED = 1
@@ -54,7 +54,7 @@ class Ended(IntEnum):
 
 
 class Result(NamedTuple):
-    """One run as it crosses the stream."""
+    """The result of one run, as sent over the stream."""
 
     ended: int
     exit_code: int
@@ -68,25 +68,25 @@ class Result(NamedTuple):
 
 
 class ProgramLimits(NamedTuple):
-    """What a run of a program may take, in the order of `struct program`."""
+    """The limits of a program's runs, in the order of `struct program`."""
 
     compile_time_s: float
     cpu_time_s: float
     wall_time_s: float
     memory_bytes: int
-    extra_space_bytes: int  # of address space, for programs that are executed
+    extra_space_bytes: int  # additional address space for programs that are executed
     output_bytes: int
     processes: int
 
 
 class StreamClosed(Exception):
-    """The other side is gone."""
+    """The peer has closed the stream."""
 
 
 def encode(kind: Kind, payload: bytes = b"") -> bytes:
-    """One frame. Raises ValueError when the payload is too long for one."""
+    """Encode one frame. Raises ValueError when the payload is too long."""
     if len(payload) > MAX_FRAME_BYTES:
-        raise ValueError(f"a frame carries at most {MAX_FRAME_BYTES} bytes, not {len(payload)}")
+        raise ValueError(f"a frame holds at most {MAX_FRAME_BYTES} bytes, not {len(payload)}")
     return HEADER.pack(kind, len(payload)) + payload
 
 
@@ -98,7 +98,7 @@ def pack_result(r: Result) -> bytes:
 
 
 def unpack_result(payload: bytes) -> Result:
-    """Inverse of `pack_result`. Raises ValueError on a payload that is not one."""
+    """Inverse of `pack_result`. Raises ValueError for an invalid payload."""
     if len(payload) < _RESULT.size:
         raise ValueError("short RESULT frame")
     ended, code, signal, wall, cpu, memory, num_out, num_err, num_result = _RESULT.unpack_from(payload)
@@ -122,7 +122,7 @@ def pack_program(
     compile_argv: Sequence[str] | None = None,
     run_argv: Sequence[str] | None = None,
 ) -> bytes:
-    """The payload of a PROGRAM frame, `struct program` of init.h and what comes behind it; python has no `run_argv`."""
+    """The payload of a PROGRAM frame: `struct program` of init.h and the texts after it. Python has no `run_argv`."""
     meta = f"{entry_point}\0{prelude}".encode("utf-8", "surrogatepass")
     name = source_name.encode()
     compiling, running = compile_argv or (), run_argv or ()
@@ -140,8 +140,8 @@ def pack_program(
     return b"".join((head, meta, name, b"\0", source, _strings(compiling), _strings(running)))
 
 
-def pack_given(args: Sequence[str], files: Mapping[str, bytes]) -> bytes:
-    """The payload of a GIVEN frame: the arguments as strings that end with NUL, then each file's name and contents."""
+def pack_arguments(args: Sequence[str], files: Mapping[str, bytes]) -> bytes:
+    """The payload of an ARGUMENTS frame: NUL-terminated arguments, then the name and the contents of each file."""
     strings = _strings(args)
     parts = [_COUNTS.pack(len(args), len(strings)), strings, _COUNT.pack(len(files))]
     for name, content in files.items():
@@ -155,7 +155,7 @@ def _strings(words: Sequence[str]) -> bytes:
 
 
 def write_frame(fd: int, kind: Kind, payload: bytes = b"") -> None:
-    """Write one whole frame. Raises StreamClosed when nobody reads any more."""
+    """Write one whole frame. Raises StreamClosed when the peer has closed the stream."""
     view = memoryview(encode(kind, payload))
     try:
         while view:

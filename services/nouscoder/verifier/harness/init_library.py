@@ -1,7 +1,6 @@
-"""Process 1 of every submission's namespaces, which is written in C (init/): how the zygote calls it, and what it
-tells a candidate's process.
+"""The Python side of init, process 1 of every submission's namespaces, which is written in C (init/).
 
-The structures here are those of init/init.h.
+The structures here mirror those of init/init.h.
 """
 
 from __future__ import annotations
@@ -60,12 +59,12 @@ class Assignment(NamedTuple):
 
 
 class Init:
-    """Made once in the zygote; `serve` runs in every sandbox that it forks."""
+    """Made once in the zygote. `serve` runs in every sandbox that the zygote forks."""
 
     def __init__(
         self, settings: SlotSettings, isolation: Isolation, stream_in: int, stream_out: int, filter_program: Any
     ) -> None:
-        # PyDLL: the interpreter lock is held, and a fork must not see it released.
+        # PyDLL keeps the interpreter lock, because a fork must not happen while the lock is released.
         self._serve = ctypes.PyDLL(settings.init_library).nouscoder_init
         self._serve.restype = ctypes.py_object
         self._filter = filter_program
@@ -83,7 +82,8 @@ class Init:
         )
 
     def serve(self, orders: int, report: int) -> bytes:
-        """Settle at the first byte of `orders`, take the stream over at the second; a byte to `report` after each.
+        """Set up at the first byte of `orders`, and take over the stream at the second. Write a byte to `report` after
+        each.
 
         Returns only in a candidate's process, with the bytes for `Assignment.unpack`. That process is confined. It has
         descriptors 0, 1 and 2, also 3 for call tests, and REPORT and GO while it has yet to compile.
@@ -93,7 +93,7 @@ class Init:
 
 
 def ends_the_zygote(status: int) -> int | None:
-    """The zygote's own exit status after a sandbox that ended with `status`; None when it goes on."""
+    """The zygote's exit status after a sandbox ended with `status`; None when the zygote continues."""
     code = os.waitstatus_to_exitcode(status)
     if code == EXIT_ENDED:
         return None

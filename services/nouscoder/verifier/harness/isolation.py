@@ -1,8 +1,8 @@
-"""What the kernel below gives to keep candidates apart: the Linux of the host, or gVisor's sentry.
+"""The isolation of candidates on the kernel below: the host's Linux, or gVisor's sentry.
 
-The zygote picks one object by name, once; everybody else asks it and never which one it is. Both end with the same
-promise: a candidate is another user than init, without capabilities, alone in fresh namespaces. What init itself does
-differently is in init/.
+The zygote chooses one object by name, once. No other code depends on which one it is. Both give the same result: a
+candidate has another user than init, no capabilities, and fresh namespaces of its own. What init does differently is in
+init/.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _NOT_FOR_CANDIDATES = ("/sys", "/dev/pts", *_OF_A_POD)
 
 
 class Isolation(Protocol):
-    """One for the whole life of a slot."""
+    """One object for the whole life of a slot."""
 
     two_users: bool  # init and candidates are different users
     namespaces: int  # made fresh for every submission
 
     def enter(self) -> None:
-        """In the zygote, once: leave everything of the host but the read-only root. Raises OSError."""
+        """Leave the host's file system for the read-only root. Called once in the zygote. Raises OSError."""
         ...
 
     def admit(self, pid: int) -> None:
-        """In the zygote: give the fresh namespaces of `pid` their users."""
+        """Map the users of the fresh namespaces of `pid`. Called in the zygote."""
         ...
 
 
 class LinuxIsolation:
-    """Namespaces of the host's kernel, a user namespace among them."""
+    """Namespaces of the host's kernel, including a user namespace."""
 
     namespaces = kernel.CLONE_NEWUSER | _NAMESPACES
 
@@ -46,7 +46,7 @@ class LinuxIsolation:
         self.two_users = settings.uid_init is not None
 
     def enter(self) -> None:
-        """Into a mount namespace of the slot's own (and, without the host's root, a user namespace), then the root."""
+        """Enter a mount namespace of the slot (and, if the service is not root, a user namespace), then the root."""
         if self.two_users:
             os.setgroups([])
             kernel.unshare(kernel.CLONE_NEWNS)
@@ -68,10 +68,10 @@ class LinuxIsolation:
 
 
 class GvisorIsolation:
-    """Inside a gVisor sandbox, whose root is already the read-only one; the sentry is the wall to the host.
+    """Isolation inside a gVisor sandbox, whose root is already read-only. The sentry separates it from the host.
 
-    The sentry has no hidepid (a candidate sees that init is there, not what it holds), no securebits (exec gives a
-    candidate nothing: it is not user 0 and cannot become it) and no O_TMPFILE.
+    The sentry has no hidepid (a candidate can see that init exists, but not its contents), no securebits (exec gives a
+    candidate no privileges, because it cannot become user 0) and no O_TMPFILE.
     """
 
     two_users = True
@@ -81,10 +81,11 @@ class GvisorIsolation:
         self._init_folder = os.path.dirname(settings.init_library)
 
     def enter(self) -> None:
-        """Take away what the sentry, or the pod, gives every sandbox and candidates must not have, and the harness (it
-        is loaded). /dev/shm would otherwise outlive the tests: as with Linux it becomes the test's own /tmp.
+        """Remove mounts and devices that the sentry or the pod provides and candidates must not have, and the folder of
+        the harness, which is already loaded. /dev/shm would outlive a test, so it becomes a link to the test's /tmp.
 
-        A mount namespace of its own, for others may run here before and after it; /dev they share.
+        The slot has a mount namespace of its own, because other slots may run here before and after it. They share
+        /dev.
         """
         kernel.unshare(kernel.CLONE_NEWNS)
         for place in (*_NOT_FOR_CANDIDATES, os.path.dirname(os.path.abspath(__file__)), self._init_folder):
@@ -100,18 +101,18 @@ class GvisorIsolation:
                 os.unlink(f"/dev/{name}")
 
     def admit(self, pid: int) -> None:
-        """Nothing: users are the sandbox's own."""
+        """Do nothing: the users of the gVisor sandbox are used."""
 
 
 def isolation_of(settings: SlotSettings) -> Isolation:
-    """By the name in the settings. Raises ValueError for one that is none."""
+    """The isolation named in the settings. Raises ValueError for an unknown name."""
     match settings.kernel:
         case "linux":
             return LinuxIsolation(settings)
         case "gvisor":
             return GvisorIsolation(settings)
         case other:
-            raise ValueError(f"no kernel is called {other!r}")
+            raise ValueError(f"unknown kernel {other!r}")
 
 
 def _write(path: str, text: str) -> None:

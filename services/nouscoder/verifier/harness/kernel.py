@@ -1,4 +1,4 @@
-"""The Linux calls that the standard library of Python 3.11 lacks, as thin ctypes wrappers that raise OSError."""
+"""ctypes wrappers of the Linux calls that the standard library of Python 3.11 lacks. They raise OSError."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
 
-# PyDLL keeps the interpreter lock: these calls are short, and a fork must not see it released.
+# PyDLL keeps the interpreter lock. The calls are short, and a fork must not happen while the lock is released.
 _libc = ctypes.PyDLL(None, use_errno=True)
-_fflush = _libc.fflush  # looked up before a program can take away what looking up needs
+_fflush = _libc.fflush  # looked up now, because a program can break the lookup later
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 _SYS_CLONE, _SYS_PIVOT_ROOT, _SYS_MOUNT_SETATTR = {
@@ -32,7 +32,7 @@ _SYS_CLONE, _SYS_PIVOT_ROOT, _SYS_MOUNT_SETATTR = {
     "aarch64": (220, 41, 442),
 }.get(platform.machine(), (-1, -1, -1))
 
-# Made once: a fresh fork pays a copied page for whatever it touches.
+# Made once, because every object that a fresh fork touches costs a copied page.
 _CLONE_NUMBER, _SIGCHLD, _NO_STACK_OR_IDS = ctypes.c_long(_SYS_CLONE), int(signal.SIGCHLD), [ctypes.c_long(0)] * 4
 
 
@@ -46,10 +46,10 @@ def _check(returned: int, what: str) -> int:
 def fork_into(namespaces: int) -> int:
     """Fork into new namespaces (CLONE_NEW* flags); the child is pid 1 of a new pid namespace.
 
-    Neither glibc nor the interpreter is told of this fork, so the child must not call abort() or create threads;
-    processes that it forks are whole again. The interpreter's own hooks would copy a hundred pages (0.4 ms): they
-    take the locks of other threads, and there is one thread, which holds the interpreter lock before and after and
-    keeps its identity. What is left of them for a program to notice is in `candidate.after_fork`.
+    This bypasses the fork hooks of glibc and the interpreter, so the child must not call abort() or create threads.
+    Processes that the child forks are normal again. The interpreter's hooks would copy a hundred pages (0.4 ms) to
+    reset the locks of other threads. Here there is only one thread, which holds the interpreter lock before and after
+    the fork. `candidate.after_fork` does the part of the hooks that a program can observe.
     """
     pid = _syscall(_CLONE_NUMBER, ctypes.c_long(namespaces | _SIGCHLD), *_NO_STACK_OR_IDS)
     if pid < 0:
@@ -59,28 +59,28 @@ def fork_into(namespaces: int) -> int:
 
 
 def unshare(namespaces: int) -> None:
-    """Leave the given namespaces for new ones."""
+    """Move this process to new namespaces of these kinds."""
     _check(_libc.unshare(namespaces), "unshare")
 
 
 def mount(source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
-    """Mount `source` at `target`; raises OSError naming both."""
+    """Mount `source` at `target`. Raises OSError that names the mount."""
     returned = _libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
     _check(returned, f"mount {kind or source} on {target}")
 
 
 def unmount(target: str) -> None:
-    """Detach what is mounted at `target` at once."""
+    """Detach the mount at `target` immediately."""
     _check(_libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
 
 
 def pivot_root(new: str, old: str) -> None:
-    """Swap the root of the mount namespace."""
+    """Change the root of the mount namespace."""
     _check(_syscall(ctypes.c_long(_SYS_PIVOT_ROOT), new.encode(), old.encode()), "pivot_root")
 
 
 def seal_mount(target: str, *, devices: bool = False) -> None:
-    """Make a mount and all below it read-only and without set-uid; without device nodes unless `devices`."""
+    """Make a mount and all mounts below it read-only and nosuid, and nodev unless `devices`."""
     attributes = _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | (0 if devices else _MOUNT_ATTR_NODEV)
     argument = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)
     returned = _syscall(
@@ -99,7 +99,7 @@ def _prctl(option: int, value: int, pointer: object = None) -> None:
 
 
 def forbid_new_privileges() -> None:
-    """No exec can gain privileges from now on."""
+    """Prevent every later exec from gaining privileges."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
@@ -108,17 +108,17 @@ class _SockFprog(ctypes.Structure):
 
 
 def make_filter(instructions: bytes) -> _SockFprog:
-    """Wrap classic BPF (8 bytes an instruction) for `install_filter`."""
+    """Wrap classic BPF (8 bytes per instruction) for `install_filter`."""
     return _SockFprog(len(instructions) // 8, instructions)
 
 
 def install_filter(program: _SockFprog) -> None:
-    """Put this process and all it starts under a seccomp filter, for good."""
+    """Install a seccomp filter for this process and its children. It cannot be removed."""
     _prctl(_PR_SET_SECCOMP, 2, ctypes.byref(program))
 
 
 def default_thread_stack(num_bytes: int) -> None:
-    """Stack size of new threads, which glibc would otherwise take from RLIMIT_STACK at start."""
+    """Set the stack size of new threads. By default glibc uses RLIMIT_STACK at process start."""
     attributes = ctypes.create_string_buffer(64)
     if _libc.pthread_getattr_default_np(attributes) == 0:
         _libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(num_bytes))
@@ -126,5 +126,5 @@ def default_thread_stack(num_bytes: int) -> None:
 
 
 def flush_c_streams() -> None:
-    """Write out what C code of this process left in stdio buffers."""
+    """Flush the stdio buffers of C code in this process."""
     _fflush(None)

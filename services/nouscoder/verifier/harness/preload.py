@@ -1,6 +1,6 @@
-"""What a slot's interpreter imports before any candidate comes: what short programs use most.
+"""The modules that a slot's interpreter imports before any candidate runs: those that short programs use most.
 
-More modules make every fork dearer (about 10 us each here), fewer make programs that need them pay the import.
+Each module makes every fork slower (about 10 us). A module that is not preloaded costs its import in every program.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ MODULES = (
 
 
 def preload(extra: tuple[str, ...] = ()) -> None:
-    """Import them. `extra` are modules of the configured site folders; one that is missing raises ImportError."""
+    """Import the modules. `extra` are modules of the configured site folders. Raises ImportError for a missing one."""
     for name in (*MODULES.split(), *extra):
         importlib.import_module(name)

@@ -1,6 +1,6 @@
-"""The read-only root that every candidate of a slot sees: the system's libraries, the interpreter, and nothing else.
+"""The read-only root of a slot's candidates: the system's libraries and the interpreter, and nothing else.
 
-INVARIANT: after `enter_root` no path of the host is reachable but the read-only binds listed in the configuration.
+INVARIANT: after `enter_root` the only reachable paths of the host are the read-only binds of the configuration.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ WRITTEN = {
 def enter_root(read_only: tuple[str, ...]) -> None:
     """Build the root in this process's own mount namespace and make it `/`. Raises OSError naming the failed step.
 
-    `read_only` are the folders bound beside the system's own, the interpreter's prefix among them.
+    `read_only` are the folders that are bound in addition to the system's, including the interpreter's prefix.
     """
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
-    # Opened before anything is hidden by the staging mount, and bound through /proc/self/fd.
+    # Opened before the staging mount can hide them, and bound through /proc/self/fd.
     wanted = [
         p
         for p in (*SYSTEM_PATHS, *settings_of_runtimes(), *outside_system(read_only))
@@ -60,13 +60,13 @@ def enter_root(read_only: tuple[str, ...]) -> None:
 
 
 def outside_system(paths: tuple[str, ...]) -> list[str]:
-    """Those of `paths` that the system's folders do not already hold."""
+    """The paths that are not inside the system's folders."""
     real = dict.fromkeys(os.path.realpath(p) for p in paths)
     return [p for p in real if not any(p == s or p.startswith(s + "/") for s in SYSTEM_PATHS)]
 
 
 def settings_of_runtimes() -> list[str]:
-    """Folders of /etc that a language's runtime reads (Debian's java keeps its security settings there)."""
+    """The folders of /etc that a language runtime reads (Debian's Java keeps its security settings there)."""
     return [entry.path for entry in os.scandir("/etc") if entry.name.startswith("java") and entry.is_dir()]
 
 
@@ -80,7 +80,7 @@ def _fill(root: Path, copies: dict[str, bytes]) -> None:
 
 
 def _make_devices(folder: str) -> None:
-    """A small /dev: made as nodes by the host's root, bound from the host by anybody else."""
+    """Make a small /dev: device nodes if the service is root, else binds of the host's devices."""
     host = {name: os.open(f"/dev/{name}", os.O_PATH) for name in _DEVICES}
     kernel.mount("tmpfs", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NOEXEC, "size=64k,nr_inodes=64,mode=755")
     for name, (major, minor) in _DEVICES.items():
@@ -98,15 +98,18 @@ def _make_devices(folder: str) -> None:
     for name, target in (("stdin", "0"), ("stdout", "1"), ("stderr", "2")):
         os.symlink(f"/proc/self/fd/{target}", f"{folder}/{name}")
     os.symlink("/proc/self/fd", f"{folder}/fd")
-    os.symlink("/tmp", f"{folder}/shm")  # POSIX semaphores work, and go away with /tmp
+    os.symlink("/tmp", f"{folder}/shm")  # POSIX semaphores work and disappear with /tmp
 
 
 def _bind_proc(folder: str) -> None:
-    """The kernel lets a user namespace mount its own proc only where a whole one is in sight; it is mounted over."""
+    """Bind /proc. The kernel lets a user namespace mount its own proc only if a complete one is visible.
+
+    A sandbox mounts its own proc over this one.
+    """
     kernel.mount("/proc", folder, "", kernel.MS_BIND | kernel.MS_REC)
 
 
 def _seal_root() -> None:
-    """Only the root tmpfs itself: the mounts below were sealed one by one, and /proc must stay whole (see above)."""
+    """Make the root tmpfs read-only. The mounts below are already sealed, and /proc must stay complete (see above)."""
     flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("none", "/", "", flags)

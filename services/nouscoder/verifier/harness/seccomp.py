@@ -1,7 +1,7 @@
-"""The candidate's seccomp filter: an allow-list, as classic BPF built without any library.
+"""The candidate's seccomp filter: an allow-list in classic BPF, built without a library.
 
-Refused calls fail with EPERM (programs that probe go on), clone3 with ENOSYS (glibc falls back to clone, whose flags
-the filter checks). Another architecture's call numbers (i386, x32) kill the process.
+Refused calls fail with EPERM, so that programs that probe for calls continue. clone3 fails with ENOSYS, so that glibc
+falls back to clone, whose flags the filter checks. Calls of another architecture (i386, x32) kill the process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NUMBER, _ARCH, _ARG0_LOW = 0, 4, 16
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE3 = 435
 _NAMESPACE_FLAGS = 0x7E020080  # every CLONE_NEW* flag
-_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6; the network namespace is empty, others (vsock) are not namespaced
+_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6. Other families, such as vsock, are not isolated by a namespace
 
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant
 
@@ -38,7 +38,7 @@ def _ranges(numbers: set[int]) -> list[tuple[int, int]]:
 
 
 def _search(ranges: list[tuple[int, int]]) -> list[Instruction]:
-    """Binary search over the allowed ranges: about 12 instructions a call instead of 80."""
+    """Binary search over the allowed ranges: about 12 instructions per call instead of 80."""
     if not ranges:
         return [_refuse(errno.EPERM)]
     if len(ranges) == 1:
@@ -47,12 +47,12 @@ def _search(ranges: list[tuple[int, int]]) -> list[Instruction]:
     middle = len(ranges) // 2
     low, high = _search(ranges[:middle]), _search(ranges[middle:])
     if len(low) > 255:
-        raise ValueError("the filter needs a jump longer than BPF has")
+        raise ValueError("the filter needs a longer jump than BPF supports")
     return [(_JGE, len(low), 0, ranges[middle][0]), *low, *high]
 
 
 def build_filter() -> bytes:
-    """The filter for this machine. Raises OSError when its architecture has no table here."""
+    """The filter for this machine. Raises OSError when there is no table for its architecture."""
     machine = platform.machine()
     if machine not in _AUDIT_ARCH:
         raise OSError(errno.ENOSYS, f"no seccomp table for {machine}")

@@ -1,6 +1,6 @@
-"""What a slot is told when it starts: one JSON object on its command line, the same for all its candidates.
+"""The settings of a slot: one JSON object on its command line, the same for all its candidates.
 
-A NamedTuple, as elsewhere in the harness: importing dataclasses would make every later fork dearer by 0.1 ms.
+The harness uses NamedTuple because importing dataclasses would make every later fork slower by 0.1 ms.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from typing import NamedTuple
 
 
 class SlotSettings(NamedTuple):
-    """`uid_init` and `uid_candidate` are host user ids; None (not the host's root) maps one user only."""
+    """`uid_init` and `uid_candidate` are host user ids, or None to map a single user (the service is not root)."""
 
     site_packages: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
-    read_only: tuple[str, ...] = ()  # more folders of the host that candidates see, at the same paths
+    read_only: tuple[str, ...] = ()  # further folders of the host that candidates see at the same paths
     tmp_bytes: int = 256 * 1024**2
     tmp_inodes: int = 65536
     stack_bytes: int = 256 * 1024**2
     uid_init: int | None = None
     uid_candidate: int | None = None
-    init_library: str = ""  # init, compiled (init/), where the zygote finds it
-    kernel: str = "linux"  # what runs the slot: "linux" or "gvisor"
+    init_library: str = ""  # path of the compiled init (init/)
+    kernel: str = "linux"  # the kernel below the slot: "linux" or "gvisor"
 
     def to_json(self) -> str:
-        """For the command line."""
+        """The settings as JSON for the command line."""
         return json.dumps(self._asdict())
 
     @staticmethod
     def from_json(text: str) -> SlotSettings:
-        """Inverse of `to_json`. Raises TypeError on unknown keys."""
+        """Inverse of `to_json`. Raises TypeError for unknown keys."""
         values = json.loads(text)
         values["site_packages"] = tuple(values["site_packages"])
         values["preload"] = tuple(values["preload"])

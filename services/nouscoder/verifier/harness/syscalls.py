@@ -1,10 +1,10 @@
-"""Linux system calls that a candidate may use, by architecture: everything else is refused.
+"""The Linux system calls that a candidate may use, by architecture. All others are refused.
 
-mount and umount2 are here for init, which cleans up under the same filter; without capabilities they only give EPERM.
-Left out on purpose: mounts and namespaces otherwise (pivot_root, unshare, setns, fsopen, ...), looking into other
-processes (ptrace, process_vm_*, pidfd_getfd, kcmp), kernel surface that programs do not need (bpf, perf_event_open,
-io_uring_*, userfaultfd, keyctl, fanotify, modules, kexec), System V and POSIX message objects that outlive a process
-(shmget, msgget, semget, mq_open), memfd_create (files that no limit counts), personality, and clone3, whose flags a
+mount and umount2 are allowed because init cleans up under the same filter; without capabilities they give EPERM.
+Excluded on purpose: all other mount and namespace calls (pivot_root, unshare, setns, fsopen, ...), access to other
+processes (ptrace, process_vm_*, pidfd_getfd, kcmp), kernel interfaces that programs do not need (bpf, perf_event_open,
+io_uring_*, userfaultfd, keyctl, fanotify, modules, kexec), System V and POSIX message objects, which outlive a process
+(shmget, msgget, semget, mq_open), memfd_create (its files are not limited), personality, and clone3, whose flags a
 filter cannot read (glibc then uses clone).
 """
 

@@ -1,7 +1,7 @@
-"""A slot's warm interpreter: builds the root once, then gives every submission a fresh set of namespaces.
+"""The warm interpreter of a slot. It builds the root once and makes fresh namespaces for every submission.
 
-INVARIANT: the zygote never reads a submission, so nothing of one can reach the processes of the next; of the sandboxes
-that it has made one has the stream and one stands by, so that a submission finds its namespaces ready.
+INVARIANT: the zygote never reads a submission, so nothing of one submission can reach the processes of the next. One of
+its sandboxes owns the stream and one stands by, so that the namespaces of the next submission are ready.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _kept: list[object] = []
 
 
 def main(settings_json: str) -> Job:
-    """Serve until the stream closes. Returns only in a candidate's process, with what it must run."""
+    """Serve until the stream closes. Returns only in a candidate's process, with the job that it must run."""
     settings = SlotSettings.from_json(settings_json)
     stream_in, stream_out = _move_stream()
     try:
@@ -48,24 +48,24 @@ def main(settings_json: str) -> Job:
         _give_up(stream_out, str(error))
     try:
         return begin(assignment, namespace)
-    except BaseException:  # of ours, but told as the program's: it was about to run
+    except BaseException:  # a failure of the harness just before the program; it is reported as the program's
         os._exit(1)
 
 
 class _Standby:
-    """A sandbox: settled at once, in use from `begin` to the end of its submission."""
+    """A sandbox. It sets itself up at once and is in use from `begin` to the end of its submission."""
 
     def __init__(self, pid: int, orders: int, report: int) -> None:
         self._pid, self._orders, self._report = pid, orders, report
 
     def begin(self) -> None:
-        """Hand it the stream, once it has settled: killed before, we leave none that would not die with us."""
+        """Give it the stream once it is set up. From then on it also ends if the zygote is killed."""
         self._read_report()
         os.write(self._orders, b"1")
         os.close(self._orders)
 
     def await_end(self) -> None:
-        """Until it has left the stream; its namespaces may still be on their way down. Ends us when it failed."""
+        """Wait until it has released the stream. Its namespaces may still be shutting down. Exits if it failed."""
         self._read_report()
         os.close(self._report)
 
@@ -74,7 +74,7 @@ class _Standby:
             self.reap()
 
     def reap(self) -> None:
-        """Until nothing is left of it."""
+        """Wait until all its processes have ended."""
         status = ends_the_zygote(os.waitpid(self._pid, 0)[1])
         if status is not None:
             os._exit(status)
@@ -113,7 +113,7 @@ def _stand_by(init: Init, isolation: Isolation) -> _Standby | bytes:
 
 
 def _move_stream() -> tuple[int, int]:
-    """Take the control stream off descriptors 0 and 1, to numbers that no file of a run gets."""
+    """Move the control stream from descriptors 0 and 1 to numbers that no file of a run gets."""
     import fcntl
 
     stream_in = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, _CONTROL_FD)
@@ -136,7 +136,7 @@ def _warm_up(settings: SlotSettings) -> None:
 
 
 def _hide_harness() -> None:
-    """Take this package, and ctypes, out of `sys.modules` while it is cheap: here, once, and not in every candidate."""
+    """Remove this package and ctypes from `sys.modules`: once here, instead of in every candidate."""
     ours = (__name__.partition(".")[0], "ctypes", "_ctypes")
     _kept.extend(sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in ours)
     remember_modules()

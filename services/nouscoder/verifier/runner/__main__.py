@@ -1,10 +1,10 @@
 """Process 1 of a sandbox runner: python3 -I -S /opt/nouscoder/runner/__main__.py
 
-It listens, makes sure that a gateway with the pool's key is calling, and gives the connection to a fresh harness as its
-stdin and stdout; bytes of submissions never pass through here.
+It listens, checks that the peer is a gateway with the pool's key, and gives the connection to a fresh harness as its
+stdin and stdout. The bytes of submissions never pass through this process.
 
-INVARIANT: at most one slot (and one partner of it) is in use at a time; when its connection ends every other process
-of the container is dead before the next is taken, or this process ends and the container with it.
+INVARIANT: at most one slot (and one partner of it) is in use at a time. When its connection ends, every other process
+of the container is dead before the next slot starts, or this process exits and the container ends.
 """
 
 from __future__ import annotations

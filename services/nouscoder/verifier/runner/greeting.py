@@ -1,12 +1,15 @@
-"""How a gateway and a runner get to know each other before a connection becomes a slot's stream.
+"""The handshake of a gateway and a runner, before a connection becomes the stream of a slot.
 
     runner   -> gateway   MAGIC, a nonce
     gateway  -> runner    a nonce, proof(key, "gateway", both nonces, request), request
     runner   -> gateway   proof(key, "runner", both nonces, answer), answer
 
-Each side proves that it has the pool's key, over nonces of both, so that neither a stranger nor a recorded greeting is
-believed; the key itself never crosses the wire. Requests and answers are JSON objects behind their length. With an
-answer of status `ok` the connection is the stdin and stdout of a fresh harness.
+Each side proves that it has the pool's key. The proof covers the nonces of both sides, so that a recorded handshake is
+useless to an attacker, and the key itself is never sent. Requests and answers are JSON objects after their length.
+After an answer with status `ok` the connection is the stdin and stdout of a fresh harness.
+
+A request has `want` (slot, partner or retire), `settings` (of the slot), `environment` (of the harness), and `tools`
+and `search_path` (the programs to look for). An answer has `status`, `python` and `tools` (the paths of those found).
 """
 
 from __future__ import annotations
@@ -22,31 +25,33 @@ NONCE_BYTES = 32
 PROOF_BYTES = 32
 LENGTH = struct.Struct("!I")
 MAX_MESSAGE_BYTES = 1 << 16
-LIMIT_S = 5.0  # of a whole greeting
+LIMIT_S = 5.0  # for a whole handshake
 DEFAULT_PORT = 7070
 
 OK, BUSY, REFUSED = "ok", "busy", "refused"
-SLOT, PARTNER, RETIRE = "slot", "partner", "retire"  # what a gateway may want
+SLOT, PARTNER, RETIRE = "slot", "partner", "retire"  # the values of `want`
 
 
 class GreetingError(Exception):
-    """The other side is not what it says, or speaks another language."""
+    """The peer does not have the key, or does not follow the protocol."""
 
 
 def proof(key: bytes, side: str, runner_nonce: bytes, gateway_nonce: bytes, message: bytes) -> bytes:
-    """That `side` has the key and says `message` now."""
+    """The proof that `side` has the key and sends `message` in this handshake."""
     spoken = b"\0".join((side.encode(), runner_nonce.hex().encode(), gateway_nonce.hex().encode(), message))
     return hmac.new(key, spoken, hashlib.sha256).digest()
 
 
-def check_proof(given: bytes, key: bytes, side: str, runner_nonce: bytes, gateway_nonce: bytes, message: bytes) -> None:
-    """Raises GreetingError, in the same time whatever is wrong."""
-    if not hmac.compare_digest(given, proof(key, side, runner_nonce, gateway_nonce, message)):
+def check_proof(
+    claimed: bytes, key: bytes, side: str, runner_nonce: bytes, gateway_nonce: bytes, message: bytes
+) -> None:
+    """Raises GreetingError for a wrong proof. Compares in constant time."""
+    if not hmac.compare_digest(claimed, proof(key, side, runner_nonce, gateway_nonce, message)):
         raise GreetingError(f"the {side} does not have this pool's key")
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    """JSON, without its length."""
+    """The JSON of a message, without its length."""
     return json.dumps(message).encode()
 
 
@@ -55,25 +60,22 @@ def unpack(text: bytes) -> dict[str, Any]:
     try:
         message = json.loads(text)
     except ValueError as error:
-        raise GreetingError("a greeting that is not JSON") from error
+        raise GreetingError("a message that is not JSON") from error
     if not isinstance(message, dict):
-        raise GreetingError("a greeting that is no JSON object")
+        raise GreetingError("a message that is not a JSON object")
     return message
 
 
 def message_length(header: bytes) -> int:
-    """From the bytes of LENGTH. Raises GreetingError for more than MAX_MESSAGE_BYTES."""
+    """The length in the bytes of LENGTH. Raises GreetingError for more than MAX_MESSAGE_BYTES."""
     (length,) = LENGTH.unpack(header)
     if length > MAX_MESSAGE_BYTES:
-        raise GreetingError(f"a greeting of {length} bytes")
+        raise GreetingError(f"a message of {length} bytes")
     return int(length)
 
 
 def read_key(text: str) -> bytes:
-    """The pool's key from its text, which is hashed, so that any text of 16 characters or more will do.
-
-    Raises GreetingError for a shorter one.
-    """
+    """The pool's key: the SHA-256 of its text. Raises GreetingError for a text of fewer than 16 characters."""
     stripped = text.strip()
     if len(stripped) < 16:
         raise GreetingError("the pool's key must have at least 16 characters")

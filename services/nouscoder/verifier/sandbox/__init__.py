@@ -1,4 +1,4 @@
-"""Isolation behind one seam: `open_sandbox` is the only place where a backend is chosen."""
+"""Sandboxes. `open_sandbox` is the only place that chooses a backend."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def open_sandbox(config: SandboxConfig) -> Sandbox:
-    """The configured backend, not yet started. Raises ValueError for a name that is none, SandboxUnavailable."""
+    """The configured backend, not yet started. Raises ValueError for an unknown name, and SandboxUnavailable."""
     match config.backend:
         case "local":
             from nouscoder.verifier.sandbox.local import LocalSandbox
@@ -51,4 +51,4 @@ def open_sandbox(config: SandboxConfig) -> Sandbox:
 
             return GvisorSandbox(config)
         case other:
-            raise ValueError(f"no sandbox backend is called {other!r}: use local, runsc, gvisor or fake")
+            raise ValueError(f"{other!r} is not a sandbox backend: use local, runsc, gvisor or fake")

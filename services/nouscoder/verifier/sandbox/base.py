@@ -1,7 +1,7 @@
-"""The seam between grading and isolation: a backend runs one submission's tests and says what each process did.
+"""The interface between grading and isolation: a backend runs the tests of a submission and reports each process.
 
-A backend never sees an expected output, so nothing it runs can leak one. Backends are chosen by configuration in
-`nouscoder.verifier.sandbox.open_sandbox`; nobody branches on a backend's type.
+A backend never sees an expected output, so no program can leak one. `nouscoder.verifier.sandbox.open_sandbox` chooses
+the backend by the configuration; no other code depends on a backend's type.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.verifier.toolchains.languages import Language
 
 NO_FILES: Mapping[str, bytes] = MappingProxyType({})
-_MAX_GIVEN_BYTES = 1 << 29
-_MAX_GIVEN = 256
+_MAX_FILE_BYTES = 1 << 29
+_MAX_ARGUMENTS_AND_FILES = 256
 _MAX_NAME_BYTES = 200
 
 
 class Exit(StrEnum):
-    """How the test's process tree ended, as the sandbox saw it; the grader turns it into an outcome."""
+    """How the process tree of a test ended. The grader turns it into an outcome."""
 
     EXITED = "exited"  # by itself; see exit_code
-    SIGNALLED = "signalled"  # killed by a signal that we did not send; see signal
+    SIGNALLED = "signalled"  # killed by a signal that the sandbox did not send; see signal
     TIME_LIMIT = "time_limit"
     MEMORY_LIMIT = "memory_limit"
     OUTPUT_LIMIT = "output_limit"
@@ -35,12 +35,12 @@ class Exit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a submission's tests share. `entry_point` is None for a program that is run as a whole.
+    """A program and what all its runs share. `entry_point` is None for a program that runs as a whole.
 
-    With an entry point the harness calls it with the arguments of each run (JSON as the run's stdin:
-    {"args": [...], "kwargs": {...}}) and returns the result as JSON in `RunResult.result`. `prelude` is Python that
-    is executed in the program's namespace before it. Both are python's alone (a language whose `run` is None).
-    `limits` are applied as they stand: the language's `time_factor` is the caller's to apply.
+    With an entry point, the harness calls it with the arguments of each run (JSON as the run's stdin: {"args": [...],
+    "kwargs": {...}}) and returns the result as JSON in `RunResult.result`. `prelude` is Python that runs in the
+    program's namespace before the program. Only Python (a language whose `run` is None) supports both. `limits` are
+    enforced unchanged; the caller applies the language's `time_factor`.
     """
 
     language: Language
@@ -50,18 +50,18 @@ class Program:
     prelude: str = ""
 
     def __post_init__(self) -> None:
-        """Raises ValueError when another language is asked to do what only python does."""
+        """Raises ValueError for an entry point or a prelude with a language other than Python."""
         if self.language.run is not None and (self.entry_point is not None or self.prelude):
-            raise ValueError(f"{self.language.name} programs have no entry point and no prelude: only python does")
+            raise ValueError(f"{self.language.name} programs have no entry point and no prelude: only python has them")
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What one process run did. Output is raw: comparing is the grader's work.
+    """The result of one run. The output is raw; the grader compares it.
 
-    `result` is the candidate's returned value as encoded JSON for call tests: None when the process ended without
-    returning one, and "!" with the type's name (so not JSON, a wrong answer) when the value has no JSON form. It is
-    hostile input like `stdout`. `stderr` is its last 64 KiB; `stdout` is whole, but 64 KiB of it past OUTPUT_LIMIT.
+    For call tests, `result` is the returned value as JSON. It is None when the process did not return a value, and "!"
+    with the type's name (not JSON, so a wrong answer) when the value has no JSON form. Like `stdout` it is untrusted.
+    `stderr` is the last 64 KiB of the stream. `stdout` is complete; after OUTPUT_LIMIT it is the first 64 KiB.
     """
 
     exit: Exit
@@ -76,15 +76,15 @@ class RunResult:
 
 
 class SandboxError(NousCoderError):
-    """The sandbox failed, not the candidate. The grader retries on another slot, then answers internal_error."""
+    """The sandbox failed, not the candidate. The grader retries in another slot, then answers internal_error."""
 
 
 class SandboxUnavailable(SandboxError, Unusable):
-    """The host cannot give the isolation asked for; the message says what is missing and how to get it."""
+    """The host cannot provide the configured isolation. The message says what is missing and how to get it."""
 
 
 class CompileFailed(Exception):
-    """The candidate's code does not compile: a verdict, not an error of ours. `detail` is the compiler's message."""
+    """The candidate's code does not compile. This gives a verdict. `detail` is the compiler's message."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
@@ -92,70 +92,72 @@ class CompileFailed(Exception):
 
 
 class PartnerCompileFailed(CompileFailed):
-    """The partner of a pair (a checker, an interactor) does not compile: the fault of who sent the tests."""
+    """The partner of a pair (a checker or an interactor) does not compile. The tests are invalid."""
 
 
 class Session(Protocol):
-    """One submission inside one fresh sandbox. Runs are sequential; each is a fresh process in a clean file system."""
+    """One submission in one fresh sandbox. Runs are sequential; each is a fresh process in a clean file system."""
 
     async def run(
         self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> RunResult:
         """Run the program once, with `args` after its name and `files` (plain names) read-only in its folder.
 
-        Raises SandboxError when the sandbox (not the candidate) fails, ValueError for what `check_given` refuses.
+        Raises SandboxError when the sandbox (not the candidate) fails, and ValueError for what `check_run_input`
+        refuses.
         """
         ...
 
     async def converse(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:
-        """Run this program and `partner`'s at once, the output of each being the input of the other.
+        """Run this program and `partner`'s together. The output of each is the input of the other.
 
-        `partner` is the second session of the same `Sandbox.pair`; `args` and `files` are the partner's. Each is told
-        of the other's end by end of input. The results (this one's, the partner's) hold all that each has said. Both
-        run under their own limits, wall time counting from the start of the conversation. Raises as `run` does.
+        `partner` is the second session of the same `Sandbox.pair`; `args` and `files` are for the partner. Each program
+        sees the end of the other as the end of its input. The results (this one's, the partner's) hold the complete
+        output of each. Both have their own limits; wall time counts from the start of the conversation. Raises what
+        `run` raises.
         """
         ...
 
 
 class Sandbox(Protocol):
-    """A pool of `num_slots` sandboxes of one backend. `isolation` names the layers in force once it has started."""
+    """A pool of `num_slots` sandboxes of one backend."""
 
     name: str
     num_slots: int
 
     @property
     def isolation(self) -> tuple[str, ...]:
-        """For people and for Capabilities: what stands between a candidate and the host, layer by layer."""
+        """The layers of isolation between a candidate and the host, once started. Shown in Capabilities."""
         ...
 
     @property
     def runners(self) -> Mapping[str, int]:
-        """How many runner pods are in each state; empty where a slot is no pod."""
+        """The number of runner pods in each state; empty for backends without pods."""
         ...
 
     @property
     def replacements(self) -> Mapping[str, int]:
-        """How many runner pods were replaced since the start, by reason; empty where a slot is no pod."""
+        """The number of runner pods replaced since the start, by reason; empty for backends without pods."""
         ...
 
     async def start(self) -> None:
-        """Bring the slots up. Raises SandboxUnavailable with one clear sentence."""
+        """Start the slots. Raises SandboxUnavailable with one clear sentence."""
         ...
 
     def session(self, program: Program) -> AbstractAsyncContextManager[Session]:
-        """A fresh sandbox for one submission; waits for a free slot; leaving it kills everything inside.
+        """A fresh sandbox for one submission. Waits for a free slot. Leaving the context kills everything inside.
 
         Raises CompileFailed on entry when the code does not compile, SandboxError when no sandbox could be made.
         """
         ...
 
     def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
-        """As `session`, with a second fresh sandbox beside it for a checker or an interactor.
+        """Like `session`, with a second fresh sandbox for a checker or an interactor.
 
-        The two share nothing. The second one is no slot of the pool: pairs wait for one slot each, as sessions do, and
-        can never wait for one another. Raises PartnerCompileFailed on entry when the partner does not compile.
+        The two share nothing. The second one is not a slot of the pool, so a pair needs one slot like a session, and
+        pairs cannot deadlock. Raises PartnerCompileFailed on entry when the partner does not compile.
         """
         ...
 
@@ -164,10 +166,10 @@ class Sandbox(Protocol):
         ...
 
 
-def check_given(program: Program, args: tuple[str, ...], files: Mapping[str, bytes]) -> None:
-    """Raises ValueError for arguments or files that no run can be given: a name that is a path or is taken, NUL."""
-    if len(args) > _MAX_GIVEN or len(files) > _MAX_GIVEN:
-        raise ValueError(f"a run is given at most {_MAX_GIVEN} arguments and files")
+def check_run_input(program: Program, args: tuple[str, ...], files: Mapping[str, bytes]) -> None:
+    """Raises ValueError for invalid arguments or files: NUL characters, names that are paths or taken, or too many."""
+    if len(args) > _MAX_ARGUMENTS_AND_FILES or len(files) > _MAX_ARGUMENTS_AND_FILES:
+        raise ValueError(f"a run takes at most {_MAX_ARGUMENTS_AND_FILES} arguments and as many files")
     if any("\0" in arg for arg in args):
         raise ValueError("an argument must not hold a NUL character")
     for name in files:
@@ -175,5 +177,5 @@ def check_given(program: Program, args: tuple[str, ...], files: Mapping[str, byt
         taken = name in ("", ".", "..", program.language.source_name)
         if taken or "/" in name or "\0" in name or num_bytes > _MAX_NAME_BYTES:
             raise ValueError(f"{name!r:.60} cannot be the name of a file of a run")
-    if sum(map(len, files.values())) > _MAX_GIVEN_BYTES:
-        raise ValueError(f"the files of a run hold at most {_MAX_GIVEN_BYTES} bytes together")
+    if sum(map(len, files.values())) > _MAX_FILE_BYTES:
+        raise ValueError(f"the files of a run hold at most {_MAX_FILE_BYTES} bytes in total")

@@ -1,11 +1,11 @@
-"""Control groups of the slots, version 1 or 2: the sum of a slot's memory and processes, bounded by the kernel.
+"""Control groups of the slots, version 1 or 2. They bound the total memory and number of processes of a slot.
 
-INVARIANT: a group that `Groups` made is gone after `remove`, and those of a service that was killed go when the next
-one starts.
+INVARIANT: a group that `Groups` made no longer exists after `remove`. Groups of a service that was killed are removed
+when the next one starts.
 
-Where this process may not make groups there are none, and the harness's own watch (sampling and rlimits) bounds a run
-alone. The bounds here are wider than a program's limit, for a slot's memory is also its files in tmpfs: they keep the
-neighbours safe, the harness finds the verdict.
+If this process may not make groups, there are none, and only the harness (sampling and rlimits) bounds a run. The
+bounds of a group are wider than a program's limit, because the files of a slot in tmpfs count too. They protect other
+slots; the harness determines the verdict.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _V2_FILES = {"memory": ("memory.max", "memory.events"), "pids": ("pids.max", "")
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """One resource: the folder in which groups are made, the file that takes the limit, the one that counts kills."""
+    """One resource: the parent folder of the groups, the file of the limit, and the file that counts kills."""
 
     name: str
     folder: Path
@@ -34,7 +34,7 @@ class Controller:
 
 
 class Group:
-    """Of one slot, in every controller found."""
+    """The group of one slot, in every controller found."""
 
     def __init__(self, controllers: tuple[Controller, ...], name: str) -> None:
         self._folders = {c.name: c.folder / name for c in controllers}
@@ -46,12 +46,12 @@ class Group:
         self._events = os.open(events[0], os.O_RDONLY | os.O_CLOEXEC) if events else -1
 
     def add(self, pid: int) -> None:
-        """Take a process in, with all that it will start. Raises OSError when it has ended or may not be moved."""
+        """Add a process and its future children. Raises OSError when it has ended or may not be moved."""
         for folder in set(self._folders.values()):
             (folder / "cgroup.procs").write_text(str(pid))
 
     def limit(self, **limits: int) -> None:
-        """Set limits by controller (memory in bytes, pids), where they differ. A refused one stays as it was."""
+        """Set changed limits by controller (memory in bytes, pids). A limit that the kernel refuses is not changed."""
         for controller in self._controllers:
             wanted = limits.get(controller.name)
             if wanted is None or self._set.get(controller.name) == wanted:
@@ -61,18 +61,18 @@ class Group:
                 self._set[controller.name] = wanted
 
     def widen(self, **limits: int) -> None:
-        """Set those of the limits that are above what is set."""
+        """Set only the limits that are higher than the current ones."""
         self.limit(**{name: value for name, value in limits.items() if value > self._set.get(name, 0)})
 
     def num_killed(self) -> int:
-        """Processes that the kernel has killed here for want of memory."""
+        """The number of processes in this group that the kernel has killed for lack of memory."""
         if self._events < 0:
             return 0
         words = os.pread(self._events, 4096, 0).split()
         return int(words[words.index(b"oom_kill") + 1])
 
     def remove(self) -> None:
-        """Remove it; processes that are still dying are waited for, a little. Never raises."""
+        """Remove the group. Waits up to 2 s for its processes to end. Never raises."""
         if self._events >= 0:
             os.close(self._events)
             self._events = -1
@@ -86,7 +86,7 @@ UNGROUPED = Group((), "")
 
 
 class Groups:
-    """Makes the slots' groups. `names` are the controllers in force, none where this host gives none."""
+    """Makes the slots' groups. `names` are the usable controllers."""
 
     def __init__(self, root: Path = ROOT, own: str | None = None) -> None:
         """`own` is the text of /proc/self/cgroup."""
@@ -104,7 +104,7 @@ class Groups:
 
 
 def _version_1(root: Path, own: str) -> list[Controller]:
-    """One hierarchy a controller, each at its place of our own group."""
+    """Version 1: one hierarchy per controller, at the path of this process's own group."""
     found = []
     for line in own.splitlines():
         _, names, path = line.split(":", 2)
@@ -117,7 +117,10 @@ def _version_1(root: Path, own: str) -> list[Controller]:
 
 
 def _version_2(root: Path, own: str) -> list[Controller]:
-    """Our own group, if it is delegated to us and we can leave it to groups below (a group with both has no limits)."""
+    """Version 2: this process's own group, if it is delegated and the process can move to a child group.
+
+    The move is needed because a group that contains processes cannot have limited children.
+    """
     path = next((line[3:] for line in own.splitlines() if line.startswith("0::")), None)
     if path is None or not (root / "cgroup.controllers").is_file():
         return []
@@ -144,7 +147,7 @@ def _usable(folder: Path) -> bool:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the groups of services that are no more."""
+    """Remove the groups of services that have ended."""
     for group in folder.glob(f"{_PREFIX}*-*"):
         pid = group.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():

@@ -1,4 +1,4 @@
-"""Which isolation to open, and how much of it."""
+"""The settings of a sandbox: backend, number of slots, limits, pool of runner pods."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
-    """The runner pods of backend gvisor. Raises ValueError naming the first field that makes no sense."""
+    """The runner pods of backend gvisor. Raises ValueError naming the first invalid field."""
 
-    managed: bool = True  # the gateway makes them; else they are found by the name of their service
-    template: str = ""  # managed: file with the pod, as JSON
+    managed: bool = True  # the gateway makes the pods; otherwise it finds them by the name of their service
+    template: str = ""  # managed: file with the pod as JSON
     service: str = ""  # not managed: name of the headless service
     port: int = 7070
-    key_file: str = ""  # what gateway and runners know each other by
-    spares: int = 1  # managed: runners beyond the slots, proven and waiting
-    start_s: float = 240.0  # until the first runner is there
+    key_file: str = ""  # the shared key by which gateway and runners authenticate each other
+    spares: int = 1  # managed: ready runners in addition to the slots
+    start_s: float = 240.0  # time limit for the first runner
 
     def __post_init__(self) -> None:
-        """See the class."""
+        """Raises ValueError."""
         if self.spares < 0:
             raise ValueError(f"pool_spares must not be negative, not {self.spares}")
         if not self.start_s > 0:
@@ -28,23 +28,23 @@ class PoolConfig:
 
 @dataclass(frozen=True, slots=True)
 class SandboxConfig:
-    """Choice of backend and its size. Raises ValueError naming the first field that makes no sense."""
+    """The backend and its settings. Raises ValueError naming the first invalid field."""
 
     backend: str = "local"
-    slots: int = 0  # submissions at once; 0 takes the number of cores this process may use
-    python: str = ""  # interpreter of candidates; empty takes this one's base interpreter, without its packages
+    slots: int = 0  # submissions at once; 0 means the number of cores that this process may use
+    python: str = ""  # interpreter of candidates; "" means the base interpreter of this process, without its packages
     site_packages: tuple[Path, ...] = ()  # extra read-only import folders for candidates
-    preload: tuple[str, ...] = field(default=())  # modules of those folders to import once, before any candidate
+    preload: tuple[str, ...] = field(default=())  # modules of those folders to import before any candidate runs
     tmp_bytes: int = 256 * 1024**2  # size of a candidate's /tmp
-    start_limit_s: float = 30.0  # until a slot answers
-    compile_time_s: float = 30.0  # CPU and wall time of a compiler, once a submission; python has 10 s
-    grace_s: float = 10.0  # beyond a test's wall limit, until the slot itself counts as lost
-    runsc: str = ""  # gVisor's program; empty looks on PATH and where deploy/build-runsc puts it
-    max_sessions: int = 500  # submissions that one gVisor sandbox serves before a fresh one takes its place
+    start_limit_s: float = 30.0  # time limit for the first answer of a slot
+    compile_time_s: float = 30.0  # CPU and wall time of a compiler per submission; Python has 10 s
+    grace_s: float = 10.0  # time after a test's wall limit until the slot counts as lost
+    runsc: str = ""  # gVisor's program; "" searches PATH and the target of deploy/build-runsc
+    max_sessions: int = 500  # submissions after which a gVisor sandbox is replaced
     pool: PoolConfig = PoolConfig()
 
     def __post_init__(self) -> None:
-        """See the class."""
+        """Raises ValueError."""
         if self.max_sessions < 1:
             raise ValueError(f"max_sessions must be positive, not {self.max_sessions}")
         if self.slots < 0:

@@ -1,6 +1,6 @@
-"""The `fake` backend for others' tests: no process is started, results come from a table.
+"""The `fake` backend for tests. It starts no process; a table defines the results.
 
-INVARIANT: at most `num_slots` sessions are open at once, in the order they asked, as with every backend.
+INVARIANT: at most `num_slots` sessions are open at once, in order of request, as with every backend.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from nouscoder.verifier.sandbox.base import (
     RunResult,
     SandboxError,
     Session,
-    check_given,
+    check_run_input,
 )
 
 Behaviour = Callable[[bytes], RunResult]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What one run was given."""
+class RunInput:
+    """The input of one run."""
 
     code: str
     stdin: bytes
@@ -50,15 +50,15 @@ def ended(
 
 
 def echo(stdin: bytes) -> RunResult:
-    """What a program that the table does not know does: print its input."""
+    """The behaviour of a program that is not in the table: print the input."""
     return ended(stdin)
 
 
 class FakeSandbox:
-    """`table` maps a program's code to what its runs give; a behaviour may raise SandboxError.
+    """`table` maps the code of a program to its behaviour, which may raise SandboxError.
 
-    Python that does not compile raises CompileFailed, as everywhere; nothing of it is executed. `given` keeps what
-    every run was given.
+    Python that does not compile raises CompileFailed, as with every backend. No code is executed. `inputs` holds the
+    input of every run.
     """
 
     name = "fake"
@@ -69,15 +69,15 @@ class FakeSandbox:
     def __init__(self, table: Mapping[str, Behaviour] | None = None, num_slots: int = 2) -> None:
         self.num_slots = num_slots
         self.num_sessions = 0
-        self.given: list[Given] = []
+        self.inputs: list[RunInput] = []
         self._table = dict(table or {})
         self._slots = asyncio.Semaphore(num_slots)
         self._open = False
 
     @property
     def num_runs(self) -> int:
-        """Runs so far."""
-        return len(self.given)
+        """The number of runs so far."""
+        return len(self.inputs)
 
     async def start(self) -> None:
         """Open for sessions."""
@@ -127,14 +127,14 @@ class FakeSession:
         self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> RunResult:
         """See `Session.run`."""
-        check_given(self._program, args, files)
-        self._sandbox.given.append(Given(self._program.code, stdin, args, dict(files)))
+        check_run_input(self._program, args, files)
+        self._sandbox.inputs.append(RunInput(self._program.code, stdin, args, dict(files)))
         await asyncio.sleep(0)
         return self._behaviour(stdin)
 
     async def converse(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:
-        """One turn: this program speaks to an empty input, and the partner is given what it said."""
-        said = await self.run(b"")
-        return said, await partner.run(said.stdout, args=args, files=files)
+        """One turn: this program runs with empty input, and the partner gets its output."""
+        result = await self.run(b"")
+        return result, await partner.run(result.stdout, args=args, files=files)

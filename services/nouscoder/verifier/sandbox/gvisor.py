@@ -1,10 +1,10 @@
-"""The `gvisor` backend: each slot is lent a runner pod of its own, in which gVisor runs the same harness.
+"""The `gvisor` backend: each slot borrows a runner pod, in which gVisor runs the same harness.
 
-INVARIANT: no runner serves more than `max_sessions` submissions, one at a time; after a doubt it serves none before a
-canary has been graded right in it, and one that grades the canary wrongly never serves again.
+INVARIANT: a runner serves at most `max_sessions` submissions, one at a time. After an unexpected, late or missing
+answer it serves no submission until it has passed a canary. A runner that fails the canary never serves again.
 
-What it gives: candidates meet gVisor's sentry instead of the node's kernel, in a pod without a token, a writable root
-or a way out; inside it they get what every backend gives them (see `local`). The gateway itself runs no candidate.
+Candidates run on gVisor's sentry instead of the node's kernel, in a pod without a service account token, writable root
+or network access. Inside it they get the isolation of every backend (see `local`). The gateway runs no candidate.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.sandbox.base import Exit, Program, SandboxError, SandboxUnavailable
 from nouscoder.verifier.sandbox.config import PoolConfig, SandboxConfig
-from nouscoder.verifier.sandbox.link import Ending, Link
+from nouscoder.verifier.sandbox.launch import Launch
+from nouscoder.verifier.sandbox.link import ENVIRONMENT, Ending, Link
 from nouscoder.verifier.sandbox.local import LocalSandbox
 from nouscoder.verifier.sandbox.pool import Runner, RunnerPool, Source
 from nouscoder.verifier.sandbox.runner_link import SocketLink, connect
@@ -32,7 +32,7 @@ from nouscoder.verifier.toolchains import languages
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
-# Sees whether anything of an earlier submission is left: another process than init, another file than its own.
+# The canary reports whether anything of an earlier submission is left: processes besides init, files besides its own.
 _CANARY = """import os
 strangers = [pid for pid in os.listdir("/proc") if pid.isdigit() and int(pid) not in (1, os.getpid())]
 print(int(input()) * 7919 + 1, strangers, sorted(os.listdir("/tmp")))
@@ -41,7 +41,7 @@ _CANARY_LIMITS = Limits(wall_time_s=10, cpu_time_s=10, memory_bytes=256 << 20, o
 
 
 class GvisorSandbox(LocalSandbox):
-    """See the module. The slots are the local backend's; what a slot is differs."""
+    """The local backend's pool of slots, with runner pods as slots."""
 
     name = "gvisor"
 
@@ -53,21 +53,21 @@ class GvisorSandbox(LocalSandbox):
         super().__init__(config)
 
     async def start(self) -> None:
-        """Open for work as soon as one slot has a runner; the others come when theirs are there.
+        """Return as soon as one slot has a runner; the other slots open when they get theirs.
 
-        Raises SandboxUnavailable when none has one within `pool.start_s`.
+        Raises SandboxUnavailable when no slot has one within `pool.start_s`.
         """
         await self.pool.start()
         self._open = True
         for slot in self._slots:
-            self._bring_up(slot)
+            self._start_opening(slot)
         try:
             async with asyncio.timeout(self._config.pool.start_s):
                 while not self._free:
                     await asyncio.wait(self._opening, timeout=_RETRY_S, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             await self.close()
-            raise SandboxUnavailable(f"the gvisor sandbox cannot start: {self.pool.trouble}") from None
+            raise SandboxUnavailable(f"the gvisor sandbox cannot start: {self.pool.last_problem}") from None
         except BaseException:
             await self.close()
             raise
@@ -84,8 +84,8 @@ class GvisorSandbox(LocalSandbox):
     @property
     def isolation(self) -> tuple[str, ...]:
         """See `Sandbox`."""
-        left_out = ("namespace:user", "separate-users", "cgroup:")
-        inner = (layer for layer in super().isolation if not layer.startswith(left_out))
+        omitted = ("namespace:user", "separate-users", "cgroup:")
+        inner = (layer for layer in super().isolation if not layer.startswith(omitted))
         return ("gvisor:pod", *inner, "separate-users")
 
     @property
@@ -96,23 +96,23 @@ class GvisorSandbox(LocalSandbox):
     @property
     def replacements(self) -> Mapping[str, int]:
         """See `Sandbox`."""
-        return {why.value: number for why, number in self.pool.replaced.items()}
+        return {reason.value: number for reason, number in self.pool.replaced.items()}
 
     def _make_slot(self, index: int) -> Slot:
         if index < self.num_slots:
             return Slot(
-                index, self._config, RunnerLaunch(self.pool, self._key, self._config), self._config.max_sessions
+                index, self._config, PooledLaunch(self.pool, self._key, self._config), self._config.max_sessions
             )
         first = self._slots[index - self.num_slots]
         return Slot(index, self._config, PartnerLaunch(first.launch, self._key, self._config))
 
-    def _bring_up(self, slot: Slot) -> None:
+    def _start_opening(self, slot: Slot) -> None:
         task = asyncio.create_task(self._open_slot(slot), name=f"opening slot {slot.index}")
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
     async def _open_slot(self, slot: Slot) -> None:
-        """Until it has a runner: then whoever waits may have it."""
+        """Retry until the slot has a runner, then release the slot to the next session."""
         while True:
             try:
                 await slot.ensure_usable()
@@ -120,17 +120,17 @@ class GvisorSandbox(LocalSandbox):
                 log.warning("a slot has no runner yet", extra={"slot": slot.index, "detail": str(error)})
                 await asyncio.sleep(_RETRY_S)
             else:
-                self._hand_on(slot)
+                self._release(slot)
                 return
 
-    async def _give_back(self, slot: Slot) -> None:
+    async def _restart(self, slot: Slot) -> None:
         await slot.stop()
         if self._open:
-            self._bring_up(slot)
+            self._start_opening(slot)
 
     async def _prove(self, runner: Runner) -> bool:
-        """Grade the canary in it. Raises SandboxError, OSError."""
-        slot = Slot(-1, self._config, _ProofLaunch(runner, self._key, self._config))
+        """Run the canary in a runner. Raises SandboxError, OSError."""
+        slot = Slot(-1, self._config, CanaryLaunch(runner, self._key, self._config))
         number = secrets.randbelow(1 << 30)
         program = Program(languages.registry()["python"], _CANARY, _CANARY_LIMITS)
         try:
@@ -141,27 +141,58 @@ class GvisorSandbox(LocalSandbox):
             result = await session.run(b"%d\n" % number)
         finally:
             await slot.stop()
-        right = f"{number * 7919 + 1} [] ['main.py']\n".encode()
-        if (result.exit, result.stdout) != (Exit.EXITED, right):
-            log.error("the canary of a runner says otherwise", extra={"runner": runner.name, "said": str(result)[:500]})
+        expected = f"{number * 7919 + 1} [] ['main.py']\n".encode()
+        if (result.exit, result.stdout) != (Exit.EXITED, expected):
+            log.error("a canary gave a wrong result", extra={"runner": runner.name, "result": str(result)[:500]})
             return False
         return True
 
 
 class RunnerLaunch:
-    """See `Launch`: a runner of the pool, for as long as the link is open."""
+    """Base of the launches that start a harness in a runner; see `Launch`. `runner` is the one in use."""
 
-    def __init__(self, pool: RunnerPool, key: bytes, config: SandboxConfig) -> None:
-        self._pool = pool
+    def __init__(self, key: bytes, config: SandboxConfig, runner: Runner | None = None) -> None:
         self._key = key
         self._config = config
-        self.runner: Runner | None = None
+        self.runner = runner
+
+    def explain(self, reason: str) -> str:
+        """See `Launch`."""
+        return f"the gvisor sandbox cannot start: {reason}; look at the runner pods (kubectl describe, kubectl logs)"
+
+    async def _connect(
+        self, runner: Runner, want: str, closed: Callable[[Ending], Awaitable[None]] | None = None
+    ) -> SocketLink:
+        """Start a harness in `runner`. Raises SandboxError, OSError."""
+        if runner.address is None:
+            raise SandboxError(f"runner {runner.name} has no address")
+        request = {
+            "settings": SlotSettings(preload=self._config.preload, tmp_bytes=self._config.tmp_bytes)._asdict(),
+            "environment": ENVIRONMENT,
+            "tools": languages.all_tools(),
+            "search_path": languages.SEARCH_PATH,
+        }
+        limit_s = self._config.start_limit_s
+        try:
+            return await connect(
+                runner.address, self._key, want, request, name=runner.name, limit_s=limit_s, closed=closed
+            )
+        except TimeoutError as error:
+            raise SandboxError(f"runner {runner.name} did not answer within {limit_s:.0f} s") from error
+
+
+class PooledLaunch(RunnerLaunch):
+    """Borrows a runner from the pool for as long as the link is open."""
+
+    def __init__(self, pool: RunnerPool, key: bytes, config: SandboxConfig) -> None:
+        super().__init__(key, config)
+        self._pool = pool
 
     async def open(self) -> Link:
         """See `Launch`. Raises SandboxError."""
         runner = await self._pool.lend(self._config.start_limit_s)
         try:
-            link = await _link(runner, self._key, self._config, greeting.SLOT, self._give_back)
+            link = await self._connect(runner, greeting.SLOT, self._give_back)
         except BaseException:
             await self._pool.give_back(runner, Ending.DOUBT)
             raise
@@ -174,54 +205,36 @@ class RunnerLaunch:
         if runner is not None:
             await self._pool.give_back(runner, ending)
 
-    def explain(self, reason: str) -> str:
-        """See `Launch`."""
-        return f"the gvisor sandbox cannot start: {reason}; look at the runner pods (kubectl describe, kubectl logs)"
-
 
 class PartnerLaunch(RunnerLaunch):
-    """The second harness in the runner of a pair's first; it goes when that does."""
+    """Starts the second harness of a pair in the runner of the first. The runner ends both together."""
 
-    def __init__(self, first: Any, key: bytes, config: SandboxConfig) -> None:
-        self._first: RunnerLaunch = first
-        self._key = key
-        self._config = config
+    def __init__(self, first: Launch, key: bytes, config: SandboxConfig) -> None:
+        super().__init__(key, config)
+        assert isinstance(first, RunnerLaunch)
+        self._first = first
 
     async def open(self) -> Link:
         """See `Launch`. Raises SandboxError."""
         if self._first.runner is None:
-            raise SandboxError("a partner was asked for without a first")
-        return await _link(self._first.runner, self._key, self._config, greeting.PARTNER, None)
+            raise SandboxError("the first harness of the pair has not been started")
+        return await self._connect(self._first.runner, greeting.PARTNER)
 
 
-class _ProofLaunch(RunnerLaunch):
-    """A runner that is not lent yet."""
+class CanaryLaunch(RunnerLaunch):
+    """Starts a harness in a runner that is not lent."""
 
     def __init__(self, runner: Runner, key: bytes, config: SandboxConfig) -> None:
-        self.runner = runner
-        self._key = key
-        self._config = config
+        super().__init__(key, config)
+        self._runner = runner
 
     async def open(self) -> Link:
         """See `Launch`. Raises SandboxError."""
-        assert self.runner is not None
-        return await _link(self.runner, self._key, self._config, greeting.SLOT, None)
-
-
-async def _link(runner: Runner, key: bytes, config: SandboxConfig, want: str, closed: Any) -> SocketLink:
-    """Raises SandboxError, OSError."""
-    if runner.address is None:
-        raise SandboxError(f"runner {runner.name} has no address")
-    settings = SlotSettings(preload=config.preload, tmp_bytes=config.tmp_bytes)._asdict()
-    try:
-        limit_s = config.start_limit_s
-        return await connect(runner.address, key, want, settings, name=runner.name, limit_s=limit_s, closed=closed)
-    except TimeoutError as error:
-        raise SandboxError(f"runner {runner.name} did not answer within {config.start_limit_s:.0f} s") from error
+        return await self._connect(self._runner, greeting.SLOT)
 
 
 def open_source(config: PoolConfig, key: bytes) -> Source:
-    """Where the runners come from: the one place that decides it. Raises SandboxUnavailable."""
+    """The source of runners that the configuration names. Raises SandboxUnavailable."""
     if not config.managed:
         from nouscoder.verifier.sandbox.headless import HeadlessRunners
 

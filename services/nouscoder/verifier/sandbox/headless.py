@@ -1,23 +1,23 @@
-"""Runners that somebody else keeps (a Deployment), found by the name of their headless service."""
+"""Runners of a Deployment, found by the DNS name of their headless service."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.sandbox.base import SandboxError
 from nouscoder.verifier.sandbox.pool import Found, RunnersUnreachable
 from nouscoder.verifier.sandbox.runner_link import connect
 
-_LOOK_UP_LIMIT_S = 5.0
+_RESOLVE_LIMIT_S = 5.0
 
 
 class HeadlessRunners:
-    """See `Source`. A worn runner is told to end; whoever keeps it starts its container again.
+    """See `Source`. A worn runner is asked to exit; the kubelet then restarts its container.
 
-    Several gateways may find the same runners: each runner serves one at a time and tells the others that it is busy.
+    Several gateways may find the same runners. A runner serves one gateway at a time and refuses the others as busy.
     """
 
     def __init__(self, service: str, port: int, key: bytes) -> None:
@@ -26,11 +26,14 @@ class HeadlessRunners:
         self._key = key
         self._quarantined: set[str] = set()
 
+    async def start(self, on_change: Callable[[], None]) -> None:
+        """See `Source`. DNS reports no changes, so `on_change` is never called."""
+
     async def list(self) -> Sequence[Found]:
-        """See `Source`: whatever the name resolves to is ready."""
+        """See `Source`. Every address of the name is a ready runner."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(_LOOK_UP_LIMIT_S):
+            async with asyncio.timeout(_RESOLVE_LIMIT_S):
                 answers = await loop.getaddrinfo(self._service, self._port, type=socket.SOCK_STREAM)
         except (OSError, TimeoutError) as error:
             raise RunnersUnreachable(f"{self._service} does not resolve: {error!r}") from error
@@ -38,7 +41,7 @@ class HeadlessRunners:
         return [Found(host, (host, self._port)) for host in hosts if host not in self._quarantined]
 
     async def create(self) -> str | None:
-        """See `Source`: that is another's work."""
+        """See `Source`. The Deployment makes the runners, so this returns None."""
         return None
 
     async def remove(self, runner: Found) -> None:
@@ -50,11 +53,11 @@ class HeadlessRunners:
             link = await connect(runner.address, self._key, greeting.RETIRE, {}, name=runner.name, limit_s=limit_s)
             link.writer.transport.abort()
         except (SandboxError, OSError, TimeoutError):
-            return  # it is gone already, or will be found silent again
+            return  # it has ended, or the next canary will find it silent
 
     async def quarantine(self, runner: Found) -> None:
-        """See `Source`: never used again by this gateway."""
+        """See `Source`. This gateway never uses the runner again."""
         self._quarantined.add(runner.name)
 
     async def close(self) -> None:
-        """See `Source`: nothing was made here."""
+        """See `Source`. Nothing to end: the Deployment owns the runners."""

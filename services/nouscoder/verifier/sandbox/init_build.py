@@ -1,7 +1,7 @@
-"""Init, compiled: the C sources of the harness as a library in this user's cache, made when they are first needed.
+"""Compiles init, the C sources of the harness, into a library in this user's cache when it is first needed.
 
-INVARIANT: a library of that name is whole, and made of exactly these sources: its folder's name holds their digest, and
-it is written under another name first.
+INVARIANT: a library in its place is complete and made of exactly these sources: the folder's name holds their digest,
+and the library is written under another name and then renamed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from nouscoder.verifier.sandbox.launch import HARNESS
 _SOURCES = HARNESS / "init"
 _FLAGS = ("-O2", "-std=c11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-Wl,-z,now")
 _COMPILE_LIMIT_S = 120.0
-_FOLDER_ENVIRONMENT = "NOUSCODER_INIT_FOLDER"  # where an image keeps it; else the cache
+_FOLDER_ENVIRONMENT = "NOUSCODER_INIT_FOLDER"  # set in images; otherwise the cache is used
 
 
 @functools.cache
 def init_library_path() -> Path:
-    """The library, compiled now if it is not there. Raises SandboxUnavailable with what is missing."""
+    """The path of the library, which is compiled now if missing. Raises SandboxUnavailable with what is missing."""
     library = _folder() / f"init-{_digest()}" / "init.so"
     if not library.is_file():
         _compile(library)
@@ -34,8 +34,8 @@ def init_library_path() -> Path:
 
 
 def _folder() -> Path:
-    if given := os.environ.get(_FOLDER_ENVIRONMENT):
-        return Path(given)
+    if folder := os.environ.get(_FOLDER_ENVIRONMENT):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nouscoder" / "init"
 
 
@@ -50,8 +50,8 @@ def _compile(library: Path) -> None:
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise SandboxUnavailable(
-            "the sandbox cannot start: its first process is written in C, and there is no C compiler here (on Debian:"
-            f" apt-get install gcc libc6-dev) nor a compiled one in {library.parent}"
+            f"the sandbox cannot start: its init is not compiled in {library.parent}, and there is no C compiler to"
+            " compile it (on Debian: apt-get install gcc libc6-dev)"
         )
     sources = sorted(str(source) for source in _SOURCES.glob("*.c"))
     try:
@@ -62,7 +62,7 @@ def _compile(library: Path) -> None:
             subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_LIMIT_S)
             made.rename(library)
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode("utf8", "replace").strip()[:300]
-        raise SandboxUnavailable(f"the sandbox cannot start: {compiler} does not compile its init: {said}") from error
+        message = error.stderr.decode("utf8", "replace").strip()[:300]
+        raise SandboxUnavailable(f"the sandbox cannot start: {compiler} cannot compile init: {message}") from error
     except (OSError, subprocess.SubprocessError) as error:
-        raise SandboxUnavailable(f"the sandbox cannot start: its init cannot be compiled: {error}") from error
+        raise SandboxUnavailable(f"the sandbox cannot start: init cannot be compiled: {error}") from error

@@ -1,4 +1,4 @@
-"""How the harness of a slot comes to be: the one thing that backends with the same harness do differently."""
+"""How a backend starts the harness of a slot. This is the only difference between backends with the same harness."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ ENTRY_NAME = "__main__.py"
 
 
 class Launch(Protocol):
-    """Used again and again by one slot, one link at a time."""
+    """Starts harnesses for one slot, one at a time."""
 
     async def open(self) -> Link:
-        """A fresh harness, which says HELLO. Raises OSError or SandboxUnavailable. Bounded in time."""
+        """Start a fresh harness, which sends HELLO. Raises OSError or SandboxUnavailable. Bounded in time."""
         ...
 
     def explain(self, reason: str) -> str:
-        """One sentence on why no slot starts: what is missing and how to get it."""
+        """One sentence that says why no slot starts, what is missing and how to get it."""
         ...
 
 
 class HostLaunch:
-    """The interpreter itself, which then makes namespaces of this host's kernel."""
+    """Starts the interpreter on this host. The harness then makes namespaces of the host's kernel."""
 
     def __init__(self, config: SandboxConfig, settings: SlotSettings) -> None:
         self._python = interpreter(config)
         self._settings = settings
 
     async def open(self) -> Link:
-        """The harness by its path; killing the zygote kills every pid namespace below it."""
+        """Start the harness by its path. Killing the zygote kills every pid namespace below it."""
         return await ProcessLink.start([*python_command(self._python, HARNESS / ENTRY_NAME), self._settings.to_json()])
 
     def explain(self, reason: str) -> str:
@@ -43,7 +43,7 @@ class HostLaunch:
         hint = ""
         if any(word in reason for word in ("clone", "unshare", "Operation not permitted")):
             hint = (
-                " (this host does not let us make namespaces: run the verifier as root with CAP_SYS_ADMIN, or allow"
+                " (this host does not allow namespaces: run the verifier as root with CAP_SYS_ADMIN, or allow"
                 " them with sysctl user.max_user_namespaces=10000 and"
                 " kernel.apparmor_restrict_unprivileged_userns=0)"
             )
@@ -53,10 +53,10 @@ class HostLaunch:
 
 
 def interpreter(config: SandboxConfig) -> str:
-    """The python of candidates."""
+    """The Python interpreter of candidates."""
     return config.python or getattr(sys, "_base_executable", "") or sys.executable
 
 
 def python_command(python: str, entry: Path) -> list[str]:
-    """Bare: no user site, no site-packages, no environment, UTF-8."""
+    """The command of an isolated interpreter: no user site, no site-packages, no environment, UTF-8."""
     return [python, "-I", "-S", "-X", "utf8", str(entry)]

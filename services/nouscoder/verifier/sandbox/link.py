@@ -1,4 +1,4 @@
-"""The stream of one slot to the harness behind it, whatever stands in between: a pipe, or a network."""
+"""The byte stream between a slot and its harness: pipes of a local process, or a network connection."""
 
 from __future__ import annotations
 
@@ -7,62 +7,64 @@ from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
+# The environment of every harness. MALLOC_ARENA_MAX keeps threads from reserving 64 MiB of address space each, which
+# RLIMIT_AS would count.
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "2"}
 MAX_READ_AHEAD_BYTES = 1 << 20
 _KEPT_LOG_BYTES = 4096
 
 
 class Ending(StrEnum):
-    """Why a link is closed."""
+    """The reason for which a link is closed."""
 
-    WORN = "worn"  # it has served as many submissions as it may
-    DOUBT = "doubt"  # an answer out of step, late or missing, or the end of the service
+    WORN = "worn"  # it has served the maximum number of submissions
+    DOUBT = "doubt"  # an unexpected, late or missing answer, or the end of the service
 
 
 class Link(Protocol):
-    """Used by one slot, from HELLO to its end."""
+    """The connection of one slot to its harness, from HELLO to its end."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
     @property
     def pid(self) -> int | None:
-        """Of the harness, where it is a process of this host."""
+        """The pid of the harness if it is a process of this host, else None."""
         ...
 
     @property
     def is_open(self) -> bool:
-        """As far as is known now."""
+        """Whether the link is open, as far as is known."""
         ...
 
     def last_words(self) -> str:
-        """The end of what it had to say beside the stream, in one line."""
+        """The last line of the harness's log."""
         ...
 
     async def close(self, ending: Ending) -> None:
-        """Kill what is at the other end, and all below it. Bounded in time."""
+        """Kill the harness and all its processes. Bounded in time."""
         ...
 
 
 class ProcessLink:
-    """A harness that is a process of this host, on pipes."""
+    """The link to a harness that is a process of this host, over pipes."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, put_away: Callable[[asyncio.subprocess.Process], Awaitable[None]]
+        self, process: asyncio.subprocess.Process, end: Callable[[asyncio.subprocess.Process], Awaitable[None]]
     ) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self.reader, self.writer = process.stdout, process.stdin
         self._process = process
-        self._put_away = put_away
+        self._end = end
         self._log = b""
         self._log_task = asyncio.create_task(self._keep_log(), name=f"log of {process.pid}")
 
     @staticmethod
     async def start(
-        command: Sequence[str], put_away: Callable[[asyncio.subprocess.Process], Awaitable[None]] | None = None
+        command: Sequence[str], end: Callable[[asyncio.subprocess.Process], Awaitable[None]] | None = None
     ) -> ProcessLink:
-        """Start it; `put_away` kills it in the end. Raises OSError."""
+        """Start the harness. `end` ends it when the link is closed (default: `kill`). Raises OSError."""
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
@@ -73,7 +75,7 @@ class ProcessLink:
             start_new_session=True,
             limit=MAX_READ_AHEAD_BYTES,
         )
-        return ProcessLink(process, put_away or kill)
+        return ProcessLink(process, end or kill)
 
     @property
     def pid(self) -> int | None:
@@ -90,9 +92,9 @@ class ProcessLink:
         return self._log.decode("utf-8", "replace").strip().rpartition("\n")[2]
 
     async def close(self, ending: Ending) -> None:
-        """See `Link`. Raises TimeoutError when it does not die."""
+        """See `Link`. Raises TimeoutError when the process does not end."""
         try:
-            await self._put_away(self._process)
+            await self._end(self._process)
         finally:
             self.writer.close()
             self._log_task.cancel()
@@ -104,10 +106,10 @@ class ProcessLink:
 
 
 async def kill(process: asyncio.subprocess.Process, limit_s: float = 30.0) -> None:
-    """SIGKILL, and wait. Raises TimeoutError.
+    """Send SIGKILL and wait for the end. Raises TimeoutError.
 
-    What it still had to say is read and dropped: asyncio tells of a process's end only when its pipes are at theirs,
-    and stops reading a pipe whose reader is full.
+    The rest of its output is read and dropped, because asyncio reports the end of a process only after the end of its
+    pipes, and stops reading a pipe whose buffer is full.
     """
     if process.returncode is None:
         process.kill()
@@ -122,5 +124,5 @@ async def _drop_the_rest(stdout: asyncio.StreamReader) -> None:
         try:
             if not await stdout.read(1 << 16):
                 return
-        except RuntimeError:  # a session still reads an answer, which comes whole or never
+        except RuntimeError:  # a session still reads from this pipe
             await asyncio.sleep(0.01)

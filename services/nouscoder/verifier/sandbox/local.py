@@ -1,12 +1,12 @@
-"""The `local` backend: namespaces, seccomp and rlimits of this host, a warm interpreter a slot.
+"""The `local` backend: namespaces, seccomp and rlimits of this host, with one warm interpreter per slot.
 
-INVARIANT: a slot is in the free queue or with exactly one session; sessions get slots in the order they asked.
+INVARIANT: a slot is in the free queue or belongs to exactly one session. Sessions get slots in order of request.
 
-What it gives: fresh user, pid, mount, net, ipc and uts namespaces a submission; a fresh process and /tmp a test; a
-read-only root without the host's files; no capabilities, no new privileges, a seccomp allow-list. As the host's root,
-init and candidates have two host users of their own a slot; without root they share the service's own user, so that a
-kernel bug in user namespaces weighs more, and init is kept from them by being undumpable. What it does not cover:
-kernel bugs reachable through the allowed calls, and timing seen through shared caches and cores.
+Isolation: fresh user, pid, mount, net, ipc and uts namespaces per submission; a fresh process and /tmp per test; a
+read-only root without the host's files; no capabilities, no new privileges, a seccomp allow-list. If the service runs
+as root, init and candidates have two host users per slot. Otherwise they share the service's user: a kernel bug in user
+namespaces is then more dangerous, and init is protected from candidates by not being dumpable. Not covered: kernel bugs
+reachable through the allowed calls, and timing through shared caches and cores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Slot, host_is_root
 from nouscoder.verifier.toolchains.languages import prepared_folders
 
-_FIRST_UID = 1_000_000_000  # far from any user of the host; two a slot, apart for each service process
+_FIRST_UID = 1_000_000_000  # above any user of the host; two per slot, different for each service process
 _UIDS_A_SERVICE = 4096
 _COMPILER_MEMORY_BYTES, _COMPILER_PROCESSES = 2 * 1024**3, 256  # as in harness/init/command.c
 _OWN_BYTES, _OWN_PROCESSES = 256 * 1024**2, 16
@@ -42,7 +42,7 @@ _ISOLATION = (
 
 
 class LocalSandbox:
-    """See the module."""
+    """The pool of slots on this host."""
 
     name = "local"
 
@@ -51,9 +51,9 @@ class LocalSandbox:
         self._config = config
         self._groups = Groups()
         self._slots = [self._make_slot(i) for i in range(self.num_slots)]
-        # One beside each slot, started when a pair first needs it.
-        seconds = range(self.num_slots, 2 * self.num_slots)
-        self._seconds = {first.index: self._make_slot(i) for first, i in zip(self._slots, seconds, strict=True)}
+        # Each slot has a partner slot, which starts when a pair first needs it.
+        indices = range(self.num_slots, 2 * self.num_slots)
+        self._partners = {first.index: self._make_slot(i) for first, i in zip(self._slots, indices, strict=True)}
         self._free: deque[Slot] = deque()
         self._waiting: deque[asyncio.Future[Slot]] = deque()
         self._open = False
@@ -63,7 +63,7 @@ class LocalSandbox:
         return Slot(index, self._config, launch, group=self._groups.make(index))
 
     async def start(self) -> None:
-        """Bring every slot up. Raises SandboxUnavailable."""
+        """Start every slot. Raises SandboxUnavailable."""
         try:
             await asyncio.gather(*(slot.ensure_usable() for slot in self._slots))
         except BaseException:
@@ -83,7 +83,7 @@ class LocalSandbox:
         """See `Sandbox.pair`."""
         async with self._slot() as slot:
             first = await self._opened(slot, program)
-            second = self._seconds[slot.index]
+            second = self._partners[slot.index]
             try:
                 yield first, await self._opened_partner(second, partner)
             finally:
@@ -97,14 +97,14 @@ class LocalSandbox:
             yield slot
         finally:
             if self._open and slot.end_session():
-                self._hand_on(slot)
+                self._release(slot)
             else:
-                await asyncio.shield(self._give_back(slot))
+                await asyncio.shield(self._restart(slot))
 
     async def _opened(self, slot: Slot, program: Program) -> SlotSession:
         limits = _group_limits(program, self._config)
         await slot.ensure_usable()
-        slot.group.widen(**limits)  # the session before may still be ending
+        slot.group.widen(**limits)  # not narrowed yet: the previous session may still be ending
         slot.begin()
         session = SlotSession(slot, program, self._config)
         await session.compile()
@@ -136,17 +136,17 @@ class LocalSandbox:
 
     def pids(self) -> list[int]:
         """Process ids of the slots' zygotes, for tests and diagnosis."""
-        return [slot.pid for slot in (*self._slots, *self._seconds.values()) if slot.pid is not None]
+        return [slot.pid for slot in (*self._slots, *self._partners.values()) if slot.pid is not None]
 
     async def close(self) -> None:
-        """Kill every slot; sessions waiting for one get SandboxError."""
+        """Kill every slot. Waiting sessions get SandboxError."""
         self._open = False
         self._free.clear()
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
                 waiter.set_exception(SandboxError("the sandbox was closed"))
-        slots = (*self._slots, *self._seconds.values())
+        slots = (*self._slots, *self._partners.values())
         await asyncio.gather(*(slot.stop() for slot in slots))
         for slot in slots:
             await asyncio.to_thread(slot.group.remove)
@@ -162,16 +162,16 @@ class LocalSandbox:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._hand_on(waiter.result())
+                self._release(waiter.result())
             raise
 
-    async def _give_back(self, slot: Slot) -> None:
-        """A slot in doubt is started anew by its next session."""
+    async def _restart(self, slot: Slot) -> None:
+        """Stop a slot whose state is in doubt. Its next session starts it again."""
         await slot.stop()
         if self._open:
-            self._hand_on(slot)
+            self._release(slot)
 
-    def _hand_on(self, slot: Slot) -> None:
+    def _release(self, slot: Slot) -> None:
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
@@ -181,7 +181,7 @@ class LocalSandbox:
 
 
 def _group_limits(program: Program, config: SandboxConfig) -> dict[str, int]:
-    """Of a slot's group: the program or its compiler, the files of a run in tmpfs, and the slot's own processes."""
+    """The limits of a slot's group: the program or its compiler, files in tmpfs, and the slot's own processes."""
     limits, compiles = program.limits, program.language.compile is not None
     files = 2 * config.tmp_bytes + 4 * limits.output_bytes
     memory = max(limits.memory_bytes, _COMPILER_MEMORY_BYTES if compiles else 0)

@@ -1,7 +1,9 @@
-"""Runners as pods that this gateway makes, through the Kubernetes API, in its own namespace.
+"""Runners as pods that this gateway makes and watches through the Kubernetes API, in its own namespace.
 
-INVARIANT: every pod made here is owned by the gateway's own pod (where it is one), so that none outlives it, and
-carries the gateway's name as a label, so that gateways never take each other's.
+INVARIANT: every pod made here is owned by the gateway's own pod (if it runs in one), so that no pod outlives it, and
+has the gateway's name as a label, so that gateways never take each other's pods. The list of pods is that of the watch,
+which starts again with a full list at least every `_RESYNC_S` seconds; a pod that was removed here is never listed
+again.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ import json
 import os
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kubernetes import client, config
+from kubernetes import client, config, watch
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
@@ -24,29 +27,106 @@ from nouscoder.verifier.sandbox.pool import Found, RunnersUnreachable
 
 _POOL_LABEL, _QUARANTINE_LABEL = "nouscoder.io/pool", "nouscoder.io/quarantined"
 _TIMEOUTS_S = (3.0, 10.0)  # to connect, to answer
+_RESYNC_S = 60
+_RETRY_S = 1.0
+_STOP_LIMIT_S = 5.0
 _MAX_QUARANTINED = 3
 
 Answer = TypeVar("Answer")
 
 
 class ManagedPods:
-    """See `Source`. POD_NAME, POD_UID and POD_NAMESPACE tell a gateway in a pod who it is."""
+    """See `Source`. POD_NAME, POD_UID and POD_NAMESPACE identify the gateway's own pod."""
 
-    def __init__(self, template: Path, port: int) -> None:
-        """Raises SandboxUnavailable when there is no cluster to speak to, or no usable template."""
+    def __init__(self, template: Path, port: int, api: Any = None) -> None:
+        """`api` is a CoreV1Api, by default the cluster's. Raises SandboxUnavailable without cluster or template."""
         self._port = port
         self._template = _read_template(template)
         self._namespace = os.environ.get("POD_NAMESPACE") or self._template["metadata"].get("namespace") or "default"
         self._name = os.environ.get("POD_NAME") or f"gateway-{socket.gethostname()}-{os.getpid()}"[:63]
         self._label = f"{_POOL_LABEL}={self._name}"
-        self._api = _open_api()
+        self._usable = f"{self._label},!{_QUARANTINE_LABEL}"
+        self._api = api or _open_api()
+        self._watch = watch.Watch()  # type: ignore[no-untyped-call]
+        self._watching: asyncio.Task[None] | None = None
+        self._pods: dict[str, Any] = {}
+        self._removed: set[str] = set()  # names that the API may still report
+        self._problem = ""
+        self._closed = False
+        self._answered = asyncio.Event()  # the first list has succeeded or failed
+
+    async def start(self, on_change: Callable[[], None]) -> None:
+        """See `Source`."""
+        self._watching = asyncio.create_task(self._keep_watching(on_change), name="watch of the runner pods")
+
+    async def _keep_watching(self, on_change: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def report(event: Any) -> None:
+            self._apply(event["type"], event["object"])
+            on_change()
+
+        def later(event: Any) -> None:
+            loop.call_soon_threadsafe(report, event)
+
+        while not self._closed:
+            try:
+                version = await self._resync()
+                on_change()
+                await self._call(partial(self._follow, version, later))
+            except RunnersUnreachable as error:
+                self._problem = str(error)
+                self._answered.set()
+                on_change()
+                if not self._closed:
+                    await asyncio.sleep(_RETRY_S)
+
+    async def _resync(self) -> str:
+        """List all pods. Returns the version from which to watch. Raises RunnersUnreachable."""
+        answer = await self._call(lambda: self._api.list_namespaced_pod(**self._at(), label_selector=self._usable))
+        pods = {pod.metadata.name: pod for pod in answer.items}
+        self._removed &= pods.keys()
+        self._pods = {name: pod for name, pod in pods.items() if name not in self._removed}
+        self._problem = ""
+        self._answered.set()
+        return str(answer.metadata.resource_version)
+
+    def _follow(self, version: str, report: Callable[[Any], object]) -> None:
+        """Report every change after `version`, for `_RESYNC_S` seconds or until the API has forgotten the version."""
+        arguments = {"namespace": self._namespace, "label_selector": self._usable, "resource_version": version}
+        limits = {"timeout_seconds": _RESYNC_S, "_request_timeout": (_TIMEOUTS_S[0], _RESYNC_S + _TIMEOUTS_S[1])}
+        try:
+            pods = self._watch.stream(self._api.list_namespaced_pod, **arguments, **limits)  # type: ignore[no-untyped-call]
+            for event in pods:
+                report(event)
+        except ApiException as error:
+            if error.status != 410:
+                raise
+
+    async def _stop_watching(self, watching: asyncio.Task[None]) -> None:
+        """End the watch and its thread, for at most `_STOP_LIMIT_S` seconds. A watch that just starts misses a stop."""
+        self._closed = True
+        end_s = asyncio.get_running_loop().time() + _STOP_LIMIT_S
+        while not watching.done() and asyncio.get_running_loop().time() < end_s:
+            await asyncio.to_thread(self._watch.stop)
+            await asyncio.wait({watching}, timeout=0.05)
+        watching.cancel()
+
+    def _apply(self, kind: str, pod: Any) -> None:
+        name = pod.metadata.name
+        if kind == "DELETED":
+            self._pods.pop(name, None)
+            self._removed.discard(name)
+        elif name not in self._removed:
+            self._pods[name] = pod
 
     async def list(self) -> Sequence[Found]:
-        """See `Source`; pods that have ended are removed."""
-        selector = f"{self._label},!{_QUARANTINE_LABEL}"
-        pods = await self._call(lambda: self._api.list_namespaced_pod(**self._at(), label_selector=selector))
+        """See `Source`. Pods that have ended are removed."""
+        await self._answered.wait()  # bounded: each call to the API is
+        if self._problem:
+            raise RunnersUnreachable(self._problem)
         found = []
-        for pod in pods.items:
+        for pod in list(self._pods.values()):
             if pod.metadata.deletion_timestamp is not None:
                 continue
             one = Found(pod.metadata.name, (pod.status.pod_ip, self._port) if _is_ready(pod) else None)
@@ -66,16 +146,25 @@ class ManagedPods:
             owner = {"apiVersion": "v1", "kind": "Pod", "name": self._name, "uid": uid, "blockOwnerDeletion": False}
             metadata["ownerReferences"] = [owner]
         made = await self._call(lambda: self._api.create_namespaced_pod(**self._at(), body=body))
+        self._pods.setdefault(made.metadata.name, made)
         return str(made.metadata.name)
 
     async def remove(self, runner: Found) -> None:
-        """See `Source`: at once, for nothing in it is worth a farewell."""
-        await self._call(
-            lambda: self._api.delete_namespaced_pod(name=runner.name, **self._at(), grace_period_seconds=0)
-        )
+        """See `Source`. The pod is killed without a grace period."""
+        pod = self._pods.pop(runner.name, None)
+        self._removed.add(runner.name)
+        try:
+            await self._call(
+                lambda: self._api.delete_namespaced_pod(name=runner.name, **self._at(), grace_period_seconds=0)
+            )
+        except RunnersUnreachable:
+            self._removed.discard(runner.name)
+            if pod is not None:
+                self._pods.setdefault(runner.name, pod)
+            raise
 
     async def quarantine(self, runner: Found) -> None:
-        """See `Source`; of the quarantined the newest three are kept."""
+        """See `Source`. The newest three quarantined pods are kept."""
         patch = {"metadata": {"labels": {_QUARANTINE_LABEL: "true"}}}
         await self._call(lambda: self._api.patch_namespaced_pod(name=runner.name, **self._at(), body=patch))
         selector = f"{self._label},{_QUARANTINE_LABEL}"
@@ -86,6 +175,8 @@ class ManagedPods:
 
     async def close(self) -> None:
         """See `Source`."""
+        if self._watching is not None:
+            await self._stop_watching(self._watching)
         await self._call(
             lambda: self._api.delete_collection_namespaced_pod(
                 **self._at(), label_selector=self._label, grace_period_seconds=0
@@ -101,7 +192,7 @@ class ManagedPods:
         except ApiException as error:
             if error.status == 404:
                 return None
-            raise RunnersUnreachable(f"the Kubernetes API refuses: {_reason(error)}") from error
+            raise RunnersUnreachable(f"the Kubernetes API refuses the request: {_reason(error)}") from error
         except (HTTPError, OSError) as error:
             raise RunnersUnreachable(f"the Kubernetes API does not answer: {error}"[:300]) from error
 
@@ -122,7 +213,7 @@ def _read_template(path: Path) -> dict[str, Any]:
     try:
         template = json.loads(path.read_text(encoding="utf8"))
         if template["kind"] != "Pod" or not template["metadata"]["generateName"]:
-            raise ValueError("it is no Pod with a metadata.generateName")
+            raise ValueError("it is not a Pod with a metadata.generateName")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SandboxUnavailable(f"verifier.sandbox.pool_template: {path} cannot be used: {error}") from error
     return dict(template)
@@ -136,7 +227,7 @@ def _open_api() -> Any:
             config.load_kube_config()  # type: ignore[no-untyped-call]
     except config.ConfigException as error:
         raise SandboxUnavailable(
-            "the gvisor sandbox cannot start: no Kubernetes API is known here; run the gateway in a pod with a service"
+            "the gvisor sandbox cannot start: no Kubernetes API is configured; run the gateway in a pod with a service"
             " account that may make pods, set KUBECONFIG, or set verifier.sandbox.pool_managed = false"
         ) from error
     return client.CoreV1Api()

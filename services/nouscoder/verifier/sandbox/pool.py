@@ -1,9 +1,9 @@
-"""The runners of a gateway: kept at a number, proven before use, replaced when worn, lost or wrong.
+"""The pool of a gateway's runners: a constant number, tested before use, replaced when worn, lost or wrong.
 
 INVARIANT: a runner is lent to one slot at a time, and only after it has passed a canary since it was last lent.
 
-    STARTING -> (answers) UNPROVEN -> (canary passes) READY -> LENT -> (given back in doubt) UNPROVEN
-    any -> (worn, stuck, or gone) removed, another is made; UNPROVEN -> (canary fails) QUARANTINED, another is made
+    STARTING -> (is reachable) UNPROVEN -> (canary passes) READY -> LENT -> (returned in doubt) UNPROVEN
+    any -> (worn, stuck or lost) removed and replaced; UNPROVEN -> (canary fails) QUARANTINED and replaced
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from nouscoder.verifier.sandbox.runner_link import RunnerBusy
 
 log = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 1.0
-_STUCK_AFTER_S = 240.0  # images may have to be pulled
+_CHECK_INTERVAL_S = 1.0
+_STUCK_AFTER_S = 240.0  # long enough to pull images
 _MAX_SILENT_PROOFS = 3
 
 
 class RunnerState(StrEnum):
-    """See the module."""
+    """The state of a runner; the module's docstring shows the transitions."""
 
     STARTING = "starting"
     UNPROVEN = "unproven"
@@ -39,7 +39,7 @@ class RunnerState(StrEnum):
 
 
 class Replaced(StrEnum):
-    """Why another runner takes a runner's place."""
+    """The reason for which a runner was replaced."""
 
     WORN = "worn"
     LOST = "lost"
@@ -49,44 +49,48 @@ class Replaced(StrEnum):
 
 
 class RunnersUnreachable(SandboxError):
-    """Who keeps the runners (the Kubernetes API, DNS) does not answer; the message says who and why."""
+    """The source of the runners (the Kubernetes API or DNS) does not answer. The message says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A runner as its source sees it; `address` is None while it is starting."""
+    """A runner as its source reports it. `address` is None while the runner starts."""
 
     name: str
     address: tuple[str, int] | None
 
 
 class Source(Protocol):
-    """Where runners come from. All calls are bounded in time and raise RunnersUnreachable."""
+    """The source of runners. All calls are bounded in time and raise RunnersUnreachable."""
+
+    async def start(self, on_change: Callable[[], None]) -> None:
+        """Begin to find runners. `on_change` may be called when the list has changed."""
+        ...
 
     async def list(self) -> Sequence[Found]:
-        """Those that are there, without the quarantined."""
+        """The existing runners without the quarantined ones."""
         ...
 
     async def create(self) -> str | None:
-        """Have another one made; its name, or None where runners are kept by somebody else."""
+        """Make another runner. Returns its name, or None if the source does not make runners."""
         ...
 
     async def remove(self, runner: Found) -> None:
-        """End it."""
+        """End a runner."""
         ...
 
     async def quarantine(self, runner: Found) -> None:
-        """Keep it for inspection, out of use."""
+        """Take a runner out of use, but keep it for inspection."""
         ...
 
     async def close(self) -> None:
-        """End those that were made here."""
+        """End the runners that this source has made."""
         ...
 
 
 @dataclass(slots=True)
 class Runner:
-    """One runner, as the pool sees it."""
+    """One runner in the pool."""
 
     name: str
     address: tuple[str, int] | None
@@ -96,14 +100,16 @@ class Runner:
 
     @property
     def found(self) -> Found:
-        """For the source."""
+        """The runner in the form that the source takes."""
         return Found(self.name, self.address)
 
 
 @dataclass
 class RunnerPool:
-    """`size` runners to lend, and `spares` more. `prove` runs the canary: False when a runner answers wrongly, and it
-    raises SandboxError or OSError when it does not answer.
+    """Keeps `size` runners to lend, and `spares` more.
+
+    `prove` runs the canary. It returns False when a runner answers wrongly, and raises SandboxError or OSError when a
+    runner does not answer.
     """
 
     source: Source
@@ -116,25 +122,26 @@ class RunnerPool:
     _proofs: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _keeper: asyncio.Task[None] | None = None
-    trouble: str = "no runner has been seen yet"
+    last_problem: str = "no runner has been found yet"
 
     @property
     def states(self) -> Mapping[RunnerState, int]:
-        """How many runners are in each state."""
+        """The number of runners in each state."""
         counted = Counter(runner.state for runner in self._runners.values())
         return {state: counted[state] for state in RunnerState}
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the runners that are there, for people and tests."""
+        """The names of the runners, for logs and tests."""
         return tuple(self._runners)
 
     async def start(self) -> None:
-        """Begin to keep the pool."""
+        """Start to maintain the pool."""
+        await self.source.start(self._changed.set)
         self._keeper = asyncio.create_task(self._keep(), name="runner pool")
 
     async def lend(self, limit_s: float) -> Runner:
-        """A proven runner, for whoever asked first. Raises SandboxError after `limit_s`, saying what is in the way."""
+        """A proven runner, in order of request. Raises SandboxError with the reason after `limit_s` seconds."""
         for runner in self._runners.values():
             if runner.state is RunnerState.READY and not self._waiting:
                 return self._lent(runner)
@@ -146,17 +153,17 @@ class RunnerPool:
                 lent = await waiter
             return lent
         except TimeoutError:
-            raise SandboxError(f"no runner was free within {limit_s:.0f} s: {self.trouble}") from None
+            raise SandboxError(f"no runner was free within {limit_s:.0f} s: {self.last_problem}") from None
         finally:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
             elif lent is None and not waiter.cancelled() and waiter.exception() is None:
-                self._offer(waiter.result())  # it came in the moment in which we gave up
+                self._offer(waiter.result())  # a runner was assigned just before the timeout or cancellation
 
     async def give_back(self, runner: Runner, ending: Ending) -> None:
-        """A worn runner is replaced; one in doubt has to pass the canary again."""
+        """Take a runner back. A worn one is replaced; one in doubt must pass the canary again."""
         if self._runners.get(runner.name) is not runner:
-            return  # lost meanwhile
+            return  # it was lost while it was lent
         if ending is Ending.WORN:
             await self._replace(runner, Replaced.WORN)
         else:
@@ -164,7 +171,7 @@ class RunnerPool:
         self._changed.set()
 
     async def close(self) -> None:
-        """End the runners that were made for this pool."""
+        """Stop maintaining the pool and end the runners that were made for it."""
         tasks = [task for task in (self._keeper, *self._proofs.values()) if task is not None]
         for task in tasks:
             task.cancel()
@@ -182,22 +189,23 @@ class RunnerPool:
                 self._merge(await self.source.list())
                 await self._fill_up()
             except RunnersUnreachable as error:
-                self.trouble = str(error)
-                log.warning("the runner pool cannot be kept", extra={"detail": str(error)})
+                self.last_problem = str(error)
+                log.warning("the runner pool cannot be maintained", extra={"detail": str(error)})
             for runner in list(self._runners.values()):
                 if runner.state is RunnerState.UNPROVEN and runner.name not in self._proofs:
                     task = asyncio.create_task(self._prove(runner), name=f"canary of {runner.name}")
                     self._proofs[runner.name] = task
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_EVERY_S):
+                async with asyncio.timeout(_CHECK_INTERVAL_S):
                     await self._changed.wait()
 
     def _merge(self, found: Sequence[Found]) -> None:
         now = asyncio.get_running_loop().time()
         seen = {one.name: one for one in found}
         for runner in [r for r in self._runners.values() if r.name not in seen]:
-            fresh = runner.state is RunnerState.STARTING and now - runner.since_s < 2 * _LOOK_EVERY_S
-            if not fresh and runner.state is not RunnerState.QUARANTINED:  # the list may not show it yet
+            # A runner that was just made may not be in the list yet.
+            fresh = runner.state is RunnerState.STARTING and now - runner.since_s < 2 * _CHECK_INTERVAL_S
+            if not fresh and runner.state is not RunnerState.QUARANTINED:
                 self._forget(runner, Replaced.LOST)
         for one in found:
             runner = self._runners.setdefault(one.name, Runner(one.name, None, RunnerState.STARTING, now))
@@ -209,7 +217,7 @@ class RunnerPool:
         now = asyncio.get_running_loop().time()
         for runner in list(self._runners.values()):
             if runner.state is RunnerState.STARTING and now - runner.since_s > _STUCK_AFTER_S:
-                self.trouble = f"runner {runner.name} did not start within {_STUCK_AFTER_S:.0f} s"
+                self.last_problem = f"runner {runner.name} did not start within {_STUCK_AFTER_S:.0f} s"
                 await self._replace(runner, Replaced.STUCK)
         kept = [r for r in self._runners.values() if r.state is not RunnerState.QUARANTINED]
         for _ in range(self.size + self.spares - len(kept)):
@@ -228,13 +236,13 @@ class RunnerPool:
             self.replaced[Replaced.CANARY] += 1
             self._enter(runner, RunnerState.QUARANTINED)
             await self.source.quarantine(runner.found)
-        except RunnerBusy as error:  # another gateway's
-            self.trouble = str(error)
-            await asyncio.sleep(_LOOK_EVERY_S)
+        except RunnerBusy as error:  # another gateway uses it
+            self.last_problem = str(error)
+            await asyncio.sleep(_CHECK_INTERVAL_S)
         except RunnersUnreachable as error:
-            self.trouble = str(error)
+            self.last_problem = str(error)
         except (SandboxError, OSError) as error:
-            self.trouble = f"runner {runner.name} does not answer: {error}"
+            self.last_problem = f"runner {runner.name} does not answer: {error}"
             runner.silent_proofs += 1
             if runner.silent_proofs >= _MAX_SILENT_PROOFS:
                 with contextlib.suppress(RunnersUnreachable):
@@ -244,7 +252,7 @@ class RunnerPool:
             self._changed.set()
 
     def _offer(self, runner: Runner) -> None:
-        """It is ready: for the first who waits, if anybody does."""
+        """Mark a runner as ready, and lend it to the first waiter if there is one."""
         if self._runners.get(runner.name) is not runner:
             return
         self._enter(runner, RunnerState.READY)
@@ -258,13 +266,13 @@ class RunnerPool:
         self._enter(runner, RunnerState.LENT)
         return runner
 
-    async def _replace(self, runner: Runner, why: Replaced) -> None:
-        self._forget(runner, why)
+    async def _replace(self, runner: Runner, reason: Replaced) -> None:
+        self._forget(runner, reason)
         await self.source.remove(runner.found)
 
-    def _forget(self, runner: Runner, why: Replaced) -> None:
-        log.info("a runner is replaced", extra={"runner": runner.name, "why": why.value})
-        self.replaced[why] += 1
+    def _forget(self, runner: Runner, reason: Replaced) -> None:
+        log.info("a runner is replaced", extra={"runner": runner.name, "reason": reason.value})
+        self.replaced[reason] += 1
         self._runners.pop(runner.name, None)
 
     def _enter(self, runner: Runner, state: RunnerState) -> None:

@@ -1,7 +1,7 @@
-"""A link to the harness in a runner pod: TCP, after a greeting in which both sides prove that they have the pool's key.
+"""The link to the harness in a runner pod: TCP, after a handshake in which both sides prove that they have the key.
 
-The connection is the harness's own stdin and stdout: no process stands in between. It is not encrypted: what crosses it
-are programs and inputs of tests, never an expected output, and network policies let nobody else near it.
+The connection is the stdin and stdout of the harness; no process relays it. It is not encrypted: it carries programs
+and test inputs, never an expected output, and network policies admit no other peer.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.sandbox.base import SandboxError
 from nouscoder.verifier.sandbox.link import MAX_READ_AHEAD_BYTES, Ending
 
-_BUSY_LIMIT_S = 10.0  # a runner that was just given back still cleans up
+_BUSY_LIMIT_S = 10.0  # a runner that was just released still cleans up
 _BUSY_PAUSE_S = 0.05
-_DEAD_AFTER_MS = 8000  # without an acknowledgement: a pod that vanished sends no farewell
+_DEAD_AFTER_MS = 8000  # without an acknowledgement, because a pod that vanishes does not close its connection
 _KEEPALIVE_S = 2
 
 
 class RunnerRefused(SandboxError):
-    """Who answers there is no runner of this pool, or does not take us."""
+    """The peer is not a runner of this pool, or it refuses the connection."""
 
 
 class RunnerBusy(RunnerRefused):
-    """Somebody else uses it."""
+    """Another connection uses the runner."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerAbout:
-    """What a runner says of itself: its python, and the tools that candidates find there, by name."""
+    """The runner's Python version and the absolute paths of its tools, by name."""
 
     python: str
     tools: Mapping[str, str]
 
 
 class SocketLink:
-    """See `Link`."""
+    """The link to a harness in a runner pod."""
 
     pid = None
 
@@ -59,15 +59,15 @@ class SocketLink:
 
     @property
     def is_open(self) -> bool:
-        """See `Link`: nobody has hung up, as far as TCP has told."""
+        """See `Link`: neither side has closed the connection, as far as TCP has reported."""
         return not (self.writer.is_closing() or self.reader.at_eof())
 
     def last_words(self) -> str:
         """See `Link`."""
-        return f"Its log is that of runner {self._name}"
+        return f"See the log of runner {self._name}"
 
     async def close(self, ending: Ending) -> None:
-        """Hang up, at which the runner kills all that serves this connection."""
+        """Abort the connection. The runner then kills every process that serves it."""
         self.writer.transport.abort()
         if self._closed is not None:
             await self._closed(ending)
@@ -77,21 +77,22 @@ async def connect(
     address: tuple[str, int],
     key: bytes,
     want: str,
-    settings: Mapping[str, Any],
+    request: Mapping[str, Any],
     *,
     name: str,
     limit_s: float,
     closed: Callable[[Ending], Awaitable[None]] | None = None,
 ) -> SocketLink:
-    """A link to a fresh harness of the runner at `address`; one that is busy for a moment is asked again.
+    """A link to a fresh harness of the runner at `address`. A busy runner is retried for up to 10 s.
 
-    Raises OSError when nobody answers, RunnerBusy, and RunnerRefused.
+    `request` is the rest of the handshake's request (greeting.py). Raises OSError when nobody answers, RunnerBusy, and
+    RunnerRefused.
     """
     end = asyncio.get_running_loop().time() + _BUSY_LIMIT_S
     while True:
         try:
             async with asyncio.timeout(limit_s):
-                return await _connect(address, key, want, settings, name, closed)
+                return await _connect(address, key, want, request, name, closed)
         except RunnerBusy:
             if asyncio.get_running_loop().time() > end:
                 raise
@@ -102,19 +103,19 @@ async def _connect(
     address: tuple[str, int],
     key: bytes,
     want: str,
-    settings: Mapping[str, Any],
+    request: Mapping[str, Any],
     name: str,
     closed: Callable[[Ending], Awaitable[None]] | None,
 ) -> SocketLink:
     reader, writer = await asyncio.open_connection(*address, limit=MAX_READ_AHEAD_BYTES)
     try:
         _watch_peer(writer.get_extra_info("socket"))
-        answer = await _greet(reader, writer, key, {"want": want, "settings": dict(settings)})
+        answer = await _greet(reader, writer, key, {"want": want, **request})
         if answer.get("status") != greeting.OK:
             raise RunnerBusy(f"runner {name} is busy")
     except asyncio.IncompleteReadError as error:
         writer.transport.abort()
-        raise RunnerRefused(f"runner {name} hung up during the greeting: is its key another?") from error
+        raise RunnerRefused(f"runner {name} closed the connection: does it have another key?") from error
     except greeting.GreetingError as error:
         writer.transport.abort()
         raise RunnerRefused(f"runner {name}: {error}") from error
@@ -129,19 +130,19 @@ async def _greet(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, request: dict[str, Any]
 ) -> dict[str, Any]:
     if await reader.readexactly(len(greeting.MAGIC)) != greeting.MAGIC:
-        raise greeting.GreetingError("who answers is no runner")
+        raise greeting.GreetingError("the peer is not a runner")
     theirs, ours = await reader.readexactly(greeting.NONCE_BYTES), os.urandom(greeting.NONCE_BYTES)
     text = greeting.pack(request)
     proof = greeting.proof(key, "gateway", theirs, ours, text)
     writer.write(ours + proof + greeting.LENGTH.pack(len(text)) + text)
-    given = await reader.readexactly(greeting.PROOF_BYTES)
+    runner_proof = await reader.readexactly(greeting.PROOF_BYTES)
     answer = await reader.readexactly(greeting.message_length(await reader.readexactly(greeting.LENGTH.size)))
-    greeting.check_proof(given, key, "runner", theirs, ours, answer)
+    greeting.check_proof(runner_proof, key, "runner", theirs, ours, answer)
     return greeting.unpack(answer)
 
 
 def _watch_peer(connection: socket.socket) -> None:
-    """Have the kernel give up a peer that is gone without a word within seconds."""
+    """Make the kernel close the connection within seconds when the peer vanishes."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", _KEEPALIVE_S), ("TCP_KEEPINTVL", _KEEPALIVE_S), ("TCP_KEEPCNT", 3)):
         connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -1,13 +1,13 @@
-"""The `runsc` backend: each slot is one long-lived gVisor sandbox of this host with the same harness inside.
+"""The `runsc` backend: each slot is one long-lived gVisor sandbox on this host with the same harness inside.
 
-INVARIANT: no gVisor sandbox serves more than `max_sessions` submissions, and none serves another one after a doubt (an
-answer out of step, late or missing): it is killed with all it holds and a fresh one takes its place.
+INVARIANT: no gVisor sandbox serves more than `max_sessions` submissions. After an unexpected, late or missing answer a
+sandbox serves no other submission: it is killed with all its processes and replaced by a fresh one.
 
-Candidates meet gVisor's sentry, a kernel written in Go that runs as a confined process of the host, instead of the
-host's own; inside it they get what the `local` backend gives them: fresh namespaces and another user a submission, a
-fresh process and /tmp a test, no capabilities, the same allow-list of system calls. There is no network device, not
-even a loopback that leads anywhere, and no file of the host but the read-only folders of the interpreter.
-A test costs more than with `local`: a fork in the sentry takes milliseconds.
+Candidates run on gVisor's sentry instead of the host's kernel. The sentry is a kernel written in Go that runs as a
+confined process of the host. Inside it, candidates get the isolation of the `local` backend: fresh namespaces and a
+separate user per submission, a fresh process and /tmp per test, no capabilities, the same allow-list of system calls.
+There is no network device, and no file of the host except the read-only folders of the interpreter.
+A test costs more than with `local`, because a fork in the sentry takes milliseconds.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ HOW_TO_GET = "build it once with deploy/build-runsc, or name it in verifier.sand
 _INSIDE, _INIT_INSIDE = Path("/harness"), Path("/init")
 _DELETE_LIMIT_S = 10.0
 _END_LIMIT_S = 2.0
-# What the harness's init needs over its own namespaces; candidates have none of them.
+# The capabilities that the harness's init needs in its own namespaces. Candidates have none.
 _CAPABILITIES = [
     f"CAP_{name}" for name in ("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "KILL", "CHOWN", "DAC_OVERRIDE", "FOWNER")
 ]
 
 
 def find_runsc(configured: str = "") -> Path | None:
-    """The configured program, else the one on PATH, else where deploy/build-runsc puts it; None without any."""
+    """The configured program, else the one on PATH, else the one that deploy/build-runsc made; None without any."""
     if configured:
         return Path(configured) if os.access(configured, os.X_OK) else None
     found = shutil.which("runsc")
@@ -63,29 +63,29 @@ def find_runsc(configured: str = "") -> Path | None:
 
 
 class RunscSandbox(LocalSandbox):
-    """See the module. The pool of slots is the local backend's; what a slot is differs. Raises SandboxUnavailable."""
+    """The local backend's pool of slots, with gVisor sandboxes as slots. Raises SandboxUnavailable."""
 
     name = "runsc"
 
     def __init__(self, config: SandboxConfig) -> None:
         runsc = find_runsc(config.runsc)
         if runsc is None:
-            raise SandboxUnavailable(f"the runsc sandbox cannot start: there is no runsc here; {HOW_TO_GET}")
+            raise SandboxUnavailable(f"the runsc sandbox cannot start: runsc is not installed; {HOW_TO_GET}")
         self._runsc = runsc
         super().__init__(config)
 
     async def start(self) -> None:
-        """See `Sandbox`; first what a killed service has left here is put away."""
-        left = await asyncio.to_thread(sweep, self._runsc)
-        if left:
-            log.warning("sandboxes of a killed service were put away", extra={"num_sandboxes": len(left)})
+        """See `Sandbox`. First removes the sandboxes that a killed service has left."""
+        removed = await asyncio.to_thread(sweep, self._runsc)
+        if removed:
+            log.warning("sandboxes of a killed service were removed", extra={"num_sandboxes": len(removed)})
         await super().start()
 
     @property
     def isolation(self) -> tuple[str, ...]:
         """See `Sandbox`."""
-        left_out = ("namespace:user", "separate-users", "cgroup:")
-        inner = (layer for layer in super().isolation if not layer.startswith(left_out))
+        omitted = ("namespace:user", "separate-users", "cgroup:")
+        inner = (layer for layer in super().isolation if not layer.startswith(omitted))
         return ("gvisor:systrap", *inner, "separate-users")
 
     def _make_slot(self, index: int) -> Slot:
@@ -93,7 +93,7 @@ class RunscSandbox(LocalSandbox):
 
 
 class RunscLaunch:
-    """A bundle in a temporary folder, and `runsc run` on it."""
+    """Starts a gVisor sandbox: an OCI bundle in a temporary folder, and `runsc run` on it."""
 
     def __init__(self, runsc: Path, config: SandboxConfig) -> None:
         self._runsc = runsc
@@ -110,30 +110,30 @@ class RunscLaunch:
         self._folder: Path | None = None
 
     async def open(self) -> Link:
-        """Make the bundle anew and run it in the foreground."""
-        self._forget_folder()
+        """Make a fresh bundle and run it in the foreground."""
+        self._remove_folder()
         self._folder = new_folder()
         root = self._folder / "root"
         mounts = self._fill(root)
         (self._folder / "config.json").write_text(json.dumps(self._bundle(root, mounts)))
         command = runsc_command(self._runsc, self._folder, "run", "--bundle", str(self._folder), SANDBOX_NAME)
-        return await ProcessLink.start(command, self._put_away)
+        return await ProcessLink.start(command, self._end)
 
-    async def _put_away(self, process: asyncio.subprocess.Process) -> None:
-        """Kill the sandbox and its gofer with `runsc delete --force`, then the waiting parent and the folder."""
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        """Kill the sandbox and its gofer with `runsc delete --force`, then the waiting parent; remove the folder."""
         try:
             await self._delete()
-            # It ends by itself now; a signal sent in that moment would take its exit status from who waits for it.
+            # The parent now ends by itself. A signal at that moment could make asyncio lose its exit status.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_END_LIMIT_S):
                     await process.wait()
             await kill(process)
         finally:
-            self._forget_folder()
+            self._remove_folder()
 
     def explain(self, reason: str) -> str:
         """See `Launch.explain`."""
-        return f"the runsc sandbox cannot start: {reason} (program: {self._runsc}; `nouscoder doctor` tells more)"
+        return f"the runsc sandbox cannot start: {reason} (program: {self._runsc}; `nouscoder doctor` shows details)"
 
     async def _delete(self) -> None:
         if self._folder is None:
@@ -147,13 +147,13 @@ class RunscLaunch:
         except TimeoutError:
             await kill(deleting)
 
-    def _forget_folder(self) -> None:
+    def _remove_folder(self) -> None:
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _fill(self, root: Path) -> list[dict[str, object]]:
-        """Make the empty root; returns what is mounted on it."""
+        """Make the folders and files of the root. Returns the mounts on it."""
         mounts: list[dict[str, object]] = [
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "nodev"]},
@@ -202,5 +202,5 @@ class RunscLaunch:
 
 
 def _prefix_of(python: str) -> str:
-    """The folder that holds the interpreter with its library: two levels above the program."""
+    """The folder of the interpreter and its library, two levels above the program."""
     return str(Path(python).resolve().parent.parent)

@@ -1,9 +1,9 @@
-"""The temporary folders of gVisor sandboxes: a bundle, the state of `runsc`, and who they belong to.
+"""The temporary folders of gVisor sandboxes: the bundle and the state of `runsc`, with the owner in the name.
 
-INVARIANT: a folder whose service was killed goes, with the sandbox in it, when the next service of the same pid
-namespace starts; one whose service lives is never touched.
+INVARIANT: the folder of a killed service, with the sandbox in it, is removed when the next service of the same pid
+namespace starts. The folder of a living service is never touched.
 
-The name holds the pid of the service and its pid namespace: containers that share a /tmp do not know each other's pids.
+The name holds the pid of the service and its pid namespace, because containers that share /tmp have separate pids.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ SANDBOX_NAME = "slot"
 
 
 def new_folder() -> Path:
-    """One of this process. Raises OSError."""
+    """A new folder of this process. Raises OSError."""
     return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{_pid_namespace()}-{os.getpid()}-"))
 
 
 def runsc_command(runsc: Path, folder: Path, *arguments: str) -> list[str]:
-    """`runsc` with its state in `folder`."""
+    """The command line of `runsc` with its state in `folder`."""
     flags = ["--platform=systrap", "--network=none", "--ignore-cgroups", "--overlay2=none", "--host-uds=none"]
     rootless = [] if os.geteuid() == 0 else ["--rootless"]
     return [str(runsc), f"--root={folder}/state", *flags, *rootless, *arguments]
 
 
 def sweep(runsc: Path) -> Sequence[Path]:
-    """Kill and remove what services that are no more have left; returns the folders found. Bounded in time."""
+    """Kill the sandboxes of ended services and remove their folders. Returns the folders. Bounded in time."""
     found = [folder for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*") if _is_orphan(folder)]
     for folder in found:
         command = runsc_command(runsc, folder, "delete", "--force", SANDBOX_NAME)

@@ -1,6 +1,6 @@
-"""One submission in one slot, spoken in frames: for every backend whose slots run the harness.
+"""One submission in one slot, over the frame protocol. Used by every backend whose slots run the harness.
 
-INVARIANT: after an answer that does not fit the question the slot is stopped, and the session gives SandboxError only.
+INVARIANT: after an unexpected answer the slot is stopped, and the session raises only SandboxError.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nouscoder.verifier.sandbox.base import (
     RunResult,
     SandboxError,
     Session,
-    check_given,
+    check_run_input,
 )
 from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.slot import Slot, SlotEnded
@@ -71,7 +71,7 @@ class SlotSession:
         )
         try:
             kind, detail = await self._begin(payload)
-        except SlotEnded:  # with the session before, or while idle: nothing of this one has run
+        except SlotEnded:  # during the previous session or while idle: nothing of this session has run
             await self._slot.ensure_usable()
             self._slot.begin()
             kind, detail = await self._begin(payload)
@@ -82,7 +82,7 @@ class SlotSession:
             raise SandboxError(f"slot {self._slot.index} answered {kind.name} to a program")
 
     async def _begin(self, payload: bytes) -> tuple[Kind, bytes]:
-        """Send the program, without waiting for the end of the session before; what is answered to it."""
+        """Send the program without waiting for the end of the previous session. Returns the answer."""
         try:
             await self._slot.send(Kind.PROGRAM, payload)
             await self._slot.await_ready()
@@ -95,15 +95,15 @@ class SlotSession:
     async def run(
         self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> RunResult:
-        """See `Session.run`. Raises RuntimeError when another run of this session is under way."""
-        check_given(self._program, args, files)
+        """See `Session.run`. Raises RuntimeError when another run of this session is in progress."""
+        check_run_input(self._program, args, files)
         with self._one_at_a_time():
-            await self._give(args, files)
+            await self._send_arguments(args, files)
             try:
                 await self._slot.send(Kind.RUN, stdin)
                 kind, payload = await self._receive(self._program.limits.wall_time_s)
             except SandboxError:
-                if self._was_short_of_memory():  # the kernel took init for the program
+                if self._was_short_of_memory():  # the kernel killed init instead of the program
                     return _OUT_OF_MEMORY
                 raise
             if kind is not Kind.RESULT:
@@ -112,7 +112,7 @@ class SlotSession:
         return _to_result(payload, self._was_short_of_memory())
 
     def _was_short_of_memory(self) -> bool:
-        """Whether the kernel has killed a process of this session for the memory of the slot's group."""
+        """Whether the kernel has killed a process of this session because the slot's group ran out of memory."""
         before, self._num_killed = self._num_killed, self._slot.group.num_killed()
         return self._num_killed > before
 
@@ -122,9 +122,9 @@ class SlotSession:
         """See `Session.converse`."""
         if not isinstance(partner, SlotSession):
             raise TypeError("a session converses with the partner of its own pair")
-        check_given(partner._program, args, files)
+        check_run_input(partner._program, args, files)
         with self._one_at_a_time(), partner._one_at_a_time():
-            await partner._give(args, files)
+            await partner._send_arguments(args, files)
             await self._slot.send(Kind.TALK)
             await partner._slot.send(Kind.TALK)
             try:
@@ -136,7 +136,7 @@ class SlotSession:
         return one.result(), other.result()
 
     async def _relay(self, listener: SlotSession) -> RunResult:
-        """Pass on what this one says until it ends."""
+        """Pass this program's output to `listener` until the program ends."""
         while True:
             kind, payload = await self._receive(self._program.limits.wall_time_s)
             if kind is Kind.OUTPUT:
@@ -148,9 +148,9 @@ class SlotSession:
                 await self._slot.stop()
                 raise SandboxError(f"slot {self._slot.index} answered {kind.name} in a conversation")
 
-    async def _give(self, args: tuple[str, ...], files: Mapping[str, bytes]) -> None:
+    async def _send_arguments(self, args: tuple[str, ...], files: Mapping[str, bytes]) -> None:
         if args or files:
-            await self._slot.send(Kind.GIVEN, frames.pack_given(args, files))
+            await self._slot.send(Kind.ARGUMENTS, frames.pack_arguments(args, files))
 
     @contextlib.contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
@@ -172,7 +172,7 @@ class SlotSession:
 
 def _to_result(payload: bytes, short_of_memory: bool) -> RunResult:
     r = frames.unpack_result(payload)
-    # Of several processes, perhaps, and the one that we waited for went on.
+    # The kernel may have killed another process than the one whose end is reported.
     exit_ = Exit.MEMORY_LIMIT if short_of_memory else _EXITS[frames.Ended(r.ended)]
     return RunResult(
         exit_, r.exit_code, r.signal, r.wall_time_s, r.cpu_time_s, r.memory_bytes, r.stdout, r.stderr, r.result

@@ -1,7 +1,7 @@
-"""One slot: a zygote process, started as the backend says (`Launch`), and the byte stream to it.
+"""One slot: a zygote process, started by the backend's `Launch`, and the byte stream to it.
 
-INVARIANT: a slot whose stream is out of step is killed, never used again; `ensure_usable` starts a new zygote for it.
-Every END is answered by one READY, and what comes before the last READY that is owed belongs to earlier sessions.
+INVARIANT: a slot whose stream is out of step is killed and never used again; `ensure_usable` starts a new zygote. Every
+END is answered by one READY. Frames before the last expected READY belong to earlier sessions.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.launch import Launch
 from nouscoder.verifier.sandbox.link import Ending, Link
 
-_UNDRAINED_BYTES = 1 << 15  # under asyncio's own mark, where draining would not wait
+_UNDRAINED_BYTES = 1 << 15  # below asyncio's high-water mark, where drain() would not wait
 
 
 class SlotEnded(SandboxError):
-    """The zygote is gone."""
+    """The zygote has ended."""
 
 
 class SlotState(Enum):
-    """DOWN -> READY (fresh namespaces stand) -> IN_USE -> RECYCLING (they will) -> IN_USE; any -> DOWN."""
+    """DOWN -> READY (a fresh sandbox exists) -> IN_USE -> RECYCLING (it is being made) -> IN_USE; any -> DOWN."""
 
     DOWN = "down"
     RECYCLING = "recycling"
@@ -53,15 +53,15 @@ class Slot:
         self.state = SlotState.DOWN
         self._config = config
         self.launch = launch
-        self._max_sessions = max_sessions  # of one process, then a new one is started
+        self._max_sessions = max_sessions  # per zygote; then a new one is started
         self._num_sessions = 0
         self._in_step = True
-        self._num_owed = 0  # READY frames to come before the first answer to the session in use
+        self._num_owed = 0  # READY frames to expect before the first answer to the current session
         self._link: Link | None = None
 
     @property
     def pid(self) -> int | None:
-        """Of the zygote, where it is a process of this host; None when there is none."""
+        """The pid of the zygote if it is a process of this host, else None."""
         return self._link.pid if self._link is not None else None
 
     @property
@@ -69,28 +69,28 @@ class Slot:
         return self._link is not None and self._link.is_open
 
     async def ensure_usable(self) -> None:
-        """Fresh namespaces stand, or will in a moment. Raises SandboxUnavailable when this host cannot make them."""
+        """Make sure that a fresh sandbox exists or is being made. Raises SandboxUnavailable if the host cannot."""
         usable = self.state in (SlotState.READY, SlotState.RECYCLING) and self._in_step and self._is_up
         if not usable:
             await self.stop()
             await self._start()
 
     async def await_ready(self) -> None:
-        """Until the sandbox in use stands; what an abandoned run may still have answered is skipped.
+        """Wait until the sandbox in use is ready. Answers of an abandoned run are skipped.
 
-        Raises SandboxError; what was sent to it is lost then.
+        Raises SandboxError; frames that were already sent are lost then.
         """
         while self._num_owed:
             kind, _ = await self.receive(self._config.start_limit_s)
             self._num_owed -= kind is Kind.READY
 
     def begin(self) -> None:
-        """Hand the sandbox to a session, which may send at once and then has to `await_ready`."""
+        """Give the sandbox to a session. The session may send at once and must then `await_ready`."""
         self.state = SlotState.IN_USE
         self._num_sessions += 1
 
     def end_session(self) -> bool:
-        """End the session inside; whatever still runs there is killed by the slot itself. False: stop it instead."""
+        """End the session; the slot kills its processes. Returns False when the slot must be stopped instead."""
         if self.state is not SlotState.IN_USE:
             return self.state is not SlotState.DOWN
         if not self._in_step or self._num_sessions >= self._max_sessions or not self._is_up:
@@ -104,30 +104,30 @@ class Slot:
         return True
 
     async def send(self, kind: Kind, payload: bytes = b"") -> None:
-        """Raises SandboxError when the slot is gone, ValueError when the payload is too long."""
+        """Send a frame. Raises SandboxError when the slot has ended, ValueError when the payload is too long."""
         writer = self._write(kind, payload)
         try:
             if writer.transport.get_write_buffer_size() > _UNDRAINED_BYTES:
                 async with asyncio.timeout(self._config.start_limit_s):
                     await writer.drain()
         except (OSError, TimeoutError) as error:
-            raise SandboxError(f"slot {self.index} does not take input: {error!r}") from error
+            raise SandboxError(f"slot {self.index} does not accept input: {error!r}") from error
 
     def _write(self, kind: Kind, payload: bytes = b"") -> asyncio.StreamWriter:
         if self._link is None or not self._link.is_open:
-            raise SlotEnded(f"slot {self.index} is gone")
+            raise SlotEnded(f"slot {self.index} has ended")
         self._link.writer.write(frames.encode(kind, payload))
         return self._link.writer
 
     async def receive(self, limit_s: float) -> tuple[Kind, bytes]:
-        """The next frame. Raises SandboxError at end of stream, after `limit_s`, or when it is a FAILED frame."""
+        """The next frame. Raises SandboxError at the end of the stream, after `limit_s`, or for a FAILED frame."""
         link = self._link
         if link is None:
-            raise SlotEnded(f"slot {self.index} is gone")
+            raise SlotEnded(f"slot {self.index} has ended")
         try:
             async with asyncio.timeout(limit_s):
                 number, length = frames.HEADER.unpack(await link.reader.readexactly(frames.HEADER.size))
-                self._in_step = False  # a cancellation before the payload has been read leaves it in the stream
+                self._in_step = False  # a cancellation here would leave the payload in the stream
                 payload = await link.reader.readexactly(length) if length else b""
                 self._in_step = True
                 kind = Kind(number)
@@ -136,13 +136,13 @@ class Slot:
         except (asyncio.IncompleteReadError, OSError) as error:
             raise SlotEnded(f"slot {self.index} ended. {link.last_words()}") from error
         except ValueError as error:
-            raise SandboxError(f"slot {self.index} sent a frame of no known kind") from error
+            raise SandboxError(f"slot {self.index} sent a frame of an unknown kind") from error
         if kind is Kind.FAILED:
             raise SandboxError(f"slot {self.index}: {payload.decode('utf-8', 'replace')}")
         return kind, payload
 
     async def stop(self) -> None:
-        """Kill the zygote, with it every sandbox process below, and wait for it."""
+        """Kill the zygote with every sandbox process below it, and wait for the end."""
         self.state = SlotState.DOWN
         link, self._link = self._link, None
         if link is not None:
@@ -155,7 +155,7 @@ class Slot:
         except OSError as error:
             raise SandboxUnavailable(self.launch.explain(str(error))) from error
         if self._link.pid is not None:
-            with contextlib.suppress(OSError):  # it has ended: the missing HELLO tells why
+            with contextlib.suppress(OSError):  # if it has ended, the missing HELLO is reported below
                 self.group.add(self._link.pid)
         self._num_sessions = 0
         self._in_step = True
@@ -173,5 +173,5 @@ class Slot:
 
 
 def host_is_root() -> bool:
-    """True when two separate users can be mapped into a sandbox."""
+    """Whether this process is root, so that two separate users can be mapped into a sandbox."""
     return os.geteuid() == 0

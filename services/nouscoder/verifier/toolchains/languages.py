@@ -86,6 +86,11 @@ def forget_installed() -> None:
     _installed_here.cache_clear()
 
 
+def all_tools() -> tuple[str, ...]:
+    """The names of the tools of all languages, installed or not."""
+    return tuple(sorted({tool for language in registry().values() for tool in language.detect}))
+
+
 def prepared_folders() -> tuple[str, ...]:
     """The folders of the toolchain cache, which candidates must see."""
     return tuple(str(language.prepared) for language in installed().values() if language.prepared is not None)

@@ -140,15 +140,15 @@ static void send_outcome(struct session *s, struct run *run, bool in_time) {
     finish(s, run, in_time);
     send_result(s, run);
     clean(s);
-    free(s->given.bytes);
-    s->given = (struct frame){0};
+    free(s->arguments.bytes);
+    s->arguments = (struct frame){0};
 }
 
 /* One test. True in a candidate's process only. */
 static bool run_test(struct session *s, struct frame *frame) {
     struct run run = {.program = &s->program};
     bool talks = frame->kind == TALK;
-    read_given(s);
+    read_arguments(s);
     if (s->go >= 0 && !talks) {
         release_first(s, &run, frame);
     } else {
@@ -179,9 +179,9 @@ static void serve(struct session *s) {
     for (;;) {
         frame = next_frame(s);
         switch (frame.kind) {
-        case GIVEN:
-            free(s->given.bytes);
-            s->given = frame;
+        case ARGUMENTS:
+            free(s->arguments.bytes);
+            s->arguments = frame;
             break;
         case INPUT: /* for a conversation that has ended */
         case INPUT_END:

@@ -11,7 +11,7 @@
 #include <sys/types.h>
 
 enum kind {
-    PROGRAM = 1, RUN, END, GIVEN, TALK, INPUT, INPUT_END,
+    PROGRAM = 1, RUN, END, ARGUMENTS, TALK, INPUT, INPUT_END,
     READY = 17, COMPILED, COMPILE_FAILED, RESULT, FAILED, OUTPUT,
 };
 enum ended { EXITED, SIGNALLED, TIME_LIMIT, MEMORY_LIMIT, OUTPUT_LIMIT };
@@ -78,7 +78,7 @@ struct session {
     char **compile_argv, **run_argv;
     char *code; /* compiled python, marshalled */
     uint64_t code_bytes;
-    struct frame given; /* for the next run */
+    struct frame arguments; /* for the next run */
     const char *args;   /* of the next run: NUL-terminated strings */
     uint64_t args_bytes;
     uint32_t num_args;
@@ -104,7 +104,7 @@ void send_frame(struct session *s, enum kind kind, const void *bytes, size_t num
 void send_result(struct session *s, struct run *run);
 bool write_all(int fd, const void *bytes, size_t num_bytes);
 void read_program(struct session *s, struct frame frame);
-void read_given(struct session *s);
+void read_arguments(struct session *s);
 _Noreturn void await_end_frame(struct session *s);
 
 /* process.c */

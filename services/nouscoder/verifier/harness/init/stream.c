@@ -185,12 +185,12 @@ static uint32_t take_32(struct session *s, const char **at, const char *end) {
 }
 
 /* The arguments of the next run, and its files into its folder. */
-void read_given(struct session *s) {
+void read_arguments(struct session *s) {
     s->args = "";
     s->num_args = 0;
     s->args_bytes = 0;
-    if (!s->given.bytes) return;
-    const char *at = s->given.bytes, *end = at + s->given.num_bytes;
+    if (!s->arguments.bytes) return;
+    const char *at = s->arguments.bytes, *end = at + s->arguments.num_bytes;
     s->num_args = take_32(s, &at, end);
     s->args_bytes = take_32(s, &at, end);
     s->args = take(s, &at, end, s->args_bytes);

@@ -1,0 +1,201 @@
+"""The runner pods of a gateway over HTTP, against a small Kubernetes API: listed once, then watched."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+pytest.importorskip("kubernetes", reason="install the `cluster` extra")
+from kubernetes import client
+
+from nouscoder.verifier.sandbox import pods as pods_module
+from nouscoder.verifier.sandbox.pods import ManagedPods
+from nouscoder.verifier.sandbox.pool import Found, RunnersUnreachable
+
+PATH = "/api/v1/namespaces/default/pods"
+SPEC = {"containers": [{"name": "runner", "image": "sandbox"}]}
+
+
+class Api:
+    """Pods by name, the requests that came, and the events that a watch sends until `end_watch`."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.requests: list[str] = []
+        self.events: queue.Queue[bytes | None] = queue.Queue()
+        self.status = 200
+        self.num_made = 0
+        api = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self, record: dict[str, Any]) -> None:
+                body = json.dumps(record).encode()
+                self.send_response(api.status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def do_GET(self) -> None:
+                asked = parse_qs(urlsplit(self.path).query)
+                if "watch" not in asked:
+                    api.requests.append("list")
+                    metadata = {"resourceVersion": "7"}
+                    self.answer({"kind": "PodList", "metadata": metadata, "items": [*api.pods.values()]})
+                    return
+                api.requests.append(f"watch from {asked['resourceVersion'][0]}")
+                self.send_response(200)
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                while (line := api.events.get()) is not None:
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+                self.wfile.write(b"0\r\n\r\n")
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                api.num_made += 1
+                api.requests.append("create")
+                self.answer(body | {"metadata": body["metadata"] | {"name": f"made-{api.num_made}"}, "status": {}})
+
+            def do_DELETE(self) -> None:
+                api.requests.append(f"delete {self.path.partition('?')[0].removeprefix(PATH)}")
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                self.answer({})
+
+            def log_message(self, format: str, *args: object) -> None:
+                return None
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def send(self, kind: str, pod: dict[str, Any]) -> None:
+        self.events.put(json.dumps({"type": kind, "object": pod}).encode() + b"\n")
+
+    def end_watch(self) -> None:
+        self.events.put(None)
+
+    def close(self) -> None:
+        self.end_watch()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def pod(name: str, ip: str = "", phase: str = "Running", **metadata: str) -> dict[str, Any]:
+    """A pod that is ready when it has an address."""
+    conditions = [{"type": "Ready", "status": "True" if ip else "False"}]
+    status = {"phase": phase, "podIP": ip, "conditions": conditions}
+    return {
+        "kind": "Pod",
+        "metadata": {"name": name, "resourceVersion": "8", **metadata},
+        "spec": SPEC,
+        "status": status,
+    }
+
+
+class Watched:
+    """The source under test, and a way to wait for what it lists."""
+
+    def __init__(self, api: Api, folder: Path) -> None:
+        template = folder / "pod.json"
+        template.write_text(json.dumps({"kind": "Pod", "metadata": {"generateName": "runner-"}, "spec": SPEC}))
+        configuration = client.Configuration(host=api.url)
+        self.source = ManagedPods(template, 7070, client.CoreV1Api(client.ApiClient(configuration)))
+        self.changed = asyncio.Event()
+        self.ignores_faults = False
+
+    async def until(self, condition: Callable[[list[Found]], bool]) -> list[Found]:
+        """What is listed, as soon as it fulfils `condition`."""
+        async with asyncio.timeout(20):
+            while True:
+                self.changed.clear()
+                try:
+                    found = list(await self.source.list())
+                    if condition(found):
+                        return found
+                except RunnersUnreachable:
+                    if not self.ignores_faults:
+                        raise
+                await self.changed.wait()
+
+
+@pytest.fixture
+def api() -> Any:
+    made = Api()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def watched(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watched]:
+    monkeypatch.setattr(pods_module, "_RETRY_S", 0.01)
+    api.pods = {"a": pod("a", "10.0.0.1"), "b": pod("b")}
+    made = Watched(api, tmp_path)
+    await made.source.start(made.changed.set)
+    yield made
+    api.status = 200
+    await made.source.close()
+    assert api.requests[-1] == "delete "
+
+
+async def test_changes_come_from_one_watch_and_not_from_lists(watched: Watched, api: Api) -> None:
+    found = await watched.until(lambda found: len(found) == 2)
+    assert found == [Found("a", ("10.0.0.1", 7070)), Found("b", None)]
+    api.send("MODIFIED", pod("b", "10.0.0.2"))
+    api.send("ADDED", pod("c"))
+    api.send("DELETED", pod("a", "10.0.0.1"))
+    found = await watched.until(lambda found: [one.name for one in found] == ["b", "c"])
+    assert found[0].address == ("10.0.0.2", 7070)
+    for _ in range(100):
+        await watched.source.list()
+    assert api.requests == ["list", "watch from 7"]
+
+
+async def test_a_removed_pod_is_not_listed_again_though_the_api_still_reports_it(watched: Watched, api: Api) -> None:
+    """The last part of the invariant of pods.py: events and lists may be older than the removal."""
+    (a, _) = await watched.until(lambda found: len(found) == 2)
+    await watched.source.remove(a)
+    api.send("MODIFIED", pod("a", "10.0.0.1"))
+    api.send("ADDED", pod("c"))
+    assert [one.name for one in await watched.until(lambda found: len(found) == 2)] == ["b", "c"]
+    api.end_watch()
+    api.pods["d"] = pod("d")
+    found = await watched.until(lambda found: any(one.name == "d" for one in found))
+    assert "a" not in [one.name for one in found]
+
+
+async def test_a_pod_that_was_made_is_listed_before_the_watch_reports_it(watched: Watched) -> None:
+    await watched.until(lambda found: len(found) == 2)
+    name = await watched.source.create()
+    assert Found(str(name), None) in await watched.source.list()
+
+
+async def test_an_ended_pod_is_removed_and_a_dying_one_is_not_listed(watched: Watched, api: Api) -> None:
+    await watched.until(lambda found: len(found) == 2)
+    api.send("MODIFIED", pod("a", "10.0.0.1", phase="Failed"))
+    api.send("MODIFIED", pod("b", "10.0.0.2", deletionTimestamp="2026-01-01T00:00:00Z"))
+    assert await watched.until(lambda found: not found) == []
+    assert "delete /a" in api.requests
+
+
+async def test_an_api_that_refuses_is_reported_and_listed_again_when_it_answers(watched: Watched, api: Api) -> None:
+    await watched.until(lambda found: len(found) == 2)
+    api.status = 503
+    api.end_watch()
+    with pytest.raises(RunnersUnreachable, match="503"):
+        await watched.until(lambda _: False)
+    api.status, api.pods = 200, {"e": pod("e", "10.0.0.5")}
+    watched.ignores_faults = True
+    found = await watched.until(lambda found: [one.name for one in found] == ["e"])
+    assert found == [Found("e", ("10.0.0.5", 7070))]
