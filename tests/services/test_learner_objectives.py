@@ -105,8 +105,8 @@ def test_entropies_with_gradient_and_reference_log_probabilities_reach_the_objec
 
 def test_entropies_have_no_gradient_unless_it_is_needed() -> None:
     part = pack([scored.graded.rollout for scored in scored_rollouts()], 100_000, CPU)[0]
-    assert not score_tokens(random_policy(0), part, 1.0).entropies.requires_grad
-    assert score_tokens(random_policy(0), part, 1.0, entropy_gradient=True).entropies.requires_grad
+    assert not score_tokens(random_policy(0), part).entropies.requires_grad
+    assert score_tokens(random_policy(0), part, entropy_gradient=True).entropies.requires_grad
 
 
 def test_diagnostics_reach_log_and_metrics_by_their_names() -> None:

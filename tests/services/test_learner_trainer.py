@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.config import Config, GenerationSection, LearnerSection, RunSection, SamplingSection
+from nouscoder.config import Config, LearnerSection, RunSection
 from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.reward import RewardRule
 from nouscoder.domain.rollout import FinishReason, Rollout, Segment, float32, int32, spans_of
@@ -44,7 +44,6 @@ def config(*, microbatch_tokens: int = 16384, steps_per_batch: int = 4, warmup_s
             steps_per_batch=steps_per_batch,
             warmup_steps=warmup_steps,
         ),
-        generation=GenerationSection(sampling=SamplingSection(temperature=more.get("temperature", 1.0))),
     )
 
 
@@ -88,10 +87,10 @@ def test_packed_targets_and_positions_are_those_of_the_loss_tokens() -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_log_probabilities_and_entropies_are_those_of_a_plain_forward_pass_without_padding(temperature: float) -> None:
     model = random_policy(0)
-    rollouts = rollouts_of(random_batch(0, seed=2))
+    rollouts = [at_temperature(rollout, temperature) for rollout in rollouts_of(random_batch(0, seed=2))]
     for budget in (64, 100_000):  # many micro-batches with little padding, and one with much
         for part in pack(rollouts, budget, CPU):
-            scores = score_tokens(model, part, temperature)
+            scores = score_tokens(model, part)
             for row, index in enumerate(part.rollout_indices):
                 ids = torch.tensor([rollouts[index].token_ids.tolist()])
                 logits = model(input_ids=ids).logits[0, len(rollouts[index].prompt_token_ids) - 1 : -1] / temperature
@@ -108,7 +107,7 @@ def test_a_chunked_head_gives_the_same_scores_and_gradients(monkeypatch: pytest.
     for limit in (2**26, 99 * 7):
         monkeypatch.setattr("nouscoder.learner.logprobs._MAX_LOGITS", limit)
         model = random_policy(0)
-        scores = score_tokens(model, part, 1.0)
+        scores = score_tokens(model, part)
         torch.autograd.backward(scores.logprobs.sum())
         gradients.append((scores.logprobs.detach(), model.lm_head.weight.grad, model.model.embed_tokens.weight.grad))
     for whole, chunked in zip(*gradients, strict=True):
@@ -171,7 +170,7 @@ def test_old_log_probabilities_are_those_before_the_first_step() -> None:
     assert [step.loss for step in first_steps] == [step.loss for step in steps[:3]], "bit for bit"
     start = random_policy(0)
     ratios = [
-        (score_tokens(other.model, part, 1.0).logprobs - score_tokens(start, part, 1.0).logprobs).exp().detach()
+        (score_tokens(other.model, part).logprobs - score_tokens(start, part).logprobs).exp().detach()
         for part in pack(last, 16384, CPU)
     ]
     assert steps[-1].diagnostics["ratio_max"] == pytest.approx(float(torch.cat(ratios).max()), rel=1e-5)
@@ -212,7 +211,7 @@ def test_rewarded_tokens_become_likelier_and_punished_ones_less() -> None:
         total = 0.0
         with torch.no_grad():
             for part in pack(rollouts_of(batch), 16384, CPU):
-                logprobs = score_tokens(trainer.model, part, 1.0).logprobs
+                logprobs = score_tokens(trainer.model, part).logprobs
                 advantages = [scored[batch.rollouts[i].rollout.rollout_id] for i in part.rollout_indices]
                 total += float((torch.tensor(advantages)[part.rows] * logprobs).sum())
         return total
@@ -243,12 +242,28 @@ def test_warm_up_is_linear_and_the_gradient_norm_is_reported_before_the_cap() ->
     assert all(step.gradient_norm > 1e-3 for step in steps)
 
 
-def test_temperature_is_the_samplers() -> None:
-    cold = Trainer(random_policy(0), config(temperature=0.5)).train_batch(random_batch(0, seed=1))
-    warm = Trainer(random_policy(0), config(temperature=2.0)).train_batch(random_batch(0, seed=1))
-    assert cold.steps[0].diagnostics["entropy"] < warm.steps[0].diagnostics["entropy"]
-    with pytest.raises(ValueError, match=r"generation\.sampling\.temperature"):
-        Trainer(random_policy(0), config(temperature=0.0))
+def at_temperature(rollout: Rollout, temperature: float) -> Rollout:
+    return replace(rollout, sampling=replace(rollout.sampling, temperature=temperature))
+
+
+def test_each_rollout_is_scored_at_the_temperature_it_was_sampled_at() -> None:
+    """A micro-batch of mixed temperatures gives each rollout the scores that it has alone."""
+    model = random_policy(0)
+    plain = rollouts_of(random_batch(0, seed=1))
+    mixed = [at_temperature(rollout, (0.5, 1.0, 2.0)[number % 3]) for number, rollout in enumerate(plain)]
+    (together,) = pack(mixed, 100_000, CPU)
+    scores = score_tokens(model, together)
+    for row, index in enumerate(together.rollout_indices):
+        (alone,) = pack([mixed[index]], 100_000, CPU)
+        torch.testing.assert_close(scores.logprobs[together.rows == row], score_tokens(model, alone).logprobs)
+    coldest, hottest = (score_tokens(model, pack([at_temperature(plain[0], t)], 9999, CPU)[0]) for t in (0.5, 2.0))
+    assert float(coldest.entropies.mean()) < float(hottest.entropies.mean())
+
+
+def test_a_greedy_rollout_is_refused_by_name() -> None:
+    rollout = at_temperature(rollouts_of(random_batch(0, seed=1))[0], 0.0)
+    with pytest.raises(ValueError, match=rf"{rollout.rollout_id} was sampled at temperature 0"):
+        pack([rollout], 1000, CPU)
 
 
 # ---- what must not be trained on ----

@@ -26,10 +26,8 @@ class TokenScores:
     entropies: Tensor
 
 
-def score_tokens(
-    model: PreTrainedModel, micro_batch: MicroBatch, temperature: float, *, entropy_gradient: bool = False
-) -> TokenScores:
-    """Scores under softmax(logits / temperature), the distribution that the tokens were sampled from (at top-p 1).
+def score_tokens(model: PreTrainedModel, micro_batch: MicroBatch, *, entropy_gradient: bool = False) -> TokenScores:
+    """Scores under softmax(logits / temperature of the rollout), from which the tokens were sampled (at top-p 1).
 
     The entropies have a gradient only if `entropy_gradient`.
     """
@@ -37,21 +35,18 @@ def score_tokens(
     states = hidden[micro_batch.rows, micro_batch.columns]
     head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     chunk_tokens = max(1, _MAX_LOGITS // model.config.vocab_size)
+    inputs = (states, micro_batch.targets, micro_batch.temperatures)
     if len(states) <= chunk_tokens:
-        return TokenScores(*_head_scores(head, states, micro_batch.targets, temperature, entropy_gradient))
-    chunks = [
-        checkpoint(_head_scores, head, part, targets, temperature, entropy_gradient, use_reentrant=False)
-        for part, targets in zip(
-            torch.split(states, chunk_tokens), torch.split(micro_batch.targets, chunk_tokens), strict=True
-        )
-    ]
+        return TokenScores(*_head_scores(head, *inputs, entropy_gradient))
+    parts = zip(*(torch.split(tensor, chunk_tokens) for tensor in inputs), strict=True)
+    chunks = [checkpoint(_head_scores, head, *part, entropy_gradient, use_reentrant=False) for part in parts]
     return TokenScores(torch.cat([chunk[0] for chunk in chunks]), torch.cat([chunk[1] for chunk in chunks]))
 
 
 def _head_scores(
-    head: nn.Module, states: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
+    head: nn.Module, states: Tensor, targets: Tensor, temperatures: Tensor, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    logits = head(states).float() / temperature
+    logits = head(states).float() / temperatures.unsqueeze(-1)
     all_logprobs = logits.log_softmax(dim=-1)
     chosen = all_logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):

@@ -24,7 +24,7 @@ class MicroBatch:
 
     rollout_indices [rows]: positions in the sequence given to `pack`. input_ids [rows, width]. Of the loss tokens, row
     by row and in order: rows [tokens] and columns [tokens] are where the hidden state that predicts them stands,
-    targets [tokens] the tokens, sampler_logprobs [tokens] as recorded.
+    targets [tokens] the tokens, sampler_logprobs [tokens] as recorded, temperatures [tokens] they were sampled at.
     """
 
     rollout_indices: tuple[int, ...]
@@ -33,6 +33,7 @@ class MicroBatch:
     columns: Tensor
     targets: Tensor
     sampler_logprobs: Tensor
+    temperatures: Tensor
 
     @property
     def num_tokens(self) -> int:
@@ -57,7 +58,12 @@ def plan(lengths: Sequence[int], max_padded_tokens: int) -> list[list[int]]:
 
 
 def pack(rollouts: Sequence[Rollout], max_padded_tokens: int, device: torch.device) -> list[MicroBatch]:
-    """Micro-batches of the rollouts."""
+    """Micro-batches of the rollouts. Raises ValueError for a greedy rollout: its tokens have no importance ratio."""
+    for rollout in rollouts:
+        if rollout.sampling.temperature <= 0:
+            raise ValueError(
+                f"rollout {rollout.rollout_id} was sampled at temperature 0: train on a temperature above 0"
+            )
     # The last token of a rollout predicts nothing that is in the loss, so it is not fed.
     lengths = [len(rollout.token_ids) - 1 for rollout in rollouts]
     return [_pad([rollouts[i] for i in part], part, device) for part in plan(lengths, max_padded_tokens)]
@@ -71,7 +77,9 @@ def _pad(rollouts: Sequence[Rollout], indices: Sequence[int], device: torch.devi
         input_ids[row, : len(rollout.token_ids) - 1] = np.frombuffer(rollout.token_ids, np.int32)[:-1]
     targets = [np.frombuffer(r.token_ids, np.int32)[p] for r, p in zip(rollouts, positions, strict=True)]
     logprobs = [np.frombuffer(rollout.logprobs.cast("B"), np.float32) for rollout in rollouts]
-    rows = np.repeat(np.arange(len(rollouts)), [len(where) for where in positions])
+    num_sampled = [len(where) for where in positions]
+    rows = np.repeat(np.arange(len(rollouts)), num_sampled)
+    temperatures = np.repeat(np.array([r.sampling.temperature for r in rollouts], dtype=np.float32), num_sampled)
     return MicroBatch(
         rollout_indices=tuple(indices),
         input_ids=torch.from_numpy(input_ids).to(device),
@@ -79,6 +87,7 @@ def _pad(rollouts: Sequence[Rollout], indices: Sequence[int], device: torch.devi
         columns=torch.from_numpy(np.concatenate(positions) - 1).to(device),
         targets=torch.from_numpy(np.concatenate(targets).astype(np.int64)).to(device),
         sampler_logprobs=torch.from_numpy(np.concatenate(logprobs)).to(device),
+        temperatures=torch.from_numpy(temperatures).to(device),
     )
 
 

@@ -100,9 +100,6 @@ class Trainer:
         objective: Objective | None = None,
     ) -> None:
         settings = config.learner
-        self._temperature = config.generation.sampling.temperature
-        if self._temperature <= 0:
-            raise ValueError("generation.sampling.temperature must be above 0 to train: greedy tokens have no ratio")
         self.model = model.to(settings.device)  # type: ignore[arg-type]
         # The ratios need exactly the distribution that was sampled from, so dropout stays off.
         self.model.eval()
@@ -162,7 +159,7 @@ class Trainer:
 
     @torch.no_grad()
     def _logprobs(self, model: PreTrainedModel, parts: Sequence[MicroBatch]) -> list[Tensor]:
-        logprobs = [score_tokens(model, part, self._temperature).logprobs for part in parts]
+        logprobs = [score_tokens(model, part).logprobs for part in parts]
         if not all(bool(part.isfinite().all()) for part in logprobs):
             raise TrainingError(f"a log-probability of the policy at step {self.step} is not finite")
         return logprobs
@@ -213,7 +210,7 @@ class Trainer:
     def _loss_inputs(self, minibatch: _Minibatch, index: int) -> LossInputs:
         part, old = minibatch.parts[index], minibatch.old_logprobs[index]
         needs = self._objective.needs
-        scores = score_tokens(self.model, part, self._temperature, entropy_gradient=needs.entropy_gradient)
+        scores = score_tokens(self.model, part, entropy_gradient=needs.entropy_gradient)
         advantages = [minibatch.scored[position].advantage for position in part.rollout_indices]
         of_rollouts = torch.tensor(advantages, dtype=torch.float32, device=self.model.device)
         return LossInputs(
