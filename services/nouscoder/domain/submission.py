@@ -6,6 +6,7 @@ The `cases` of tests are a tuple, or a sequence that reads each case from a file
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -164,8 +165,22 @@ class MathTests:
     cases: Sequence[MathCase]
 
 
+Case = StdinCase | CallCase | MathCase | str
 Tests = StdinTests | CallTests | AssertTests | CheckerTests | InteractiveTests | MathTests
 TEST_TYPES = ("stdin", "call", "assert", "checker", "interactive", "math")
+
+
+def input_size(case: Case) -> int:
+    """How long a case's input is: the guess of how hard it is, where nothing better is known."""
+    match case:
+        case StdinCase():
+            return len(case.input)
+        case CallCase():
+            return len(json.dumps({"args": case.args, "kwargs": case.kwargs}))
+        case MathCase():
+            return 0
+        case _:
+            return len(case)
 
 
 @dataclass(frozen=True, slots=True)

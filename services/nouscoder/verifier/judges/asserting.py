@@ -18,7 +18,7 @@ import secrets
 from nouscoder.domain.submission import AssertTests
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.judges.base import encoded, readable
+from nouscoder.verifier.judges.base import encoded, readable, size_of
 from nouscoder.verifier.sandbox.base import RunResult
 
 _ENTRY = "__nouscoder_case__"
@@ -56,7 +56,7 @@ class AssertJudge:
 
     def input_size(self, index: int) -> int:
         """The number of characters of the case."""
-        return len(self._cases[index])
+        return size_of(self._cases, index)
 
     def stdin(self, index: int) -> bytes:
         """The case and its token as arguments."""

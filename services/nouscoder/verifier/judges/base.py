@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from nouscoder.domain.submission import Case, input_size
 from nouscoder.domain.verdict import VerdictKind
+from nouscoder.store.case_files import StoredCases
 from nouscoder.verifier.sandbox.base import RunResult
 
 CLIP_CHARS = 2000
@@ -36,6 +39,11 @@ class Judge(Protocol):
     def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:
         """(input, expected, output) of test `index` as readable text."""
         ...
+
+
+def size_of(cases: Sequence[Case], index: int) -> int:
+    """The size of a case's input. Stored cases know it without being read."""
+    return cases.input_sizes[index] if isinstance(cases, StoredCases) else input_size(cases[index])
 
 
 def readable(data: bytes) -> str:

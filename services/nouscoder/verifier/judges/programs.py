@@ -5,7 +5,7 @@ from __future__ import annotations
 from nouscoder.domain.submission import CheckerTests, Comparator, InteractiveTests, StdinTests
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.comparators import same_text
-from nouscoder.verifier.judges.base import encoded, readable
+from nouscoder.verifier.judges.base import encoded, readable, size_of
 from nouscoder.verifier.sandbox.base import RunResult
 
 
@@ -29,7 +29,7 @@ class StdinJudge:
 
     def input_size(self, index: int) -> int:
         """The number of characters of the input."""
-        return len(self._cases[index].input)
+        return size_of(self._cases, index)
 
     def stdin(self, index: int) -> bytes:
         """The input of the case."""

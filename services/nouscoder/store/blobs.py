@@ -1,0 +1,213 @@
+"""Where files are kept by name: a folder (also a volume that pods share) or an object store.
+
+INVARIANT: a blob appears whole or not at all, and its name is made of plain words, so that no name leaves the store.
+Methods block: call them off the event loop.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from nouscoder.errors import NousCoderError, Unusable
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+CHUNK_BYTES = 1024**2
+_NAME = re.compile(r"[a-z0-9-]+(/[A-Za-z0-9._-]{1,200}){1,4}")
+_PART = ".part-"
+
+
+class NoSuchBlob(NousCoderError):
+    """There is no blob of this name."""
+
+
+class BlobsUnavailable(NousCoderError):
+    """The store cannot be read or written now; the message says why."""
+
+
+class BlobsUnusable(Unusable):
+    """The configured store can never work; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlobInfo:
+    """A blob there is; `modified_s` is the time of its last `put`, in seconds since 1970."""
+
+    name: str
+    num_bytes: int
+    modified_s: float
+
+
+class Blobs(Protocol):
+    """The store. Every method raises BlobsUnavailable."""
+
+    def put(self, name: str, data: bytes | Path) -> None:
+        """Keep `data`, or a file's content, under this name, in the place of what was there."""
+        ...
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """A blob in pieces. Raises NoSuchBlob, before the first piece."""
+        ...
+
+    def exists(self, name: str) -> bool:
+        """Whether there is one."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Forget it; one that is not there is no error."""
+        ...
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        """All in the folder `prefix`, in no order."""
+        ...
+
+
+def open_blobs(place: str) -> Blobs:
+    """The store at `place`: a URL such as s3://bucket/prefix (or memory:///), else a folder. Raises BlobsUnusable."""
+    if "://" not in place:
+        return FolderBlobs(Path(place))
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
+    try:
+        return ObjectBlobs(from_url(place))
+    except (BaseError, ValueError) as error:
+        raise BlobsUnusable(f"{place} is no store of files: {error}") from error
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name) or ".." in name or _PART in name:
+        raise ValueError(f"{name[:100]!r} is no name of a blob")
+    return name
+
+
+class FolderBlobs:
+    """A folder on a disk or a shared volume."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, name: str, data: bytes | Path) -> None:
+        """See Blobs."""
+        path = self._folder / _checked(name)
+        part = path.with_name(f"{_PART}{secrets.token_hex(8)}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with part.open("wb") as file:
+                if isinstance(data, Path):
+                    with data.open("rb") as source:
+                        while piece := source.read(CHUNK_BYTES):
+                            file.write(piece)
+                else:
+                    file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                part.unlink()
+            raise BlobsUnavailable(f"{path} cannot be written: {error.strerror or error}") from error
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """See Blobs."""
+        path = self._folder / _checked(name)
+        try:
+            with path.open("rb") as file:
+                while piece := file.read(CHUNK_BYTES):
+                    yield piece
+        except FileNotFoundError:
+            raise NoSuchBlob(f"there is no {name} in {self._folder}") from None
+        except OSError as error:
+            raise BlobsUnavailable(f"{path} cannot be read: {error.strerror or error}") from error
+
+    def exists(self, name: str) -> bool:
+        """See Blobs."""
+        return (self._folder / _checked(name)).is_file()
+
+    def delete(self, name: str) -> None:
+        """See Blobs."""
+        try:
+            (self._folder / _checked(name)).unlink(missing_ok=True)
+        except OSError as error:
+            raise BlobsUnavailable(f"{self._folder / name} cannot be deleted: {error.strerror or error}") from error
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        """See Blobs."""
+        for folder, _, names in os.walk(self._folder / prefix):
+            for name in names:
+                if name.startswith(_PART):
+                    continue
+                path = Path(folder) / name
+                with suppress(FileNotFoundError):  # deleted meanwhile
+                    stat = path.stat()
+                    yield BlobInfo(path.relative_to(self._folder).as_posix(), stat.st_size, stat.st_mtime)
+
+
+class ObjectBlobs:
+    """An object store, through obstore."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def put(self, name: str, data: bytes | Path) -> None:
+        """See Blobs."""
+        from obstore.exceptions import BaseError
+
+        try:
+            self._store.put(_checked(name), data)
+        except (BaseError, OSError) as error:
+            raise BlobsUnavailable(f"{name} cannot be written: {error}") from error
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """See Blobs."""
+        from obstore.exceptions import BaseError
+
+        try:
+            for piece in self._store.get(_checked(name)).stream(min_chunk_size=CHUNK_BYTES):
+                yield bytes(piece)
+        except FileNotFoundError:
+            raise NoSuchBlob(f"there is no {name}") from None
+        except (BaseError, OSError) as error:
+            raise BlobsUnavailable(f"{name} cannot be read: {error}") from error
+
+    def exists(self, name: str) -> bool:
+        """See Blobs."""
+        from obstore.exceptions import BaseError
+
+        try:
+            self._store.head(_checked(name))
+        except FileNotFoundError:
+            return False
+        except (BaseError, OSError) as error:
+            raise BlobsUnavailable(f"{name} cannot be looked up: {error}") from error
+        return True
+
+    def delete(self, name: str) -> None:
+        """See Blobs."""
+        from obstore.exceptions import BaseError
+
+        try:
+            self._store.delete(_checked(name))
+        except FileNotFoundError:
+            return
+        except (BaseError, OSError) as error:
+            raise BlobsUnavailable(f"{name} cannot be deleted: {error}") from error
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        """See Blobs."""
+        from obstore.exceptions import BaseError
+
+        try:
+            for found in self._store.list(prefix):
+                for item in found:
+                    yield BlobInfo(item["path"], item["size"], item["last_modified"].timestamp())
+        except (BaseError, OSError) as error:
+            raise BlobsUnavailable(f"{prefix} cannot be listed: {error}") from error

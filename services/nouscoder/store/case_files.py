@@ -1,0 +1,273 @@
+"""The file that holds one set of tests: compressed, readable case by case, named by its content.
+
+Layout: zstd frames, then one index. The frames together decompress to the canonical JSON (formats/tests.py), so that
+`zstd -dc FILE | sha256sum` prints the digest. Frame 0 is what comes before the first case. Each further frame holds
+whole cases, about 64 KiB of them. The index stands in a skippable zstd frame, little endian:
+
+    uint32 num_frames, num_cases; then per frame uint64 end in the file, uint64 end in the text;
+    then per case uint64 end in the text, uint32 size of its input; then uint32 CRC-32 of all before it;
+    then uint32 number of the index's bytes up to here; then b"NCT1", the last four bytes of the file
+
+INVARIANT: a case is read by decompressing its own frame only; bytes that are not what was written are never returned:
+each frame has a checksum, the index has one, and `check` compares the whole text with the digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Generic, Self, TypeVar, overload
+
+import zstandard
+from pydantic_core import from_json
+
+from nouscoder.domain.submission import (
+    AssertTests,
+    CallCase,
+    CallTests,
+    CheckerTests,
+    InteractiveTests,
+    JudgeProgram,
+    MathCase,
+    MathTests,
+    StdinCase,
+    StdinTests,
+    Tests,
+    input_size,
+)
+from nouscoder.errors import NousCoderError
+from nouscoder.formats.tests import canonical_parts
+
+Case = TypeVar("Case")
+
+_FRAME_BYTES = 64 * 1024
+_LEVEL = 3
+_MAGIC = b"NCT1"
+_SKIPPABLE = 0x184D2A50
+_RECENT_CASES = 8
+
+
+class CaseFileBroken(NousCoderError):
+    """A file of tests is not what was written; the message names it."""
+
+
+class _Index:
+    """Where everything is."""
+
+    def __init__(self) -> None:
+        self.frame_ends: list[tuple[int, int]] = []  # in the file, in the text
+        self.cases: list[tuple[int, int]] = []  # end in the text, size of the input
+
+    def pack(self) -> bytes:
+        body = struct.pack("<II", len(self.frame_ends), len(self.cases))
+        body += b"".join(struct.pack("<QQ", *ends) for ends in self.frame_ends)
+        body += b"".join(struct.pack("<QI", end, min(size, 2**32 - 1)) for end, size in self.cases)
+        body += struct.pack("<I", zlib.crc32(body))
+        payload = body + struct.pack("<I", len(body)) + _MAGIC
+        return struct.pack("<II", _SKIPPABLE, len(payload)) + payload
+
+    @classmethod
+    def read(cls, file: int, num_bytes: int) -> _Index:
+        """Raises ValueError when it is not there whole."""
+        tail = os.pread(file, 8, max(0, num_bytes - 8))
+        if tail[4:] != _MAGIC:
+            raise ValueError("it has no index")
+        (size,) = struct.unpack("<I", tail[:4])
+        body = os.pread(file, size, max(0, num_bytes - 8 - size))
+        if len(body) != size or size < 12 or struct.unpack("<I", body[-4:])[0] != zlib.crc32(body[:-4]):
+            raise ValueError("its index is broken")
+        num_frames, num_cases = struct.unpack_from("<II", body)
+        index = cls()
+        index.frame_ends = list(struct.iter_unpack("<QQ", body[8 : 8 + 16 * num_frames]))
+        index.cases = list(struct.iter_unpack("<QI", body[8 + 16 * num_frames : -4]))
+        if len(index.cases) != num_cases or num_frames < 1:
+            raise ValueError("its index is broken")
+        return index
+
+
+def write_tests(tests: Tests, file: BinaryIO) -> tuple[str, int]:
+    """Write `tests`; answers their digest and the size of their text in bytes. Raises what `canonical_parts` raises."""
+    packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True, write_content_size=True)
+    digest, index = hashlib.sha256(), _Index()
+    at, text_bytes, frame = 0, 0, bytearray()
+
+    def end_frame() -> None:
+        nonlocal at
+        if frame:
+            at += file.write(packer.compress(bytes(frame)))
+            index.frame_ends.append((at, text_bytes))
+            frame.clear()
+
+    num_cases = len(tests.cases)
+    for number, part in enumerate(canonical_parts(tests)):
+        digest.update(part)
+        frame += part
+        text_bytes += len(part)
+        if 0 < number <= num_cases:
+            index.cases.append((text_bytes, input_size(tests.cases[number - 1])))
+        if number == 0 or len(frame) >= _FRAME_BYTES:
+            end_frame()
+    end_frame()
+    file.write(index.pack())
+    return f"sha256:{digest.hexdigest()}", text_bytes
+
+
+class CaseFile:
+    """An open file of tests. Use as a context manager, or close it."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError, and CaseFileBroken."""
+        self._path = path
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._index = _Index.read(self._file, os.fstat(self._file).st_size)
+        except ValueError as error:
+            os.close(self._file)
+            raise CaseFileBroken(f"{path}: {error}") from None
+        # The size of each case's input [num_cases], see `domain.submission.input_size`.
+        self.input_sizes: Sequence[int] = [size for _, size in self._index.cases]
+        self._frame: tuple[int, bytes] = (-1, b"")  # the one that was read last
+
+    def close(self) -> None:
+        """Close the file; nothing can be read any more."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def num_cases(self) -> int:
+        """How many cases there are."""
+        return len(self._index.cases)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the text."""
+        return self._index.frame_ends[-1][1]
+
+    def check(self, digest: str) -> None:
+        """Read all of it. Raises CaseFileBroken unless the text has this digest."""
+        found = hashlib.sha256()
+        for number in range(len(self._index.frame_ends)):
+            found.update(self._read_frame(number))
+        if digest != f"sha256:{found.hexdigest()}":
+            raise CaseFileBroken(f"{self._path} does not hold the tests {digest}")
+
+    def case(self, index: int) -> Any:
+        """One case as a JSON value. Raises CaseFileBroken."""
+        end = self._index.cases[index][0]
+        begin = self._index.cases[index - 1][0] if index else self._index.frame_ends[0][1]
+        number = self._frame_at(begin)
+        text, first = self._read_frame(number), self._index.frame_ends[number - 1][1]
+        try:
+            return from_json(text[begin - first : end - first].removeprefix(b","))
+        except ValueError as error:
+            raise CaseFileBroken(f"{self._path}, case {index}: {error}") from None
+
+    def tests(self) -> Tests:
+        """The tests, whose cases are read from the file when they are asked for. Raises CaseFileBroken."""
+        try:
+            head = from_json(self._read_frame(0) + b"]}")
+            return _tests(head, self)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CaseFileBroken(f"{self._path}: {type(error).__name__}: {error}") from None
+
+    def _frame_at(self, offset: int) -> int:
+        """The frame that holds this byte of the text."""
+        ends = self._index.frame_ends
+        low, high = 0, len(ends) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if offset < ends[middle][1]:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _read_frame(self, number: int) -> bytes:
+        if self._frame[0] != number:
+            begin, text_begin = self._index.frame_ends[number - 1] if number else (0, 0)
+            end, text_end = self._index.frame_ends[number]
+            packed = os.pread(self._file, end - begin, begin)
+            try:
+                text = zstandard.ZstdDecompressor().decompress(packed, max_output_size=text_end - text_begin)
+            except zstandard.ZstdError as error:
+                raise CaseFileBroken(f"{self._path}, frame {number}: {error}") from None
+            if len(text) != text_end - text_begin:
+                raise CaseFileBroken(f"{self._path}, frame {number}: it has another length than its index says")
+            self._frame = (number, text)
+        return self._frame[1]
+
+
+class StoredCases(Sequence[Case], Generic[Case]):
+    """The cases of a file, read when they are asked for; the few that were read last are kept."""
+
+    def __init__(self, file: CaseFile, decode: Callable[[Any], Case]) -> None:
+        self._file = file
+        self._decode = decode
+        self._recent: OrderedDict[int, Case] = OrderedDict()
+
+    @property
+    def input_sizes(self) -> Sequence[int]:
+        """The size of each case's input, without reading the cases."""
+        return self._file.input_sizes
+
+    def __len__(self) -> int:
+        return self._file.num_cases
+
+    @overload
+    def __getitem__(self, index: int) -> Case: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Case]: ...
+    def __getitem__(self, index: int | slice) -> Case | Sequence[Case]:
+        """Raises CaseFileBroken."""
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        at = range(len(self))[index]
+        if at not in self._recent:
+            try:
+                self._recent[at] = self._decode(self._file.case(at))
+            except (TypeError, KeyError) as error:
+                raise CaseFileBroken(f"case {at} is none: {type(error).__name__}: {error}") from None
+            if len(self._recent) > _RECENT_CASES:
+                self._recent.popitem(last=False)
+        return self._recent[at]
+
+
+def _tests(head: dict[str, Any], file: CaseFile) -> Tests:
+    match head["type"]:
+        case StdinTests.type:
+            return StdinTests(StoredCases(file, _stdin))
+        case CallTests.type:
+            return CallTests(head["entry_point"], StoredCases(file, _call))
+        case AssertTests.type:
+            return AssertTests(StoredCases(file, str), head["setup"])
+        case CheckerTests.type:
+            return CheckerTests(StoredCases(file, _stdin), JudgeProgram(**head["checker"]))
+        case InteractiveTests.type:
+            return InteractiveTests(StoredCases(file, _stdin), JudgeProgram(**head["interactor"]))
+        case MathTests.type:
+            return MathTests(StoredCases(file, lambda record: MathCase(**record)))
+        case other:
+            raise ValueError(f"{other!r:.40} is no type of tests")
+
+
+def _stdin(record: Any) -> StdinCase:
+    return StdinCase(**record)
+
+
+def _call(record: Any) -> CallCase:
+    return CallCase(tuple(record["args"]), record["kwargs"], record["expected"])

@@ -1,0 +1,180 @@
+"""Tests that this process has fetched, in a folder of bounded size.
+
+INVARIANT: the files of the folder, those that are still being fetched among them, never hold more than `max_bytes`;
+the least recently used go first. A file is used only after its content was found to have its digest, once in the life
+of a process; each later read is guarded by the file's own checksums. Of equal fetches only one runs, and the others
+wait for it. What a killed process leaves is either a whole file or one that the next process deletes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from nouscoder.domain.submission import Tests
+from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.store.case_files import CaseFile, CaseFileBroken
+from nouscoder.store.tests import TestsSource, hex_of
+
+log = logging.getLogger(__name__)
+
+_PART = ".part-"
+_MAX_PROCESSES = 64
+
+
+class TestsTooLarge(NousCoderError):
+    """A set of tests alone is larger than the cache."""
+
+    __test__ = False  # not a pytest class
+
+
+class CacheUnusable(Unusable):
+    """The cache's folder cannot be used; the message names it."""
+
+
+class TestsCache:
+    """Use from one event loop. Each process takes a folder of its own below `folder`."""
+
+    __test__ = False  # not a pytest class
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        """Raises CacheUnusable."""
+        self._max_bytes = max_bytes
+        self._folder, self._lock = _own_folder(folder)
+        self._sizes: OrderedDict[str, int] = OrderedDict()  # by file name, the least recently used first
+        self.num_bytes = 0  # of all files
+        self._checked: set[str] = set()
+        self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._load()
+        self._make_room(0)
+
+    def close(self) -> None:
+        """Stop fetching, and let another process use the folder."""
+        for task in self._fetching.values():
+            task.cancel()
+        os.close(self._lock)
+
+    @asynccontextmanager
+    async def opened(self, digest: str, source: TestsSource) -> AsyncIterator[Tests]:
+        """The tests of this digest, fetched from `source` when they are not here; their cases are read from the file.
+
+        Raises what `source` raises, TestsTooLarge, CaseFileBroken when `source` sends something else, and OSError.
+        """
+        name = hex_of(digest)
+        file = await self._open(name, digest, source)
+        try:
+            yield file.tests()
+        finally:
+            file.close()
+
+    async def _open(self, name: str, digest: str, source: TestsSource) -> CaseFile:
+        for _ in range(2):
+            if name not in self._sizes:
+                await self._fetch_once(name, digest, source)
+            try:
+                file = CaseFile(self._folder / name)
+            except (OSError, CaseFileBroken) as error:
+                self._drop(name, error)
+                continue
+            if name not in self._checked:
+                try:
+                    await asyncio.to_thread(file.check, digest)
+                except CaseFileBroken as error:
+                    file.close()
+                    self._drop(name, error)
+                    continue
+                except BaseException:
+                    file.close()
+                    raise
+                self._checked.add(name)
+            if name in self._sizes:
+                self._sizes.move_to_end(name)
+                with suppress(OSError):
+                    os.utime(self._folder / name)
+            return file
+        raise CaseFileBroken(f"the tests {digest} cannot be had whole")
+
+    async def _fetch_once(self, name: str, digest: str, source: TestsSource) -> None:
+        task = self._fetching.get(name)
+        if task is None:
+            task = self._fetching[name] = asyncio.create_task(self._fetch(name, digest, source))
+            task.add_done_callback(lambda done: self._fetched(name, done))
+        await asyncio.shield(task)  # who leaves does not take the tests from the others
+
+    def _fetched(self, name: str, task: asyncio.Task[None]) -> None:
+        self._fetching.pop(name, None)
+        if not task.cancelled():
+            task.exception()  # whoever waits has it; perhaps nobody does any more
+
+    async def _fetch(self, name: str, digest: str, source: TestsSource) -> None:
+        part = f"{_PART}{secrets.token_hex(8)}"
+        path = self._folder / part
+        try:
+            with path.open("wb") as file:
+                self._sizes[part] = 0
+                async for piece in source.fetch(digest):
+                    if not self._make_room(len(piece)):
+                        raise TestsTooLarge(f"the tests {digest} do not fit in a cache of {self._max_bytes} bytes")
+                    self._sizes[part] += len(piece)
+                    self.num_bytes += len(piece)
+                    await asyncio.to_thread(file.write, piece)
+            path.replace(self._folder / name)
+        except BaseException:
+            self._forget(part)
+            raise
+        self._sizes[name] = self._sizes.pop(part)
+        self._checked.discard(name)
+
+    def _make_room(self, num_bytes: int) -> bool:
+        """Delete files until `num_bytes` more fit; False when they cannot. A file stays readable to who has it open."""
+        for name in list(self._sizes):
+            if self.num_bytes + num_bytes <= self._max_bytes:
+                return True
+            if not name.startswith(_PART):
+                self._forget(name)
+        return self.num_bytes + num_bytes <= self._max_bytes
+
+    def _drop(self, name: str, error: Exception) -> None:
+        log.warning("a cached file of tests is fetched again", extra={"file": name, "reason": str(error)})
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self.num_bytes -= self._sizes.pop(name, 0)
+        self._checked.discard(name)
+        (self._folder / name).unlink(missing_ok=True)
+
+    def _load(self) -> None:
+        found = []
+        for path in self._folder.iterdir():
+            if path.name.startswith(_PART):
+                path.unlink(missing_ok=True)
+            elif len(path.name) == 64:
+                stat = path.stat()
+                found.append((stat.st_mtime, path.name, stat.st_size))
+        for _, name, size in sorted(found):
+            self._sizes[name] = size
+            self.num_bytes += size
+
+
+def _own_folder(folder: Path) -> tuple[Path, int]:
+    """A folder that no other process uses, and the lock on it."""
+    for number in range(_MAX_PROCESSES):
+        own = folder / str(number)
+        try:
+            own.mkdir(parents=True, exist_ok=True)
+            lock = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise CacheUnusable(f"{own} cannot be used as a cache of tests: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return own, lock
+        except OSError:
+            os.close(lock)
+    raise CacheUnusable(f"{folder} is used by {_MAX_PROCESSES} processes already")
