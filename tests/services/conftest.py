@@ -13,6 +13,7 @@ from nouscoder.broker.redis_server import start_redis
 from nouscoder.broker.rules import Rules
 from nouscoder.broker.store import Store
 from nouscoder.config import Config, load_config
+from nouscoder.data.problem_index import ProblemIndex, build_index
 from nouscoder.domain.lease import LeasedGrading, LeasedTask
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.problem import Problem
@@ -29,7 +30,9 @@ from nouscoder.domain.rollout import (
 )
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.rollout_record import encode_rollout
+from nouscoder.store.tests import TestStore
 
 _runs = itertools.count()
 
@@ -41,8 +44,11 @@ class BrokerRig:
         Problem(f"p{i}", f"problem {i}", StdinTests((StdinCase("1\n", f"{i}\n"),)), text_is_code=True) for i in range(6)
     )
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, folder: Path) -> None:
         self.url = url
+        store = TestStore(FolderBlobs(folder))
+        build_index(self.problems, folder / "problems.sqlite", store)
+        self.index = ProblemIndex(folder / "problems.sqlite", store)
 
     def config(self, *overrides: str) -> Config:
         """G = 4, B = 8, k = 2 in a run of its own, then the overrides."""
@@ -51,7 +57,7 @@ class BrokerRig:
 
     def broker(self, config: Config) -> Broker:
         """A broker; another one of the same config is a restarted one."""
-        return Broker(config, self.url, self.problems)
+        return Broker(config, self.url, self.index)
 
     def impatient_store(self, broker: Broker) -> Store:
         """The same run under rules by which every lease has expired already."""
@@ -101,7 +107,7 @@ class BrokerRig:
 @pytest.fixture(scope="session")
 def broker_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerRig]:
     server = start_redis(Path(tmp_path_factory.mktemp("redis")))
-    yield BrokerRig(server.url)
+    yield BrokerRig(server.url, tmp_path_factory.mktemp("problems"))
     server.close()
 
 

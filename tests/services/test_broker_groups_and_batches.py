@@ -56,9 +56,9 @@ async def test_a_group_with_fewer_than_two_verdicts_is_abandoned(new_broker: New
 async def test_a_soft_reward_of_a_grading_that_stopped_early_is_refused(new_broker: NewBroker, broker_rig: Any) -> None:
     broker = new_broker("learner.reward=soft")
     await broker.publish_policy(broker_rig.manifest(0))
-    assert broker.tests_of("p0").rules.run_all_tests
     await broker_rig.sample(broker, 1)
     (item,) = (await broker.lease_grading("verifier-h-0-1", 1, 0)).gradings
+    assert item.rules.run_all_tests
     early = Verdict(VerdictKind.WRONG_ANSWER, passed=1, total=5, graded=2, duration_s=0.1, backend="test")
     with pytest.raises(InvalidRequest, match="every test run"):
         await broker.submit_verdicts("verifier-h-0-1", [(item.lease.lease_id, item.rollout_id, early)])

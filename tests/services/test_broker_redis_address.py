@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,6 @@ from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import BrokerUnavailable, RedisAddressUnusable
 from nouscoder.broker.redis_address import configured_url, without_password
 from nouscoder.config import BrokerSection, Config
-from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import StdinCase, StdinTests
 
 SECRET = "hunter2"
 
@@ -49,9 +48,8 @@ def test_what_is_told_holds_no_password(url: str, told: str) -> None:
     assert without_password(url) == told
 
 
-async def test_an_error_about_redis_holds_no_password() -> None:
-    problem = Problem("p", "?", StdinTests((StdinCase("1", "1"),)))
-    broker = Broker(Config(), f"redis://:{SECRET}@127.0.0.1:1", [problem])
+async def test_an_error_about_redis_holds_no_password(broker_rig: Any) -> None:
+    broker = Broker(Config(), f"redis://:{SECRET}@127.0.0.1:1", broker_rig.index)
     with pytest.raises(BrokerUnavailable) as caught:
         await broker.status()
     assert SECRET not in str(caught.value)

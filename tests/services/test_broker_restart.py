@@ -30,7 +30,7 @@ def kill(pid: int | None) -> None:
 
 async def test_a_killed_redis_comes_back_with_every_rollout_where_it_was(tmp_path: Path, broker_rig: Any) -> None:
     first = start_redis(tmp_path / "redis")
-    broker = Broker(broker_rig.config(), first.url, broker_rig.problems)
+    broker = Broker(broker_rig.config(), first.url, broker_rig.index)
     await broker.publish_policy(broker_rig.manifest(0))
     await broker_rig.sample(broker)
     await broker_rig.grade(broker, broker_rig.mixed)
@@ -101,7 +101,7 @@ def test_a_redis_that_cannot_write_says_why(tmp_path: Path, monkeypatch: pytest.
 
 async def test_a_cancelled_call_ends_at_once_wherever_it_was(broker_rig: Any) -> None:
     """redis-py swallows a cancellation that comes in the middle of a command; a swallowed one never ends the loop."""
-    broker = Broker(broker_rig.config(), broker_rig.url, broker_rig.problems)
+    broker = Broker(broker_rig.config(), broker_rig.url, broker_rig.index)
 
     async def ask_for_ever() -> None:
         while True:

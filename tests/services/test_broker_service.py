@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,8 +23,11 @@ from nouscoder.broker.metrics import BrokerCollector
 from nouscoder.broker.service import STATUS_CODES, serve_broker
 from nouscoder.domain.lease import Lease
 from nouscoder.domain.verdict import VerdictKind
+from nouscoder.formats.tests import digest_of
 from nouscoder.rpc.broker_client import BrokerClient, LeaseKeeper
 from nouscoder.rpc.channel import PeerRefused, PeerUnreachable, open_channel
+from nouscoder.store.tests import UnknownTests
+from nouscoder.store.tests_cache import TestsCache
 
 
 @dataclass
@@ -46,7 +50,9 @@ async def service(broker_rig: Any) -> AsyncIterator[Service]:
         yield Service(broker, address, connect)
 
 
-async def test_the_whole_life_of_a_rollout_goes_through_the_client(service: Service, broker_rig: Any) -> None:
+async def test_the_whole_life_of_a_rollout_goes_through_the_client(
+    service: Service, broker_rig: Any, tmp_path: Path
+) -> None:
     generation, verifier, learner = [
         await service.connect(f"{name}-h-0-1") for name in ("generation", "verifier", "learner")
     ]
@@ -58,10 +64,12 @@ async def test_the_whole_life_of_a_rollout_goes_through_the_client(service: Serv
     )
     gradings = (await verifier.lease_grading(100)).gradings
     assert {item.text for item in gradings} == {rollout.text for rollout in sent.values()}
-    tests = await verifier.get_tests(gradings[0].problem_id)
     problem = next(p for p in broker_rig.problems if p.problem_id == gradings[0].problem_id)
-    assert (tests.tests, tests.rules) == (problem.tests, problem.grading_rules())
-    assert await verifier.get_tests(gradings[0].problem_id) is tests
+    assert (gradings[0].tests_digest, gradings[0].rules) == (digest_of(problem.tests), problem.grading_rules())
+    cache = TestsCache(tmp_path, 1024**2)
+    async with cache.opened(gradings[0].tests_digest, verifier) as tests:
+        assert tests.cases[0] == problem.tests.cases[0]
+    cache.close()
     verdicts = [
         (item.lease.lease_id, item.rollout_id, broker_rig.verdict(broker_rig.mixed(item.rollout_id)))
         for item in gradings
@@ -90,8 +98,9 @@ async def test_what_is_refused_says_why_and_what_is_away_is_unavailable(service:
     client = await service.connect("learner-h-0-1")
     with pytest.raises(PeerRefused, match="0 comes next"):
         await client.publish_policy(broker_rig.manifest(3))
-    with pytest.raises(PeerRefused, match="no problem 'nope'"):
-        await client.get_tests("nope")
+    for digest in ("nope", "sha256:" + "0" * 64):
+        with pytest.raises(UnknownTests, match=r"is no digest|are kept here"):
+            await anext(client.fetch(digest))
     with pytest.raises(PeerRefused, match="batch 5 is not leased"):
         await client.commit_batch(5, 1)
     with pytest.raises(PeerRefused, match="worker_id"):
@@ -104,7 +113,7 @@ async def test_what_is_refused_says_why_and_what_is_away_is_unavailable(service:
 
 async def test_a_redis_that_is_away_is_unavailable_with_a_sentence(broker_rig: Any) -> None:
     config = broker_rig.config("broker.grpc=127.0.0.1:0")
-    broker = Broker(config, "unix:///nonexistent/redis.sock", broker_rig.problems)
+    broker = Broker(config, "unix:///nonexistent/redis.sock", broker_rig.index)
     async with AsyncExitStack() as stack:
         address = await serve_broker(broker, config, asyncio.Event(), stack)
         client = await stack.enter_async_context(BrokerClient(address, "learner-h-0-1", patience_s=0))

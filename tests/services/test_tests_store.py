@@ -28,10 +28,9 @@ from nouscoder.domain.submission import (
     input_size,
 )
 from nouscoder.formats.tests import canonical_json, digest_of
-from nouscoder.store import case_files
 from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.case_files import CaseFile, CaseFileBroken, StoredCases, write_tests
-from nouscoder.store.tests import TestStore, UnknownTests, blob_name
+from nouscoder.store.tests import TestStore, UnknownTests
 from nouscoder.store.tests_cache import TestsCache, TestsTooLarge
 
 JUDGE = JudgeProgram("int main(){}", "c")
@@ -80,7 +79,7 @@ def test_a_case_is_read_without_decompressing_the_others(tmp_path: Path, monkeyp
             sizes.append(max_output_size)
             return real().decompress(data, max_output_size=max_output_size)
 
-    monkeypatch.setattr(case_files.zstandard, "ZstdDecompressor", Counting)
+    monkeypatch.setattr(zstandard, "ZstdDecompressor", Counting)
     with CaseFile(tmp_path / "tests") as file:
         cases = file.tests().cases
         assert cases[17] == LARGE.cases[17]
@@ -247,7 +246,3 @@ def test_two_processes_do_not_share_a_folder(cache: TestsCache, tmp_path: Path) 
     )
     command = [sys.executable, "-c", code, str(tmp_path / "cache")]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "1\n"
-
-
-def test_a_name_in_the_store_has_its_digest() -> None:
-    assert blob_name("sha256:" + "ab" * 32) == f"tests/ab/{'ab' * 32}"

@@ -5,25 +5,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from nouscoder.broker.core import Broker
 from nouscoder.broker.service import serve_broker
 from nouscoder.config import load_config
-from nouscoder.domain.lease import GradingTests, Lease, LeasedGrading, LeasedGradings
+from nouscoder.domain.lease import Lease, LeasedGrading, LeasedGradings
 from nouscoder.domain.problem import GradingRules
-from nouscoder.domain.submission import StdinCase, StdinTests
+from nouscoder.domain.submission import StdinCase, StdinTests, Tests
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.rpc.broker_client import BrokerClient
+from nouscoder.rpc.broker_client import BrokerClient, LeaseKeeper
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
+from nouscoder.store.tests import UnknownTests
+from nouscoder.store.tests_cache import TestsCache
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import RunResult, SandboxError
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
 from nouscoder.verifier.worker import GradingWorker
 
-TESTS = GradingTests(StdinTests((StdinCase("a", "a"),)), GradingRules(text_is_code=True))
+TESTS = StdinTests((StdinCase("a", "a"),))
+KNOWN, UNKNOWN = ("sha256:" + digit * 64 for digit in "01")
 
 
 def wrong(_: bytes) -> RunResult:
@@ -46,9 +52,10 @@ async def new_grader(num_slots: int = 2) -> Grader:
 class ListBroker:
     """A broker in memory that is also the keeper of leases."""
 
-    def __init__(self, texts: Iterable[str], problem_id: str = "p") -> None:
+    def __init__(self, texts: Iterable[str], digest: str = KNOWN) -> None:
         self.waiting = [
-            LeasedGrading(Lease(f"l{n}", 5.0, 1), f"r{n}", problem_id, text) for n, text in enumerate(texts)
+            LeasedGrading(Lease(f"l{n}", 5.0, 1), f"r{n}", "p", text, digest, GradingRules(text_is_code=True))
+            for n, text in enumerate(texts)
         ]
         self.kept: set[str] = set()
         self.most_kept = 0
@@ -66,11 +73,12 @@ class ListBroker:
             await asyncio.sleep(0.01)
         return LeasedGradings(tuple(leased))
 
-    async def get_tests(self, problem_id: str) -> GradingTests:
+    @asynccontextmanager
+    async def opened(self, digest: str) -> AsyncIterator[Tests]:
         await self.tests_known.wait()
-        if problem_id != "p":
-            raise PeerError("no such problem")
-        return TESTS
+        if digest != KNOWN:
+            raise UnknownTests("no such tests")
+        yield TESTS
 
     async def submit_verdicts(self, verdicts: Iterable[tuple[str, str, Verdict]]) -> frozenset[str]:
         for lease_id, rollout_id, verdict in verdicts:
@@ -93,7 +101,7 @@ class ListBroker:
 @asynccontextmanager
 async def working(broker: ListBroker, grader: Grader) -> AsyncIterator[GradingWorker]:
     """A worker at work in the background."""
-    worker = GradingWorker(broker, broker, grader)
+    worker = GradingWorker(broker, broker, grader, broker.opened)
     task = asyncio.ensure_future(worker.run())
     try:
         yield worker
@@ -125,11 +133,11 @@ async def test_our_failures_are_handed_in_as_internal_error_and_as_nothing_else(
     async with working(broker, await new_grader()):
         await settled(lambda: len(broker.verdicts) == 1)
     assert broker.verdicts["r0"][0].is_ours
-    unknown = ListBroker(["cat"], problem_id="unknown")
+    unknown = ListBroker(["cat"], digest=UNKNOWN)
     async with working(unknown, await new_grader()):
         await settled(lambda: len(unknown.verdicts) == 1)
     assert unknown.verdicts["r0"][0].is_ours
-    assert "no such problem" in unknown.verdicts["r0"][0].detail
+    assert "no such tests" in unknown.verdicts["r0"][0].detail
 
 
 async def test_the_work_on_a_lost_lease_is_dropped() -> None:
@@ -160,7 +168,9 @@ async def test_stopping_lets_every_lease_go() -> None:
     assert not broker.verdicts
 
 
-async def test_a_real_broker_s_rollouts_are_graded_over_grpc(broker_rig, new_broker: Callable[..., Broker]) -> None:  # type: ignore[no-untyped-def]
+async def test_a_real_broker_s_rollouts_are_graded_over_grpc(
+    broker_rig: Any, new_broker: Callable[..., Broker], tmp_path: Path
+) -> None:
     config = load_config(None, [*_small(), "broker.grpc='127.0.0.1:0'"])
     broker = new_broker(config=config)
     async with AsyncExitStack() as stack:
@@ -170,13 +180,19 @@ async def test_a_real_broker_s_rollouts_are_graded_over_grpc(broker_rig, new_bro
         assert sampled
         client = await stack.enter_async_context(BrokerClient(address, "verifier-h-0-1"))
         keeper = await stack.enter_async_context(client.keep_leases())
-        task = asyncio.ensure_future(GradingWorker(client, keeper, await new_grader()).run())
+        task = asyncio.ensure_future(_grading(client, keeper, tmp_path))
         async with asyncio.timeout(20):
             while (await broker.status()).rollouts_graded < len(sampled):
                 await asyncio.sleep(0.02)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert (await broker.status()).ledger.balanced
+
+
+async def _grading(client: BrokerClient, keeper: LeaseKeeper, folder: Path) -> None:
+    cache = TestsCache(folder, 1024**2)
+    opened = partial(cache.opened, source=client)
+    await GradingWorker(client, keeper, await new_grader(), opened).run()
 
 
 def _small() -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 from nouscoder.broker import batches, ledger, policies, stall, streams
 from nouscoder.broker.admission import groups_wanted
@@ -21,8 +22,8 @@ from nouscoder.broker.store import Store
 from nouscoder.broker.streams import Graded, LeasedEntry, Sampled, Stream, parse_lease
 from nouscoder.broker.wakeups import Waits
 from nouscoder.config import Config
+from nouscoder.data.problem_index import IndexedProblem, NotInIndex, ProblemIndex
 from nouscoder.domain.lease import (
-    GradingTests,
     Lease,
     LeasedBatch,
     LeasedGrading,
@@ -32,13 +33,14 @@ from nouscoder.domain.lease import (
 )
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.domain.problem import Problem
 from nouscoder.domain.reward import RewardRule, reward_of
 from nouscoder.domain.rollout import RolloutHeader, Sampling, Task
 from nouscoder.domain.run_status import Blocker, RunStatus
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.rpc.verdict_convert import decode_verdict, encode_verdict
+from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.store.rollout_record import decode_rollout, decode_text
+from nouscoder.store.tests import UnknownTests
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +50,12 @@ _CODEC = batches.Codec(decode_rollout, decode_verdict)
 
 
 class Broker:
-    """The run `config.run.name` on the Redis at `url`, over `problems`."""
+    """The run `config.run.name` on the Redis at `url`, over the problems of an index."""
 
-    def __init__(self, config: Config, url: str, problems: Sequence[Problem]) -> None:
+    def __init__(self, config: Config, url: str, problems: ProblemIndex) -> None:
         self._config = config
-        self._problems = {problem.problem_id: problem for problem in problems}
-        self._curriculum = Curriculum([problem.problem_id for problem in problems], config.run.seed)
+        self._problems = problems
+        self._curriculum = Curriculum(problems.problem_ids, config.run.seed)
         self._next_group = 0  # a guess that each answer corrects; the truth is in Redis
         self.rules = Rules.of(config.broker)
         self.store = Store(url, config.run.name, self.rules)
@@ -111,21 +113,20 @@ class Broker:
 
         async def look() -> LeasedGradings:
             answer = await streams.lease_entries(self.store, Stream.GRADING, worker_id, wanted)
-            gradings = tuple(
-                LeasedGrading(self._lease(entry), entry.rollout_id, entry.problem_id, entry.detail)
-                for entry in answer.entries
-            )
+            gradings = tuple(self._grading(entry) for entry in answer.entries)
             return LeasedGradings(gradings, answer.finished)
 
         return await self.waits.until(self.waits.grading, look, lambda a: bool(a.gradings) or a.run_finished, wait_s)
 
-    def tests_of(self, problem_id: str) -> GradingTests:
-        """A problem's tests, for graders. Raises UnknownProblem."""
-        problem = self._problems.get(problem_id)
-        if problem is None:
-            raise UnknownProblem(f"there is no problem {problem_id[:100]!r} in this run")
-        run_all_tests = self._config.learner.reward is RewardRule.SOFT
-        return GradingTests(problem.tests, problem.grading_rules(run_all_tests))
+    async def read_tests(self, digest: str) -> AsyncIterator[bytes]:
+        """A file of tests in pieces, for verifiers that cannot read the test store. Raises UnknownProblem."""
+        try:
+            async for piece in self._problems.tests.fetch(digest):
+                yield piece
+        except UnknownTests as error:
+            raise UnknownProblem(str(error)) from None
+        except BlobsUnavailable as error:
+            raise BrokerUnavailable(f"the test store: {error}") from error
 
     async def submit_verdicts(self, worker_id: str, verdicts: Sequence[tuple[str, str, Verdict]]) -> list[str]:
         """Take verdicts; answers the rollouts refused because their lease was lost. Raises InvalidRequest."""
@@ -233,13 +234,24 @@ class Broker:
         for signal in (self.waits.tasks, self.waits.grading, self.waits.batches):
             signal.fire()
 
+    def _problem(self, problem_id: str) -> IndexedProblem:
+        try:
+            return self._problems.problem(problem_id)
+        except NotInIndex as error:
+            raise UnknownProblem(str(error)) from None
+
+    def _grading(self, entry: LeasedEntry) -> LeasedGrading:
+        problem = self._problem(entry.problem_id)
+        rules = replace(problem.rules, run_all_tests=self._config.learner.reward is RewardRule.SOFT)
+        return LeasedGrading(
+            self._lease(entry), entry.rollout_id, entry.problem_id, entry.detail, problem.tests_digest, rules
+        )
+
     def _lease(self, entry: LeasedEntry) -> Lease:
         return Lease(str(entry.ref), self._config.broker.lease_s, entry.ref.delivery)
 
     def _task(self, entry: LeasedEntry) -> LeasedTask:
-        problem = self._problems.get(entry.problem_id)
-        if problem is None:
-            raise UnknownProblem(f"problem {entry.problem_id!r} of {entry.rollout_id} is no longer in the problem file")
+        problem = self._problem(entry.problem_id)
         section = self._config.generation.sampling
         seed = task_seed(self._config.run.seed, entry.rollout_id)
         sampling = Sampling(section.temperature, section.top_p, section.max_new_tokens, seed)

@@ -24,7 +24,7 @@ from nouscoder.broker.metrics import BrokerCollector
 from nouscoder.broker.redis_address import configured_url
 from nouscoder.broker.redis_server import start_redis
 from nouscoder.config import Config
-from nouscoder.data.problems import load_problems
+from nouscoder.data.problem_index import open_index
 from nouscoder.rpc import broker_convert, faults, policy_convert, rollout_convert, verdict_convert
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
@@ -82,13 +82,14 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         leased = await self._broker.lease_grading(_worker(request.worker_id), request.max_rollouts, request.wait_s)
         return broker_convert.leased_gradings_to(leased)
 
-    async def GetTests(  # noqa: N802
+    async def FetchTests(  # noqa: N802
         self,
-        request: broker_pb2.GetTestsRequest,
-        context: _Context[broker_pb2.GetTestsRequest, broker_pb2.GetTestsResponse],
-    ) -> broker_pb2.GetTestsResponse:
-        """The tests of a problem."""
-        return broker_convert.grading_tests_to(self._broker.tests_of(request.problem_id))
+        request: broker_pb2.FetchTestsRequest,
+        context: _Context[broker_pb2.FetchTestsRequest, broker_pb2.FetchTestsResponse],
+    ) -> AsyncIterator[broker_pb2.FetchTestsResponse]:
+        """Streams a file of tests."""
+        async for piece in self._broker.read_tests(request.tests_digest):
+            yield broker_pb2.FetchTestsResponse(data=piece)
 
     async def SubmitVerdicts(  # noqa: N802
         self,
@@ -237,8 +238,7 @@ async def serve(config: Config) -> None:
     ProblemFileError, RedisServerError, RedisAddressUnusable, CertificatesUnusable and AddressError.
     """
     stop = stop_event()
-    path = config.in_run_folder(config.problems.train)
-    problems = await asyncio.to_thread(load_problems, path)
+    problems = await asyncio.to_thread(open_index, config)
     url = configured_url(config.broker)
     async with AsyncExitStack() as stack:
         if not url:
@@ -247,5 +247,7 @@ async def serve(config: Config) -> None:
             url = server.url
         broker = Broker(config, url, problems)
         address = await serve_broker(broker, config, stop, stack)
-        log.info("broker ready", extra={"address": address, "redis": broker.store.url, "problems": len(problems)})
+        log.info(
+            "broker ready", extra={"address": address, "redis": broker.store.url, "problems": len(problems.problem_ids)}
+        )
         await stop.wait()

@@ -10,7 +10,7 @@ from nouscoder.config.objective import DapoSettings, ObjectiveSettings
 from nouscoder.config.run import DemoSection, PolicySection, ProblemsSection, RunSection
 from nouscoder.config.tls import MutualTlsSection
 from nouscoder.config.tree import Config, dump_config, load_config
-from nouscoder.config.verifier import SandboxSection, TlsSection, VerifierSection
+from nouscoder.config.verifier import SandboxSection, TestsSection, TlsSection, VerifierSection
 
 __all__ = [
     "BrokerSection",
@@ -28,6 +28,7 @@ __all__ = [
     "SamplingSection",
     "SandboxSection",
     "Section",
+    "TestsSection",
     "TlsSection",
     "VerifierSection",
     "dump_config",

@@ -44,6 +44,10 @@ class ProblemsSection(Section):
 
     train: Path = Field(Path("problems/train.jsonl"), description="relative paths start at the run folder")
     held_out: Path = Field(Path("problems/held_out.jsonl"), description="problems for pass@1 before and after")
+    index: str = Field("", description="folder of the index of `train`; empty: beside the file, if that can be written")
+    tests: str = Field(
+        "", description="folder or URL (s3://...) of the tests, for broker and verifiers; empty: the broker sends them"
+    )
     held_out_samples: int = Field(1, ge=1, description="rollouts a held-out problem")
 
 

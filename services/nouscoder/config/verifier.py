@@ -45,6 +45,18 @@ class TlsSection(Section):
         return self
 
 
+class TestsSection(Section):
+    """Tests that are named by their digest: those of a run's problems, and those that clients store."""
+
+    cache: str = Field("", description="folder of fetched tests; empty: nouscoder-tests-UID in the temporary folder")
+    cache_bytes: int = Field(1024**3, ge=1024**2, description="bytes of fetched tests that are kept")
+    store: str = Field(
+        "", description="folder or URL (s3://...) of tests that clients store; empty: a folder beside the cache"
+    )
+    client_bytes: int = Field(1024**3, ge=0, description="bytes of tests that one client may store; 0 turns it off")
+    expiry_s: float = Field(7 * 86400.0, gt=0, description="seconds after their last use when stored tests are deleted")
+
+
 class VerifierSection(Section):
     """The grading service."""
 
@@ -66,4 +78,5 @@ class VerifierSection(Section):
     libraries: tuple[str, ...] = Field(
         ("sortedcontainers",), description="packages installed here that candidates may import too"
     )
+    tests: TestsSection = TestsSection()
     sandbox: SandboxSection = SandboxSection()

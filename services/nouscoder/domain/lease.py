@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.problem import GradingRules
 from nouscoder.domain.rollout import Task
-from nouscoder.domain.submission import Tests
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +36,14 @@ class LeasedTasks:
 
 @dataclass(frozen=True, slots=True)
 class LeasedGrading:
-    """A rollout to grade: `text` is the completion."""
+    """A rollout to grade: `text` is the completion, `tests_digest` names the tests in the run's test store."""
 
     lease: Lease
     rollout_id: str
     problem_id: str
     text: str
+    tests_digest: str
+    rules: GradingRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +61,6 @@ class LeasedBatch:
     batch: Batch | None = None
     lease: Lease | None = None
     run_finished: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class GradingTests:
-    """A problem's tests and how programs are graded."""
-
-    tests: Tests
-    rules: GradingRules
 
 
 def worker_name(worker_id: str) -> str:

@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 
-from nouscoder.domain.lease import GradingTests, Lease, LeasedBatch, LeasedGradings, LeasedTasks
+from nouscoder.domain.lease import Lease, LeasedBatch, LeasedGradings, LeasedTasks
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.run_status import Blocker, RunStatus
 from nouscoder.domain.verdict import Verdict
 from nouscoder.rpc import broker_convert, policy_convert, rollout_convert, verdict_convert
-from nouscoder.rpc.channel import PeerError, PeerUnreachable, ServiceClient, peer_error
+from nouscoder.rpc.channel import PeerError, PeerNotFound, PeerUnreachable, ServiceClient, peer_error
 from nouscoder.store.rollout_record import encode_rollout
+from nouscoder.store.tests import UnknownTests
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -46,13 +47,10 @@ class BrokerClient(ServiceClient):
         address: str,
         worker_id: str,
         patience_s: float = PATIENCE_S,
-        num_cached_tests: int = 1024,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         super().__init__("broker", address, patience_s, credentials)
         self.worker_id = worker_id
-        self._num_cached_tests = num_cached_tests
-        self._tests: OrderedDict[str, GradingTests] = OrderedDict()
 
     def _connect(self, channel: grpc.aio.Channel) -> None:
         """Make the stub."""
@@ -77,18 +75,26 @@ class BrokerClient(ServiceClient):
         answer = await self._call(lambda: self._stub.LeaseGrading(request, timeout=wait_s + _CALL_LIMIT_S))
         return broker_convert.leased_gradings_from(answer)
 
-    async def get_tests(self, problem_id: str) -> GradingTests:
-        """A problem's tests; the most recently used are kept."""
-        tests = self._tests.get(problem_id)
-        if tests is None:
-            request = broker_pb2.GetTestsRequest(problem_id=problem_id)
-            answer = await self._call(lambda: self._stub.GetTests(request, timeout=_CALL_LIMIT_S))
-            tests = broker_convert.grading_tests_from(answer)
-            self._tests[problem_id] = tests
-            if len(self._tests) > self._num_cached_tests:
-                self._tests.popitem(last=False)
-        self._tests.move_to_end(problem_id)
-        return tests
+    async def fetch(self, digest: str) -> AsyncIterator[bytes]:
+        """A file of tests in pieces, as store.tests.TestsSource. Raises UnknownTests and PeerError.
+
+        The broker is waited for only until the first piece comes; when it goes away later, fetch again.
+        """
+        request = broker_pb2.FetchTestsRequest(tests_digest=digest)
+
+        async def begin() -> tuple[AsyncGenerator[Any, None], Any]:
+            answers = self._stream(self._stub.FetchTests(request), _CALL_LIMIT_S)
+            return answers, await anext(answers, None)
+
+        try:
+            answers, first = await self._call(begin)
+        except PeerNotFound as error:
+            raise UnknownTests(str(error)) from error
+        async with aclosing(answers):
+            if first is not None:
+                yield first.data
+            async for answer in answers:
+                yield answer.data
 
     async def submit_verdicts(self, verdicts: Iterable[tuple[str, str, Verdict]]) -> frozenset[str]:
         """Hand in (lease_id, rollout_id, verdict); answers the rollout ids refused because their lease was lost."""

@@ -1,9 +1,8 @@
-"""Protocol <-> domain for what only the broker and its clients exchange: leases, tests of a problem, run status."""
+"""Protocol <-> domain for what only the broker and its clients exchange: leases, run status."""
 
 from __future__ import annotations
 
 from nouscoder.domain.lease import (
-    GradingTests,
     Lease,
     LeasedBatch,
     LeasedGrading,
@@ -12,10 +11,8 @@ from nouscoder.domain.lease import (
     LeasedTasks,
 )
 from nouscoder.domain.run_status import Blocker, RunStatus, StreamStatus
-from nouscoder.domain.submission import TestsReference
 from nouscoder.rpc.rollout_convert import batch_from, batch_to, ledger_from, ledger_to, task_from, task_to
-from nouscoder.rpc.tests_convert import tests_from, tests_to
-from nouscoder.rpc.verdict_convert import InvalidMessage, rules_from, rules_to
+from nouscoder.rpc.verdict_convert import rules_from, rules_to
 from nouscoder.v1 import broker_pb2
 
 _STREAMS = {
@@ -60,6 +57,8 @@ def leased_gradings_to(leased: LeasedGradings) -> broker_pb2.LeaseGradingRespons
             rollout_id=item.rollout_id,
             problem_id=item.problem_id,
             text=item.text,
+            tests_digest=item.tests_digest,
+            rules=rules_to(item.rules),
         )
         for item in leased.gradings
     ]
@@ -69,7 +68,15 @@ def leased_gradings_to(leased: LeasedGradings) -> broker_pb2.LeaseGradingRespons
 def leased_gradings_from(message: broker_pb2.LeaseGradingResponse) -> LeasedGradings:
     """Protocol -> domain."""
     gradings = tuple(
-        LeasedGrading(lease_from(item.lease), item.rollout_id, item.problem_id, item.text) for item in message.gradings
+        LeasedGrading(
+            lease_from(item.lease),
+            item.rollout_id,
+            item.problem_id,
+            item.text,
+            item.tests_digest,
+            rules_from(item.rules),
+        )
+        for item in message.gradings
     )
     return LeasedGradings(gradings, message.run_finished)
 
@@ -88,19 +95,6 @@ def leased_batch_from(message: broker_pb2.LeaseBatchResponse) -> LeasedBatch:
     if not message.HasField("batch"):
         return LeasedBatch(run_finished=message.run_finished)
     return LeasedBatch(batch_from(message.batch), lease_from(message.lease), message.run_finished)
-
-
-def grading_tests_to(tests: GradingTests) -> broker_pb2.GetTestsResponse:
-    """Domain -> protocol."""
-    return broker_pb2.GetTestsResponse(tests=tests_to(tests.tests), rules=rules_to(tests.rules))
-
-
-def grading_tests_from(message: broker_pb2.GetTestsResponse) -> GradingTests:
-    """Protocol -> domain."""
-    tests = tests_from(message.tests)
-    if isinstance(tests, TestsReference):
-        raise InvalidMessage("tests.digest: the broker must send the tests themselves")
-    return GradingTests(tests, rules_from(message.rules))
 
 
 def run_status_to(status: RunStatus) -> broker_pb2.StatusResponse:

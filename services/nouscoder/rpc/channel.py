@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -125,7 +125,7 @@ class ServiceClient:
         except PeerUnreachable as error:
             raise PeerUnreachable(f"{self.name} has not answered for {limit_s:.0f} s") from error.__cause__
 
-    async def _stream(self, call: Any, silence_limit_s: float) -> AsyncIterator[Any]:
+    async def _stream(self, call: Any, silence_limit_s: float) -> AsyncGenerator[Any, None]:
         """Each message of a streaming call. Raises PeerError; PeerUnreachable after a silence of that length."""
         try:
             while (answer := await asyncio.wait_for(call.read(), silence_limit_s)) is not grpc.aio.EOF:

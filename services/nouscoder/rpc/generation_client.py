@@ -68,7 +68,7 @@ class GenerationClient(ServiceClient):
         """
         missing = len(tasks)
         call = self._stub.Generate(generation_pb2.GenerateRequest(tasks=[task_to(task) for task in tasks]))
-        async with aclosing(self._stream(call, stall_limit_s)) as answers:  # type: ignore[type-var]
+        async with aclosing(self._stream(call, stall_limit_s)) as answers:
             async for answer in answers:
                 missing -= 1
                 yield decode_rollout(answer.record)

@@ -5,9 +5,10 @@ INVARIANT: what is kept under a digest has that digest: it is computed from what
 
 from __future__ import annotations
 
+import asyncio
 import re
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -49,40 +50,49 @@ def hex_of(digest: str) -> str:
     return found[1]
 
 
-def blob_name(digest: str) -> str:
-    """The name under which the tests of this digest are kept. Raises UnknownTests for a text that is no digest."""
-    digits = hex_of(digest)
-    return f"tests/{digits[:2]}/{digits}"
-
-
 class TestStore:
-    """The tests in `blobs`. Methods block: call them off the event loop."""
+    """The tests in the folder `folder` of `blobs`. All methods but `fetch` block: call them off the event loop."""
 
     __test__ = False  # not a pytest class
 
-    def __init__(self, blobs: Blobs) -> None:
+    def __init__(self, blobs: Blobs, folder: str = "tests") -> None:
         self._blobs = blobs
+        self._folder = folder
 
-    def put(self, tests: Tests) -> StoredTests:
-        """Keep these tests. Raises BlobsUnavailable, ValueError for text that is not Unicode."""
+    def name_of(self, digest: str) -> str:
+        """The name under which the tests of this digest are kept. Raises UnknownTests for a text that is no digest."""
+        digits = hex_of(digest)
+        return f"{self._folder}/{digits[:2]}/{digits}"
+
+    def put(self, tests: Tests, admit: Callable[[StoredTests], None] | None = None) -> StoredTests:
+        """Keep these tests, unless `admit` raises. Raises BlobsUnavailable, ValueError for text that is not Unicode."""
         with tempfile.TemporaryDirectory(prefix="nouscoder-tests-") as folder:
             path = Path(folder) / "tests"
             with path.open("wb") as file:
                 digest, num_bytes = write_tests(tests, file)
-            self._blobs.put(blob_name(digest), path)
-        return StoredTests(digest, len(tests.cases), num_bytes)
+            stored = StoredTests(digest, len(tests.cases), num_bytes)
+            if admit is not None:
+                admit(stored)
+            self._blobs.put(self.name_of(digest), path)
+        return stored
 
     def has(self, digest: str) -> bool:
         """Whether they are kept."""
-        return self._blobs.exists(blob_name(digest))
+        return self._blobs.exists(self.name_of(digest))
 
     def read(self, digest: str) -> Iterator[bytes]:
         """Their file in pieces. Raises UnknownTests before the first, and BlobsUnavailable."""
         try:
-            yield from self._blobs.read(blob_name(digest))
+            yield from self._blobs.read(self.name_of(digest))
         except NoSuchBlob:
             raise UnknownTests(f"no tests {digest} are kept here") from None
 
+    async def fetch(self, digest: str) -> AsyncIterator[bytes]:
+        """As `read`, for TestsSource."""
+        pieces = self.read(digest)
+        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            yield piece
+
     def delete(self, digest: str) -> None:
         """Forget them."""
-        self._blobs.delete(blob_name(digest))
+        self._blobs.delete(self.name_of(digest))

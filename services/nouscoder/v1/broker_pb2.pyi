@@ -296,15 +296,23 @@ class LeasedGrading(_message.Message):
     ROLLOUT_ID_FIELD_NUMBER: _builtins.int
     PROBLEM_ID_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    TESTS_DIGEST_FIELD_NUMBER: _builtins.int
+    RULES_FIELD_NUMBER: _builtins.int
     rollout_id: _builtins.str
     """Which rollout."""
     problem_id: _builtins.str
     """Whose tests."""
     text: _builtins.str
     """The completion."""
+    tests_digest: _builtins.str
+    """Which tests it must pass: "sha256:" and the SHA-256 of their canonical JSON form, in hex."""
     @_builtins.property
     def lease(self) -> Global___Lease:
         """The lease."""
+
+    @_builtins.property
+    def rules(self) -> _verdict_pb2.GradingRules:
+        """How it is graded."""
 
     def __init__(
         self,
@@ -313,10 +321,12 @@ class LeasedGrading(_message.Message):
         rollout_id: _builtins.str = ...,
         problem_id: _builtins.str = ...,
         text: _builtins.str = ...,
+        tests_digest: _builtins.str = ...,
+        rules: _verdict_pb2.GradingRules | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "rules", b"rules"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "problem_id", b"problem_id", "rollout_id", b"rollout_id", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "problem_id", b"problem_id", "rollout_id", b"rollout_id", "rules", b"rules", "tests_digest", b"tests_digest", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -351,56 +361,48 @@ class LeaseGradingResponse(_message.Message):
 Global___LeaseGradingResponse: _TypeAlias = LeaseGradingResponse  # noqa: Y015
 
 @_typing.final
-class GetTestsRequest(_message.Message):
-    """Asks for a problem's tests."""
+class FetchTestsRequest(_message.Message):
+    """Asks for a file of tests."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    PROBLEM_ID_FIELD_NUMBER: _builtins.int
-    problem_id: _builtins.str
-    """Which problem."""
+    TESTS_DIGEST_FIELD_NUMBER: _builtins.int
+    tests_digest: _builtins.str
+    """From LeaseGrading."""
     def __init__(
         self,
         *,
-        problem_id: _builtins.str = ...,
+        tests_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["problem_id", b"problem_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tests_digest", b"tests_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetTestsRequest: _TypeAlias = GetTestsRequest  # noqa: Y015
+Global___FetchTestsRequest: _TypeAlias = FetchTestsRequest  # noqa: Y015
 
 @_typing.final
-class GetTestsResponse(_message.Message):
-    """A problem's tests."""
+class FetchTestsResponse(_message.Message):
+    """A piece of the file."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TESTS_FIELD_NUMBER: _builtins.int
-    RULES_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def tests(self) -> _verdict_pb2.Tests:
-        """What a submission must pass."""
-
-    @_builtins.property
-    def rules(self) -> _verdict_pb2.GradingRules:
-        """How programs are graded."""
-
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """The next bytes of it."""
     def __init__(
         self,
         *,
-        tests: _verdict_pb2.Tests | None = ...,
-        rules: _verdict_pb2.GradingRules | None = ...,
+        data: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["rules", b"rules", "tests", b"tests"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rules", b"rules", "tests", b"tests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetTestsResponse: _TypeAlias = GetTestsResponse  # noqa: Y015
+Global___FetchTestsResponse: _TypeAlias = FetchTestsResponse  # noqa: Y015
 
 @_typing.final
 class SubmittedVerdict(_message.Message):

@@ -50,10 +50,10 @@ class BrokerServiceStub:
                 request_serializer=nouscoder_dot_v1_dot_broker__pb2.LeaseGradingRequest.SerializeToString,
                 response_deserializer=nouscoder_dot_v1_dot_broker__pb2.LeaseGradingResponse.FromString,
                 _registered_method=True)
-        self.GetTests = channel.unary_unary(
-                '/nouscoder.v1.BrokerService/GetTests',
-                request_serializer=nouscoder_dot_v1_dot_broker__pb2.GetTestsRequest.SerializeToString,
-                response_deserializer=nouscoder_dot_v1_dot_broker__pb2.GetTestsResponse.FromString,
+        self.FetchTests = channel.unary_stream(
+                '/nouscoder.v1.BrokerService/FetchTests',
+                request_serializer=nouscoder_dot_v1_dot_broker__pb2.FetchTestsRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_broker__pb2.FetchTestsResponse.FromString,
                 _registered_method=True)
         self.SubmitVerdicts = channel.unary_unary(
                 '/nouscoder.v1.BrokerService/SubmitVerdicts',
@@ -127,8 +127,8 @@ class BrokerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetTests(self, request, context):
-        """The tests of a problem, for graders only.
+    def FetchTests(self, request, context):
+        """A file of tests in pieces, for verifiers that cannot read the run's test store.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -215,10 +215,10 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     request_deserializer=nouscoder_dot_v1_dot_broker__pb2.LeaseGradingRequest.FromString,
                     response_serializer=nouscoder_dot_v1_dot_broker__pb2.LeaseGradingResponse.SerializeToString,
             ),
-            'GetTests': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetTests,
-                    request_deserializer=nouscoder_dot_v1_dot_broker__pb2.GetTestsRequest.FromString,
-                    response_serializer=nouscoder_dot_v1_dot_broker__pb2.GetTestsResponse.SerializeToString,
+            'FetchTests': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchTests,
+                    request_deserializer=nouscoder_dot_v1_dot_broker__pb2.FetchTestsRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_broker__pb2.FetchTestsResponse.SerializeToString,
             ),
             'SubmitVerdicts': grpc.unary_unary_rpc_method_handler(
                     servicer.SubmitVerdicts,
@@ -359,7 +359,7 @@ class BrokerService:
             _registered_method=True)
 
     @staticmethod
-    def GetTests(request,
+    def FetchTests(request,
             target,
             options=(),
             channel_credentials=None,
@@ -369,12 +369,12 @@ class BrokerService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
-            '/nouscoder.v1.BrokerService/GetTests',
-            nouscoder_dot_v1_dot_broker__pb2.GetTestsRequest.SerializeToString,
-            nouscoder_dot_v1_dot_broker__pb2.GetTestsResponse.FromString,
+            '/nouscoder.v1.BrokerService/FetchTests',
+            nouscoder_dot_v1_dot_broker__pb2.FetchTestsRequest.SerializeToString,
+            nouscoder_dot_v1_dot_broker__pb2.FetchTestsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,8 +39,8 @@ class BrokerServiceStub:
     """Hands in sampled rollouts."""
     LeaseGrading: _grpc.UnaryUnaryMultiCallable[_broker_pb2.LeaseGradingRequest, _broker_pb2.LeaseGradingResponse]
     """Leases rollouts to grade."""
-    GetTests: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GetTestsRequest, _broker_pb2.GetTestsResponse]
-    """The tests of a problem, for graders only."""
+    FetchTests: _grpc.UnaryStreamMultiCallable[_broker_pb2.FetchTestsRequest, _broker_pb2.FetchTestsResponse]
+    """A file of tests in pieces, for verifiers that cannot read the run's test store."""
     SubmitVerdicts: _grpc.UnaryUnaryMultiCallable[_broker_pb2.SubmitVerdictsRequest, _broker_pb2.SubmitVerdictsResponse]
     """Hands in verdicts. An internal_error is redelivered, then dead-lettered."""
     LeaseBatch: _grpc.UnaryUnaryMultiCallable[_broker_pb2.LeaseBatchRequest, _broker_pb2.LeaseBatchResponse]
@@ -71,8 +71,8 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """Hands in sampled rollouts."""
     LeaseGrading: _aio.UnaryUnaryMultiCallable[_broker_pb2.LeaseGradingRequest, _broker_pb2.LeaseGradingResponse]  # type: ignore[assignment]
     """Leases rollouts to grade."""
-    GetTests: _aio.UnaryUnaryMultiCallable[_broker_pb2.GetTestsRequest, _broker_pb2.GetTestsResponse]  # type: ignore[assignment]
-    """The tests of a problem, for graders only."""
+    FetchTests: _aio.UnaryStreamMultiCallable[_broker_pb2.FetchTestsRequest, _broker_pb2.FetchTestsResponse]  # type: ignore[assignment]
+    """A file of tests in pieces, for verifiers that cannot read the run's test store."""
     SubmitVerdicts: _aio.UnaryUnaryMultiCallable[_broker_pb2.SubmitVerdictsRequest, _broker_pb2.SubmitVerdictsResponse]  # type: ignore[assignment]
     """Hands in verdicts. An internal_error is redelivered, then dead-lettered."""
     LeaseBatch: _aio.UnaryUnaryMultiCallable[_broker_pb2.LeaseBatchRequest, _broker_pb2.LeaseBatchResponse]  # type: ignore[assignment]
@@ -120,12 +120,12 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Leases rollouts to grade."""
 
     @_abc_1.abstractmethod
-    def GetTests(
+    def FetchTests(
         self,
-        request: _broker_pb2.GetTestsRequest,
+        request: _broker_pb2.FetchTestsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_broker_pb2.GetTestsResponse, _abc.Awaitable[_broker_pb2.GetTestsResponse]]:
-        """The tests of a problem, for graders only."""
+    ) -> _typing.Union[_abc.Iterator[_broker_pb2.FetchTestsResponse], _abc.AsyncIterator[_broker_pb2.FetchTestsResponse]]:
+        """A file of tests in pieces, for verifiers that cannot read the run's test store."""
 
     @_abc_1.abstractmethod
     def SubmitVerdicts(

@@ -26,6 +26,7 @@ from nouscoder.rpc.health import Health
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verdict_convert import limits_to, outcome_to, submission_from, verdict_to
+from nouscoder.store.tests_cache import TestsCache
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.api_keys import ApiKeys, open_api_keys
 from nouscoder.verifier.access.caller import CallerFilter, current_caller
@@ -44,7 +45,7 @@ from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.observe.tracing import TracedGrader, TracedSandbox, open_tracing
 from nouscoder.verifier.observe.tracing_fronts import TraceCalls, TraceRequests
 from nouscoder.verifier.sandbox import Sandbox, open_sandbox
-from nouscoder.verifier.settings import grading_policy, sandbox_config
+from nouscoder.verifier.settings import cache_folder, grading_policy, sandbox_config
 from nouscoder.verifier.toolchains.languages import installed
 
 log = logging.getLogger(__name__)
@@ -144,6 +145,8 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         traced = TracedGrader(core, tracing)
         cached = CachedGrader(traced, metrics, section.cache_entries) if section.cache_entries else traced
         grader: Grading = QuotaGrader(cached, quotas)
+        cache = TestsCache(cache_folder(section.tests), section.tests.cache_bytes)
+        stack.callback(cache.close)
         api_keys = open_api_keys(section.tokens_file)
         on_hangup = [api_keys.reload]
         if section.audit_log:
@@ -161,7 +164,7 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         served = _served(section, Servicer(grader, _isolation(sandbox)), registry, api_keys)
         await start_grpc(replace(served, interceptors=[TraceCalls(tracing), *served.interceptors]), stack)
         stack.callback(drain_state.start)
-        await run_until_stopped(stop, *_workers(config, grader, with_broker))
+        await run_until_stopped(stop, *_workers(config, grader, cache, with_broker))
 
 
 async def _start_http(section: VerifierSection, app: FastAPI, drain_state: DrainState, stack: AsyncExitStack) -> None:
@@ -194,13 +197,12 @@ def _isolation(sandbox: Sandbox) -> tuple[str, ...]:
     return tuple(getattr(sandbox, "isolation", ()))
 
 
-def _workers(config: Config, grader: Grading, with_broker: bool) -> list[Awaitable[None]]:
+def _workers(config: Config, grader: Grading, cache: TestsCache, with_broker: bool) -> list[Awaitable[None]]:
     if not with_broker:
         return []
     from nouscoder.verifier.worker import grade_rollouts
 
-    run = config.run
-    return [grade_rollouts(config.broker.grpc, run.name, grader, run.peer_patience_s, channel_credentials(config.tls))]
+    return [grade_rollouts(config, grader, cache, channel_credentials(config.tls))]
 
 
 async def _let_finish(grader: Grading, drain_s: float) -> None:

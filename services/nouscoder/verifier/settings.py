@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from nouscoder.config import ConfigError, VerifierSection
+import os
+import tempfile
+from pathlib import Path
+
+from nouscoder.config import ConfigError, TestsSection, VerifierSection
 from nouscoder.verifier.grading.grader import GradingPolicy
 from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig
 from nouscoder.verifier.toolchains.libraries import library_folders
+
+
+def cache_folder(section: TestsSection) -> Path:
+    """The folder of fetched tests."""
+    return Path(section.cache or Path(tempfile.gettempdir()) / f"nouscoder-tests-{os.getuid()}")
 
 
 def grading_policy(section: VerifierSection) -> GradingPolicy:

@@ -1,6 +1,6 @@
 """The grading worker: a client of the broker and of this service's own grader.
 
-lease rollouts -> their problem's tests (cached) -> grade -> hand in each verdict as it comes.
+lease rollouts -> open their tests by digest, fetched once -> grade -> hand in each verdict as it comes.
 
 INVARIANT: at most `capacity` leases are in hand; each leaves exactly once: its verdict is handed in, or its work is
 dropped because the lease was lost. A failure of ours is handed in as internal_error, never as another verdict, and the
@@ -12,16 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import grpc
 
-from nouscoder.domain.lease import GradingTests, Lease, LeasedGrading, LeasedGradings
+from nouscoder.config import Config
+from nouscoder.domain.lease import Lease, LeasedGrading, LeasedGradings
+from nouscoder.domain.submission import Tests
 from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.errors import NousCoderError
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.worker_identity import held_worker_id
+from nouscoder.store.blobs import open_blobs
+from nouscoder.store.tests import TestStore
+from nouscoder.store.tests_cache import TestsCache
 from nouscoder.verifier.api.streaming import grade_patiently
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission
@@ -34,15 +41,14 @@ TICK_S = 0.2
 PAUSE_S = 1.0
 
 
+OpenTests = Callable[[str], AbstractAsyncContextManager[Tests]]
+
+
 class Broker(Protocol):
     """What the worker asks of a broker; rpc.broker_client.BrokerClient is one."""
 
     async def lease_grading(self, max_rollouts: int, wait_s: float = ...) -> LeasedGradings:
         """Rollouts to grade."""
-        ...
-
-    async def get_tests(self, problem_id: str) -> GradingTests:
-        """A problem's tests."""
         ...
 
     async def submit_verdicts(self, verdicts: Iterable[tuple[str, str, Verdict]]) -> frozenset[str]:
@@ -67,27 +73,27 @@ class Keeper(Protocol):
 
 
 async def grade_rollouts(
-    broker_address: str,
-    run: str,
-    grader: Grading,
-    patience_s: float,
-    credentials: grpc.ChannelCredentials | None = None,
+    config: Config, grader: Grading, cache: TestsCache, credentials: grpc.ChannelCredentials | None = None
 ) -> None:
-    """Grade the rollouts of this run's broker until cancelled; wait `patience_s` for a broker that is away."""
-    with held_worker_id("verifier", run) as worker_id:
-        client = BrokerClient(broker_address, worker_id, patience_s, credentials=credentials)
+    """Grade the rollouts of this run's broker until cancelled. Raises BlobsUnusable."""
+    store = TestStore(open_blobs(config.problems.tests)) if config.problems.tests else None
+    with held_worker_id("verifier", config.run.name) as worker_id:
+        client = BrokerClient(config.broker.grpc, worker_id, config.run.peer_patience_s, credentials=credentials)
         async with client as broker, broker.keep_leases() as keeper:
-            await GradingWorker(broker, keeper, grader).run()
+            source = store or broker
+            await GradingWorker(broker, keeper, grader, lambda digest: cache.opened(digest, source)).run()
 
 
 class GradingWorker:
     """Keeps every slot of `grader` busy, with as many rollouts again leased ahead."""
 
-    def __init__(self, broker: Broker, keeper: Keeper, grader: Grading) -> None:
+    def __init__(self, broker: Broker, keeper: Keeper, grader: Grading, opened: OpenTests) -> None:
+        """`opened` gives the tests of a digest, for as long as they are in use."""
         self.capacity = 2 * grader.num_slots
         self._broker = broker
         self._keeper = keeper
         self._grader = grader
+        self._opened = opened
         self._in_hand: dict[str, asyncio.Task[None]] = {}
         self._room = asyncio.Event()
 
@@ -160,12 +166,13 @@ class GradingWorker:
     async def _verdict(self, grading: LeasedGrading) -> Verdict:
         """The verdict of a rollout. Raises PeerUnreachable when its tests cannot be had for want of a broker."""
         try:
-            tests = await self._broker.get_tests(grading.problem_id)
-            submission = tests.rules.submission(tests.tests, grading.text, grading.problem_id)
-            return await grade_patiently(self._grader, submission)
+            digest = grading.tests_digest
+            async with self._opened(digest) as tests:
+                submission = grading.rules.submission(tests, grading.text, grading.problem_id, digest)
+                return await grade_patiently(self._grader, submission)
         except PeerUnreachable:
             raise
-        except (PeerError, InvalidSubmission, QueueFull) as error:
+        except (NousCoderError, OSError, InvalidSubmission, QueueFull) as error:
             log.error("cannot grade", extra={"problem_id": grading.problem_id, "detail": str(error)})
             return _ours(self._grader.backend, f"problem {grading.problem_id}: {error}")
 

@@ -1,0 +1,188 @@
+"""What a run knows of its problems without reading their tests: one small record a problem, in SQLite.
+
+The index is built once from the problem file, and kept in a folder beside it. Building also puts each problem's tests
+into the test store, under their digest. It is built again when the problem file or the place of the tests changes.
+
+INVARIANT: an index appears whole or not at all, and every digest in it was in the test store before the index appeared.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import sqlite3
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import to_json
+
+from nouscoder.config import Config
+from nouscoder.data.problems import ProblemFileError, read_problems
+from nouscoder.domain.problem import GradingRules, Problem
+from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile
+from nouscoder.errors import NousCoderError
+from nouscoder.store.blobs import open_blobs
+from nouscoder.store.tests import TestStore
+
+log = logging.getLogger(__name__)
+
+_VERSION = "1"
+_INDEX = "problems.sqlite"
+
+
+class NotInIndex(NousCoderError):
+    """The problem file has no such problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedProblem:
+    """A problem without its tests. `tests_bytes` is the size of their JSON form."""
+
+    problem_id: str
+    prompt: str
+    prompt_template: str
+    rules: GradingRules
+    tests_digest: str
+    num_tests: int
+    tests_bytes: int
+
+
+class ProblemIndex:
+    """An index that was built, and the store that its digests point to. Use from one thread."""
+
+    def __init__(self, file: Path, tests: TestStore) -> None:
+        self.tests = tests
+        self._database = sqlite3.connect(f"file:{file}?mode=ro", uri=True, check_same_thread=False)
+        rows = self._database.execute("SELECT problem_id FROM problems ORDER BY number")
+        self.problem_ids: tuple[str, ...] = tuple(problem_id for (problem_id,) in rows)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def problem(self, problem_id: str) -> IndexedProblem:
+        """One problem. Raises NotInIndex."""
+        row = self._database.execute("SELECT record FROM problems WHERE problem_id = ?", (problem_id,)).fetchone()
+        if row is None:
+            raise NotInIndex(f"there is no problem {problem_id[:100]!r} in the problem file of this run")
+        return _problem(problem_id, json.loads(row[0]))
+
+
+def open_index(config: Config) -> ProblemIndex:
+    """The index of the run's training problems, built first where there is none that fits. May take minutes.
+
+    Raises ProblemFileError, BlobsUnusable and BlobsUnavailable.
+    """
+    source = config.in_run_folder(config.problems.train)
+    folder = _folder_of(source, config.problems.index)
+    tests = config.problems.tests or str(folder)
+    try:
+        stat = source.stat()
+    except OSError as error:
+        raise ProblemFileError(f"{source} cannot be read: {error}") from error
+    key = f"{_VERSION} {stat.st_size} {stat.st_mtime_ns} {tests}"
+    store = TestStore(open_blobs(tests))
+    with _locked(folder):
+        if _key_of(folder / _INDEX) != key:
+            begun_s = time.monotonic()
+            log.info("building the index of the problems", extra={"file": str(source), "folder": str(folder)})
+            build_index(read_problems(source), folder / _INDEX, store, key)
+            log.info("index built", extra={"seconds": round(time.monotonic() - begun_s, 1)})
+    return ProblemIndex(folder / _INDEX, store)
+
+
+def build_index(problems: Iterable[Problem], file: Path, store: TestStore, key: str = "") -> None:
+    """Put the tests of `problems` into `store`, then write the index under the name `file`."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f".part-{file.name}")
+    part.unlink(missing_ok=True)
+    database = sqlite3.connect(part)
+    database.executescript(
+        "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
+        "CREATE TABLE about (key TEXT);"
+        "CREATE TABLE problems (number INTEGER PRIMARY KEY, problem_id TEXT UNIQUE, record BLOB);"
+    )
+    database.execute("INSERT INTO about VALUES (?)", (key,))
+    for number, problem in enumerate(problems):
+        row = (number, problem.problem_id, _record(problem, store))
+        database.execute("INSERT INTO problems VALUES (?, ?, ?)", row)
+    database.commit()
+    database.close()
+    with part.open("rb") as written:
+        os.fsync(written.fileno())
+    part.replace(file)
+
+
+def _record(problem: Problem, store: TestStore) -> bytes:
+    kept = store.put(problem.tests)
+    return to_json(
+        {
+            "prompt": problem.prompt,
+            "prompt_template": problem.prompt_template,
+            "rules": problem.grading_rules(),
+            "tests_digest": kept.digest,
+            "num_tests": kept.num_tests,
+            "tests_bytes": kept.num_bytes,
+        }
+    )
+
+
+def _problem(problem_id: str, record: dict[str, Any]) -> IndexedProblem:
+    rules = record.pop("rules")
+    comparator = rules["comparator"]
+    return IndexedProblem(
+        problem_id=problem_id,
+        rules=GradingRules(
+            limits=Limits(**rules["limits"]),
+            comparator=Comparator(**comparator | {"kind": ComparatorKind(comparator["kind"])}),
+            prelude=Prelude(rules["prelude"]),
+            profile=Profile(rules["profile"]),
+            text_is_code=rules["text_is_code"],
+        ),
+        **record,
+    )
+
+
+def _key_of(file: Path) -> str | None:
+    """What an index was built from; None when there is none."""
+    if not file.is_file():
+        return None
+    database = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
+    try:
+        row = database.execute("SELECT key FROM about").fetchone()
+    except sqlite3.DatabaseError:
+        return None
+    finally:
+        database.close()
+    return None if row is None else str(row[0])
+
+
+def _folder_of(source: Path, configured: str) -> Path:
+    """Where the index is: as configured, else beside the file, else (a read-only volume) in the temporary folder."""
+    if configured:
+        return Path(configured)
+    beside = source.with_name(f"{source.name}.index")
+    if os.access(beside if beside.exists() else source.parent, os.W_OK):
+        return beside
+    name = hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"nouscoder-problems-{os.getuid()}-{name}"
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time builds an index. Raises ProblemFileError when the folder cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise ProblemFileError(f"the folder of the problem index, {folder}, cannot be written: {error}") from error
