@@ -84,11 +84,7 @@ def open_index(config: Config) -> ProblemIndex:
     source = config.in_run_folder(config.problems.train)
     folder = _folder_of(source, config.problems.index)
     tests = config.problems.tests or str(folder)
-    try:
-        stat = source.stat()
-    except OSError as error:
-        raise ProblemFileError(f"{source} cannot be read: {error}") from error
-    key = f"{_VERSION} {stat.st_size} {stat.st_mtime_ns} {tests}"
+    key = index_key(source, tests)
     store = TestStore(open_blobs(tests))
     with _locked(folder):
         if _key_of(folder / _INDEX) != key:
@@ -97,6 +93,15 @@ def open_index(config: Config) -> ProblemIndex:
             build_index(read_problems(source), folder / _INDEX, store, key)
             log.info("index built", extra={"seconds": round(time.monotonic() - begun_s, 1)})
     return ProblemIndex(folder / _INDEX, store)
+
+
+def index_key(source: Path, tests: str) -> str:
+    """What an index is built from: this problem file as it is now, and this place of the tests."""
+    try:
+        stat = source.stat()
+    except OSError as error:
+        raise ProblemFileError(f"{source} cannot be read: {error}") from error
+    return f"{_VERSION} {stat.st_size} {stat.st_mtime_ns} {tests}"
 
 
 def build_index(problems: Iterable[Problem], file: Path, store: TestStore, key: str = "") -> None:
