@@ -95,7 +95,7 @@ def test_the_first_and_the_last_minute_are_told_apart() -> None:
     held = [Holding(float(at), at, at, 1) for at in range(0, 601, 5)]
     first, last = first_and_last(held, 60.0)
     assert (first.at_s, last.at_s) == (30.0, 570.0)
-    with pytest.raises(ValueError, match="nobody looked"):
+    with pytest.raises(ValueError, match="no samples"):
         first_and_last([], 60.0)
 
 

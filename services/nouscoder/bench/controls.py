@@ -1,4 +1,4 @@
-"""What the machine itself can do: the controls that figures are held against."""
+"""The controls: rates of bare process operations on this machine, with which figures are compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BASE_PYTHON = getattr(sys, "_base_executable", sys.executable)
 
 
 def rate(action: Callable[[], object], seconds: float) -> float:
-    """How often `action` can be done one after the other, a second, over about `seconds` seconds."""
+    """How many times per second `action` runs in sequence, measured over about `seconds` seconds."""
     num_done, begun = 0, time.perf_counter()
     while (spent_s := time.perf_counter() - begun) < seconds:
         action()
@@ -20,7 +20,7 @@ def rate(action: Callable[[], object], seconds: float) -> float:
 
 
 def bare_spawn() -> None:
-    """A fresh interpreter that does nothing, as every grader that starts `python` a test must pay."""
+    """Start an interpreter that does nothing: the minimum cost of a grader that starts `python` for each test."""
     subprocess.run([BASE_PYTHON, "-IS", "-c", "pass"], check=True)
 
 
@@ -38,9 +38,9 @@ print(done / (time.perf_counter() - begun))
 
 
 def forks_per_second(seconds: float) -> float:
-    """How often a bare interpreter can fork a child that ends at once, and wait for it.
+    """How many times per second a bare interpreter can fork a child that ends at once, and wait for it.
 
-    In a process of its own: a fork copies the page tables of its parent, and this process's are large.
+    Measured in a separate process, because a fork copies the page tables of its parent, and those here are large.
     """
     command = [BASE_PYTHON, "-IS", "-c", _FORKS, str(seconds)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

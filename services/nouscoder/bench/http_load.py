@@ -1,9 +1,10 @@
-"""A lean HTTP/1.1 client for loads: client and service share the cores, so a request must cost next to nothing.
+"""A lean HTTP/1.1 client for load tests. Client and service share the cores, so a request must be cheap.
 
-It knows what the grading service sends to POST: a status, headers with Content-Length, a body. No chunks, no TLS.
+It supports only the answers of the grading service to POST: a status, headers with Content-Length, a body. It supports
+neither chunked encoding nor TLS.
 
-INVARIANT: a connection carries one request at a time and serves another only after the whole answer to the one before;
-every `post` gives exactly one answer or raises LoadFault, within `limit_s`; bytes that answer no request are counted.
+INVARIANT: a connection carries one request at a time and is reused only after the complete previous answer. Every
+`post` gives exactly one answer or raises LoadFault within `limit_s`. Bytes that answer no request are counted.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Answer = tuple[int, dict[str, str], bytes]  # status, headers with names in lowe
 
 
 class LoadFault(NousCoderError):
-    """No answer, or none that is HTTP as we know it; the message says which."""
+    """There was no answer, or it was not valid HTTP. The message says which."""
 
 
 class _Connection(asyncio.Protocol):
@@ -56,7 +57,7 @@ class _Connection(asyncio.Protocol):
             self._answer = None
 
     def close(self) -> None:
-        """Close it; whoever waits is told."""
+        """Close the connection. A waiting request fails."""
         if self._transport is not None and not self.is_closed:
             self._transport.close()
         self.is_closed = True

@@ -1,7 +1,7 @@
-"""How fast the clients of an overload ask: a multiple of what the service has been seen to do.
+"""The request rate of an overload: a multiple of the capacity that the service has shown.
 
-INVARIANT: the capacity never falls, and is never less than a rate of verdicts that was kept up for `window_s` seconds,
-so that a machine that was busy while the capacity was learnt is overloaded all the same.
+INVARIANT: the capacity never falls. It is at least every rate of verdicts that was sustained for `window_s` seconds.
+The overload is therefore real even if the machine was busy when the capacity was first measured.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from nouscoder.bench.load_result import LoadPlan
 
 
 class Pace:
-    """One for all clients."""
+    """The rate of all clients."""
 
     def __init__(self, plan: LoadPlan, capacity_per_second: float, window_s: float = 20.0) -> None:
         self.capacity_per_second = capacity_per_second
@@ -21,7 +21,7 @@ class Pace:
         self._seen: deque[tuple[float, int]] = deque()  # (moment, verdicts up to then), about a window long
 
     def note(self, now_s: float, num_verdicts: int) -> None:
-        """All verdicts so far; to be told every second or so."""
+        """Record the number of all verdicts so far. Call it about once a second."""
         self._seen.append((now_s, num_verdicts))
         while len(self._seen) > 1 and now_s - self._seen[1][0] >= self._window_s:
             self._seen.popleft()
@@ -30,6 +30,6 @@ class Pace:
             self.capacity_per_second = max(self.capacity_per_second, (num_verdicts - num_then) / (now_s - then_s))
 
     def per_second(self, client: int) -> float:
-        """Requests a second of the client of this index, now."""
+        """The current requests per second of the client with this index."""
         each = self._plan.overload * self.capacity_per_second / self._plan.num_clients
         return each * (self._plan.greed if client == 0 else 1.0)

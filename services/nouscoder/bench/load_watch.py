@@ -1,4 +1,4 @@
-"""What a service and all below it hold while it is under load, looked at every few seconds."""
+"""Samples memory, descriptors and processes of a service under load every few seconds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from nouscoder.bench.processes import descendants, usage_of
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """One look. `memory_bytes` is the sum of proportional set sizes; descriptors are the gateway's own, without its
-    connections to clients.
+    """One sample. `memory_bytes` is the sum of proportional set sizes. Descriptors are those of the gateway without its
+    client connections.
     """
 
     at_s: float
@@ -25,7 +25,7 @@ class Holding:
 
 
 async def watch(pid: int, every_s: float, num_connections: Callable[[], int], into: list[Holding]) -> None:
-    """Until cancelled. Ends by itself when the service has."""
+    """Take samples until cancelled or until the service has ended."""
     while True:
         held = await asyncio.to_thread(look, pid, num_connections())
         if held is None:
@@ -35,7 +35,7 @@ async def watch(pid: int, every_s: float, num_connections: Callable[[], int], in
 
 
 def look(pid: int, num_connections: int) -> Holding | None:
-    """None when there is no such process."""
+    """One sample now; None when the process does not exist."""
     try:
         num_descriptors = len(os.listdir(f"/proc/{pid}/fd")) - num_connections
     except OSError:
@@ -45,7 +45,7 @@ def look(pid: int, num_connections: int) -> Holding | None:
 
 
 def typical(held: Sequence[Holding]) -> Holding:
-    """The medians; submissions come and go between two looks."""
+    """The medians of the samples."""
     return Holding(
         statistics.median(one.at_s for one in held),
         int(statistics.median(one.memory_bytes for one in held)),
@@ -55,9 +55,9 @@ def typical(held: Sequence[Holding]) -> Holding:
 
 
 def first_and_last(held: Sequence[Holding], window_s: float) -> tuple[Holding, Holding]:
-    """What was typical of the first and of the last `window_s` seconds. Raises ValueError when nobody looked."""
+    """The medians of the first and of the last `window_s` seconds. Raises ValueError without samples."""
     if not held:
-        raise ValueError("nobody looked at the service")
+        raise ValueError("no samples of the service were taken")
     first = [one for one in held if one.at_s - held[0].at_s <= window_s]
     last = [one for one in held if held[-1].at_s - one.at_s <= window_s]
     return typical(first), typical(last)

@@ -1,8 +1,8 @@
-"""Submissions of every verdict there is for a candidate, each with the verdict that it must get.
+"""Submissions for every verdict that a candidate can get, each with its expected verdict.
 
-Every one is a program of its own: its number stands in its code and in what it prints, so that no answer can be
-another one's. A seed makes the same ones again. Limits are far from what a right program needs, and far below what a
-wrong one takes, so that the truth does not hang on how busy the machine is.
+Every program is unique: its number is in its code and in its output, so that no answer can belong to another one. The
+same seed gives the same submissions. Limits are far above the needs of a right program and far below those of a wrong
+one, so that the expected verdict does not depend on the load of the machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _INTERACTOR = (
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One submission: `body` is the request as sent, `truth` the verdict that it must get."""
+    """One submission: `body` is the request as sent, `truth` the expected verdict."""
 
     number: int
     truth: str
@@ -40,7 +40,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """What a maker of programs is given: its number, and tests of which one (`at`) is chosen to go wrong."""
+    """The input of a maker of programs: the number, and tests of which one (`at`) is chosen to fail."""
 
     number: int
     pairs: tuple[tuple[int, int], ...]
@@ -52,18 +52,18 @@ class _Draft:
         return {"type": "stdin", "cases": cases}
 
     def call(self) -> dict[str, Any]:
-        """The same of a function."""
+        """The same tests for a function."""
         cases = [{"args": [a, b], "expected": a + b + self.number} for a, b in self.pairs]
         return {"type": "call", "entry_point": "total", "cases": cases}
 
     def program(self, middle: str) -> dict[str, Any]:
-        """A right program but for `middle`, which runs after the input was read and may ask for `chosen`."""
+        """A right program except for `middle`, which runs after the input was read and may use `chosen`."""
         chosen = self.pairs[self.at]
         code = f"{_ADD}chosen = (a, b) == {chosen}\n{middle}\nprint(a + b + {self.number})\n"
         return {"code": code, "tests": self.stdin()}
 
     def function(self, middle: str) -> dict[str, Any]:
-        """As `program`, as a function."""
+        """Like `program`, as a function."""
         chosen = self.pairs[self.at]
         body = f"    chosen = (a, b) == {chosen}\n    {middle}\n    return a + b + {self.number}\n"
         return {"code": f"def total(a, b):\n{body}", "tests": self.call()}
@@ -155,7 +155,7 @@ _KINDS: tuple[tuple[int, str, str, Callable[[_Draft], dict[str, Any]]], ...] = (
 
 
 def mixture(num_samples: int, languages: Collection[str], seed: int = 0) -> list[Sample]:
-    """`num_samples` different submissions, every kind whose language is there in its proportion, in random order."""
+    """`num_samples` different submissions in random order, with every kind of the given languages in its proportion."""
     draw = random.Random(seed)
     kinds = [kind for kind in _KINDS if kind[1] in languages]
     deck: list[tuple[str, Callable[[_Draft], dict[str, Any]]]] = []

@@ -1,4 +1,4 @@
-"""CPU time and memory of a process and of all below it, as the kernel counts them."""
+"""CPU time and memory of a process and its descendants, from /proc."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """CPU seconds of the process itself and of all it started (reaped ones too), and the memory they hold together."""
+    """CPU seconds of a process and of its descendants (ended ones too), and the memory that they hold in total."""
 
     own_cpu_s: float
     children_cpu_s: float
@@ -19,7 +19,7 @@ class Usage:
 
 
 def usage_of(pid: int) -> Usage:
-    """Usage now. Processes that end while they are read count as if they had ended before."""
+    """The current usage. Processes that end while they are read count as ended before."""
     below = descendants(pid)
     own = _cpu_s(pid, reaped=False)
     return Usage(
@@ -30,14 +30,14 @@ def usage_of(pid: int) -> Usage:
 
 
 def stolen_s() -> float:
-    """CPU seconds that the machine below has given to others while ours wanted them, since it started, all cores."""
+    """CPU seconds on all cores that the hypervisor gave to other machines since the start."""
     with Path("/proc/stat").open() as stat:
         fields = stat.readline().split()
     return int(fields[8]) / _TICKS
 
 
 def descendants(pid: int) -> list[int]:
-    """Every living process below `pid`."""
+    """Every living descendant of `pid`."""
     found: list[int] = []
     waiting = [pid]
     while waiting:
@@ -66,7 +66,7 @@ def _cpu_s(pid: int, *, reaped: bool) -> float:
 
 
 def _proportional_bytes(pid: int) -> int:
-    """Pages shared by n processes count 1/n for each, so the sum over a tree is what it really holds."""
+    """Memory where a page shared by n processes counts 1/n, so that the sum over a tree is its real memory."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

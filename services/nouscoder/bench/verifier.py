@@ -1,8 +1,8 @@
-"""`nouscoder bench verifier`: the grading service under load through its REST API, beside what bare processes cost.
+"""`nouscoder bench verifier`: the grading service under load over its REST API, compared with bare process spawns.
 
-Client and service share the cores of this machine, the cache is off, and full isolation is on. Rates are a core: the
-wall-clock rate divided by the number of cores. Each block of load stands between two measurements of the control, so
-that a machine that slows down slows both. Requests are made before and answers checked after the time that is measured.
+Client and service share the cores of this machine, the cache is off, and full isolation is on. Rates are per core: the
+wall-clock rate divided by the number of cores. Each block of load is between two measurements of the control, so that a
+slower machine affects both. Requests are prepared before, and answers checked after, the measured time.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _AT_ONCE = 8
 
 
 class BenchError(NousCoderError):
-    """The bench could not be run, or a verdict under load was wrong; the message says which."""
+    """The bench could not run, or a verdict under load was wrong. The message says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """One kind of load. `multiple` is tests a second and core over bare interpreter spawns a second on one core."""
+    """One kind of load. `multiple` is tests per second and core over bare interpreter spawns per second on one core."""
 
     submissions: int
     tests_a_submission: int
@@ -49,7 +49,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Answers at half of what the machine can do of these submissions, in seconds; 20 tests each."""
+    """Seconds to an answer at half of the capacity, for submissions of 20 tests."""
 
     submissions: int
     load_submissions_per_second: float
@@ -59,8 +59,9 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class VerifierBench:
-    """Every figure of one run. `peak_memory_bytes` is the highest sum of proportional set sizes seen;
-    `stolen_cpu_share` is what other machines on the same hardware took of ours: with much of it, run the bench again.
+    """The figures of one run. `peak_memory_bytes` is the highest observed sum of proportional set sizes.
+
+    `stolen_cpu_share` is the share of CPU that the hypervisor gave to other machines. If it is high, repeat the bench.
     """
 
     backend: str
@@ -75,7 +76,7 @@ class VerifierBench:
 
 
 def submission(number: int, num_tests: int) -> dict[str, Any]:
-    """A program of its own (so that nothing can be answered from memory) with trivial tests that it passes."""
+    """A unique program, so that no answer can come from a cache, with trivial tests that it passes."""
     cases = [{"input": f"{i} {number}\n", "output": f"{i + number}\n"} for i in range(num_tests)]
     code = f"# {number}\na, b = map(int, input().split())\nprint(a + b)\n"
     return {"code": code, "tests": {"type": "stdin", "cases": cases}, "limits": {"memory_bytes": 1 << 30}}
@@ -93,11 +94,11 @@ class Bench:
         self.backend = ""
 
     async def warm_up(self) -> None:
-        """Until every slot has graded."""
+        """Grade until every slot has been used."""
         await self._load(4 * (os.cpu_count() or 1), 5)
 
     async def throughput(self, num_submissions: int, num_tests: int, rounds: int = 4) -> Throughput:
-        """Alternate load and control `rounds` times."""
+        """Alternate between load and control `rounds` times."""
         spawns = [await asyncio.to_thread(rate, bare_spawn, self._control_s)]
         wall_s, own_s, children_s = 0.0, 0.0, 0.0
         for _ in range(rounds):
@@ -116,11 +117,11 @@ class Bench:
         )
 
     async def capacity(self, num_submissions: int) -> float:
-        """Submissions of 20 tests a second, when there are always some waiting."""
+        """Submissions of 20 tests per second while some always wait."""
         return num_submissions / await self._load(num_submissions, 20)
 
     async def latency(self, per_second: float, num_submissions: int) -> Latency:
-        """Submissions at random moments (a Poisson stream), whether or not earlier ones are answered."""
+        """Send submissions at random moments (a Poisson stream), independent of earlier answers."""
         moments = random.Random(0)
         tasks = []
         bodies = self._bodies(num_submissions, 20)
@@ -176,7 +177,7 @@ class Bench:
 
 
 async def bench_verifier(overrides: tuple[str, ...] = (), scale: float = 1.0, control_s: float = 2.0) -> VerifierBench:
-    """Start a service, load it, stop it. `scale` multiplies the submissions; each control takes `control_s` seconds."""
+    """Start a service, load it and stop it. `scale` multiplies the submissions. A control takes `control_s` seconds."""
     async with running_service(overrides) as (pid, url), LeanClient(url) as client:
         bench = Bench(pid, client, control_s)
         await bench.warm_up()
@@ -202,7 +203,7 @@ async def bench_verifier(overrides: tuple[str, ...] = (), scale: float = 1.0, co
 
 @asynccontextmanager
 async def running_service(overrides: tuple[str, ...]) -> AsyncIterator[tuple[int, str]]:
-    """The pid and URL of a verifier of our own, with the cache off. Raises BenchError when it does not come up."""
+    """Start a verifier with the cache off. Yields its pid and URL. Raises BenchError when it does not start."""
     grpc, http = free_addresses(2)
     command = [sys.executable, "-m", "nouscoder", "serve", "verifier", "--grpc", grpc, "--http", http]
     for override in ("verifier.cache_entries=0", *overrides):
@@ -215,12 +216,12 @@ async def running_service(overrides: tuple[str, ...]) -> AsyncIterator[tuple[int
                 if b'"http"' in line:
                     break
             else:
-                raise BenchError("the verifier ended at its start")
+                raise BenchError("the verifier ended while it started")
         drain = asyncio.create_task(process.stderr.read())
         yield process.pid, f"http://{http}"
         drain.cancel()
     except TimeoutError:
-        raise BenchError(f"the verifier did not come up within {_START_LIMIT_S:.0f} s") from None
+        raise BenchError(f"the verifier did not start within {_START_LIMIT_S:.0f} s") from None
     finally:
         if process.returncode is None:
             process.terminate()
@@ -228,7 +229,7 @@ async def running_service(overrides: tuple[str, ...]) -> AsyncIterator[tuple[int
 
 
 def as_text(result: VerifierBench) -> str:
-    """A table for people."""
+    """The figures as readable lines."""
     many, single, late = result.many_small_tests, result.one_test_submissions, result.latency_at_half_load
     rows = [
         f"backend {result.backend}, {result.num_cores} cores, cache off, client and service on the same cores",
@@ -244,5 +245,5 @@ def as_text(result: VerifierBench) -> str:
 
 
 def as_record(result: VerifierBench) -> dict[str, Any]:
-    """The same for scripts."""
+    """The figures as a record for scripts."""
     return asdict(result)

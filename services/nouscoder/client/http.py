@@ -1,11 +1,11 @@
-"""A client of the grading service over HTTP, with retries: light enough for any trainer's process.
+"""A client of the grading service over HTTP, with retries.
 
     with Client("http://127.0.0.1:8080") as client:
         answer = client.grade(code="print(3)", tests={"type": "stdin", "cases": [{"input": "", "output": "3"}]})
         answer["verdict"], answer["reward"]
 
-Retried, a bounded number of times: a service that cannot be reached or drains (503), a full queue (429, after the
-Retry-After it names), and an answer of internal_error. Grading has no effect, so asking again is always safe.
+Retries are bounded. The client retries when the service cannot be reached or drains (503), when the queue is full (429,
+after its Retry-After), and after an answer of internal_error. Grading has no side effects, so a retry is always safe.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from nouscoder.errors import NousCoderError
 
 GRADE_PATH = "/v1/grade"
 TOKEN_ENVIRONMENT = "NOUSCODER_TOKEN"
-_TRY_AGAIN = frozenset({429, 502, 503, 504})
+_RETRIED_STATUSES = frozenset({429, 502, 503, 504})
 
 
 class GradingFailed(NousCoderError):
-    """No verdict could be had; the message says why. `status` is 0 when the service did not answer."""
+    """The service gave no verdict. The message says why. `status` is 0 when the service did not answer."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -39,32 +39,32 @@ class GradingFailed(NousCoderError):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a client keeps asking, by what goes wrong."""
+    """How long a client retries, by the kind of failure."""
 
     timeout_s: float = 660.0  # for one answer
-    busy_s: float = 300.0  # in all, while the queue is full or the service drains
-    unreachable_s: float = 15.0  # in all, while nobody answers
-    internal_retries: int = 2  # after answers of internal_error
+    busy_s: float = 300.0  # total wait while the queue is full or the service drains
+    unreachable_s: float = 15.0  # total wait while the service does not answer
+    internal_retries: int = 2  # retries after internal_error
 
     def limit_s(self, status: int) -> float:
-        """Seconds to wait in all for one request that goes wrong like this; status 0 is no answer."""
+        """The total wait in seconds for a request that fails with this status; 0 means no answer."""
         return self.unreachable_s if status == 0 else self.busy_s
 
 
 @dataclass(slots=True)
-class _Asking:
-    """The state of one request: how often it went wrong, and how long was waited."""
+class _Retries:
+    """The retries of one request: their number and the total wait."""
 
     patience: Patience
     attempt: int = 0
     waited_s: float = 0.0
 
     def next_delay_s(self, outcome: httpx.Response | httpx.TransportError) -> float | None:
-        """None when `outcome` is the answer; else seconds to wait. Raises GradingFailed when waiting is of no use."""
-        message, status, retry_after = _trouble(outcome)
+        """Seconds to wait before the next try; None when `outcome` is the final answer. Raises GradingFailed."""
+        message, status, retry_after = _failure_of(outcome)
         if not message or (status == 200 and self.attempt >= self.patience.internal_retries):
             return None
-        retried = status in _TRY_AGAIN or status in (0, 200)
+        retried = status in _RETRIED_STATUSES or status in (0, 200)
         if not retried or self.waited_s >= self.patience.limit_s(status):
             raise GradingFailed(message, status)
         asked_s = float(retry_after) if retry_after is not None and retry_after.isdigit() else 0.0
@@ -75,19 +75,19 @@ class _Asking:
         return delay_s
 
 
-def _trouble(outcome: httpx.Response | httpx.TransportError) -> tuple[str, int, str | None]:
-    """(what is wrong, HTTP status, Retry-After); an empty text when nothing is."""
+def _failure_of(outcome: httpx.Response | httpx.TransportError) -> tuple[str, int, str | None]:
+    """(message, HTTP status, Retry-After). The message is "" for a success."""
     if not isinstance(outcome, httpx.Response):
         return f"the grading service does not answer: {type(outcome).__name__}: {outcome}", 0, None
     if outcome.status_code == 200:
-        ours = _record(outcome).get("verdict") == "internal_error"
-        return ("internal_error" if ours else ""), 200, None
+        failed = _record(outcome).get("verdict") == "internal_error"
+        return ("internal_error" if failed else ""), 200, None
     detail = _record(outcome).get("detail", outcome.text[:200])
     return f"HTTP {outcome.status_code}: {detail}", outcome.status_code, outcome.headers.get("retry-after")
 
 
 def _headers(token: str | None) -> dict[str, str]:
-    """`token`, or the one in the environment, as a header."""
+    """The Authorization header for `token`, or for the key in the environment."""
     token = token if token is not None else os.environ.get(TOKEN_ENVIRONMENT, "")
     return {"Authorization": f"Bearer {token}"} if token else {}
 
@@ -101,10 +101,10 @@ def _record(response: httpx.Response) -> dict[str, Any]:
 
 
 class Client:
-    """Asks and waits. One connection pool; safe to share between threads.
+    """The synchronous client. It has one connection pool and may be shared between threads.
 
-    `token` is the service's bearer token, by default that of the environment's NOUSCODER_TOKEN; `tls` says whom to
-    trust and which certificate to show, by default the system's authorities and none.
+    `token` is the API key, by default that of the environment variable NOUSCODER_TOKEN. `tls` holds the trusted
+    authorities and the client certificate, by default the system's authorities and none.
     """
 
     def __init__(
@@ -115,22 +115,22 @@ class Client:
         self._http = httpx.Client(base_url=url, timeout=timeout, headers=_headers(token), verify=tls or True)
 
     def grade(self, **fields: Any) -> dict[str, Any]:
-        """The service's answer to one submission, given by the fields of POST /v1/grade.
+        """Grade one submission, with the fields of POST /v1/grade. Returns the service's answer.
 
-        Raises GradingFailed when it is refused or the patience is over.
+        Raises GradingFailed when the service refuses it or the retries are used up.
         """
         return self.grade_record(fields)
 
     def grade_record(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """As `grade`, for a request at hand as one record."""
-        asking = _Asking(self._patience)
+        """Like `grade`, with the request as one record."""
+        retries = _Retries(self._patience)
         while True:
             outcome: httpx.Response | httpx.TransportError
             try:
                 outcome = self._http.post(GRADE_PATH, json=record)
             except httpx.TransportError as error:
                 outcome = error
-            delay_s = asking.next_delay_s(outcome)
+            delay_s = retries.next_delay_s(outcome)
             if delay_s is None and isinstance(outcome, httpx.Response):
                 return _record(outcome)
             time.sleep(delay_s or 0.0)
@@ -149,7 +149,7 @@ class Client:
 
 
 class AsyncClient:
-    """As Client, for asyncio; bound to one event loop."""
+    """The asyncio client. It belongs to one event loop."""
 
     def __init__(
         self,
@@ -168,19 +168,19 @@ class AsyncClient:
         )
 
     async def grade(self, **fields: Any) -> dict[str, Any]:
-        """As Client.grade."""
+        """See `Client.grade`."""
         return await self.grade_record(fields)
 
     async def grade_record(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """As Client.grade_record."""
-        asking = _Asking(self._patience)
+        """See `Client.grade_record`."""
+        retries = _Retries(self._patience)
         while True:
             outcome: httpx.Response | httpx.TransportError
             try:
                 outcome = await self._http.post(GRADE_PATH, json=record)
             except httpx.TransportError as error:
                 outcome = error
-            delay_s = asking.next_delay_s(outcome)
+            delay_s = retries.next_delay_s(outcome)
             if delay_s is None and isinstance(outcome, httpx.Response):
                 return _record(outcome)
             await asyncio.sleep(delay_s or 0.0)

@@ -1,1 +1,1 @@
-"""What this machine or a cluster can run, what is missing, and how to get it."""
+"""`nouscoder doctor`: what this machine or a cluster can run, what is missing, and how to get it."""

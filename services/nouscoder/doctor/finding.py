@@ -1,4 +1,4 @@
-"""A line of the doctor: what was looked at, what was found, and how to get what is missing."""
+"""A finding of the doctor: the subject, the result, and how to fix what is missing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line. `needed` by the defaults; `fix` is empty when nothing is missing.
+    """One finding. `needed` means that the defaults need it. `fix` is "" when nothing is missing.
 
-    `known` is False where it could not be found out, for want of rights or because a trial failed; it is not ok then.
+    `known` is False if it could not be determined, because of missing rights or a failed trial; `ok` is then False.
     """
 
     name: str
@@ -23,7 +23,7 @@ class Finding:
 
 
 def report(findings: Sequence[Finding], what: str, *, as_json: bool) -> tuple[str, int]:
-    """(what to print, exit code): 0 when `what` was shown to run."""
+    """(text to print, exit code). The exit code is 0 when `what` can run."""
     code = int(not all(finding.ok for finding in findings if finding.needed))
     if as_json:
         return json.dumps({"ok": code == 0, "findings": [asdict(finding) for finding in findings]}, indent=1), code
@@ -31,7 +31,7 @@ def report(findings: Sequence[Finding], what: str, *, as_json: bool) -> tuple[st
 
 
 def as_text(findings: Sequence[Finding], what: str) -> str:
-    """A line each, and one more for what is to be done."""
+    """One line per finding, one more for its fix, and a summary."""
     width = max(len(finding.name) for finding in findings)
     lines = []
     for finding in findings:
@@ -43,7 +43,7 @@ def as_text(findings: Sequence[Finding], what: str) -> str:
     if broken:
         verdict = f"cannot run: {', '.join(broken)}"
     elif unknown:
-        verdict = f"may run, but this was not found out: {', '.join(unknown)}"
+        verdict = f"may run, but these are unknown: {', '.join(unknown)}"
     else:
         verdict = "can run here"
     lines.append(f"{what} {verdict}")

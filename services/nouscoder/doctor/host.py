@@ -1,7 +1,7 @@
-"""`nouscoder doctor`: what this host can give, layer by layer, what is missing, and how to get it.
+"""`nouscoder doctor`: what this host supports, what is missing, and how to get it.
 
-Each line is found out by doing it, not by reading a version: a namespace is made, a filter installed, a sandbox
-started and a program run in it.
+Each check performs the action instead of reading a version: it makes a namespace, installs a filter, starts a sandbox
+and runs a program in it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAMESPACES_FIX = (
 
 
 def examine() -> list[Finding]:
-    """Everything, in the order in which it matters. Takes a few seconds."""
+    """Run all checks, the most important first. Takes a few seconds."""
     probe = probe_host()
     checks: tuple[Callable[[], Finding], ...] = (
         lambda: _namespaces(probe),
@@ -55,7 +55,7 @@ def examine() -> list[Finding]:
 
 
 def run_doctor(*, as_json: bool) -> tuple[str, int]:
-    """(what to print, exit code): 0 when the default configuration can run."""
+    """(text to print, exit code). The exit code is 0 when the default configuration can run."""
     return report(examine(), "the default configuration", as_json=as_json)
 
 
@@ -73,7 +73,7 @@ def _seccomp(probe: Probe) -> Finding:
 
 def _two_users() -> Finding:
     if os.geteuid() == 0:
-        return Finding("separate users", True, False, "init and candidates are two host users of their own a slot")
+        return Finding("separate users", True, False, "each slot has two host users, for init and candidates")
     detail = "candidates share the service's own host user"
     return Finding("separate users", False, False, detail, "run the verifier as root")
 

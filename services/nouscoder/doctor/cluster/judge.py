@@ -112,7 +112,7 @@ OPERATOR_CRD = "servicemonitors.monitoring.coreos.com"
 
 
 def judge_version(version: str) -> Finding:
-    """`version` as the server tells it."""
+    """Judge the version that the server reports."""
     match = re.match(r"v?(\d+)\.(\d+)", version)
     oldest = ".".join(map(str, OLDEST))
     if match is None or (int(match[1]), int(match[2])) < OLDEST:
@@ -121,7 +121,7 @@ def judge_version(version: str) -> Finding:
 
 
 def judge_runtime_classes(classes: dict[str, str]) -> Finding:
-    """Handlers by name."""
+    """Judge the RuntimeClasses: handler by name."""
     if RUNTIME_CLASS in classes:
         return Finding("RuntimeClass", True, True, f"{RUNTIME_CLASS}, handler {classes[RUNTIME_CLASS]}")
     others = f"; there are: {', '.join(sorted(classes))}" if classes else ""
@@ -133,7 +133,9 @@ def judge_runtime_classes(classes: dict[str, str]) -> Finding:
 
 
 def judge_kernel(tried: TrialResult) -> Finding:
-    """gVisor names itself in /proc/version or in its kernel's log; older ones only by a date that never changes."""
+    """Judge the kernel of the trial pod. gVisor shows its name in /proc/version or in the kernel log; older versions
+    show only a constant date.
+    """
     fix = f"look at the nodes' containerd: the handler must be runsc; or {_NO_GVISOR}"
     if tried.kernel_problem:
         return Finding("gVisor pod", False, True, tried.kernel_problem, f"{fix}; for another image: --image NAME")
@@ -144,10 +146,10 @@ def judge_kernel(tried: TrialResult) -> Finding:
 
 
 def judge_storage(classes: Sequence[StorageClass]) -> Finding:
-    """The default class is what the install uses."""
-    told = ", ".join(_storage_words(one) for one in classes) or "none"
+    """Judge the storage classes. The install uses the default class."""
+    listed = ", ".join(_storage_words(one) for one in classes) or "none"
     if any(one.is_default for one in classes):
-        return Finding("storage", True, True, told)
+        return Finding("storage", True, True, listed)
     fix = (
         "kubectl annotate storageclass NAME storageclass.kubernetes.io/is-default-class=true, or give one with --set"
         " learner.persistence.storageClass=NAME,problems.persistence.storageClass=NAME"
@@ -155,7 +157,7 @@ def judge_storage(classes: Sequence[StorageClass]) -> Finding:
     )
     if not classes:
         fix = "install a provisioner of volumes and make its StorageClass the default"
-    return Finding("storage", False, True, f"no default among: {told}", fix)
+    return Finding("storage", False, True, f"no default among: {listed}", fix)
 
 
 def _storage_words(one: StorageClass) -> str:
@@ -167,7 +169,7 @@ def _storage_words(one: StorageClass) -> str:
 
 
 def judge_room(facts: tuple[Sequence[Node], dict[str, Amount]]) -> Finding:
-    """First fit, the largest pod first, into what pods have not asked for yet."""
+    """Judge the free resources: first fit, largest pod first, into what is not requested yet."""
     nodes, requested = facts
     free = [node.allocatable - requested.get(node.name, Amount(0, 0)) for node in nodes if node.open]
     total = sum(free, Amount(0, 0))
@@ -187,7 +189,7 @@ def _words(amount: Amount) -> str:
 
 
 def judge_policy(tried: TrialResult) -> Finding:
-    """Without enforcement a NetworkPolicy is only a wish."""
+    """Judge whether the cluster enforces NetworkPolicies."""
     if tried.policy_enforced is None:
         return Finding("NetworkPolicy", False, False, tried.policy_problem, "for another image: --image NAME", False)
     if tried.policy_enforced:
@@ -197,7 +199,7 @@ def judge_policy(tried: TrialResult) -> Finding:
 
 
 def judge_pod_security(tried: TrialResult) -> Finding:
-    """Whether a namespace label makes the API server refuse privileged pods."""
+    """Judge whether a namespace label makes the API server refuse privileged pods."""
     if tried.restricted_refuses is None:
         return Finding("PodSecurity", False, False, tried.restricted_problem, known=False)
     if tried.restricted_refuses:
@@ -210,16 +212,16 @@ def judge_pod_security(tried: TrialResult) -> Finding:
 
 
 def judge_gpus(nodes: Sequence[Node]) -> Finding:
-    """By node, as its device plugin tells."""
-    given = [f"{node.name}: {node.num_gpus}" for node in nodes if node.num_gpus]
-    if given:
-        return Finding("GPUs", True, False, f"nvidia.com/gpu allocatable, {', '.join(given)}")
+    """Judge the GPUs of each node, as its device plugin reports them."""
+    gpus = [f"{node.name}: {node.num_gpus}" for node in nodes if node.num_gpus]
+    if gpus:
+        return Finding("GPUs", True, False, f"nvidia.com/gpu allocatable, {', '.join(gpus)}")
     fix = "GPU nodes with the NVIDIA device plugin; the default install needs none, values-gpu.yaml does"
     return Finding("GPUs", False, False, f"no nvidia.com/gpu on {len(nodes)} nodes", fix)
 
 
 def judge_prometheus_operator(there: bool) -> Finding:
-    """By its CustomResourceDefinition."""
+    """Judge whether the Prometheus operator is installed, by its CustomResourceDefinition."""
     if there:
         return Finding("Prometheus operator", True, False, f"{OPERATOR_CRD}: set serviceMonitor.enabled=true")
     fix = "the Prometheus operator; without it scrape pods by their annotations prometheus.io/*"
@@ -235,8 +237,8 @@ def _judged(name: str, needed: bool, read: Callable[[], Facts], judge: Callable[
 
 def _unknown(name: str, needed: bool, error: ClusterError, fix: str = "") -> Finding:
     if isinstance(error, NotAllowed):
-        fix = "ask who runs the cluster for that right, or to run this command"
-    return Finding(name, False, needed, f"not found out: {error}", fix, known=False)
+        fix = "ask the cluster's administrator for that right, or to run this command"
+    return Finding(name, False, needed, f"unknown: {error}", fix, known=False)
 
 
 def _try(trial: Callable[[str | None], TrialResult], runtime_class: str | None) -> TrialResult | ClusterError:

@@ -1,7 +1,7 @@
-"""Pods of our own, to see what no object tells: whether gVisor starts, and whether a NetworkPolicy is enforced.
+"""Trial pods that test what no API object shows: whether gVisor starts, and whether a NetworkPolicy is enforced.
 
-INVARIANT: everything made is in one namespace with a name of its own, and that is asked to be removed however the
-trial ends. Each pod ends by itself after `_POD_LIFE_S`, so even a trial that was killed leaves nothing running.
+INVARIANT: all trial objects are in one namespace with a unique name, whose removal is requested however the trial ends.
+Each pod ends after `_POD_LIFE_S`, so that a killed trial leaves nothing running.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ server = socket.create_server(("", PORT))
 while True:
     server.accept()[0].close()
 """
-# Connects until it may not. Exit codes: 0 first open, then closed; 3 never open; 4 never closed.
+# Connects until it is refused. Exit codes: 0 first open, then closed; 3 never open; 4 never closed.
 _KNOCK = """
 import socket, sys, time
 def may():
@@ -61,9 +61,9 @@ print(log.raw[:max(0, ctypes.CDLL(None).klogctl(3, log, 65536))].decode(errors="
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """What came out; `*_problem` says why a question has no answer.
+    """The results of a trial. `*_problem` says why a result is missing.
 
-    `kernel` is what a pod of the RuntimeClass says that it runs on; empty when no such pod was tried.
+    `kernel` is the kernel that a pod of the RuntimeClass reports; "" when no such pod was tried.
     """
 
     kernel: str = ""
@@ -75,7 +75,7 @@ class TrialResult:
 
 
 class Trial:
-    """Use as a context manager: the namespace is made on entry and removed on exit. Raises NotAllowed, ClusterError."""
+    """A context manager that makes the namespace on entry and removes it on exit. Raises NotAllowed, ClusterError."""
 
     def __init__(self, api: Any, image: str, patience_s: float) -> None:
         self._core: Any = client.CoreV1Api(api)
@@ -118,13 +118,13 @@ class Trial:
         return None
 
     def kernel_of(self, runtime_class: str) -> str:
-        """What a pod of this RuntimeClass says of its kernel: /proc/version and the kernel's log."""
+        """The kernel that a pod of this RuntimeClass reports: /proc/version and the kernel's log."""
         self._start("look", _LOOK, runtimeClassName=runtime_class)
         self._ended("look")
         return self._log("look")
 
     def policy_is_enforced(self) -> bool:
-        """A pod connects to another; then nothing may, and it tries again."""
+        """Whether a connection between two pods is refused once a policy denies it."""
         self._start("listener", _LISTEN)
         address = self._until("the address of the pod listener", lambda: self._address("listener"), self._patience_s)
         self._start("knocker", _KNOCK.replace("ADDRESS", address))
@@ -138,7 +138,7 @@ class Trial:
         return exit_code == 0
 
     def restricted_refuses(self) -> bool:
-        """Whether a privileged pod is refused in this namespace, which asks for it. Nothing is created."""
+        """Whether this restricted namespace refuses a privileged pod. Nothing is created."""
         body = self._pod("privileged", "")
         body["spec"]["containers"][0]["securityContext"] = {"privileged": True}
         try:
@@ -162,7 +162,7 @@ class Trial:
             raise ClusterError(f"the pod {name} was refused: {refused}") from None
 
     def _create(self, body: dict[str, Any], **options: str) -> None:
-        """Tried again while the namespace's service account is being made."""
+        """Create a pod. Retries while the namespace's service account is being made."""
 
         def create() -> bool | None:
             try:
@@ -223,7 +223,7 @@ class Trial:
         return self._until(f"the end of the pod {name}", lambda: self._code(name), self._patience_s)
 
     def _code(self, name: str) -> int | None:
-        """Exit code of an ended pod. Raises ClusterError for one that cannot start."""
+        """The exit code of an ended pod, else None. Raises ClusterError for a pod that cannot start."""
         status = self._read(name).status
         if status.reason in ("DeadlineExceeded", "Evicted"):
             raise ClusterError(f"the pod {name} was ended: {status.reason}")
@@ -248,7 +248,7 @@ class Trial:
             time.sleep(_TICK_S)
 
     def _events(self) -> str:
-        """The newest warning of the namespace, to say why something did not come."""
+        """The newest warning of the namespace, as a reason for a timeout."""
         try:
             answer = self._core.list_namespaced_event(self.namespace, _request_timeout=REQUEST_LIMIT_S)
         except ApiException:
@@ -258,11 +258,11 @@ class Trial:
 
 
 class _Refused(Exception):
-    """By PodSecurity admission."""
+    """PodSecurity admission refused the pod."""
 
 
 def run_trial(api: Any, image: str, runtime_class: str | None, patience_s: float) -> TrialResult:
-    """Everything at once. Raises NotAllowed or ClusterError when not even a namespace can be made or removed."""
+    """Run all trials. Raises NotAllowed or ClusterError when the namespace cannot be made or removed."""
     with Trial(api, image, patience_s) as trial:
         refuses, restricted_problem = _tried(trial.restricted_refuses)
         kernel, kernel_problem = _tried(lambda: trial.kernel_of(runtime_class)) if runtime_class else (None, "")
