@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from nouscoder.learner.atomic_files import numbered
+from nouscoder.atomic_files import numbered
 
 Train = Callable[[Path, str], int]
 _SCRIPT = Path(__file__).with_name("learner_process.py")

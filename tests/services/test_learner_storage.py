@@ -21,10 +21,10 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from transformers import PreTrainedModel
 
+from nouscoder.atomic_files import StorageError, numbered, whole_folder, write_whole
 from nouscoder.config import Config, DapoSettings, LearnerSection
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.generation.engines.weights import read_weights
-from nouscoder.learner.atomic_files import StorageError, numbered, whole_folder, write_whole
 from nouscoder.learner.batch_settings import BatchSettings
 from nouscoder.learner.checkpoint import Checkpoint, CheckpointError, CheckpointStore, Progress, restore
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy

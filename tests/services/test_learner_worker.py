@@ -15,12 +15,12 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry, generate_latest
 
+from nouscoder.atomic_files import StorageError, numbered
 from nouscoder.config import Config, LearnerSection, RunSection
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.lease import LeasedBatch
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import Unusable
-from nouscoder.learner.atomic_files import StorageError, numbered
 from nouscoder.learner.checkpoint import Checkpoint, PendingCheckpoint
 from nouscoder.learner.core import LearnerCore, LearnerError, RunFiles, replay
 from nouscoder.learner.fake_broker import FakeBroker

@@ -20,12 +20,13 @@ from prometheus_client import CollectorRegistry
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.data.problems import load_problems
 from nouscoder.errors import Unusable
+from nouscoder.folder_lock import FolderInUse
 from nouscoder.rpc.address import AddressError
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.rpc.tls import CertificatesUnusable, channel_credentials
 from nouscoder.run.external import EVALUATION_BEFORE, ExternalServices, ServiceAway
-from nouscoder.run.folder import FIXED, FolderInUse, RunChanged, RunFolder, RunFolderError, attach_patiently
+from nouscoder.run.folder import FIXED, RunChanged, RunFolder, RunFolderError, attach_patiently
 from nouscoder.run.pages import FILES, open_pages
 from nouscoder.run.services import deployment
 

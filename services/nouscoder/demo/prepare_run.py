@@ -1,10 +1,10 @@
 """`nouscoder prepare-run`: makes what a run with external services starts from, before the services start.
 
-With `only_problems` the problem files alone, for a broker that shares no disk with the learner: both make the same
-files, for they hang on the configuration alone.
+With `only_problems` it makes the problem files alone, for a broker that shares no disk with the learner. Both make the
+same files, because the files depend on the configuration alone.
 
-INVARIANT: called again, or again after it was killed anywhere, it ends in the same files; a configuration that does
-not fit what was made before is refused and changes nothing.
+INVARIANT: repeated calls, also after a kill at any point, end in the same files. A configuration that does not fit what
+was made before is refused and changes nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from nouscoder.atomic_files import write_whole
 from nouscoder.config import Config
 from nouscoder.demo.prepare import prepare, write_problems
 from nouscoder.errors import Unusable
-from nouscoder.run.folder import attach_patiently, recorded, refuse_changes, write_whole
+from nouscoder.run.folder import attach_patiently, recorded, refuse_changes
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def _only_problems(config: Config) -> None:
     refuse_changes(record, config)
     if not all(file.exists() for file in files):
         record.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(record, recorded(config))
+        write_whole(record, recorded(config).encode())
         write_problems(config)
     log.info("the problems are there", extra={"files": [str(file) for file in files]})
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from nouscoder.atomic_files import numbered, remove, write_whole
 from nouscoder.config import LearnerSection
-from nouscoder.learner.atomic_files import numbered, remove, write_whole
 from nouscoder.learner.saved_batches import SavedBatchError
 
 _SUFFIX = ".json"

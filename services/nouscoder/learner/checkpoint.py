@@ -26,8 +26,8 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from nouscoder.atomic_files import numbered, prune, sha256_of, whole_folder
 from nouscoder.errors import NousCoderError
-from nouscoder.learner.atomic_files import numbered, prune, sha256_of, whole_folder
 from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.weights import put_weights, weights_of
 

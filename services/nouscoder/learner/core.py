@@ -6,7 +6,6 @@ checkpoint and the saved batches after it, each trained with the settings it was
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 from dataclasses import dataclass
@@ -16,11 +15,12 @@ from typing import TextIO
 import torch
 from transformers import PreTrainedModel
 
+from nouscoder.atomic_files import naming_storage_faults
 from nouscoder.config import Config
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import NousCoderError, Unusable
-from nouscoder.learner.atomic_files import naming_storage_faults
+from nouscoder.folder_lock import lock_file
 from nouscoder.learner.batch_settings import BatchSettings
 from nouscoder.learner.checkpoint import Checkpoint, CheckpointStore, PendingCheckpoint, Progress, restore
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
@@ -39,10 +39,6 @@ class LearnerError(NousCoderError):
 
 class HalfTrained(LearnerError):
     """The batch in training was left half way, so the state in memory is that of no whole number of batches."""
-
-
-class FolderInUse(LearnerError):
-    """Another learner works in the run folder just now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,12 +225,7 @@ class LearnerCore:
         path = self._files.checkpoints / ".lock"
         with naming_storage_faults(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = path.open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.close()
-            raise FolderInUse(f"another learner is working in {self._files.run}") from None
+            self._lock = lock_file(path, f"another learner is working in {self._files.run}")
 
 
 def _trainer(model: PreTrainedModel, config: Config) -> Trainer:

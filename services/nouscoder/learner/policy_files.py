@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from nouscoder.atomic_files import sha256_of
 from nouscoder.errors import NousCoderError
-from nouscoder.learner.atomic_files import sha256_of
 from nouscoder.learner.core import RunFiles
 from nouscoder.learner.publish import version_folder
 

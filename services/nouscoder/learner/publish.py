@@ -15,8 +15,8 @@ from safetensors.torch import save, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from nouscoder.atomic_files import prune, sha256_of, whole_folder
 from nouscoder.domain.policy import PolicyManifest, Shard, Transport
-from nouscoder.learner.atomic_files import prune, sha256_of, whole_folder
 from nouscoder.learner.weights import weights_of
 from nouscoder.policy_folder.weights_files import INDEX_FILE, WEIGHTS_FILE
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
-from nouscoder.learner.atomic_files import naming_storage_faults, write_whole
+from nouscoder.atomic_files import naming_storage_faults, write_whole
 from nouscoder.learner.batch_statistics import ScoredRollout
 from nouscoder.learner.trainer import TrainedBatch
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nouscoder.atomic_files import numbered, remove, write_whole
 from nouscoder.domain.batch import Batch
 from nouscoder.errors import NousCoderError
-from nouscoder.learner.atomic_files import numbered, remove, write_whole
 from nouscoder.rpc.rollout_convert import decode_batch, encode_batch
 
 _SUFFIX = ".pb"

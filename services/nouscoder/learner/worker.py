@@ -28,8 +28,9 @@ from nouscoder.domain.batch import Batch
 from nouscoder.domain.lease import Lease
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import NousCoderError
+from nouscoder.folder_lock import FolderInUse
 from nouscoder.learner.checkpoints import Checkpoints
-from nouscoder.learner.core import FolderInUse, LearnerCore, LearnerError
+from nouscoder.learner.core import LearnerCore, LearnerError
 from nouscoder.learner.flops import measured_peak_flops
 from nouscoder.learner.metrics import LearnerMetrics, WaitReason
 from nouscoder.learner.peers import Broker

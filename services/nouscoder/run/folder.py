@@ -5,17 +5,17 @@ INVARIANT: one process at a time works in a run folder (it holds a lock), and ev
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
 
+from nouscoder.atomic_files import write_whole
 from nouscoder.broker.redis_address import without_password
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.folder_lock import FolderInUse, lock_file
 from nouscoder.retry import Retry
 
 MIN_FREE_BYTES = 300 * 1024**2
@@ -23,10 +23,6 @@ MIN_FREE_BYTES = 300 * 1024**2
 
 class RunFolderError(NousCoderError):
     """The run folder cannot be used; the message says why and what to do."""
-
-
-class FolderInUse(RunFolderError):
-    """Another process works in the run folder just now."""
 
 
 class RunChanged(RunFolderError, Unusable):
@@ -53,16 +49,14 @@ class RunFolder:
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(path).free
-            self._lock = (path / ".lock").open("w")
+            if free < MIN_FREE_BYTES:
+                raise RunFolderError(
+                    f"the disk of {path} is full: {free >> 20} MiB free, {MIN_FREE_BYTES >> 20} needed"
+                )
+            in_use = f"another process is working in {path}; give this run another name"
+            self._lock = lock_file(path / ".lock", in_use)
         except OSError as error:
             raise RunFolderError(f"{path} cannot be written: {error.strerror}") from error
-        if free < MIN_FREE_BYTES:
-            raise RunFolderError(f"the disk of {path} is full: {free >> 20} MiB free, {MIN_FREE_BYTES >> 20} needed")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise FolderInUse(f"another process is working in {path}; give this run another name") from None
 
     @classmethod
     def create(cls, config: Config) -> RunFolder:
@@ -99,7 +93,7 @@ class RunFolder:
 
     def write_text(self, file: Path, text: str) -> None:
         """Replace `file` whole, durably."""
-        write_whole(file, text)
+        write_whole(file, text.encode())
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         """Replace `name` whole."""
@@ -150,16 +144,6 @@ def recorded(config: Config) -> str:
     """The configuration as it may be shown, TOML: nobody connects to given services by what stands there."""
     section = config.broker.model_copy(update={"redis_url": without_password(config.broker.redis_url)})
     return dump_config(config.model_copy(update={"broker": section}))
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Replace `file` whole, durably."""
-    temporary = file.with_name(file.name + ".part")
-    with temporary.open("w", encoding="utf8") as output:
-        output.write(text)
-        output.flush()
-        os.fsync(output.fileno())
-    temporary.replace(file)
 
 
 def _value(tree: Any, key: str) -> Any:
