@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nouscoder.config import Config, load_config
+from nouscoder.folder_lock import FolderInUse
 from nouscoder.run.folder import RunFolder, RunFolderError, unused_name
 from nouscoder.run.local import SERVICES, rewrite_addresses
 
@@ -35,7 +36,7 @@ def test_resuming_what_is_not_there_is_refused_and_changes_nothing(tmp_path: Pat
 
 def test_one_process_at_a_time_works_in_a_run_folder(tmp_path: Path) -> None:
     first = RunFolder.create(config_in(tmp_path))
-    with pytest.raises(RunFolderError, match="another process is working in"):
+    with pytest.raises(FolderInUse, match="another process is working in"):
         RunFolder(first.path)
     first.close()
     RunFolder(first.path).close()
