@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,24 +11,26 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from nouscoder.config import Config, load_config
-from nouscoder.demo.tokenizer import CharTokenizer
-from nouscoder.domain.rollout import FinishReason, Rollout, Sampling, Task
-from nouscoder.generation.engines import Engine, EngineError, open_engine
-from nouscoder.generation.engines.base import EngineUnusable
+from nouscoder.domain.rollout import Completion, FinishReason, Sampling
+from nouscoder.generation.engines import open_engine, step_engine
+from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable, SampleRequest
+from nouscoder.generation.metrics import GenerationMetrics
 
-MAX_RUNNING, MAX_TOKENS_TOTAL = 4, 40
+MAX_RUNNING, MAX_TOKENS_TOTAL, VOCABULARY = 4, 40, 64
+STOP = frozenset({2})
+LIMIT_S = 60.0
 
 # Tiny tensors: more threads would only wait for each other.
 torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
-def run_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder with a random policy that hardly ever ends a rollout by itself."""
-    root = tmp_path_factory.mktemp("runs")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random policy."""
+    path = tmp_path_factory.mktemp("policy")
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=CharTokenizer().vocab_size,
+        vocab_size=VOCABULARY,
         hidden_size=32,
         num_hidden_layers=2,
         intermediate_size=48,
@@ -36,17 +39,15 @@ def run_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         head_dim=16,
         max_position_embeddings=64,
     )
-    Qwen3ForCausalLM(config).save_pretrained(root / "run/policy")
-    CharTokenizer().save(root / "run/policy")
-    return root
+    Qwen3ForCausalLM(config).save_pretrained(path)
+    return path
 
 
 @pytest.fixture(params=["torch", "fake"])
-def config(request: pytest.FixtureRequest, run_root: Path) -> Config:
+def config(request: pytest.FixtureRequest) -> Config:
     return load_config(
         None,
         [
-            f"run.root={run_root}",
             f"generation.engine={request.param}",
             f"generation.max_running={MAX_RUNNING}",
             f"generation.max_tokens_total={MAX_TOKENS_TOTAL}",
@@ -55,34 +56,46 @@ def config(request: pytest.FixtureRequest, run_root: Path) -> Config:
 
 
 @pytest.fixture
-def weights(run_root: Path) -> Path:
-    return run_root / "run/policy/model.safetensors"
+def weights(folder: Path) -> Path:
+    return folder / "model.safetensors"
 
 
 @pytest.fixture
-def engine(config: Config, weights: Path) -> Engine:
-    made = open_engine(config)
-    made.load_policy([weights], 3)
-    return made
+async def new_engine(config: Config, folder: Path) -> AsyncIterator[Engine]:
+    """Without a policy yet."""
+    async with open_engine(config, folder, GenerationMetrics()) as opened:
+        yield opened
 
 
-def task(number: int, max_new_tokens: int = 6, prompt: str = "") -> Task:
+@pytest.fixture
+async def engine(new_engine: Engine, weights: Path) -> Engine:
+    await new_engine.load_policy([weights], 3)
+    return new_engine
+
+
+def request_of(
+    number: int, max_new_tokens: int = 6, prompt: Sequence[int] = (), stop: frozenset[int] = STOP
+) -> SampleRequest:
     sampling = Sampling(max_new_tokens=max_new_tokens, seed=number + 1)
-    return Task(f"r{number}", f"g{number // 2}", f"p{number // 2}", prompt or f"task {number // 2}", sampling)
+    return SampleRequest(f"r{number}", tuple(prompt) or (1, 5 + number // 2, 9), sampling, stop)
 
 
-def drain(engine: Engine, at_step: Callable[[int], None] = lambda step: None) -> list[Rollout]:
-    done: list[Rollout] = []
-    for step in range(500):
-        if not engine.num_running and not engine.num_waiting:
-            return done
-        at_step(step)
-        done += engine.step()
-    raise AssertionError("the engine does not come to an end")
+async def completion_of(engine: Engine, request: SampleRequest) -> Completion:
+    return await asyncio.wait_for(engine.sample(request), LIMIT_S)
 
 
-def test_the_configured_engine_is_opened(config: Config) -> None:
-    assert open_engine(config).name == config.generation.engine
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def versions_of(completion: Completion) -> list[int]:
+    return [span.policy_version for span in completion.versions]
+
+
+async def test_the_configured_engine_is_opened(new_engine: Engine, config: Config) -> None:
+    assert new_engine.name == config.generation.engine
 
 
 @pytest.mark.parametrize(
@@ -92,123 +105,163 @@ def test_a_folder_that_holds_no_policy_is_refused_by_name(tmp_path: Path, conten
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(EngineUnusable, match=rf"{tmp_path}.*{says}"):
-        open_engine(load_config(None, [f"policy.path={tmp_path}"]))
+        open_engine(load_config(None, []), tmp_path, GenerationMetrics())
 
 
-def test_every_task_leaves_exactly_once_and_never_more_run_than_may(engine: Engine) -> None:
-    tasks = [task(number, max_new_tokens=2 + number % 7) for number in range(15)]
-    for each in tasks:
-        engine.add(each)
+async def test_every_request_ends_once_with_a_completion_that_follows_its_prompt(engine: Engine) -> None:
+    requests = [request_of(number, max_new_tokens=2 + number % 7) for number in range(15)]
+    futures = [engine.sample(request) for request in requests]
     most = 0
-
-    def watch(step: int) -> None:
-        nonlocal most
+    while not all(future.done() for future in futures):
         most = max(most, engine.num_running)
-
-    rollouts = drain(engine, watch)
-    assert sorted(rollout.rollout_id for rollout in rollouts) == sorted(each.rollout_id for each in tasks)
-    assert most == MAX_RUNNING
-    assert engine.num_tokens == sum(rollout.num_sampled_tokens for rollout in rollouts)
-    by_id = {each.rollout_id: each for each in tasks}
-    for rollout in rollouts:
-        asked = by_id[rollout.rollout_id]
-        assert (rollout.group_id, rollout.problem_id) == (asked.group_id, asked.problem_id)
-        assert rollout.num_sampled_tokens <= asked.sampling.max_new_tokens
-
-
-def test_tasks_may_join_while_others_run(engine: Engine) -> None:
-    engine.add(task(0, max_new_tokens=8))
-    engine.step()
-    engine.add(task(1, max_new_tokens=3))
-    assert {rollout.rollout_id for rollout in drain(engine)} == {"r0", "r1"}
+        await asyncio.sleep(0)
+    assert most <= MAX_RUNNING
+    completions = [future.result() for future in futures]
+    assert engine.num_tokens == sum(len(completion.token_ids) for completion in completions)
+    assert (engine.num_running, engine.num_waiting) == (0, 0)
+    for request, completion in zip(requests, completions, strict=True):
+        assert len(completion.token_ids) <= request.sampling.max_new_tokens
+        assert all(0 <= token < VOCABULARY for token in completion.token_ids)
+        assert versions_of(completion) == [3]
 
 
-def test_same_task_gives_the_same_rollout(engine: Engine) -> None:
-    engine.add(task(0))
-    (first,) = drain(engine)
-    engine.add(task(0))
-    assert drain(engine) == [first]
+async def test_the_same_request_gives_the_same_completion_whatever_runs_beside_it(engine: Engine) -> None:
+    first = await completion_of(engine, request_of(0))
+    others = [engine.sample(request_of(number)) for number in range(1, 6)]
+    assert await completion_of(engine, request_of(0)) == first
+    await asyncio.gather(*others)
 
 
-def test_every_token_carries_the_version_it_was_sampled_under(engine: Engine, weights: Path) -> None:
-    engine.add(task(0, max_new_tokens=7))
-    engine.add(task(1, max_new_tokens=2))
+async def test_a_stop_token_of_the_request_ends_the_completion_and_belongs_to_it(engine: Engine) -> None:
+    completion = await completion_of(engine, request_of(0, stop=frozenset(range(VOCABULARY))))
+    assert (len(completion.token_ids), completion.finish_reason) == (1, FinishReason.STOP)
+    endless = await completion_of(engine, request_of(0, max_new_tokens=20, stop=frozenset()))
+    assert (len(endless.token_ids), endless.finish_reason) == (20, FinishReason.LENGTH)
 
-    def swap(step: int) -> None:
+
+def test_every_token_carries_the_version_it_was_sampled_under(config: Config, folder: Path, weights: Path) -> None:
+    """Step by step, so that the swap comes after a known number of tokens."""
+    stepped = step_engine(config, folder)
+    stepped.load_policy([weights], 3)
+    stepped.add(request_of(0, max_new_tokens=7, stop=frozenset()))
+    stepped.add(request_of(1, max_new_tokens=2, stop=frozenset()))
+    ended: dict[str, Completion] = {}
+    for step in range(20):
         if step == 3:
-            engine.load_policy([weights], 4)
+            stepped.load_policy([weights], 4)
+        ended |= dict(stepped.step())
+    assert [(span.policy_version, span.num_tokens) for span in ended["r0"].versions] == [(3, 3), (4, 4)]
+    assert versions_of(ended["r1"]) == [3]
+    assert stepped.policy_version == 4
 
-    rollouts = {rollout.rollout_id: rollout for rollout in drain(engine, swap)}
-    assert [(span.policy_version, span.num_tokens) for span in rollouts["r0"].versions] == [(3, 3), (4, 4)]
-    assert [span.policy_version for span in rollouts["r1"].versions] == [3]
+
+async def test_new_weights_are_in_use_when_load_policy_returns(engine: Engine, weights: Path) -> None:
+    running = [engine.sample(request_of(number, max_new_tokens=30)) for number in range(40)]
+    assert await engine.load_policy([weights], 4) >= 0
     assert engine.policy_version == 4
+    assert versions_of(await completion_of(engine, request_of(99))) == [4]
+    for completion in await asyncio.gather(*running):
+        assert versions_of(completion) in ([3], [3, 4], [4])
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no weights at all"])
-def test_weights_that_cannot_be_read_are_refused_and_change_nothing(
+async def test_weights_that_cannot_be_read_are_refused_and_change_nothing(
     engine: Engine, weights: Path, tmp_path: Path, content: bytes | None
 ) -> None:
     bad = tmp_path / "bad.safetensors"
     if content is not None:
         bad.write_bytes(content)
     with pytest.raises(EngineError, match=r"bad\.safetensors"):
-        engine.load_policy([weights, bad], 4)
+        await engine.load_policy([weights, bad], 4)
     assert engine.policy_version == 3
-    engine.add(task(0))
-    assert [span.policy_version for span in drain(engine)[0].versions] == [3]
+    assert versions_of(await completion_of(engine, request_of(0))) == [3]
 
 
-def test_nothing_is_sampled_without_a_policy(config: Config) -> None:
-    engine = open_engine(config)
-    assert engine.policy_version is None
-    engine.add(task(0))
-    with pytest.raises(EngineError, match="no policy"):
-        engine.step()
+async def test_a_request_waits_for_the_first_policy(new_engine: Engine, weights: Path) -> None:
+    assert new_engine.policy_version is None
+    future = new_engine.sample(request_of(0))
+    await until(lambda: new_engine.num_waiting == 1)
+    await until(lambda: new_engine.idle_s > 0)
+    assert not future.done()
+    await new_engine.load_policy([weights], 0)
+    assert versions_of(await asyncio.wait_for(future, LIMIT_S)) == [0]
 
 
-def test_cancelled_tasks_leave_without_a_rollout_and_free_their_place(engine: Engine) -> None:
-    for number in range(7):
-        engine.add(task(number))
-    engine.step()
-    engine.cancel("r0")  # running
-    engine.cancel("r6")  # waiting
-    engine.cancel("never seen")
-    assert {rollout.rollout_id for rollout in drain(engine)} == {"r1", "r2", "r3", "r4", "r5"}
+async def test_a_cancelled_request_frees_its_place_and_its_id_may_come_again(engine: Engine) -> None:
+    await engine.pause(LIMIT_S)
+    futures = [engine.sample(request_of(number)) for number in range(7)]
+    await until(lambda: engine.num_waiting == 7)
+    futures[0].cancel()
+    futures[6].cancel()
+    await until(lambda: engine.num_waiting == 5)
+    again = engine.sample(request_of(0))
+    await engine.resume()
+    await asyncio.wait_for(asyncio.gather(again, *futures[1:6]), LIMIT_S)
+    assert (engine.num_running, engine.num_waiting) == (0, 0)
 
 
-def test_a_cancelled_id_may_come_again(engine: Engine) -> None:
-    engine.add(task(0))
-    engine.step()
-    engine.cancel("r0")
-    engine.add(task(0))
-    assert len(drain(engine)) == 1
+async def test_a_running_request_can_be_cancelled(engine: Engine) -> None:
+    future = engine.sample(request_of(0, max_new_tokens=30, stop=frozenset()))
+    await until(lambda: engine.num_tokens > 0)
+    future.cancel()
+    await until(lambda: engine.num_running == 0)
+    assert len((await completion_of(engine, request_of(0))).token_ids) > 0
 
 
-def test_max_new_tokens_cuts_a_rollout(engine: Engine) -> None:
-    engine.add(task(0, max_new_tokens=1))
-    (rollout,) = drain(engine)
-    assert (rollout.num_sampled_tokens, rollout.finish_reason) == (1, FinishReason.LENGTH)
+async def test_pausing_stops_decoding_until_resume(engine: Engine) -> None:
+    await engine.pause(LIMIT_S)
+    future = engine.sample(request_of(0))
+    await until(lambda: engine.num_waiting == 1)
+    idle_s = engine.idle_s
+    await until(lambda: engine.idle_s > idle_s)
+    assert (engine.paused, engine.num_tokens) == (True, 0)
+    await engine.resume()
+    await asyncio.wait_for(future, LIMIT_S)
+    assert (engine.paused, engine.num_tokens > 0) == (False, True)
 
 
-def test_max_tokens_total_cuts_a_rollout(engine: Engine) -> None:
-    engine.add(task(0, max_new_tokens=1000, prompt="x" * (MAX_TOKENS_TOTAL - 4)))
-    (rollout,) = drain(engine)
-    assert rollout.finish_reason is FinishReason.LENGTH
-    assert len(rollout.token_ids) == MAX_TOKENS_TOTAL
+async def test_a_pause_that_nobody_ends_is_over_at_its_limit(engine: Engine) -> None:
+    await engine.pause(0.3)
+    assert (engine.paused, engine.num_tokens) == (True, 0)
+    await completion_of(engine, request_of(0))
+    assert (engine.paused, engine.idle_s > 0) == (False, True)
 
 
-@pytest.mark.parametrize(("prompt", "says"), [("", "empty"), ("x" * MAX_TOKENS_TOTAL, "leaves no room")])
-def test_a_prompt_that_cannot_be_answered_is_refused_by_name(engine: Engine, prompt: str, says: str) -> None:
-    bad = Task("r9", "g", "p", prompt, Sampling())
-    with pytest.raises(EngineError, match=rf"task r9.*{says}"):
-        engine.add(bad)
+async def test_max_tokens_total_cuts_a_completion(engine: Engine) -> None:
+    prompt = [5] * (MAX_TOKENS_TOTAL - 4)
+    completion = await completion_of(engine, request_of(0, max_new_tokens=1000, prompt=prompt, stop=frozenset()))
+    assert (len(completion.token_ids), completion.finish_reason) == (4, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (SampleRequest("r9", (), Sampling(), STOP), "the prompt is empty"),
+        (SampleRequest("r9", (5,) * MAX_TOKENS_TOTAL, Sampling(), STOP), "leaves no room"),
+        (SampleRequest("r9", (5,), Sampling(max_new_tokens=0), STOP), "max_new_tokens must be at least 1"),
+    ],
+)
+async def test_a_request_that_cannot_be_answered_is_refused_by_name(
+    engine: Engine, request_: SampleRequest, says: str
+) -> None:
+    with pytest.raises(EngineError, match=rf"request r9.*{says}"):
+        await completion_of(engine, request_)
     assert engine.num_waiting == 0
 
 
-def test_one_id_cannot_be_here_twice(engine: Engine) -> None:
-    engine.add(task(0))
-    with pytest.raises(EngineError, match="task r0 is already here"):
-        engine.add(task(0))
-    engine.step()
-    with pytest.raises(EngineError, match="task r0 is already here"):
-        engine.add(task(0))
+async def test_one_id_cannot_be_in_use_twice(engine: Engine) -> None:
+    await engine.pause(LIMIT_S)
+    first = engine.sample(request_of(0))
+    with pytest.raises(EngineError, match="request r0 is already here"):
+        await completion_of(engine, request_of(0))
+    await engine.resume()
+    await asyncio.wait_for(first, LIMIT_S)
+
+
+async def test_closing_ends_what_is_open(config: Config, folder: Path) -> None:
+    async with open_engine(config, folder, GenerationMetrics()) as engine:
+        waiting = engine.sample(request_of(0))
+    with pytest.raises(EngineStopped, match="going down"):
+        await waiting
+    with pytest.raises(EngineStopped, match="going down"):
+        await engine.failed()

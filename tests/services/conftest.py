@@ -13,7 +13,9 @@ from nouscoder.broker.redis_server import start_redis
 from nouscoder.broker.rules import Rules
 from nouscoder.broker.store import Store
 from nouscoder.config import Config, load_config
+from nouscoder.config.generation import EnvironmentSection
 from nouscoder.data.problem_index import ProblemIndex, build_index
+from nouscoder.demo.tokenizer import CharTokenizer
 from nouscoder.domain.lease import LeasedGrading, LeasedTask
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.problem import Problem
@@ -30,6 +32,8 @@ from nouscoder.domain.rollout import (
 )
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.generation.environments.single_turn import SingleTurn
+from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.store.blobs import FolderBlobs
 from nouscoder.store.rollout_record import encode_rollout
 from nouscoder.store.tests import TestStore
@@ -41,7 +45,14 @@ class BrokerRig:
     """Makes brokers of fresh runs on one Redis, and the records that workers would send."""
 
     problems = tuple(
-        Problem(f"p{i}", f"problem {i}", StdinTests((StdinCase("1\n", f"{i}\n"),)), text_is_code=True) for i in range(6)
+        Problem(
+            problem_id=f"p{i}",
+            prompt=f"problem {i}",
+            tests=StdinTests((StdinCase("1\n", f"{i}\n"),)),
+            text_is_code=True,
+            prompt_template=f"{i}: {{prompt}}",
+        )
+        for i in range(6)
     )
 
     def __init__(self, url: str, folder: Path) -> None:
@@ -102,6 +113,20 @@ class BrokerRig:
     def mixed(rollout_id: str) -> VerdictKind:
         """Half of every group is accepted."""
         return VerdictKind.ACCEPTED if int(rollout_id[-1]) % 2 else VerdictKind.WRONG_ANSWER
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PolicyTokenizer:
+    """The demo's characters, as product code reads them from a policy folder."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    CharTokenizer().save(folder)
+    return load_tokenizer(folder)
+
+
+@pytest.fixture
+def single_turn(tokenizer: PolicyTokenizer) -> SingleTurn:
+    """The environment of single-turn code over that tokenizer."""
+    return SingleTurn(tokenizer, EnvironmentSection())
 
 
 @pytest.fixture(scope="session")

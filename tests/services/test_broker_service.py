@@ -58,6 +58,8 @@ async def test_the_whole_life_of_a_rollout_goes_through_the_client(
     ]
     assert await learner.publish_policy(broker_rig.manifest(0)) == 0
     leased = (await generation.lease_tasks(100)).tasks
+    asked = {(item.task.problem_id, item.task.prompt, item.task.prompt_template) for item in leased}
+    assert asked <= {(p.problem_id, p.prompt, p.prompt_template) for p in broker_rig.problems}
     sent = {item.task.rollout_id: broker_rig.rollout(item.task) for item in leased}
     assert await generation.submit_rollouts([(item.lease.lease_id, sent[item.task.rollout_id]) for item in leased]) == (
         frozenset()

@@ -13,17 +13,21 @@ from typing import Any
 import grpc
 import pytest
 
+from nouscoder.demo.tokenizer import CharTokenizer
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.rollout import Sampling, Task
+from nouscoder.domain.rollout import Sampling
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.evaluation import pass_at_1
 from nouscoder.evaluation.pass_at_1 import Evaluation, EvaluationError, evaluate, evaluation_tasks
-from nouscoder.generation.engine_thread import EngineThread
+from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine
+from nouscoder.generation.engines.stepped import SteppedEngine
+from nouscoder.generation.environments.single_turn import SingleTurn
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
+from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.service import STATUS_CODES, GenerationService
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.generation_client import GenerationClient
@@ -38,11 +42,11 @@ def problem(number: int, family: str = "sums") -> Problem:
     return Problem(f"p{number}", f"problem {number}", tests, text_is_code=True, family=family)
 
 
-def script(task: Task) -> str:
+def script(request: SampleRequest) -> list[int]:
     """Right on every sample of even problems, on the first sample of p1, and never else."""
-    number = int(task.problem_id[1:])
-    right = number % 2 == 0 or task.rollout_id == "evaluation/p1/0"
-    return f"print({number})" if right else "print('?')"
+    number = int(request.request_id.split("/")[1][1:])
+    right = number % 2 == 0 or request.request_id == "evaluation/p1/0"
+    return CharTokenizer().encode(f"print({number})" if right else "print('?')")
 
 
 @dataclass
@@ -107,17 +111,18 @@ class Services:
 
 
 @pytest.fixture
-async def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Services]:
+async def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, single_turn: SingleTurn) -> AsyncIterator[Services]:
     for name in ("_WHILE_AWAY", "_AFTER_INTERNAL_ERRORS"):
         monkeypatch.setattr(pass_at_1, name, replace(getattr(pass_at_1, name), wait_s=0.01))
     grader = ScriptedVerifier()
     async with AsyncExitStack() as stack:
-        engine = FakeEngine(max_running=4, max_tokens_total=200, script=script)
-        thread = await stack.enter_async_context(EngineThread(engine, GenerationMetrics()))
-        policies = Policies(thread)
+        step_engine = FakeEngine(max_running=4, max_tokens_total=200, script=script)
+        engine = await stack.enter_async_context(SteppedEngine(step_engine, GenerationMetrics()))
+        policies = Policies(engine)
+        service = GenerationService(engine, Rollouts(single_turn, engine, policies), policies)
         generation = grpc.aio.server(interceptors=[StatusCodes(STATUS_CODES, ["nouscoder.v1.GenerationService"])])
         verifier = grpc.aio.server()
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(thread, policies), generation)
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, generation)
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(grader, verifier)
         addresses = []
         for server in (generation, verifier):

@@ -14,8 +14,8 @@ import grpc
 import pytest
 
 from nouscoder.domain.policy import PolicyManifest, Shard, Transport
-from nouscoder.generation.engine_thread import EngineThread
 from nouscoder.generation.engines.fake import FakeEngine
+from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.errors import PolicyGone, PolicyUnusable
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
@@ -216,10 +216,10 @@ async def test_a_learner_that_is_away_is_waited_for_in_bounds(rig: Rig) -> None:
 
 
 async def test_the_engine_takes_over_what_was_fetched(rig: Rig) -> None:
-    async with EngineThread(FakeEngine(max_running=2, max_tokens_total=100), rig.metrics) as thread:
-        policies = Policies(thread, rig.source)
+    async with SteppedEngine(FakeEngine(max_running=2, max_tokens_total=100), rig.metrics) as engine:
+        policies = Policies(engine, rig.source)
         await policies.update(rig.publish(3))
-        assert thread.policy_version == 3
+        assert engine.policy_version == 3
         # Older ones are not even fetched.
         assert await policies.follow(rig.publish(2)) is False
         assert rig.servicer.asked == [3]

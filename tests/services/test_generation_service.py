@@ -19,13 +19,16 @@ from typing import Any
 import grpc
 import pytest
 
+from nouscoder.demo.tokenizer import CharTokenizer
 from nouscoder.domain.policy import PolicyManifest, Shard, Transport
-from nouscoder.domain.rollout import Rollout, Sampling, Task
-from nouscoder.generation.engine_thread import EngineStopped, EngineThread
-from nouscoder.generation.engines.base import EngineError
+from nouscoder.domain.rollout import Completion, FinishReason, Rollout, Sampling, Task
+from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine
+from nouscoder.generation.engines.stepped import SteppedEngine
+from nouscoder.generation.environments.single_turn import SingleTurn
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
+from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.service import STATUS_CODES, GenerationService
 from nouscoder.rpc.channel import open_channel
 from nouscoder.rpc.policy_convert import manifest_to
@@ -51,10 +54,14 @@ def task(number: int, prompt: str = "prompt") -> Task:
     return Task(f"r{number}", "g", "p", prompt, Sampling(max_new_tokens=50, seed=number))
 
 
+def request_of(number: int) -> SampleRequest:
+    return SampleRequest(f"r{number}", (5, 6, 7), Sampling(seed=number), frozenset({2}))
+
+
 @dataclass
 class Bench:
     stub: Any
-    thread: EngineThread
+    engine: Engine
     metrics: GenerationMetrics
 
     def metric(self, name: str, **labels: str) -> float:
@@ -76,18 +83,21 @@ class Bench:
 
 
 @pytest.fixture
-async def bench() -> AsyncIterator[Bench]:
+async def bench(single_turn: SingleTurn) -> AsyncIterator[Bench]:
     metrics = GenerationMetrics()
     async with AsyncExitStack() as stack:
-        thread = await stack.enter_async_context(EngineThread(FakeEngine(max_running=4, max_tokens_total=100), metrics))
+        step_engine = FakeEngine(max_running=4, max_tokens_total=100)
+        engine = await stack.enter_async_context(SteppedEngine(step_engine, metrics))
         server = grpc.aio.server(interceptors=[StatusCodes(STATUS_CODES, ["nouscoder.v1.GenerationService"])])
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(thread, Policies(thread)), server)
+        policies = Policies(engine)
+        service = GenerationService(engine, Rollouts(single_turn, engine, policies), policies)
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         stack.push_async_callback(server.stop, 0.5)
         channel = open_channel(address)
         stack.push_async_callback(channel.close)
-        yield Bench(generation_pb2_grpc.GenerationServiceStub(channel), thread, metrics)
+        yield Bench(generation_pb2_grpc.GenerationServiceStub(channel), engine, metrics)
 
 
 async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
@@ -114,7 +124,7 @@ async def test_generate_streams_every_rollout_once(bench: Bench, tmp_path: Path)
     await bench.update(published(tmp_path, 7))
     rollouts = await bench.generate([task(number) for number in range(20)])
     assert sorted(rollout.rollout_id for rollout in rollouts) == sorted(f"r{number}" for number in range(20))
-    assert all(rollout.text.startswith("print(") for rollout in rollouts)
+    assert all(rollout.finish_reason is FinishReason.STOP and rollout.text for rollout in rollouts)
     assert {rollout.oldest_version for rollout in rollouts} == {7}
     status = await bench.status()
     assert (status.engine, status.policy_version, status.running_rollouts) == ("fake", 7, 0)
@@ -126,19 +136,19 @@ async def test_generate_names_the_task_that_cannot_be_sampled(bench: Bench, tmp_
     await bench.update(published(tmp_path, 0))
     code, details = await refusal(bench.generate([task(0), task(1, prompt="x" * 200), task(2)]))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "task r1" in details
-    await until(lambda: bench.thread.num_running + bench.thread.num_waiting == 0)
+    assert "request r1" in details
+    await until(lambda: bench.engine.num_running + bench.engine.num_waiting == 0)
 
 
 async def test_a_cancelled_call_cancels_its_tasks(bench: Bench, tmp_path: Path) -> None:
     await bench.update(published(tmp_path, 0))
-    await bench.thread.pause()
+    await bench.engine.pause(60)
     call = bench.stub.Generate(generation_pb2.GenerateRequest(tasks=[task_to(task(n)) for n in range(6)]))
     reading = asyncio.ensure_future(call.read())
-    await until(lambda: bench.thread.num_waiting == 6)
+    await until(lambda: bench.engine.num_waiting == 6)
     reading.cancel()
     call.cancel()
-    await until(lambda: bench.thread.num_waiting == 0)
+    await until(lambda: bench.engine.num_waiting == 0)
 
 
 async def test_a_file_that_is_not_what_its_manifest_says_leaves_the_old_weights(bench: Bench, tmp_path: Path) -> None:
@@ -177,7 +187,7 @@ async def test_pause_stops_between_two_steps_and_resume_goes_on(bench: Bench, tm
     await bench.update(published(tmp_path, 0))
     await bench.stub.Pause(generation_pb2.GenerationServicePauseRequest(), timeout=10)
     reading = asyncio.ensure_future(bench.generate([task(0)]))
-    await until(lambda: bench.thread.num_waiting == 1)
+    await until(lambda: bench.engine.num_waiting == 1)
     await until(lambda: bench.metric("nouscoder_generation_idle_seconds_total", reason="paused") > 0)
     status = await bench.status()
     assert status.paused
@@ -186,6 +196,17 @@ async def test_pause_stops_between_two_steps_and_resume_goes_on(bench: Bench, tm
     await bench.stub.Resume(generation_pb2.GenerationServiceResumeRequest(), timeout=10)
     (rollout,) = await reading
     assert rollout.oldest_version == 1
+
+
+@pytest.mark.parametrize("limit_s", [-1.0, 3601.0, float("nan"), float("inf")])
+async def test_a_pause_has_a_time_limit_within_bounds(bench: Bench, tmp_path: Path, limit_s: float) -> None:
+    await bench.update(published(tmp_path, 0))
+    code, details = await refusal(bench.stub.Pause(generation_pb2.GenerationServicePauseRequest(limit_s=limit_s)))
+    assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, "limit_s must be above 0 and at most 3600")
+    await bench.stub.Pause(generation_pb2.GenerationServicePauseRequest(limit_s=0.3), timeout=10)
+    assert (await bench.status()).paused
+    # The caller sends no Resume.
+    assert len(await bench.generate([task(0)])) == 1
 
 
 async def test_idle_time_is_counted_by_reason(bench: Bench, tmp_path: Path) -> None:
@@ -204,57 +225,50 @@ class WatchedEngine(FakeEngine):
         super().__init__(max_running=2, max_tokens_total=100)
         self._threads = threads
 
-    def add(self, task: Task) -> None:
+    def add(self, request: SampleRequest) -> None:
         self._threads.add(threading.current_thread().name)
-        super().add(task)
+        super().add(request)
 
-    def cancel(self, rollout_id: str) -> None:
+    def cancel(self, request_id: str) -> None:
         self._threads.add(threading.current_thread().name)
-        super().cancel(rollout_id)
+        super().cancel(request_id)
 
     def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
         self._threads.add(threading.current_thread().name)
         super().load_policy(files, policy_version)
 
-    def step(self) -> list[Rollout]:
+    def step(self) -> list[tuple[str, Completion]]:
         self._threads.add(threading.current_thread().name)
         return super().step()
 
 
 async def test_the_engine_is_touched_by_its_own_thread_only(tmp_path: Path) -> None:
     threads: set[str] = set()
-    async with EngineThread(WatchedEngine(threads), GenerationMetrics()) as thread:
-        cancelled = thread.sample(task(9))
-        await thread.load_policy(paths(published(tmp_path, 0)), 0)
+    async with SteppedEngine(WatchedEngine(threads), GenerationMetrics()) as engine:
+        cancelled = engine.sample(request_of(9))
+        await engine.load_policy(paths(published(tmp_path, 0)), 0)
         cancelled.cancel()
-        assert len([rollout async for rollout in thread.sample_all([task(0), task(1), task(2)])]) == 3
+        await asyncio.gather(*(engine.sample(request_of(number)) for number in range(3)))
     assert threads == {"engine"}
 
 
 class FailingEngine(FakeEngine):
     """An engine whose weights give no numbers."""
 
-    def step(self) -> list[Rollout]:
+    def step(self) -> list[tuple[str, Completion]]:
         raise EngineError("logits that are NaN")
 
 
 async def test_an_engine_that_fails_ends_every_wait_with_its_error(tmp_path: Path) -> None:
-    engine = FailingEngine(max_running=2, max_tokens_total=100)
-    async with EngineThread(engine, GenerationMetrics()) as thread:
-        await thread.load_policy(paths(published(tmp_path, 0)), 0)
+    step_engine = FailingEngine(max_running=2, max_tokens_total=100)
+    async with SteppedEngine(step_engine, GenerationMetrics()) as engine:
+        await engine.load_policy(paths(published(tmp_path, 0)), 0)
         with pytest.raises(EngineStopped, match="logits that are NaN"):
-            await asyncio.wait_for(thread.sample(task(0)), 10)
+            await asyncio.wait_for(engine.sample(request_of(0)), 10)
         with pytest.raises(EngineStopped, match="logits that are NaN"):
-            await asyncio.wait_for(thread.failed(), 10)
+            await asyncio.wait_for(engine.failed(), 10)
         with pytest.raises(EngineStopped, match="does not run any more"):
-            await asyncio.wait_for(thread.pause(), 10)
-
-
-async def test_closing_ends_what_is_open() -> None:
-    async with EngineThread(FakeEngine(max_running=2, max_tokens_total=100), GenerationMetrics()) as thread:
-        waiting = thread.sample(task(0))
-    with pytest.raises(EngineStopped, match="going down"):
-        await waiting
+            await asyncio.wait_for(engine.pause(1), 10)
 
 
 def test_importing_the_service_loads_no_engine() -> None:
@@ -281,15 +295,17 @@ def free_port() -> int:
 
 async def test_the_process_serves_without_a_broker_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
     port, metrics, nobody = free_port(), free_port(), free_port()
+    CharTokenizer().save(tmp_path)
     process = subprocess.Popen(
         [
             *(sys.executable, "-c", SERVE, "generation.engine=fake", f"generation.grpc=127.0.0.1:{port}"),
             *(f"generation.metrics=127.0.0.1:{metrics}", f"broker.grpc=127.0.0.1:{nobody}"),
+            f"policy.path={tmp_path}",
         ]
     )
     channel = open_channel(f"127.0.0.1:{port}")
     try:
-        await asyncio.wait_for(channel.channel_ready(), 30)
+        await asyncio.wait_for(channel.channel_ready(), 60)
         client = Bench(generation_pb2_grpc.GenerationServiceStub(channel), None, None)  # type: ignore[arg-type]
         await client.update(published(tmp_path, 0))
         assert len(await client.generate([task(0), task(1)])) == 2

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from nouscoder.demo.tokenizer import CharTokenizer
-from nouscoder.domain.rollout import FinishReason, Rollout, Sampling, Task, VersionSpan
-from nouscoder.generation.engines.base import EngineError
+from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
+from nouscoder.domain.rollout import FinishReason, Rollout, Sampling, Task, VersionSpan, assemble_rollout, int32
+from nouscoder.generation.engines.base import EngineError, SampleRequest
 from nouscoder.generation.engines.kv_cache import KeyValueCache, decode_mask
 from nouscoder.generation.engines.sampling import choose_tokens, draws_of
 from nouscoder.generation.engines.torch import TorchEngine
@@ -71,19 +71,27 @@ def task(number: int, prompt: str = "", **sampling: float) -> Task:
     return Task(f"r{number}", f"g{number}", "p", prompt or f"prompt {'x' * (3 * number % 17)}{number}", chosen)
 
 
+def request_of(each: Task) -> SampleRequest:
+    prompt = CharTokenizer().encode_prompt(each.prompt)
+    return SampleRequest(each.rollout_id, prompt, each.sampling, frozenset({EOS_ID}))
+
+
 def run(
     engine: TorchEngine, tasks: list[Task], at_step: Callable[[int], None] = lambda step: None
 ) -> dict[str, Rollout]:
+    by_id = {each.rollout_id: each for each in tasks}
     for each in tasks:
-        engine.add(each)
+        engine.add(request_of(each))
     done: dict[str, Rollout] = {}
     for step in range(2000):
         if not engine.num_running and not engine.num_waiting:
             return done
         at_step(step)
-        for rollout in engine.step():
-            assert rollout.rollout_id not in done
-            done[rollout.rollout_id] = rollout
+        for request_id, completion in engine.step():
+            assert request_id not in done
+            each = by_id[request_id]
+            text = CharTokenizer().decode(completion.token_ids)
+            done[request_id] = assemble_rollout(each, [int32(request_of(each).prompt_token_ids), completion], text)
     raise AssertionError("the engine does not come to an end")
 
 
@@ -148,7 +156,7 @@ def test_logprobs_equal_those_of_a_plain_forward_pass(engine: TorchEngine, folde
         torch.testing.assert_close(sampled_logprobs(rollout), plain_logprobs(folder, rollout), atol=1e-4, rtol=0)
 
 
-def test_tokens_hang_on_weights_prompt_and_seed_not_on_the_neighbours(engine: TorchEngine, folder: Path) -> None:
+def test_tokens_depend_on_weights_prompt_and_seed_not_on_the_neighbours(engine: TorchEngine, folder: Path) -> None:
     tasks = [task(n) for n in range(10)]
     together = run(engine, tasks)
     for each in tasks:
@@ -258,12 +266,12 @@ def test_logits_that_are_nan_raise(engine: TorchEngine, folder: Path, tmp_path: 
     weights["lm_head.weight"] *= 3e38 / weights["lm_head.weight"].abs().max()
     save_file(weights, tmp_path / "overflowing.safetensors")
     engine.load_policy([tmp_path / "overflowing.safetensors"], 7)
-    engine.add(task(0))
-    with pytest.raises(EngineError, match=r"policy version 7 gave task r0 logits that are NaN"):
+    engine.add(request_of(task(0)))
+    with pytest.raises(EngineError, match=r"policy version 7 gave request r0 logits that are NaN"):
         engine.step()
 
 
-def test_eos_ends_a_rollout_and_is_a_token_but_not_text(folder: Path, tmp_path: Path) -> None:
+def test_a_stop_token_ends_a_rollout_and_is_a_sampled_token(folder: Path, tmp_path: Path) -> None:
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         model.model.norm.weight.zero_()  # all logits 0: every token is as likely as any other
@@ -285,7 +293,7 @@ def test_eos_ends_a_rollout_and_is_a_token_but_not_text(folder: Path, tmp_path: 
 
 def test_sampled_frequencies_follow_the_softmax() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, -1e9]]).expand(20000, 4)
-    draws = draws_of(task(3), 20000)
+    draws = draws_of(request_of(task(3)), 20000)
     choice = choose_tokens(logits, draws, torch.ones(20000), None)
     shares = torch.bincount(choice.token_ids, minlength=4) / 20000
     torch.testing.assert_close(shares, torch.softmax(logits[0], -1), atol=0.012, rtol=0)
@@ -297,7 +305,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_the_mass(top_p: float, num_ke
     probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])
     logits = probabilities.log().expand(8000, 4)
     each = torch.tensor([top_p, 1.0], dtype=torch.float64).repeat(4000)
-    choice = choose_tokens(logits, draws_of(task(1), 8000), torch.ones(8000), each)
+    choice = choose_tokens(logits, draws_of(request_of(task(1)), 8000), torch.ones(8000), each)
     shares = torch.bincount(choice.token_ids[0::2], minlength=4) / 4000
     wanted = torch.where(torch.arange(4) < num_kept, probabilities, 0.0)
     torch.testing.assert_close(shares, wanted / wanted.sum(), atol=0.03, rtol=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,12 +15,15 @@ from nouscoder.domain.lease import Lease, LeasedTask, LeasedTasks
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.generation import worker as worker_module
-from nouscoder.generation.engine_thread import EngineThread
+from nouscoder.generation.engines.base import Engine
 from nouscoder.generation.engines.fake import FakeEngine
+from nouscoder.generation.engines.stepped import SteppedEngine
+from nouscoder.generation.environments.single_turn import SingleTurn
 from nouscoder.generation.errors import PolicyGone, PolicyUnusable
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
 from nouscoder.generation.policy_source import FolderSource
+from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.worker import RolloutWorker
 from nouscoder.rpc.broker_client import LeaseKeeper
 from nouscoder.rpc.channel import PeerUnreachable
@@ -103,26 +106,34 @@ def tasks(count: int, max_new_tokens: int = 20) -> list[Task]:
 @dataclass
 class Bench:
     broker: MemoryBroker
-    engine: EngineThread
+    engine: Engine
     policies: Policies
     worker: RolloutWorker
     running: asyncio.Task[None]
 
 
-@asynccontextmanager
-async def working(broker: MemoryBroker, folder: Path | None) -> AsyncIterator[Bench]:
-    engine = FakeEngine(max_running=MAX_RUNNING, max_tokens_total=100)
-    async with EngineThread(engine, GenerationMetrics()) as thread:
-        policies = Policies(thread)
-        if folder is not None:
-            broker.manifests.put_nowait(published(folder, 0))
-        worker = RolloutWorker(broker, thread, policies, MAX_RUNNING, PREFETCH)
-        running = asyncio.create_task(worker.run())
-        try:
-            yield Bench(broker, thread, policies, worker, running)
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+Working = Callable[[MemoryBroker, Path | None], AbstractAsyncContextManager[Bench]]
+
+
+@pytest.fixture
+def working(single_turn: SingleTurn) -> Working:
+    @asynccontextmanager
+    async def work(broker: MemoryBroker, folder: Path | None) -> AsyncIterator[Bench]:
+        step_engine = FakeEngine(max_running=MAX_RUNNING, max_tokens_total=100)
+        async with SteppedEngine(step_engine, GenerationMetrics()) as engine:
+            policies = Policies(engine)
+            if folder is not None:
+                broker.manifests.put_nowait(published(folder, 0))
+            rollouts = Rollouts(single_turn, engine, policies)
+            worker = RolloutWorker(broker, rollouts, policies, MAX_RUNNING, PREFETCH)
+            running = asyncio.create_task(worker.run())
+            try:
+                yield Bench(broker, engine, policies, worker, running)
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+    return work
 
 
 async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
@@ -131,7 +142,9 @@ async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_every_leased_task_is_submitted_once_under_its_lease_and_few_are_held(tmp_path: Path) -> None:
+async def test_every_leased_task_is_submitted_once_under_its_lease_and_few_are_held(
+    working: Working, tmp_path: Path
+) -> None:
     broker = MemoryBroker(tasks(40))
     async with working(broker, tmp_path) as bench:
         most = 0
@@ -148,7 +161,7 @@ async def test_every_leased_task_is_submitted_once_under_its_lease_and_few_are_h
         await until(lambda: bench.worker.num_held == 0)
 
 
-async def test_nothing_is_leased_before_a_policy_is_known(tmp_path: Path) -> None:
+async def test_nothing_is_leased_before_a_policy_is_known(working: Working, tmp_path: Path) -> None:
     broker = MemoryBroker(tasks(3))
     async with working(broker, None) as bench:
         await asyncio.sleep(0.1)
@@ -159,11 +172,13 @@ async def test_nothing_is_leased_before_a_policy_is_known(tmp_path: Path) -> Non
         assert bench.engine.policy_version == 5
 
 
-async def test_a_newer_policy_reaches_running_rollouts_and_an_older_one_is_ignored(tmp_path: Path) -> None:
+async def test_a_newer_policy_reaches_running_rollouts_and_an_older_one_is_ignored(
+    working: Working, tmp_path: Path
+) -> None:
     broker = MemoryBroker()
     async with working(broker, tmp_path) as bench:
         await until(lambda: bench.policies.current is not None)
-        await bench.engine.pause()
+        await bench.engine.pause(60)
         broker.tasks = tasks(6)
         await until(lambda: bench.worker.num_held == 6)
         broker.manifests.put_nowait(published(tmp_path, 2))
@@ -175,7 +190,7 @@ async def test_a_newer_policy_reaches_running_rollouts_and_an_older_one_is_ignor
         assert bench.engine.policy_version == 2
 
 
-async def test_a_worker_that_is_stopped_hands_in_what_has_ended(tmp_path: Path) -> None:
+async def test_a_worker_that_is_stopped_hands_in_what_has_ended(working: Working, tmp_path: Path) -> None:
     broker = MemoryBroker()
     async with working(broker, tmp_path) as bench:
         await until(lambda: bench.policies.current is not None)
@@ -199,7 +214,7 @@ async def test_a_worker_that_is_stopped_hands_in_what_has_ended(tmp_path: Path) 
 
 
 async def test_a_policy_that_is_gone_is_skipped_for_the_newer_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    working: Working, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = MemoryBroker(tasks(2))
     gone = {1, 2, 3, 4, 5}
@@ -223,11 +238,11 @@ async def test_a_policy_that_is_gone_is_skipped_for_the_newer_one(
             await asyncio.wait_for(bench.running, 10)
 
 
-async def test_a_lost_lease_drops_its_rollout_and_frees_its_place(tmp_path: Path) -> None:
+async def test_a_lost_lease_drops_its_rollout_and_frees_its_place(working: Working, tmp_path: Path) -> None:
     broker = MemoryBroker()
     async with working(broker, tmp_path) as bench:
         await until(lambda: bench.policies.current is not None)
-        await bench.engine.pause()
+        await bench.engine.pause(60)
         broker.tasks = tasks(6)
         await until(lambda: bench.worker.num_held == 6)
         lost = next(lease_id for lease_id, rollout_id in broker.leased.items() if rollout_id == "r002")
@@ -241,11 +256,13 @@ async def test_a_lost_lease_drops_its_rollout_and_frees_its_place(tmp_path: Path
         assert all(lost not in beat for beat in broker.beats[-1:])
 
 
-async def test_a_task_given_again_to_the_same_worker_goes_on_under_the_new_lease(tmp_path: Path) -> None:
+async def test_a_task_given_again_to_the_same_worker_goes_on_under_the_new_lease(
+    working: Working, tmp_path: Path
+) -> None:
     broker = MemoryBroker(expires_in_s=60)
     async with working(broker, tmp_path) as bench:
         await until(lambda: bench.policies.current is not None)
-        await bench.engine.pause()
+        await bench.engine.pause(60)
         broker.tasks = tasks(1)
         await until(lambda: bench.worker.num_held == 1)
         broker.lost.add("lease 0")
@@ -257,7 +274,7 @@ async def test_a_task_given_again_to_the_same_worker_goes_on_under_the_new_lease
         await until(lambda: bench.worker.num_held == 0)
 
 
-async def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path) -> None:
+async def test_a_broker_that_goes_away_is_waited_for(working: Working, tmp_path: Path) -> None:
     broker = MemoryBroker(away=True)
     async with working(broker, tmp_path) as bench:
         await until(lambda: broker.num_calls > 3)
@@ -265,7 +282,7 @@ async def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path) -> None:
         broker.tasks = tasks(5)
         await until(lambda: len(broker.submitted) == 5)
         # It goes away with rollouts in hand: these are lost, the worker is not.
-        await bench.engine.pause()
+        await bench.engine.pause(60)
         broker.tasks = tasks(3)
         await until(lambda: bench.worker.num_held == 3)
         broker.away = True
@@ -277,7 +294,19 @@ async def test_a_broker_that_goes_away_is_waited_for(tmp_path: Path) -> None:
         assert not bench.running.done()
 
 
-async def test_a_task_that_cannot_be_sampled_is_given_up_and_the_others_go_on(tmp_path: Path) -> None:
+async def test_a_task_waits_for_the_policy_version_that_it_needs(working: Working, tmp_path: Path) -> None:
+    broker = MemoryBroker([replace(tasks(1)[0], min_policy_version=2)])
+    async with working(broker, tmp_path) as bench:
+        await until(lambda: bench.worker.num_held == 1)
+        broker.manifests.put_nowait(published(tmp_path, 1))
+        await until(lambda: bench.engine.policy_version == 1)
+        assert (bench.engine.num_tokens, broker.submitted) == (0, [])
+        broker.manifests.put_nowait(published(tmp_path, 2))
+        await until(lambda: len(broker.submitted) == 1)
+        assert broker.submitted[0][1].oldest_version == 2
+
+
+async def test_a_task_that_cannot_be_sampled_is_given_up_and_the_others_go_on(working: Working, tmp_path: Path) -> None:
     broker = MemoryBroker([Task("bad", "g", "p", "x" * 500, Sampling()), *tasks(4)])
     async with working(broker, tmp_path) as bench:
         await until(lambda: len(broker.submitted) == 4 and bench.worker.num_held == 0)
@@ -287,7 +316,7 @@ async def test_a_task_that_cannot_be_sampled_is_given_up_and_the_others_go_on(tm
         assert all("lease 0" not in beat for beat in broker.beats[beats:])
 
 
-async def test_a_finished_run_leaves_the_worker_waiting(tmp_path: Path) -> None:
+async def test_a_finished_run_leaves_the_worker_waiting(working: Working, tmp_path: Path) -> None:
     broker = MemoryBroker(finished=True)
     async with working(broker, tmp_path) as bench:
         await until(lambda: broker.num_calls == 1)
@@ -297,7 +326,9 @@ async def test_a_finished_run_leaves_the_worker_waiting(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_retries")
-async def test_a_first_policy_that_is_not_what_its_manifest_says_ends_the_worker(tmp_path: Path) -> None:
+async def test_a_first_policy_that_is_not_what_its_manifest_says_ends_the_worker(
+    working: Working, tmp_path: Path
+) -> None:
     broker = MemoryBroker()
     async with working(broker, None) as bench:
         manifest = published(tmp_path, 0)
@@ -308,7 +339,9 @@ async def test_a_first_policy_that_is_not_what_its_manifest_says_ends_the_worker
 
 
 @pytest.mark.usefixtures("quick_retries")
-async def test_a_later_policy_that_cannot_be_used_leaves_the_one_before_in_use(tmp_path: Path) -> None:
+async def test_a_later_policy_that_cannot_be_used_leaves_the_one_before_in_use(
+    working: Working, tmp_path: Path
+) -> None:
     broker = MemoryBroker()
     async with working(broker, tmp_path) as bench:
         await until(lambda: bench.policies.current is not None)

@@ -255,7 +255,14 @@ class Broker:
         section = self._config.generation.sampling
         seed = task_seed(self._config.run.seed, entry.rollout_id)
         sampling = Sampling(section.temperature, section.top_p, section.max_new_tokens, seed)
-        task = Task(entry.rollout_id, entry.detail, entry.problem_id, problem.prompt, sampling)
+        task = Task(
+            rollout_id=entry.rollout_id,
+            group_id=entry.detail,
+            problem_id=entry.problem_id,
+            prompt=problem.prompt,
+            sampling=sampling,
+            prompt_template=problem.prompt_template,
+        )
         return LeasedTask(self._lease(entry), task)
 
     def _reward(self, rollout_id: str, verdict: Verdict) -> float | None:

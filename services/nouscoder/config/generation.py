@@ -21,6 +21,19 @@ class SamplingSection(Section):
     max_new_tokens: int = Field(128, ge=1, description="maximum number of tokens in a completion")
 
 
+class EnvironmentSection(Section):
+    """How a problem becomes a prompt, and a completion an answer."""
+
+    kind: Literal["single_turn"] = Field("single_turn", description="single_turn: one prompt, one completion")
+    prompt_as: Literal["text", "messages"] = Field(
+        "text", description="text: the prompt as it is; messages: as a user's message in the policy's chat template"
+    )
+    prompt_template: str = Field(
+        "{prompt}", pattern=r"\{prompt\}", description="text around {prompt}; a problem may have a template of its own"
+    )
+    system_prompt: str = Field("", description="a system message before the prompt (prompt_as messages); may be empty")
+
+
 class GenerationSection(Section):
     """The generation worker and its engine."""
 
@@ -48,3 +61,4 @@ class GenerationSection(Section):
         900.0, gt=0, description="with policy_from learner: seconds to wait for the learner before giving up"
     )
     sampling: SamplingSection = SamplingSection()
+    environment: EnvironmentSection = EnvironmentSection()

@@ -38,7 +38,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A rollout to be sampled, with no weights older than `min_policy_version`."""
+    """A rollout to be sampled, with no weights older than `min_policy_version`.
+
+    `prompt_template` is a text with {prompt} in it that is used in place of the environment's own; empty takes that.
+    """
 
     rollout_id: str
     group_id: str
@@ -46,6 +49,7 @@ class Task:
     prompt: str
     sampling: Sampling
     min_policy_version: int = 0
+    prompt_template: str = ""
 
 
 @dataclass(frozen=True, slots=True)

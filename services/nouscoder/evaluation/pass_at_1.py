@@ -147,6 +147,7 @@ def evaluation_tasks(problems: Sequence[Problem], samples: int, sampling: Sampli
             problem_id=problem.problem_id,
             prompt=problem.prompt,
             sampling=replace(sampling, seed=_seed(f"{sampling.seed}/{problem.problem_id}/{position}")),
+            prompt_template=problem.prompt_template,
         )
         for problem in problems
         for position in range(samples)

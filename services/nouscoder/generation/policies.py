@@ -11,8 +11,7 @@ import logging
 from pathlib import Path
 
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.generation.engine_thread import EngineStopped, EngineThread
-from nouscoder.generation.engines.base import EngineError
+from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped
 from nouscoder.generation.errors import PolicyRefused, PolicyUnusable
 from nouscoder.generation.policy_source import FolderSource, PolicySource
 
@@ -22,21 +21,22 @@ log = logging.getLogger(__name__)
 class Policies:
     """Knows the policy in use and replaces it by newer ones."""
 
-    def __init__(self, engine: EngineThread, source: PolicySource | None = None) -> None:
+    def __init__(self, engine: Engine, source: PolicySource | None = None) -> None:
         self._engine = engine
         self._source = source or FolderSource()
         self._current: PolicyManifest | None = None
         self._taking = asyncio.Lock()
-        self._first = asyncio.Event()
+        self._taken = asyncio.Condition()
 
     @property
     def current(self) -> PolicyManifest | None:
         """The policy in use."""
         return self._current
 
-    async def wait_for_first(self) -> None:
-        """Wait until there is a policy."""
-        await self._first.wait()
+    async def wait_for(self, policy_version: int) -> None:
+        """Wait until a policy of this version or a newer one is in use."""
+        async with self._taken:
+            await self._taken.wait_for(lambda: self._version >= policy_version)
 
     async def update(self, manifest: PolicyManifest) -> float:
         """Take over a policy that a client asks for. Returns the seconds for which decoding stood still.
@@ -64,8 +64,12 @@ class Policies:
             await self._take(manifest, files)
             return True
 
+    @property
+    def _version(self) -> int:
+        return -1 if self._current is None else self._current.policy_version
+
     def _is_known(self, manifest: PolicyManifest) -> bool:
-        return self._current is not None and manifest.policy_version <= self._current.policy_version
+        return manifest.policy_version <= self._version
 
     def _known_again(self, manifest: PolicyManifest) -> float:
         """0 for the policy in use. Raises PolicyRefused for any other."""
@@ -85,7 +89,8 @@ class Policies:
             raise
         except EngineError as error:
             raise PolicyUnusable(str(error)) from error
-        self._current = manifest
-        self._first.set()
+        async with self._taken:
+            self._current = manifest
+            self._taken.notify_all()
         log.info("policy taken over", extra={"policy_version": manifest.policy_version, "pause_s": round(pause_s, 4)})
         return pause_s

@@ -10,16 +10,19 @@ from typing import Any
 import grpc
 
 from nouscoder.config import Config
-from nouscoder.generation.engine_thread import EngineStopped, EngineThread
 from nouscoder.generation.engines import open_engine
-from nouscoder.generation.engines.base import EngineError
+from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped
+from nouscoder.generation.environments import open_environment
+from nouscoder.generation.environments.base import TaskRefused
 from nouscoder.generation.errors import PolicyMissing, PolicyRefused, PolicyUnusable
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
 from nouscoder.generation.policy_cache import PolicyCache
 from nouscoder.generation.policy_source import FolderSource, LearnerSource, PolicySource
+from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.worker import RolloutWorker
 from nouscoder.rpc.broker_client import BrokerClient
+from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.learner_client import LearnerClient
 from nouscoder.rpc.policy_convert import manifest_from
@@ -32,11 +35,14 @@ from nouscoder.v1 import generation_pb2, generation_pb2_grpc
 
 FULL_NAME = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 _DRAIN_S = 3.0
-# One task in so many running is leased ahead.
+# One task is leased ahead for each `_PREFETCH_SHARE` that run.
 _PREFETCH_SHARE = 4
+_PAUSE_S = 60.0
+_LONGEST_PAUSE_S = 3600.0
 
 STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     EngineError: grpc.StatusCode.INVALID_ARGUMENT,  # a task that cannot be sampled
+    TaskRefused: grpc.StatusCode.INVALID_ARGUMENT,
     EngineStopped: grpc.StatusCode.UNAVAILABLE,
     PolicyMissing: grpc.StatusCode.UNAVAILABLE,
     PolicyRefused: grpc.StatusCode.FAILED_PRECONDITION,
@@ -49,8 +55,9 @@ Context = grpc.aio.ServicerContext[object, object]
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     """Convert, call, convert."""
 
-    def __init__(self, engine: EngineThread, policies: Policies) -> None:
+    def __init__(self, engine: Engine, rollouts: Rollouts, policies: Policies) -> None:
         self._engine = engine
+        self._rollouts = rollouts
         self._policies = policies
 
     async def Generate(  # noqa: N802
@@ -63,7 +70,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         tasks = [task_from(message) for message in request.tasks]
         if self._policies.current is None:
             raise PolicyMissing("no policy has been loaded yet")
-        async for rollout in self._engine.sample_all(tasks):
+        async for rollout in self._rollouts.all_of(tasks):
             yield generation_pb2.GenerateResponse(record=encode_rollout(rollout)[1])
 
     async def UpdatePolicy(  # noqa: N802
@@ -71,8 +78,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     ) -> generation_pb2.UpdatePolicyResponse:
         """Take over a policy.
 
-        FAILED_PRECONDITION for one that is not newer (the same again is fine), INVALID_ARGUMENT when the file is not
-        what the manifest says or does not fit; the old weights stay in use then.
+        FAILED_PRECONDITION for one that is not newer (the same one again is accepted), INVALID_ARGUMENT when its files
+        are not what the manifest says or do not fit. Then the old weights stay in use.
         """
         manifest = manifest_from(request.manifest)
         pause_s = await self._policies.update(manifest)
@@ -81,8 +88,11 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def Pause(  # noqa: N802
         self, request: generation_pb2.GenerationServicePauseRequest, context: Context
     ) -> generation_pb2.GenerationServicePauseResponse:
-        """Stop between two steps."""
-        await self._engine.pause()
+        """Stop between two steps. INVALID_ARGUMENT when `limit_s` is not in the range that the protocol names."""
+        limit_s = request.limit_s or _PAUSE_S
+        if not 0 < limit_s <= _LONGEST_PAUSE_S:
+            raise InvalidMessage(f"limit_s must be above 0 and at most {_LONGEST_PAUSE_S:.0f}")
+        await self._engine.pause(limit_s)
         return generation_pb2.GenerationServicePauseResponse()
 
     async def Resume(  # noqa: N802
@@ -98,7 +108,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         """What the engine is doing."""
         version = self._engine.policy_version
         return generation_pb2.GenerationServiceStatusResponse(
-            engine=self._engine.engine_name,
+            engine=self._engine.name,
             policy_version=version or 0,
             has_policy=version is not None,
             running_rollouts=self._engine.num_running,
@@ -110,10 +120,11 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
 
 async def serve(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT. The broker may be away: Generate works without it.
+    """Serve until SIGTERM or SIGINT. Generate works while the broker is away.
 
-    With generation.policy_from "learner" it is alive, and not ready, until the learner has handed out the policy's
-    files. Raises EngineError, AddressError, PeerError, PolicyUnusable, CacheUnusable or CertificatesUnusable.
+    With generation.policy_from "learner" the process is alive, but not ready, until it has fetched the policy's folder.
+    Raises EngineError, EnvironmentUnusable, AddressError, PeerError, PolicyUnusable, CacheUnusable or
+    CertificatesUnusable.
     """
     stop = stop_event()
     metrics = GenerationMetrics()
@@ -129,12 +140,14 @@ async def serve(config: Config) -> None:
             if stop.is_set():
                 return
             folder = fetching.result()
-        engine = await asyncio.to_thread(open_engine, config, folder)
-        thread = await stack.enter_async_context(EngineThread(engine, metrics))
-        policies = Policies(thread, source)
-        served = _served(config, GenerationService(thread, policies), metrics, health)
+        environment = await asyncio.to_thread(open_environment, config, folder)
+        opened = await asyncio.to_thread(open_engine, config, folder, metrics)
+        engine = await stack.enter_async_context(opened)
+        policies = Policies(engine, source)
+        rollouts = Rollouts(environment, engine, policies)
+        served = _served(config, GenerationService(engine, rollouts, policies), metrics, health)
         await start_grpc(served, stack)
-        await run_until_stopped(stop, await _worker(config, thread, policies, stack), thread.failed())
+        await run_until_stopped(stop, await _worker(config, rollouts, policies, stack), engine.failed())
 
 
 async def _open_source(config: Config, metrics: GenerationMetrics, stack: AsyncExitStack) -> PolicySource:
@@ -165,7 +178,7 @@ def _served(config: Config, servicer: GenerationService, metrics: GenerationMetr
 
 
 async def _worker(
-    config: Config, thread: EngineThread, policies: Policies, stack: AsyncExitStack
+    config: Config, rollouts: Rollouts, policies: Policies, stack: AsyncExitStack
 ) -> Coroutine[Any, Any, None]:
     broker = BrokerClient(
         config.broker.grpc,
@@ -176,4 +189,4 @@ async def _worker(
     await stack.enter_async_context(broker)
     max_running = config.generation.max_running
     prefetch = max(1, max_running // _PREFETCH_SHARE)
-    return RolloutWorker(broker, thread, policies, max_running, prefetch).run()
+    return RolloutWorker(broker, rollouts, policies, max_running, prefetch).run()

@@ -1,15 +1,15 @@
-"""The worker loop: leases tasks from the broker, has them sampled, hands the rollouts in, and follows the policy.
+"""The worker loop: leases tasks from the broker, makes rollouts of them, hands them in, and follows the policy.
 
-INVARIANT: every task leased is submitted at most once under a lease this worker holds, and leaves `held` exactly once:
-submitted, lost with its lease, or given up with its lease left to expire, as those are that are not sampled to their
-end when the worker is stopped; at most `max_held` are held at a time.
+INVARIANT: every leased task is submitted at most once, under a lease that this worker holds. It leaves `held` exactly
+once: submitted, lost with its lease, or given up (its lease expires, and another worker takes the task). Tasks that are
+unfinished when the worker is stopped are given up. At most `max_held` tasks are held at a time.
 
     loop     waits for                         does
-    pull     a policy, and room for tasks      lease_tasks -> engine.sample
+    pull     a policy, and room for tasks      lease_tasks -> rollouts.start
     submit   rollouts that ended               submit_rollouts; never waits for grading
     follow   a newer policy                    swaps the weights between two steps
-    drop     leases that were lost             cancels their rollouts in the engine
-Heartbeats are the lease keeper's. A broker that is away is waited for; nothing else stops meanwhile.
+    drop     leases that were lost             cancels their rollouts
+The lease keeper sends heartbeats. While the broker is away the loops wait for it, and rollouts go on.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Protocol
 from nouscoder.domain.lease import LeasedTask, LeasedTasks
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Rollout
-from nouscoder.generation.engine_thread import EngineThread
 from nouscoder.generation.errors import PolicyGone, PolicyUnusable
 from nouscoder.generation.policies import Policies
+from nouscoder.generation.rollouts import Rollouts
 from nouscoder.retry import Retry
 from nouscoder.rpc.broker_client import LeaseKeeper
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
@@ -73,20 +73,20 @@ class TaskBroker(Protocol):
 @dataclass(slots=True)
 class _Held:
     lease_id: str
-    future: asyncio.Future[Rollout]
+    future: asyncio.Task[Rollout]
 
 
 class RolloutWorker:
     """Holds up to `max_running` tasks, and `prefetch` more so that no place in the engine waits for the broker."""
 
     def __init__(
-        self, broker: TaskBroker, engine: EngineThread, policies: Policies, max_running: int, prefetch: int
+        self, broker: TaskBroker, rollouts: Rollouts, policies: Policies, max_running: int, prefetch: int
     ) -> None:
         self._broker = broker
-        self._engine = engine
+        self._rollouts = rollouts
         self._policies = policies
         self._max_held = max_running + prefetch
-        # Asking for each freed place alone would be a call a rollout.
+        # One call for each freed place would be a call for each rollout.
         self._ask_for = max(1, prefetch // 2)
         self._held: dict[str, _Held] = {}
         self._ended: list[Rollout] = []
@@ -112,7 +112,7 @@ class RolloutWorker:
 
     async def _pull(self, keeper: LeaseKeeper) -> None:
         log.info("waiting for the first policy")
-        await self._policies.wait_for_first()
+        await self._policies.wait_for(0)
         while True:
             await self._room.wait()
             try:
@@ -129,22 +129,22 @@ class RolloutWorker:
         rollout_id = leased.task.rollout_id
         keeper.add(leased.lease)
         known = self._held.get(rollout_id)
-        if known is not None:  # its lease was lost and given to us again: go on under the new one
+        if known is not None:  # its lease was lost and came back to this worker: go on under the new one
             keeper.drop(known.lease_id)
             known.lease_id = leased.lease.lease_id
             return
-        future = self._engine.sample(leased.task)
+        future = self._rollouts.start(leased.task)
         self._held[rollout_id] = _Held(leased.lease.lease_id, future)
         self._count_room()
         future.add_done_callback(lambda ended: self._take(rollout_id, ended, keeper))
 
-    def _take(self, rollout_id: str, future: asyncio.Future[Rollout], keeper: LeaseKeeper) -> None:
+    def _take(self, rollout_id: str, future: asyncio.Task[Rollout], keeper: LeaseKeeper) -> None:
         held = self._held.get(rollout_id)
         if held is None or held.future is not future:
             return
         error = None if future.cancelled() else future.exception()
         if future.cancelled() or error is not None:
-            # Nobody else may do better, but the broker counts deliveries and gives such a task up in the end.
+            # Another worker may fail as well. The broker counts deliveries and gives the task up in the end.
             log.error("task given up", extra={"rollout_id": rollout_id, "reason": str(error)})
             self._leave(rollout_id, keeper)
             return
@@ -156,14 +156,14 @@ class RolloutWorker:
             await self._some_ended.wait()
             self._some_ended.clear()
             ended, self._ended = self._ended, []
-            # A lease lost meanwhile took its rollout out of `held`.
+            # A lease that was lost meanwhile has taken its rollout out of `held`.
             pairs = [(self._held[r.rollout_id].lease_id, r) for r in ended if r.rollout_id in self._held]
             if not pairs:
                 continue
             try:
                 refused = await self._broker.submit_rollouts(pairs)
             except PeerUnreachable as error:
-                # By now the leases are over: the broker, once back, has the same rollouts sampled again.
+                # The leases have expired by now: when the broker is back it has the same rollouts sampled again.
                 log.warning("rollouts lost", extra={"num_rollouts": len(pairs), "reason": str(error)})
                 refused = frozenset()
             if refused:
@@ -173,7 +173,7 @@ class RolloutWorker:
                     self._leave(rollout.rollout_id, keeper)
 
     async def _hand_in_what_ended(self) -> None:
-        """On the way out: what is sampled is not thrown away. The leases of the rest run out, and others sample it."""
+        """Submit what is finished when the worker stops. The leases of the rest expire, and other workers take them."""
         pairs = [(held.lease_id, held.future.result()) for held in self._held.values() if _has_rollout(held.future)]
         if not pairs:
             return
@@ -229,5 +229,5 @@ class RolloutWorker:
             self._room.clear()
 
 
-def _has_rollout(future: asyncio.Future[Rollout]) -> bool:
+def _has_rollout(future: asyncio.Task[Rollout]) -> bool:
     return future.done() and not future.cancelled() and future.exception() is None

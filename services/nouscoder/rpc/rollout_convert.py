@@ -47,6 +47,7 @@ def task_to(task: Task) -> rollout_pb2.Task:
         prompt=task.prompt,
         sampling=sampling_to(task.sampling),
         min_policy_version=task.min_policy_version,
+        prompt_template=task.prompt_template,
     )
 
 
@@ -61,6 +62,7 @@ def task_from(message: rollout_pb2.Task) -> Task:
         prompt=message.prompt,
         sampling=sampling_from(message.sampling),
         min_policy_version=message.min_policy_version,
+        prompt_template=message.prompt_template,
     )
 
 

@@ -34,6 +34,7 @@ FIXED = (
     *("run.seed", "problems.train", "problems.held_out", "problems.held_out_samples", "policy.path"),
     *("broker.group_size", "broker.batch_size", "learner.steps_per_batch", "learner.reward"),
     *("generation.sampling.temperature", "generation.sampling.top_p", "generation.sampling.max_new_tokens"),
+    *(f"generation.environment.{name}" for name in ("prompt_as", "prompt_template", "system_prompt")),
     *("demo.train_problems", "demo.held_out_problems", "demo.warm_start_share"),
 )
 

@@ -118,16 +118,21 @@ Global___UpdatePolicyResponse: _TypeAlias = UpdatePolicyResponse  # noqa: Y015
 
 @_typing.final
 class GenerationServicePauseRequest(_message.Message):
-    """Nothing to say."""
+    """A pause that ends by itself, so that a caller that dies does not leave the engine paused."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    LIMIT_S_FIELD_NUMBER: _builtins.int
+    limit_s: _builtins.float
+    """Seconds after which decoding goes on without a Resume, at most 3600; 0 means 60. Pausing again sets it anew."""
     def __init__(
         self,
+        *,
+        limit_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit_s", b"limit_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -87,6 +87,7 @@ class Task(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     MIN_POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    PROMPT_TEMPLATE_FIELD_NUMBER: _builtins.int
     rollout_id: _builtins.str
     """Unique in the run."""
     group_id: _builtins.str
@@ -94,9 +95,11 @@ class Task(_message.Message):
     problem_id: _builtins.str
     """Problem it answers."""
     prompt: _builtins.str
-    """Text given to the policy."""
+    """What the policy is asked."""
     min_policy_version: _builtins.int
     """Sampling must not start with an older policy."""
+    prompt_template: _builtins.str
+    """A text with {prompt} in it, used in place of the environment's own; empty takes that."""
     @_builtins.property
     def sampling(self) -> Global___Sampling:
         """How to sample."""
@@ -110,10 +113,11 @@ class Task(_message.Message):
         prompt: _builtins.str = ...,
         sampling: Global___Sampling | None = ...,
         min_policy_version: _builtins.int = ...,
+        prompt_template: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "min_policy_version", b"min_policy_version", "problem_id", b"problem_id", "prompt", b"prompt", "rollout_id", b"rollout_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "min_policy_version", b"min_policy_version", "problem_id", b"problem_id", "prompt", b"prompt", "prompt_template", b"prompt_template", "rollout_id", b"rollout_id", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nouscoder.generation.engines.base import Engine, EngineError
+from nouscoder.generation.engines.base import Engine
+from nouscoder.generation.engines.stepped import StepEngine, SteppedEngine
+from nouscoder.generation.metrics import GenerationMetrics
 
 if TYPE_CHECKING:
     from nouscoder.config import Config
 
-__all__ = ["Engine", "EngineError", "open_engine"]
+__all__ = ["open_engine", "step_engine"]
 
 
-def open_engine(config: Config, policy_folder: Path | None = None) -> Engine:
-    """The engine that `config.generation.engine` names, without weights yet. Raises EngineUnusable.
+def open_engine(config: Config, policy_folder: Path, metrics: GenerationMetrics) -> AbstractAsyncContextManager[Engine]:
+    """The engine that `config.generation.engine` names, with the architecture in `policy_folder` and no weights yet.
 
-    Architecture and tokenizer are those in `policy_folder`, None: where config.policy says.
+    It samples from when the context is entered until it is left. Raises EngineUnusable.
     """
+    return SteppedEngine(step_engine(config, policy_folder), metrics)
+
+
+def step_engine(config: Config, policy_folder: Path) -> StepEngine:
+    """What decodes, one step at a time. Raises EngineUnusable."""
     generation = config.generation
     if generation.engine == "fake":
         from nouscoder.generation.engines.fake import FakeEngine
@@ -26,7 +34,7 @@ def open_engine(config: Config, policy_folder: Path | None = None) -> Engine:
     from nouscoder.generation.engines.torch import TorchEngine
 
     return TorchEngine(
-        policy_folder or config.in_run_folder(config.policy.path),
+        policy_folder,
         max_running=generation.max_running,
         max_tokens_total=generation.max_tokens_total,
         device=generation.device,

@@ -1,6 +1,6 @@
-"""The `fake` engine: scripted completions, one byte a token, with every rule of a real engine but no model.
+"""The `fake` engine: scripted completions, with every rule of a real engine but no model.
 
-INVARIANT: as for the torch engine: a task added leaves exactly once, and each token carries the version in use when
+INVARIANT: as for the torch engine: a request added leaves exactly once, and each token carries the version in use when
 it was sampled.
 """
 
@@ -11,43 +11,37 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
-from nouscoder.domain.rollout import (
-    Completion,
-    FinishReason,
-    Rollout,
-    Task,
-    assemble_rollout,
-    float32,
-    int32,
-    spans_of,
-)
-from nouscoder.generation.engines.base import EngineError
+from nouscoder.domain.rollout import Completion, FinishReason, float32, int32, spans_of
+from nouscoder.generation.engines.base import EngineError, SampleRequest
+from nouscoder.generation.engines.requests import checked_max_tokens
 
-EOS_ID = 2
-_FIRST_BYTE_ID = 3
 _LOGPROB = -0.5
 _HEADER_BYTES = 8
+_SCRIPT_TOKENS = 8
 
-Script = Callable[[Task], str]
+# The tokens that follow a request's prompt; the engine adds a stop token.
+Script = Callable[[SampleRequest], Sequence[int]]
 
 
-def default_script(task: Task) -> str:
-    """A short program that hangs on the prompt and the seed alone."""
-    digest = blake2b(f"{task.sampling.seed}/{task.prompt}".encode(), digest_size=2).digest()
-    return f"print({int.from_bytes(digest, 'little')})"
+def default_script(request: SampleRequest) -> list[int]:
+    """A few of the prompt's own tokens, chosen by the prompt and the seed, so that any tokenizer can decode them."""
+    prompt = [token for token in request.prompt_token_ids if token not in request.stop_token_ids]
+    if not prompt:
+        return []
+    draws = blake2b(f"{request.sampling.seed}/{prompt}".encode(), digest_size=_SCRIPT_TOKENS).digest()
+    return [prompt[draw % len(prompt)] for draw in draws]
 
 
 @dataclass(slots=True)
 class _Row:
-    task: Task
-    prompt_token_ids: list[int]
+    request: SampleRequest
     script: list[int]
     max_tokens: int
     versions: list[int] = field(default_factory=list)
 
 
 class FakeEngine:
-    """Writes `script(task)` token by token, then ends; a task whose script is longer than its limit is cut."""
+    """Answers `script(request)` token by token, then a stop token. Without stop tokens the script repeats."""
 
     name = "fake"
 
@@ -67,12 +61,12 @@ class FakeEngine:
 
     @property
     def num_running(self) -> int:
-        """Rollouts being decoded."""
+        """Requests being decoded."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Tasks waiting for a place."""
+        """Requests waiting for a place."""
         return len(self._waiting)
 
     @property
@@ -80,28 +74,18 @@ class FakeEngine:
         """Tokens sampled since the start."""
         return self._num_tokens
 
-    def add(self, task: Task) -> None:
-        """Queue a task. Raises EngineError naming it."""
-        name = f"task {task.rollout_id}"
-        if task.rollout_id in self._waiting or task.rollout_id in self._running:
-            raise EngineError(f"{name} is already here")
-        prompt = [_FIRST_BYTE_ID + byte for byte in task.prompt.encode()]
-        if not prompt:
-            raise EngineError(f"{name}: the prompt is empty")
-        room = self._max_tokens_total - len(prompt)
-        if room < 1:
-            raise EngineError(
-                f"{name}: a prompt of {len(prompt)} tokens leaves no room under {self._max_tokens_total} in all"
-            )
-        if task.sampling.max_new_tokens < 1:
-            raise EngineError(f"{name}: max_new_tokens must be at least 1")
-        script = [*(_FIRST_BYTE_ID + byte for byte in self._script(task).encode()), EOS_ID]
-        self._waiting[task.rollout_id] = _Row(task, prompt, script, min(room, task.sampling.max_new_tokens))
+    def add(self, request: SampleRequest) -> None:
+        """Queue a request. Raises EngineError naming it."""
+        max_tokens = checked_max_tokens(request, self._waiting.keys() | self._running.keys(), self._max_tokens_total)
+        script = [*self._script(request), *sorted(request.stop_token_ids)[:1]]
+        if not request.stop_token_ids:
+            script *= max_tokens  # nothing ends it but its limit
+        self._waiting[request.request_id] = _Row(request, script, max_tokens)
 
-    def cancel(self, rollout_id: str) -> None:
-        """Forget a task."""
-        self._waiting.pop(rollout_id, None)
-        self._running.pop(rollout_id, None)
+    def cancel(self, request_id: str) -> None:
+        """Forget a request."""
+        self._waiting.pop(request_id, None)
+        self._running.pop(request_id, None)
 
     def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
         """Take over the version; of the files only the length of the header is checked."""
@@ -109,20 +93,19 @@ class FakeEngine:
             _check_header(file)
         self._version = policy_version
 
-    def step(self) -> list[Rollout]:
-        """One token for every rollout."""
+    def step(self) -> list[tuple[str, Completion]]:
+        """One token for every request."""
         if self._version is None:
             raise EngineError("no policy has been loaded")
         while self._waiting and len(self._running) < self._max_running:
-            rollout_id = next(iter(self._waiting))
-            self._running[rollout_id] = self._waiting.pop(rollout_id)
-        finished: list[Rollout] = []
-        for row in list(self._running.values()):
+            request_id = next(iter(self._waiting))
+            self._running[request_id] = self._waiting.pop(request_id)
+        finished: list[tuple[str, Completion]] = []
+        for request_id, row in list(self._running.items()):
             row.versions.append(self._version)
-            num_tokens = len(row.versions)
-            if num_tokens in (len(row.script), row.max_tokens):
-                del self._running[row.task.rollout_id]
-                finished.append(_finish(row))
+            if len(row.versions) in (len(row.script), row.max_tokens):
+                del self._running[request_id]
+                finished.append((request_id, _completion(row)))
             self._num_tokens += 1
         return finished
 
@@ -138,14 +121,12 @@ def _check_header(file: Path) -> None:
         raise EngineError(f"{file} holds no weights that can be read: its header is broken")
 
 
-def _finish(row: _Row) -> Rollout:
+def _completion(row: _Row) -> Completion:
     token_ids = row.script[: len(row.versions)]
-    stopped = token_ids[-1] == EOS_ID
-    text = bytes(token - _FIRST_BYTE_ID for token in (token_ids[:-1] if stopped else token_ids))
-    completion = Completion(
+    stopped = token_ids[-1] in row.request.stop_token_ids
+    return Completion(
         token_ids=int32(token_ids),
         logprobs=float32([_LOGPROB] * len(token_ids)),
         versions=spans_of(row.versions),
         finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
     )
-    return assemble_rollout(row.task, [int32(row.prompt_token_ids), completion], text.decode(errors="replace"))

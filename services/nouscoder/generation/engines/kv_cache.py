@@ -1,6 +1,6 @@
-"""The keys and values of every running rollout, one slot each.
+"""The keys and values of every running request, one slot each.
 
-INVARIANT: slot s holds, in columns 0 .. length - 1, the keys and values of the tokens of the rollout in slot s and of
+INVARIANT: slot s holds, in columns 0 .. length - 1, the keys and values of the tokens of the request in slot s and of
 no other; what lies in later columns is finite and is never attended to.
 
 A pass over the model is given one of the two small objects below as `past_key_values`; the attention layers call
@@ -50,7 +50,7 @@ class DecodePass:
 
 
 class KeyValueCache:
-    """Static storage [layers, 2, slots, kv_heads, capacity, head_dim]; running rollouts sit in the first slots."""
+    """Static storage [layers, 2, slots, kv_heads, capacity, head_dim]; running requests have the first slots."""
 
     def __init__(self, model_config: Any, num_slots: int, capacity: int, device: torch.device) -> None:
         heads = model_config.num_attention_heads
@@ -62,7 +62,7 @@ class KeyValueCache:
         )
 
     def prompt_pass(self, first_slot: int, source_rows: Tensor) -> PromptPass:
-        """Slot first_slot + i takes the prompt in row source_rows[i], `source_rows` [new rollouts]."""
+        """Slot first_slot + i takes the prompt in row source_rows[i], `source_rows` [new requests]."""
         return PromptPass(self._store, first_slot, source_rows)
 
     def decode_pass(self, lengths: Tensor, longest: int) -> DecodePass:

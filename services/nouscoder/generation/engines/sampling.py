@@ -1,7 +1,7 @@
 """Choosing the next token of every row at once, each row from its own random stream.
 
-The stream of a rollout is a Philox sequence keyed by its seed: its i-th number decides its i-th token, whatever the
-neighbours in the batch are. The token is the inverse of the cumulative distribution at that number.
+The stream of a request is a Philox sequence keyed by its seed: its i-th number decides its i-th token, whatever the
+other rows of the batch are. The token is the inverse of the cumulative distribution at that number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nouscoder.domain.rollout import Task
+from nouscoder.generation.engines.base import SampleRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +24,16 @@ class Choice:
     logprobs: Tensor
 
 
-def seed_of(task: Task) -> int:
-    """The task's seed; where it is 0, one that hangs on the rollout id, so that a redelivered task is sampled alike."""
-    if task.sampling.seed:
-        return task.sampling.seed % 2**64
-    return int.from_bytes(blake2b(task.rollout_id.encode(), digest_size=8).digest(), "little")
+def seed_of(request: SampleRequest) -> int:
+    """The request's seed. For seed 0 it follows from the request id, so that a repeated request is sampled alike."""
+    if request.sampling.seed:
+        return request.sampling.seed % 2**64
+    return int.from_bytes(blake2b(request.request_id.encode(), digest_size=8).digest(), "little")
 
 
-def draws_of(task: Task, num_tokens: int) -> Tensor:
-    """The random numbers in (0, 1] of a rollout's first `num_tokens` tokens, [num_tokens] float64."""
-    stream = np.random.Generator(np.random.Philox(key=seed_of(task)))
+def draws_of(request: SampleRequest, num_tokens: int) -> Tensor:
+    """The random numbers in (0, 1] of a request's first `num_tokens` tokens, [num_tokens] float64."""
+    stream = np.random.Generator(np.random.Philox(key=seed_of(request)))
     return torch.from_numpy(1.0 - stream.random(num_tokens))
 
 

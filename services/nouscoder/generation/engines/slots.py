@@ -1,7 +1,7 @@
-"""The running rollouts, slot by slot: what the next decoding step needs as tensors, what the rollout becomes as lists.
+"""The running requests by slot: tensors for the next decoding step, and lists of what was sampled.
 
-INVARIANT: the running rollouts are in slots 0 .. num_running - 1, and entry s of every vector here and of the
-key-value cache belongs to the rollout in slot s.
+INVARIANT: the running requests are in slots 0 .. num_running - 1, and entry s of every vector here and of the
+key-value cache belongs to the request in slot s.
 """
 
 from __future__ import annotations
@@ -11,26 +11,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nouscoder.domain.rollout import (
-    Completion,
-    FinishReason,
-    Rollout,
-    Task,
-    assemble_rollout,
-    float32,
-    int32,
-    spans_of,
-)
+from nouscoder.domain.rollout import Completion, FinishReason, float32, int32, spans_of
+from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.engines.kv_cache import KeyValueCache
 from nouscoder.generation.engines.sampling import Choice, choose_tokens, draws_of
 
 
 @dataclass(slots=True)
 class Row:
-    """A rollout being sampled. `max_tokens` is where it is cut."""
+    """A completion being sampled. It is cut at `max_tokens`."""
 
-    task: Task
-    prompt_token_ids: list[int]
+    request: SampleRequest
+    prompt_token_ids: tuple[int, ...]
     max_tokens: int
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -41,10 +33,16 @@ class Row:
         """Tokens whose keys and values are in the cache: all but the newest."""
         return len(self.prompt_token_ids) + len(self.token_ids) - 1
 
-    def finished(self, text: str, reason: FinishReason) -> Rollout:
-        """The rollout, ended."""
-        completion = Completion(int32(self.token_ids), float32(self.logprobs), spans_of(self.versions), reason)
-        return assemble_rollout(self.task, [int32(self.prompt_token_ids), completion], text)
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ends with its newest token; None while it goes on."""
+        if self.token_ids[-1] in self.request.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.token_ids) == self.max_tokens else None
+
+    def completion(self, reason: FinishReason) -> Completion:
+        """What was sampled."""
+        return Completion(int32(self.token_ids), float32(self.logprobs), spans_of(self.versions), reason)
 
 
 class Slots:
@@ -66,7 +64,7 @@ class Slots:
 
     @property
     def last_tokens(self) -> Tensor:
-        """The newest token of each running rollout, [running]."""
+        """The newest token of each running request, [running]."""
         return self._last_token[: len(self.rows)]
 
     @property
@@ -75,14 +73,14 @@ class Slots:
         return self._length[: len(self.rows)]
 
     def join(self, rows: list[Row]) -> range:
-        """Give new rollouts, whose prompts are in the cache, the next slots."""
+        """Give new requests, whose prompts are in the cache, the next slots."""
         slots = range(len(self.rows), len(self.rows) + len(rows))
         for slot, row in zip(slots, rows, strict=True):
-            self._draws[slot, : row.max_tokens] = draws_of(row.task, row.max_tokens)
+            self._draws[slot, : row.max_tokens] = draws_of(row.request, row.max_tokens)
         where = slice(slots.start, slots.stop)
         self._length[where] = torch.tensor([len(row.prompt_token_ids) for row in rows])
-        self._temperature[where] = torch.tensor([row.task.sampling.temperature for row in rows])
-        self._top_p[where] = torch.tensor([row.task.sampling.top_p for row in rows], dtype=torch.float64)
+        self._temperature[where] = torch.tensor([row.request.sampling.temperature for row in rows])
+        self._top_p[where] = torch.tensor([row.request.sampling.top_p for row in rows], dtype=torch.float64)
         self._num_sampled[where] = 0
         self.rows += rows
         return slots
@@ -91,7 +89,7 @@ class Slots:
         """The next token of these slots from `logits` [slots, vocabulary]."""
         where = slice(slots.start, slots.stop)
         draws = self._draws[self._index[where], self._num_sampled[where]]
-        truncated = any(row.task.sampling.top_p < 1 for row in self.rows[where])
+        truncated = any(row.request.sampling.top_p < 1 for row in self.rows[where])
         top_p = self._top_p[where] if truncated else None
         return choose_tokens(logits, draws, self._temperature[where], top_p)
 
@@ -102,11 +100,11 @@ class Slots:
         self._num_sampled[where] += 1
 
     def advance(self) -> None:
-        """Every running rollout's newest token is in the cache now."""
+        """Every running request's newest token is in the cache now."""
         self._length[: len(self.rows)] += 1
 
     def leave(self, slots: list[int]) -> None:
-        """Free these slots; the last running rollouts move into them."""
+        """Free these slots; the last running requests move into them."""
         for slot in sorted(slots, reverse=True):
             last = len(self.rows) - 1
             if slot != last:

@@ -1,11 +1,11 @@
 """The `torch` engine: continuous batching of a transformers causal language model, on a CPU or a GPU.
 
-INVARIANT: every task added is in exactly one place: waiting, running, or returned once by `step`, or cancelled; and
+INVARIANT: every request added is in exactly one place: waiting, running, returned once by `step`, or cancelled; and
 each sampled token carries the version of the weights that its logits came from.
 
-A step is one pass over the new prompts, when some are let in, and one pass over the newest tokens of all running
-rollouts. New weights are copied in place between two steps; the keys and values already cached stay, as in
-PipelineRL (in-flight updates, 2509.19128 section 4), so a rollout goes on where it was.
+A step is one pass over the newest tokens of all running requests, and one pass over new prompts when some are admitted.
+New weights are copied in place between two steps. The keys and values in the cache are kept, as in PipelineRL
+(in-flight updates, 2509.19128 section 4), so a request goes on where it was.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from nouscoder.domain.rollout import FinishReason, Rollout, Task
-from nouscoder.generation.engines.base import EngineError, EngineUnusable
+from nouscoder.domain.rollout import Completion
+from nouscoder.generation.engines.base import EngineError, EngineUnusable, SampleRequest
 from nouscoder.generation.engines.kv_cache import KeyValueCache, PromptPass, decode_mask
+from nouscoder.generation.engines.requests import checked_max_tokens
 from nouscoder.generation.engines.slots import Row, Slots
 from nouscoder.generation.engines.weights import copy_weights, read_weights
-from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
 
 # Architectures whose attention is full and whose logits are the output layer of the last hidden state, no more.
 SUPPORTED = ("qwen2", "qwen3")
 _MAX_PROMPT_PASS_TOKENS = 16384
-# A pass over prompts costs about as much as a decoding step, so new rollouts are let in several at a time.
+# A pass over prompts costs about as much as a decoding step, so new requests are admitted several at a time.
 _JOIN_SHARE = 8
+_PAD_ID = 0  # any id will do: nothing attends to padding
+
+Ended = list[tuple[str, Completion]]
 
 
 class TorchEngine:
@@ -41,13 +44,12 @@ class TorchEngine:
     def __init__(
         self, policy_folder: Path, *, max_running: int, max_tokens_total: int, device: str = "cpu", threads: int = 1
     ) -> None:
-        """Build the architecture in `policy_folder` (config.json, tokenizer) without weights. Raises EngineUnusable."""
+        """Build the architecture that `policy_folder`/config.json describes, without weights. Raises EngineUnusable."""
         torch.set_num_threads(threads)
         try:
             self._device = torch.device(device)
             self._model = _build(policy_folder, self._device)
-            self._tokenizer = load_tokenizer(policy_folder)
-        except (TokenizerError, RuntimeError) as error:
+        except RuntimeError as error:
             raise EngineUnusable(str(error)) from error
         config = self._model.config
         self._capacity = min(max_tokens_total, config.max_position_embeddings)
@@ -66,12 +68,12 @@ class TorchEngine:
 
     @property
     def num_running(self) -> int:
-        """Rollouts being decoded."""
+        """Requests being decoded."""
         return len(self._slots)
 
     @property
     def num_waiting(self) -> int:
-        """Tasks waiting for a slot."""
+        """Requests waiting for a slot."""
         return len(self._waiting)
 
     @property
@@ -79,28 +81,17 @@ class TorchEngine:
         """Tokens sampled since the start."""
         return self._num_tokens
 
-    def add(self, task: Task) -> None:
-        """Queue a task. Raises EngineError naming it."""
-        name = f"task {task.rollout_id}"
-        if task.rollout_id in self._waiting or any(row.task.rollout_id == task.rollout_id for row in self._slots.rows):
-            raise EngineError(f"{name} is already here")
-        try:
-            prompt = self._tokenizer.encode(task.prompt) if task.prompt else []
-        except TokenizerError as error:
-            raise EngineError(f"{name}: {error}") from error
-        if not prompt:
-            raise EngineError(f"{name}: the prompt is empty")
-        room = self._capacity - len(prompt)
-        if room < 1:
-            raise EngineError(f"{name}: a prompt of {len(prompt)} tokens leaves no room under {self._capacity} in all")
-        if task.sampling.max_new_tokens < 1:
-            raise EngineError(f"{name}: max_new_tokens must be at least 1")
-        self._waiting[task.rollout_id] = Row(task, prompt, min(room, task.sampling.max_new_tokens))
+    def add(self, request: SampleRequest) -> None:
+        """Queue a request. Raises EngineError naming it."""
+        ids_in_use = self._waiting.keys() | {row.request.request_id for row in self._slots.rows}
+        max_tokens = checked_max_tokens(request, ids_in_use, self._capacity)
+        self._waiting[request.request_id] = Row(request, tuple(request.prompt_token_ids), max_tokens)
 
-    def cancel(self, rollout_id: str) -> None:
-        """Forget a task."""
-        if self._waiting.pop(rollout_id, None) is None:
-            self._slots.leave([slot for slot, row in enumerate(self._slots.rows) if row.task.rollout_id == rollout_id])
+    def cancel(self, request_id: str) -> None:
+        """Forget a request."""
+        if self._waiting.pop(request_id, None) is None:
+            rows = enumerate(self._slots.rows)
+            self._slots.leave([slot for slot, row in rows if row.request.request_id == request_id])
 
     def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
         """Take over new weights; the cache is kept."""
@@ -108,11 +99,11 @@ class TorchEngine:
         self._version = policy_version
 
     @torch.inference_mode()
-    def step(self) -> list[Rollout]:
-        """One token for every rollout."""
+    def step(self) -> Ended:
+        """One token for every request."""
         if self._version is None:
             raise EngineError("no policy has been loaded")
-        finished: list[Rollout] = []
+        finished: Ended = []
         if self._slots.rows:
             finished += self._decode()
         self._steps_since_join += 1
@@ -130,37 +121,36 @@ class TorchEngine:
         prompts: set[tuple[int, ...]] = set()
         width = 0
         for row in self._waiting.values():
-            prompts.add(tuple(row.prompt_token_ids))
+            prompts.add(row.prompt_token_ids)
             width = max(width, len(row.prompt_token_ids))
             if len(rows) == room or (rows and width * len(prompts) > _MAX_PROMPT_PASS_TOKENS):
                 break
             rows.append(row)
         return rows
 
-    def _join(self, rows: list[Row]) -> list[Rollout]:
-        """Compute each different prompt once, share it among its rollouts, and sample their first tokens."""
-        prompts = list(dict.fromkeys(tuple(row.prompt_token_ids) for row in rows))
+    def _join(self, rows: list[Row]) -> Ended:
+        """Compute each different prompt once, share it among its requests, and sample their first tokens."""
+        prompts = list(dict.fromkeys(row.prompt_token_ids for row in rows))
         position = {prompt: index for index, prompt in enumerate(prompts)}
-        sources = torch.tensor([position[tuple(row.prompt_token_ids)] for row in rows], device=self._device)
+        sources = torch.tensor([position[row.prompt_token_ids] for row in rows], device=self._device)
         passing = self._cache.prompt_pass(len(self._slots), sources)
         logits = self._prompt_logits(prompts, passing)[sources]
         for row in rows:
-            del self._waiting[row.task.rollout_id]
+            del self._waiting[row.request.request_id]
         self._steps_since_join = 0
         return self._sample(self._slots.join(rows), logits)
 
     def _prompt_logits(self, prompts: Sequence[Sequence[int]], passing: PromptPass) -> Tensor:
         """Logits after each prompt, [prompts, vocabulary]. Padding is on the right: causal attention never sees it."""
         width = max(len(prompt) for prompt in prompts)
-        padding = self._tokenizer.pad_id
         padded = torch.tensor(
-            [[*prompt, *[padding] * (width - len(prompt))] for prompt in prompts], device=self._device
+            [[*prompt, *[_PAD_ID] * (width - len(prompt))] for prompt in prompts], device=self._device
         )
         last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self._device)
         hidden = self._forward(padded, torch.arange(width, device=self._device)[None], None, passing)
         return self._head(hidden[torch.arange(len(prompts), device=self._device), last])
 
-    def _decode(self) -> list[Rollout]:
+    def _decode(self) -> Ended:
         longest = 1 + max(row.cached_tokens for row in self._slots.rows)
         lengths = self._slots.lengths
         passing = self._cache.decode_pass(lengths, longest)
@@ -185,34 +175,31 @@ class TorchEngine:
         logits: Tensor = self._model.lm_head(hidden)
         return logits
 
-    def _sample(self, slots: range, logits: Tensor) -> list[Rollout]:
-        """Choose a token for these slots, note it, and take out the rollouts that ended."""
+    def _sample(self, slots: range, logits: Tensor) -> Ended:
+        """Choose a token for these slots, record it, and take out the requests that ended."""
         choice = self._slots.choose(slots, logits)
         logprobs: list[float] = choice.logprobs.tolist()
         rows = self._slots.rows[slots.start : slots.stop]
         for row, logprob in zip(rows, logprobs, strict=True):
             if logprob != logprob:
-                raise EngineError(f"policy version {self._version} gave task {row.task.rollout_id} logits that are NaN")
+                name = f"request {row.request.request_id}"
+                raise EngineError(f"policy version {self._version} gave {name} logits that are NaN")
         self._slots.took(slots, choice.token_ids)
         self._num_tokens += len(rows)
-        version, stop_ids = self._version, self._tokenizer.stop_ids
+        version = self._version
         assert version is not None
         ended: list[int] = []
-        finished: list[Rollout] = []
+        finished: Ended = []
         for slot, row, token_id, logprob in zip(slots, rows, choice.token_ids.tolist(), logprobs, strict=True):
             row.token_ids.append(token_id)
             row.logprobs.append(logprob)
             row.versions.append(version)
-            if token_id in stop_ids or len(row.token_ids) == row.max_tokens:
+            reason = row.finish_reason
+            if reason is not None:
                 ended.append(slot)
-                finished.append(self._finish(row))
+                finished.append((row.request.request_id, row.completion(reason)))
         self._slots.leave(ended)
         return finished
-
-    def _finish(self, row: Row) -> Rollout:
-        if row.token_ids[-1] in self._tokenizer.stop_ids:
-            return row.finished(self._tokenizer.decode(row.token_ids[:-1]), FinishReason.STOP)
-        return row.finished(self._tokenizer.decode(row.token_ids), FinishReason.LENGTH)
 
 
 def _build(folder: Path, device: torch.device) -> Any:

@@ -1,7 +1,7 @@
-"""The one thread that drives the engine, and the asyncio side of it.
+"""Makes an Engine of a StepEngine: one thread drives it a decoding step at a time, and the event loop waits for it.
 
-INVARIANT: the engine is touched by this thread only, so that weights change and tasks come and go between two steps;
-and every future given out ends exactly once: with its rollout, with an error, or cancelled.
+INVARIANT: only the thread touches the step engine, so weights change and requests come and go between two steps; and
+every future handed out ends exactly once: with its completion, with an error, or cancelled.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
-from nouscoder.domain.rollout import Rollout, Task
-from nouscoder.generation.engines.base import Engine, EngineError
+from nouscoder.domain.rollout import Completion
+from nouscoder.generation.engines.base import EngineError, EngineStopped, SampleRequest
 from nouscoder.generation.metrics import GenerationMetrics, IdleReason
 
 log = logging.getLogger(__name__)
@@ -29,24 +29,69 @@ _IDLE_TICK_S = 0.2
 _JOIN_LIMIT_S = 60.0
 
 
-class EngineStopped(EngineError):
-    """The engine does not run any more: it failed, or the service is going down."""
+class StepEngine(Protocol):
+    """Continuous batching, step by step: requests wait, run together, and leave as completions.
+
+    Every request added leaves exactly once, as a completion or by `cancel`. One thread calls all methods.
+    """
+
+    name: str
+
+    def add(self, request: SampleRequest) -> None:
+        """Queue a request. Raises EngineError when its prompt is empty or leaves no room, or its id is in use."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a request, waiting or running; unknown ids are ignored."""
+        ...
+
+    def step(self) -> list[tuple[str, Completion]]:
+        """Admit waiting requests while there is room, decode one token for each running one, return those that ended.
+
+        Answers (request id, completion) pairs. Raises EngineError before a policy is loaded and when the policy's
+        logits are not numbers.
+        """
+        ...
+
+    def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
+        """Take over new weights. Raises EngineError, with the old weights untouched, when they do not fit."""
+        ...
+
+    @property
+    def policy_version(self) -> int | None:
+        """Version of the weights in use; None before the first `load_policy`."""
+        ...
+
+    @property
+    def num_running(self) -> int:
+        """Requests being decoded."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests waiting for a place."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sampled since the start."""
+        ...
 
 
-class EngineThread:
-    """Use as `async with EngineThread(engine, metrics) as thread:`. Methods belong to the event loop."""
+class SteppedEngine:
+    """An Engine. Use as `async with SteppedEngine(step_engine, metrics) as engine:`."""
 
-    def __init__(self, engine: Engine, metrics: GenerationMetrics) -> None:
-        self.engine_name = engine.name
-        self.paused = False
-        self.idle_s = 0.0
+    def __init__(self, engine: StepEngine, metrics: GenerationMetrics) -> None:
+        self.name = engine.name
         self._engine = engine
         self._metrics = metrics
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closing = False
-        # On the event loop's side: futures not ended yet. On the thread's side: those of tasks in the engine.
+        self._paused_until_s: float | None = None
+        self._idle_s = 0.0
+        # The event loop's side: futures that have not ended. The thread's side: those of requests in the engine.
         self._open: set[asyncio.Future[Any]] = set()
-        self._sampling: dict[str, asyncio.Future[Rollout]] = {}
+        self._sampling: dict[str, asyncio.Future[Completion]] = {}
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -62,7 +107,7 @@ class EngineThread:
         await asyncio.to_thread(self._thread.join, _JOIN_LIMIT_S)
         if not self._failure.done():
             self._end_all(EngineStopped("the engine is going down"))
-        self._failure.exception()  # looked at, so that asyncio does not report it as forgotten
+        self._failure.exception()  # retrieved, so that asyncio does not report it as never retrieved
 
     @property
     def policy_version(self) -> int | None:
@@ -71,12 +116,12 @@ class EngineThread:
 
     @property
     def num_running(self) -> int:
-        """Rollouts being decoded."""
+        """Requests being decoded."""
         return self._engine.num_running
 
     @property
     def num_waiting(self) -> int:
-        """Rollouts waiting for a place."""
+        """Requests waiting for a place."""
         return self._engine.num_waiting
 
     @property
@@ -84,26 +129,25 @@ class EngineThread:
         """Tokens sampled since the start."""
         return self._engine.num_tokens
 
-    def sample(self, task: Task) -> asyncio.Future[Rollout]:
-        """The rollout to come. Cancelling the future cancels the task. EngineError names a task that cannot be."""
-        future: asyncio.Future[Rollout] = self._new_future()
-        future.add_done_callback(lambda ended: self._forget(task.rollout_id, ended) if ended.cancelled() else None)
-        self._commands.put(lambda: self._add(task, future))
+    @property
+    def paused(self) -> bool:
+        """Decoding stands still on request."""
+        return self._paused_until_s is not None
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds without decoding since the start."""
+        return self._idle_s
+
+    def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
+        """The completion to come. Cancelling the future cancels the request."""
+        future: asyncio.Future[Completion] = self._new_future()
+        future.add_done_callback(lambda ended: self._forget(request.request_id, ended) if ended.cancelled() else None)
+        self._commands.put(lambda: self._add(request, future))
         return future
 
-    async def sample_all(self, tasks: Sequence[Task]) -> AsyncIterator[Rollout]:
-        """Each rollout as it ends. Leaving early cancels the rest. Raises EngineError at the first that cannot be."""
-        futures = [self.sample(task) for task in tasks]
-        try:
-            for following in asyncio.as_completed(futures):
-                yield await following
-        finally:
-            for future in futures:
-                if not future.cancel() and not future.cancelled():
-                    future.exception()  # looked at, so that asyncio does not report it as forgotten
-
     async def load_policy(self, files: Sequence[Path], policy_version: int) -> float:
-        """Take over weights between two steps; answers the seconds decoding stood still. Raises EngineError."""
+        """Take over weights between two steps; answers the seconds for which decoding stood still."""
 
         def load() -> float:
             started_s = time.monotonic()
@@ -115,13 +159,13 @@ class EngineThread:
 
         return await self._ask(load)
 
-    async def pause(self) -> None:
-        """No step runs any more when this returns."""
-        await self._ask(lambda: setattr(self, "paused", True))
+    async def pause(self, limit_s: float) -> None:
+        """No step runs any more when this returns, until `resume` or for `limit_s` seconds."""
+        await self._ask(lambda: setattr(self, "_paused_until_s", time.monotonic() + limit_s))
 
     async def resume(self) -> None:
         """Go on."""
-        await self._ask(lambda: setattr(self, "paused", False))
+        await self._ask(lambda: setattr(self, "_paused_until_s", None))
 
     async def failed(self) -> None:
         """Wait until the engine fails, then raise its error."""
@@ -137,7 +181,7 @@ class EngineThread:
         return future
 
     def _ask(self, work: Callable[[], Answer]) -> asyncio.Future[Answer]:
-        """Have `work` done on the thread, between two steps."""
+        """Have the thread do `work` between two steps."""
         future: asyncio.Future[Answer] = self._new_future()
 
         def command() -> None:
@@ -151,11 +195,11 @@ class EngineThread:
         self._commands.put(command)
         return future
 
-    def _forget(self, rollout_id: str, future: asyncio.Future[Rollout]) -> None:
+    def _forget(self, request_id: str, future: asyncio.Future[Completion]) -> None:
         def command() -> None:
-            if self._sampling.get(rollout_id) is future:
-                del self._sampling[rollout_id]
-                self._engine.cancel(rollout_id)
+            if self._sampling.get(request_id) is future:
+                del self._sampling[request_id]
+                self._engine.cancel(request_id)
 
         self._commands.put(command)
 
@@ -177,16 +221,19 @@ class EngineThread:
                 else:
                     self._wait(reason)
                 self._do_commands()
-        except Exception as error:  # whatever it was, those who wait must hear of it
+        except Exception as error:  # whatever it was, those who wait must learn of it
             log.exception("the engine failed")
             stopped = EngineStopped(f"the engine failed: {error}")
             stopped.__cause__ = error
             self._post(self._end_all, stopped)
 
     def _idle_reason(self) -> IdleReason | None:
+        if self._paused_until_s is not None and time.monotonic() >= self._paused_until_s:
+            self._paused_until_s = None
+            log.warning("the pause reached its time limit: decoding goes on")
         if self._engine.policy_version is None:
             return IdleReason.NO_POLICY
-        if self.paused:
+        if self._paused_until_s is not None:
             return IdleReason.PAUSED
         if not self._engine.num_running and not self._engine.num_waiting:
             return IdleReason.NO_TASKS
@@ -199,7 +246,7 @@ class EngineThread:
         except queue.Empty:
             command = None
         waited_s = time.monotonic() - started_s
-        self.idle_s += waited_s
+        self._idle_s += waited_s
         self._metrics.idle_seconds.labels(reason.value).inc(waited_s)
         if command is not None:
             command()
@@ -214,16 +261,16 @@ class EngineThread:
         self._metrics.tokens.inc(self._engine.num_tokens - tokens_before)
         self._metrics.running_rollouts.set(self._engine.num_running)
         if ended:
-            delivery = [(self._sampling.pop(rollout.rollout_id), rollout) for rollout in ended]
+            delivery = [(self._sampling.pop(request_id), completion) for request_id, completion in ended]
             self._post(_deliver, delivery)
 
-    def _add(self, task: Task, future: asyncio.Future[Rollout]) -> None:
+    def _add(self, request: SampleRequest, future: asyncio.Future[Completion]) -> None:
         try:
-            self._engine.add(task)
+            self._engine.add(request)
         except EngineError as error:
             self._post(_set_error, future, error)
         else:
-            self._sampling[task.rollout_id] = future
+            self._sampling[request.request_id] = future
 
     def _close(self) -> None:
         self._closing = True
@@ -242,6 +289,6 @@ def _set_error(future: asyncio.Future[Any], error: Exception) -> None:
         future.set_exception(error)
 
 
-def _deliver(delivery: list[tuple[asyncio.Future[Rollout], Rollout]]) -> None:
-    for future, rollout in delivery:
-        _set_result(future, rollout)
+def _deliver(delivery: list[tuple[asyncio.Future[Completion], Completion]]) -> None:
+    for future, completion in delivery:
+        _set_result(future, completion)
