@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from nouscoder.errors import NousCoderError
 
@@ -67,14 +68,15 @@ def whole_folder(final: Path) -> Iterator[Path]:
             raise
 
 
-def write_whole(final: Path, data: bytes) -> None:
-    """Put `data` in the file `final`, replacing it. Raises StorageError."""
+@contextmanager
+def whole_file(final: Path) -> Iterator[BinaryIO]:
+    """A file to write to, which becomes `final` at the end, or is removed when the body raises. Raises StorageError."""
     part = final.with_name(final.name + _PART)
     with naming_storage_faults(final):
         try:
             final.parent.mkdir(parents=True, exist_ok=True)
             with part.open("wb") as output:
-                output.write(data)
+                yield output
                 output.flush()
                 os.fsync(output.fileno())
             part.rename(final)
@@ -82,6 +84,12 @@ def write_whole(final: Path, data: bytes) -> None:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
+
+
+def write_whole(final: Path, data: bytes) -> None:
+    """Put `data` in the file `final`, replacing it. Raises StorageError."""
+    with whole_file(final) as output:
+        output.write(data)
 
 
 def numbered(folder: Path, suffix: str = "") -> dict[int, Path]:

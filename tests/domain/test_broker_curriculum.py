@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from nouscoder.broker.admission import groups_wanted, slots_free
+from nouscoder.broker.admission import groups_wanted
 from nouscoder.broker.curriculum import Curriculum, task_seed
 from nouscoder.broker.rules import Rules
 from nouscoder.config import load_config
@@ -40,8 +40,6 @@ def test_task_seeds_differ_by_run_and_rollout_and_fit_every_engine() -> None:
     assert task_seed(1, "g000001-1") == task_seed(1, "g000001-1")
 
 
-def test_slots_and_groups_follow_the_rule_of_admission() -> None:
+def test_a_lease_call_admits_the_groups_that_cover_it() -> None:
     rules = Rules.of(load_config(None, ["broker.group_size=4", "broker.batch_size=8", "broker.pipeline_k=3"]).broker)
-    assert slots_free(rules, {}) == 24
-    assert slots_free(rules, {"queued": 4, "ready": 8, "training": 100}) == 12
     assert [groups_wanted(rules, tasks) for tasks in (1, 4, 5)] == [1, 1, 2]

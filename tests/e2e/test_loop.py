@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from nouscoder.broker.redis_server import RedisServerError, redis_command
-from nouscoder.rpc.rollout_convert import decode_batch
+from nouscoder.learner.saved_batches import SavedBatches
 
 MakeRun = Callable[..., Any]
 SERVICES = ("broker", "verifier", "generation", "learner")
@@ -26,7 +26,8 @@ NUM_STEPS = 8  # 4 batches of 2 steps
 
 def trained_rollouts(folder: Path) -> list[str]:
     """Ids of the rollouts in the saved batches."""
-    batches = [decode_batch(file.read_bytes()) for file in sorted((folder / "batches").glob("*.pb"))]
+    saved = SavedBatches(folder / "batches", keep=100)
+    batches = [saved.load(int(file.stem)) for file in sorted((folder / "batches").glob("*.batch"))]
     return [graded.rollout.rollout_id for batch in batches for graded in batch.rollouts]
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from nouscoder.config import load_config
 from nouscoder.data.problem_index import build_index, index_key, open_index
 from nouscoder.data.problems import save_problems
-from nouscoder.domain.lease import LeasedGradings
+from nouscoder.domain.lease import RecordedGrading, RecordedGradings
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Completion, FinishReason, VersionSpan, assemble_rollout, float32, int32
@@ -32,6 +32,7 @@ from nouscoder.domain.submission import StdinCase, StdinTests, Tests
 from nouscoder.rpc import broker_convert
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.store.blobs import open_blobs
+from nouscoder.store.rollout_record import encode_rollout
 from nouscoder.store.tests import StoredTests, TestStore
 from nouscoder.store.tests_cache import TestsCache
 
@@ -129,7 +130,9 @@ async def work(address: str, folder: Path, num_gradings: int) -> dict[str, Any]:
             most = max(most, on_disk(folder / "cache"))
         took_s = time.monotonic() - begun_s
         cache.close()
-    message = broker_convert.leased_gradings_to(LeasedGradings(gradings[:1]))
+    first, (header, _) = gradings[0], encode_rollout(rollouts[0][1])
+    recorded = RecordedGrading(first.lease, header, "record", first.tests_digest, first.rules)
+    message = broker_convert.leased_gradings_to(RecordedGradings((recorded,)))
     return {
         "gradings": len(gradings),
         "lease_bytes": message.ByteSize(),

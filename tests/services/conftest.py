@@ -16,7 +16,8 @@ from nouscoder.config import Config, load_config
 from nouscoder.config.generation import EnvironmentSection
 from nouscoder.data.problem_index import ProblemIndex, build_index
 from nouscoder.demo.tokenizer import CharTokenizer
-from nouscoder.domain.lease import LeasedGrading, LeasedTask
+from nouscoder.domain.batch import RecordedBatch
+from nouscoder.domain.lease import LeasedTask, RecordedGrading
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import (
@@ -86,6 +87,14 @@ class BrokerRig:
         )
         return assemble_rollout(task, [int32([1, 2]), completion], f"print('{task.rollout_id}')")
 
+    @staticmethod
+    def groups(batch: RecordedBatch) -> dict[str, list[str]]:
+        """The rollout ids of a batch by group, in order."""
+        found: dict[str, list[str]] = {}
+        for recorded in batch.rollouts:
+            found.setdefault(recorded.header.group_id, []).append(recorded.header.rollout_id)
+        return found
+
     def sampled(self, item: LeasedTask, version: int = 0) -> tuple[str, RolloutHeader, bytes]:
         """What a generation worker hands in for a leased task."""
         return (item.lease.lease_id, *encode_rollout(self.rollout(item.task, version)))
@@ -102,7 +111,7 @@ class BrokerRig:
         assert await broker.submit_rollouts("generation-h-0-1", submitted) == []
         return leased
 
-    async def grade(self, broker: Broker, kind_of: Callable[[str], VerdictKind]) -> tuple[LeasedGrading, ...]:
+    async def grade(self, broker: Broker, kind_of: Callable[[str], VerdictKind]) -> tuple[RecordedGrading, ...]:
         """Lease and grade everything there is as one grading worker; `kind_of` takes a rollout id."""
         leased = (await broker.lease_grading("verifier-h-0-1", 1000, 0)).gradings
         items = [(item.lease.lease_id, item.rollout_id, self.verdict(kind_of(item.rollout_id))) for item in leased]

@@ -11,7 +11,9 @@ from nouscoder.broker import batches
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import InvalidRequest, InvariantBroken, Refused
 from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.rpc.rollout_convert import decode_header
 from nouscoder.rpc.verdict_convert import decode_verdict
+from nouscoder.store.record_store import ByteRange
 from nouscoder.store.rollout_record import decode_rollout
 
 NewBroker = Callable[..., Broker]
@@ -72,11 +74,16 @@ async def test_a_batch_holds_the_groups_that_completed_first_with_their_verdicts
     assert leased.batch is not None
     assert leased.lease is not None
     assert leased.batch.batch_id == 0
-    assert list(leased.batch.groups()) == ["g000000", "g000001"]
-    assert [len(group) for group in leased.batch.groups().values()] == [4, 4]
-    for graded in leased.batch.rollouts:
-        assert graded.verdict.kind is broker_rig.mixed(graded.rollout.rollout_id)
-        assert graded.rollout.logprobs.tolist() == [-0.5, -0.25, -0.125]
+    assert {group: len(ids) for group, ids in broker_rig.groups(leased.batch).items()} == {"g000000": 4, "g000001": 4}
+    for recorded in leased.batch.rollouts:
+        assert recorded.verdict.kind is broker_rig.mixed(recorded.header.rollout_id)
+    ranges = [ByteRange(recorded.record, 0, recorded.header.record_bytes) for recorded in leased.batch.rollouts]
+    read = [piece async for pieces in broker.records.stream(ranges) for piece in pieces]
+    assert [place for place, _ in read] == list(range(8))
+    for recorded, (_, record) in zip(leased.batch.rollouts, read, strict=True):
+        rollout = decode_rollout(record)
+        assert rollout.rollout_id == recorded.header.rollout_id
+        assert rollout.logprobs.tolist() == [-0.5, -0.25, -0.125]
     assert await broker.heartbeat(LEARNER, [leased.lease.lease_id]) == []
 
 
@@ -92,7 +99,7 @@ async def test_the_same_batch_comes_again_until_it_is_committed(new_broker: NewB
     assert await broker.heartbeat(LEARNER, [first.lease.lease_id]) == [first.lease.lease_id]
     assert (await broker.lease_batch("learner-h-9-1", 0)).batch is None, "another learner waits for the lease to expire"
     impatient = broker_rig.impatient_store(broker)
-    taken = await batches.lease_batch(impatient, "learner-h-9-1", batches.Codec(decode_rollout, decode_verdict))
+    taken = await batches.lease_batch(impatient, "learner-h-9-1", batches.Codec(decode_header, decode_verdict))
     await impatient.close()
     assert taken.batch == first.batch
     assert taken.ref is not None
@@ -109,7 +116,7 @@ async def test_a_commit_counts_once_and_the_next_batch_is_another(new_broker: Ne
     second = (await broker.lease_batch(LEARNER, 0)).batch
     assert second is not None
     assert second.batch_id == 1
-    assert not set(first.groups()) & set(second.groups())
+    assert not set(broker_rig.groups(first)) & set(broker_rig.groups(second))
     status = await broker.status()
     assert (status.ledger.trained, status.step, status.batches_committed) == (8, 4, 1)
     with pytest.raises(Refused, match="not leased"):
@@ -155,7 +162,7 @@ async def test_short_groups_still_fill_a_batch_at_the_tightest_admission(
         await broker_rig.grade(broker, lambda i: VerdictKind.INTERNAL_ERROR if i.endswith("0") else broker_rig.mixed(i))
     leased = await broker.lease_batch(LEARNER, 0)
     assert leased.batch is not None
-    assert [len(group) for group in leased.batch.groups().values()] == [3, 3]
+    assert [len(ids) for ids in broker_rig.groups(leased.batch).values()] == [3, 3]
 
 
 async def test_policies_rise_by_one_and_keep_their_weights(new_broker: NewBroker, broker_rig: Any) -> None:
@@ -175,6 +182,7 @@ async def test_the_end_of_a_run_abandons_what_is_in_flight_once(new_broker: NewB
     broker = await ready(new_broker, broker_rig)
     await broker.lease_batch(LEARNER, 0)
     await broker.commit_batch(0, 1)
+    await broker.publish_policy(broker_rig.manifest(1))
     held = (await broker.lease_tasks("generation-h-0-1", 3, 0)).tasks
     ledger = await broker.finish_run("enough")
     assert (ledger.admitted, ledger.trained, ledger.abandoned, ledger.balanced) == (20, 8, 12, True)
@@ -205,13 +213,16 @@ async def test_nothing_is_kept_of_trained_rollouts_but_a_bit_and_the_commit_log(
     broker = new_broker()
     await broker.publish_policy(broker_rig.manifest(0))
     for batch_id in range(3):
-        await broker_rig.sample(broker)
+        await broker_rig.sample(broker, version=batch_id)
         await broker_rig.grade(broker, broker_rig.mixed)
         await broker.lease_batch(LEARNER, 0)
         await broker.commit_batch(batch_id, batch_id)
+        await broker.publish_policy(broker_rig.manifest(batch_id + 1))
+    await broker.records.delete_garbage()
     redis, prefix = broker.store.redis, broker.store.prefix
     assert await redis.bitcount(prefix + "trained") == 24
     assert await redis.xlen(prefix + "commits") == 3
     assert len(await redis.keys(prefix + "rollout:*")) == 8, "one more batch is ready"
+    assert len(await redis.keys(prefix + "record:*")) == 8
     assert len(await redis.keys(prefix + "group:*")) == 2
     assert await redis.xlen(prefix + "tasks") + await redis.xlen(prefix + "grading") == 0

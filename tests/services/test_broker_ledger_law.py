@@ -25,11 +25,10 @@ from hypothesis.stateful import (
 )
 
 from nouscoder.broker import streams
-from nouscoder.broker.admission import UNBATCHED
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import Refused
-from nouscoder.domain.batch import Batch
-from nouscoder.domain.lease import LeasedGrading, LeasedTask
+from nouscoder.domain.batch import RecordedBatch
+from nouscoder.domain.lease import LeasedTask, RecordedGrading
 from nouscoder.domain.verdict import VerdictKind
 
 Answer = TypeVar("Answer")
@@ -94,8 +93,8 @@ class RunHistory(RuleBasedStateMachine):
         self.broker: Broker = self.rig.broker(self.config)
         self.impatient = self.rig.impatient_store(self.broker)
         self.tasks: list[tuple[str, LeasedTask]] = []  # leases ever given, also lost ones: zombies send too
-        self.gradings: list[tuple[str, LeasedGrading]] = []
-        self.batch: Batch | None = None
+        self.gradings: list[tuple[str, RecordedGrading]] = []
+        self.batch: RecordedBatch | None = None
         self.trained: list[str] = []
         self.version = -1
         self.workers = {name: self.incarnation(name) for name in ("gen-0", "gen-1", "ver-0", "ver-1", "lea-0", "lea-1")}
@@ -193,7 +192,7 @@ class RunHistory(RuleBasedStateMachine):
         return refused
 
     def hand_in_verdicts(
-        self, worker: str, gradings: Sequence[LeasedGrading], kinds: list[VerdictKind], again: bool
+        self, worker: str, gradings: Sequence[RecordedGrading], kinds: list[VerdictKind], again: bool
     ) -> list[str]:
         """Half accepted where `kinds` says nothing."""
         verdicts = [self.rig.verdict(self.rig.mixed(grading.rollout_id)) for grading in gradings]
@@ -208,14 +207,16 @@ class RunHistory(RuleBasedStateMachine):
             assert self.go(self.broker.status()) == before
         return refused
 
-    def check_batch(self, batch: Batch) -> None:
+    def check_batch(self, batch: RecordedBatch) -> None:
         assert self.batch is None or batch == self.batch, "an uncommitted batch changed"
         assert batch.batch_id == self.num_committed
         assert len(batch.rollouts) <= _B
-        assert len(batch.groups()) == _B // _G
-        assert all(batch.policy_version - graded.rollout.oldest_version <= _STALENESS for graded in batch.rollouts)
+        assert len(self.rig.groups(batch)) == _B // _G
+        for recorded in batch.rollouts:
+            staleness = batch.policy_version - recorded.header.oldest_version
+            assert 0 <= staleness <= min(_K - 1, _STALENESS), "the bound of staleness"
 
-    def commit(self, batch: Batch, again: bool) -> None:
+    def commit(self, batch: RecordedBatch, again: bool) -> None:
         self.batch = None
         if self.finished:
             with pytest.raises(Refused):
@@ -223,7 +224,7 @@ class RunHistory(RuleBasedStateMachine):
             return
         assert self.go(self.broker.commit_batch(batch.batch_id, batch.batch_id + 1)) is False
         self.num_committed += 1
-        self.trained += [graded.rollout.rollout_id for graded in batch.rollouts]
+        self.trained += [graded.header.rollout_id for graded in batch.rollouts]
         if again:
             assert self.go(self.broker.commit_batch(batch.batch_id, batch.batch_id + 1)) is True
 
@@ -240,7 +241,8 @@ class RunHistory(RuleBasedStateMachine):
         status = self.go(self.broker.status())
         ledger = status.ledger
         assert ledger.balanced, ledger
-        assert sum(ledger.in_flight[state] for state in UNBATCHED) <= _K * _B
+        unbatched = sum(count for state, count in ledger.in_flight.items() if state != "training")
+        assert unbatched <= _K * _B
         assert ledger.trained == len(self.trained)
         assert len(set(self.trained)) == len(self.trained), "trained twice"
         by_name = {stream.stream: stream for stream in status.streams}
@@ -252,12 +254,18 @@ class RunHistory(RuleBasedStateMachine):
             ledger.in_flight["sampled"],
             ledger.in_flight["grading"],
         )
-        assert self.go(self._records()) == sum(ledger.in_flight.values()), "a record outlives its rollout"
+        hashes, records = self.go(self._kept())
+        assert hashes == sum(ledger.in_flight.values()), "a hash outlives its rollout"
+        sampled = sum(ledger.in_flight.values()) - ledger.in_flight["queued"] - ledger.in_flight["sampling"]
+        assert records == sampled, "each sampled rollout in flight has one record, and no other record stays"
 
-    async def _records(self) -> int:
+    async def _kept(self) -> tuple[int, int]:
+        """Rollouts that have a hash, and records, after the janitor came by."""
+        await self.broker.records.delete_garbage()
         store = self.broker.store
-        pattern = (store.prefix + "rollout:*").replace("[", "\\[")
-        return len(await store.redis.keys(pattern))
+        keys = [key async for key in store.redis.scan_iter(store.prefix.replace("[", "\\[") + "*", count=1000)]
+        prefix = store.prefix.encode()
+        return tuple(sum(key.startswith(prefix + kind) for key in keys) for kind in (b"rollout:", b"record:"))  # type: ignore[return-value]
 
     def teardown(self) -> None:
         async def drop() -> None:

@@ -26,6 +26,8 @@ from nouscoder.domain.verdict import VerdictKind
 from nouscoder.formats.tests import digest_of
 from nouscoder.rpc.broker_client import BrokerClient, LeaseKeeper
 from nouscoder.rpc.channel import PeerRefused, PeerUnreachable, open_channel
+from nouscoder.store.record_store import ByteRange
+from nouscoder.store.rollout_record import decode_rollout
 from nouscoder.store.tests import UnknownTests
 from nouscoder.store.tests_cache import TestsCache
 
@@ -79,7 +81,10 @@ async def test_the_whole_life_of_a_rollout_goes_through_the_client(
     assert await verifier.submit_verdicts(verdicts) == frozenset()
     batch = (await learner.lease_batch()).batch
     assert batch is not None
-    assert all(graded.rollout == sent[graded.rollout.rollout_id] for graded in batch.rollouts)
+    ranges = [ByteRange(recorded.record, 0, recorded.header.record_bytes) for recorded in batch.rollouts]
+    records = [data async for _, data in learner.stream_records(ranges)]
+    for recorded, record in zip(batch.rollouts, records, strict=True):
+        assert decode_rollout(record) == sent[recorded.header.rollout_id]
     assert await learner.commit_batch(batch.batch_id, 4) is False
     assert await learner.commit_batch(batch.batch_id, 4) is True
     status = await learner.status()

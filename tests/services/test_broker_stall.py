@@ -61,6 +61,9 @@ async def test_work_that_nobody_asks_for_is_told(broker: Broker, broker_rig: Any
     snapshot = await snapshot_of(broker)
     reasons = [b.reason for b in judge(later(snapshot, 100), broker.rules)]
     assert any(reason.startswith("batch 0 has been with learner-h-0-1 for training for 100 s") for reason in reasons)
+    await broker.commit_batch(0, 1)
+    await broker.publish_policy(broker_rig.manifest(1))
+    reasons = [b.reason for b in judge(later(await snapshot_of(broker), 100), broker.rules)]
     assert any("wait for sampling and no worker has asked for 100 s" in reason for reason in reasons)
 
 

@@ -48,8 +48,13 @@ async def test_admission_stops_at_k_times_b_and_goes_on_when_a_batch_is_made(bro
     await broker_rig.sample(broker)
     await broker_rig.grade(broker, broker_rig.mixed)
     assert (await broker.lease_batch("learner-h-0-1", 0)).batch is not None
+    assert (await broker.status()).admission_slots_free == 0, "a batch in training counts"
+    await broker.commit_batch(0, 1)
+    assert (await broker.status()).admission_slots_free == 0, "until its policy is published"
+    await broker.publish_policy(broker_rig.manifest(1))
     assert (await broker.status()).admission_slots_free == 8
-    assert len((await broker.lease_tasks(OTHER, 100, 0)).tasks) == 8
+    tasks = (await broker.lease_tasks(OTHER, 100, 0)).tasks
+    assert [item.task.min_policy_version for item in tasks] == [1] * 8
 
 
 async def test_ids_problems_and_seeds_are_the_same_in_every_run_of_a_seed(

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +23,12 @@ from transformers import PreTrainedModel
 
 from nouscoder.atomic_files import StorageError, numbered, whole_folder, write_whole
 from nouscoder.config import Config, DapoSettings, LearnerSection
+from nouscoder.domain.batch import Batch
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.generation.engines.weights import read_weights
 from nouscoder.learner.batch_settings import BatchSettings
 from nouscoder.learner.checkpoint import Checkpoint, CheckpointError, CheckpointStore, Progress, restore
+from nouscoder.learner.fake_broker import recorded
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
 from nouscoder.learner.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, sample_lines
 from nouscoder.learner.saved_batches import SavedBatchError, SavedBatches
@@ -320,23 +322,42 @@ def test_tied_weights_are_kept_once(tmp_path: Path) -> None:
 # ---- batches ----
 
 
-def test_saved_batches_come_back_equal_and_are_kept_while_a_checkpoint_lacks_them(tmp_path: Path) -> None:
+async def save(saved: SavedBatches, batch: Batch, *, piece_bytes: int = 1000, without_last: bool = False) -> None:
+    """Save a batch as the learner does, its records in pieces that do not end where records end."""
+    leased, records = recorded(batch)
+    data = b"".join(records.values())
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(data) - int(without_last), piece_bytes):
+            yield data[: len(data) - int(without_last)][start : start + piece_bytes]
+
+    await saved.save(leased, pieces())
+
+
+async def test_saved_batches_come_back_equal_and_are_kept_while_a_checkpoint_lacks_them(tmp_path: Path) -> None:
     saved = SavedBatches(tmp_path, keep=2)
     batches = [random_batch(b, seed=1, policy_version=b) for b in range(5)]
     for batch in batches:
-        saved.save(batch)
-    loaded = saved.load(2)
-    assert [g.rollout.token_ids for g in loaded.rollouts] == [g.rollout.token_ids for g in batches[2].rollouts]
-    saved.save(loaded)
-    assert saved.load(2) == loaded
+        await save(saved, batch)
+    assert saved.load(1) == batches[1]
+    assert saved.load(3) == batches[3]
     for last_unneeded, left in ((-1, [0, 1, 2, 3, 4]), (1, [2, 3, 4]), (4, [3, 4])):
         saved.prune(last_unneeded)
         assert saved.numbers() == left
-    with pytest.raises(SavedBatchError, match=r"00000000\.pb cannot be read"):
+    with pytest.raises(SavedBatchError, match=r"00000000\.batch cannot be read"):
         saved.load(0)
-    (tmp_path / "00000003.pb").write_bytes(b"\x0a\xff")
-    with pytest.raises(SavedBatchError, match=r"00000003\.pb is not a saved batch"):
-        saved.load(3)
+    whole = (tmp_path / "00000003.batch").read_bytes()
+    for broken in (b"\x0a\xff", whole[:-8], whole + bytes(8), whole[:-100] + b"!" + whole[-99:]):
+        (tmp_path / "00000003.batch").write_bytes(broken)
+        with pytest.raises(SavedBatchError, match=r"00000003\.batch is not a saved batch"):
+            saved.load(3)
+
+
+async def test_a_batch_whose_records_do_not_all_come_is_not_saved(tmp_path: Path) -> None:
+    saved = SavedBatches(tmp_path, keep=2)
+    with pytest.raises(SavedBatchError, match="bytes of records, not"):
+        await save(saved, random_batch(0, seed=1), without_last=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_settings_of_a_batch_are_those_of_the_first_time(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ from nouscoder.learner.run_log import BatchSeconds
 from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.trainer import TrainedBatch
 from nouscoder.learner.worker import LearnerState, LearnerWorker
-from nouscoder.rpc.rollout_convert import decode_batch, encode_batch
 
 EVALUATION_BEFORE = "evaluation_before.json"
 NUM_BATCHES, STEPS_PER_BATCH = 3, 2
@@ -46,8 +45,7 @@ def _restore_determinism() -> Iterator[None]:
 
 
 def make_batch(batch_id: int, policy_version: int) -> Batch:
-    # As the broker gives it: over the wire, where log-probabilities are float32.
-    return decode_batch(encode_batch(random_batch(batch_id, seed=1, policy_version=policy_version)))
+    return random_batch(batch_id, seed=1, policy_version=policy_version)
 
 
 def make_config(root: Path, **learner: Any) -> Config:
@@ -189,7 +187,7 @@ async def test_every_checkpoint_lost_is_one_clear_sentence_when_the_batches_are_
     run.broker.finished = False
     shutil.rmtree(RunFiles.of(run.config).checkpoints)
     shutil.rmtree(RunFiles.of(run.config).batches)
-    with pytest.raises(Exception, match=r"batches/00000000\.pb cannot be read"):
+    with pytest.raises(Exception, match=r"batches/00000000\.batch cannot be read"):
         await run.start()
 
 

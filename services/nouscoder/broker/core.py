@@ -17,6 +17,7 @@ from nouscoder.broker import batches, ledger, policies, stall, streams
 from nouscoder.broker.admission import groups_wanted
 from nouscoder.broker.curriculum import Curriculum, task_seed
 from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest, UnknownProblem
+from nouscoder.broker.records import Records, open_record_store, record_name
 from nouscoder.broker.rules import Rules
 from nouscoder.broker.store import Store
 from nouscoder.broker.streams import Graded, LeasedEntry, Sampled, Stream, parse_lease
@@ -26,10 +27,10 @@ from nouscoder.data.problem_index import IndexedProblem, NotInIndex, ProblemInde
 from nouscoder.domain.lease import (
     Lease,
     LeasedBatch,
-    LeasedGrading,
-    LeasedGradings,
     LeasedTask,
     LeasedTasks,
+    RecordedGrading,
+    RecordedGradings,
 )
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
@@ -37,16 +38,17 @@ from nouscoder.domain.reward import RewardRule, reward_of
 from nouscoder.domain.rollout import RolloutHeader, Sampling, Task
 from nouscoder.domain.run_status import Blocker, RunStatus
 from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.rpc.rollout_convert import decode_header, encode_header
 from nouscoder.rpc.verdict_convert import decode_verdict, encode_verdict
 from nouscoder.store.blobs import BlobsUnavailable
-from nouscoder.store.rollout_record import decode_rollout, decode_text
 from nouscoder.store.tests import UnknownTests
 
 log = logging.getLogger(__name__)
 
-MAX_LEASED = 4096
+# More at once would keep the script, and so Redis, busy for long.
+MAX_LEASED = 1024
+_CODEC = batches.Codec(decode_header, decode_verdict)
 SubmittedRecord = tuple[str, RolloutHeader, bytes]  # lease id, header, record
-_CODEC = batches.Codec(decode_rollout, decode_verdict)
 
 
 class Broker:
@@ -59,6 +61,7 @@ class Broker:
         self._next_group = 0  # a guess that each answer corrects; the truth is in Redis
         self.rules = Rules.of(config.broker)
         self.store = Store(url, config.run.name, self.rules)
+        self.records = Records(self.store, open_record_store(config, self.store))
         self.waits = Waits()
 
     async def close(self) -> None:
@@ -88,33 +91,26 @@ class Broker:
         """Take sampled rollouts; answers the ids refused because their lease was lost. Raises InvalidRequest."""
         if not rollouts:
             return []
-        newest = await policies.newest(self.store)
-        for _, header, _ in rollouts:
-            if newest is None or header.newest_version > newest.policy_version:
-                raise InvalidRequest(f"rollout {header.rollout_id} was sampled under a policy never published")
         items = [
-            Sampled(
-                ref=parse_lease(lease_id),
-                rollout_id=header.rollout_id,
-                problem_id=header.problem_id,
-                payload=record,
-                text=decode_text(record[header.text_offset : header.text_offset + header.text_bytes]),
-                oldest_version=header.oldest_version,
-            )
-            for lease_id, header, record in rollouts
+            Sampled(ref, header, encode_header(header), record_name(header.rollout_id, ref))
+            for ref, header in ((parse_lease(lease_id), header) for lease_id, header, _ in rollouts)
         ]
+        for _, header, record in rollouts:
+            if header.record_bytes != len(record) or header.text_offset + header.text_bytes > len(record):
+                raise InvalidRequest(f"the header of rollout {header.rollout_id} does not fit its record")
+        await self.records.write([(item.record, record) for item, (_, _, record) in zip(items, rollouts, strict=True)])
         refused = await streams.submit_sampled(self.store, worker_id, items)
         self.waits.grading.fire()
         return refused
 
-    async def lease_grading(self, worker_id: str, max_rollouts: int, wait_s: float) -> LeasedGradings:
+    async def lease_grading(self, worker_id: str, max_rollouts: int, wait_s: float) -> RecordedGradings:
         """Lease rollouts to grade."""
         wanted = _bounded(max_rollouts)
 
-        async def look() -> LeasedGradings:
+        async def look() -> RecordedGradings:
             answer = await streams.lease_entries(self.store, Stream.GRADING, worker_id, wanted)
             gradings = tuple(self._grading(entry) for entry in answer.entries)
-            return LeasedGradings(gradings, answer.finished)
+            return RecordedGradings(gradings, answer.finished)
 
         return await self.waits.until(self.waits.grading, look, lambda a: bool(a.gradings) or a.run_finished, wait_s)
 
@@ -136,7 +132,8 @@ class Broker:
             Graded(
                 ref=parse_lease(lease_id),
                 rollout_id=rollout_id,
-                payload=encode_verdict(verdict),
+                # Outcomes of single tests are of no use to training, and there may be hundreds.
+                payload=encode_verdict(replace(verdict, tests=(), first_failure=None)),
                 reward=self._reward(rollout_id, verdict),
                 accepted=verdict.kind is VerdictKind.ACCEPTED,
             )
@@ -160,7 +157,7 @@ class Broker:
             return answer.batch is not None or answer.run_finished
 
         leased = await self.waits.until(self.waits.batches, look, enough, wait_s)
-        self.waits.tasks.fire()  # ready groups that became a batch, or went stale, freed slots
+        self.waits.tasks.fire()  # groups that went stale freed slots
         return leased
 
     async def commit_batch(self, batch_id: int, step: int) -> bool:
@@ -196,7 +193,8 @@ class Broker:
 
     async def finish_run(self, reason: str) -> Ledger:
         """End the run; answers the last ledger."""
-        await self.store.run("finish", reason or "finished")
+        while await self.store.run("finish", reason or "finished"):
+            pass
         self._wake_all()
         return (await self.status()).ledger
 
@@ -209,7 +207,7 @@ class Broker:
         return stall.judge(await stall.read_snapshot(self.store, await self.status()), self.rules)
 
     async def keep_sweeping(self) -> None:
-        """Take back lost leases until the waits end.
+        """Take back lost leases and delete records of no further use, until the waits end.
 
         Holders get a whole lease's time after Redis or this process was away, when no heartbeat could come through.
         """
@@ -222,6 +220,7 @@ class Broker:
                 continue
             try:
                 num_lost = await streams.sweep(self.store)
+                await self.records.delete_garbage()
             except BrokerUnavailable as error:
                 log.warning("sweep put off", extra={"reason": str(error)})
                 trusted_from = loop.time() + lease_s
@@ -240,27 +239,28 @@ class Broker:
         except NotInIndex as error:
             raise UnknownProblem(str(error)) from None
 
-    def _grading(self, entry: LeasedEntry) -> LeasedGrading:
-        problem = self._problem(entry.problem_id)
+    def _grading(self, entry: LeasedEntry) -> RecordedGrading:
+        header, record = decode_header(entry.values[0]), entry.values[1].decode()
+        problem = self._problem(header.problem_id)
         rules = replace(problem.rules, run_all_tests=self._config.learner.reward is RewardRule.SOFT)
-        return LeasedGrading(
-            self._lease(entry), entry.rollout_id, entry.problem_id, entry.detail, problem.tests_digest, rules
-        )
+        return RecordedGrading(self._lease(entry), header, record, problem.tests_digest, rules)
 
     def _lease(self, entry: LeasedEntry) -> Lease:
         return Lease(str(entry.ref), self._config.broker.lease_s, entry.ref.delivery)
 
     def _task(self, entry: LeasedEntry) -> LeasedTask:
-        problem = self._problem(entry.problem_id)
+        problem_id, group_id, min_version = entry.values[0].decode(), entry.values[1].decode(), int(entry.values[2])
+        problem = self._problem(problem_id)
         section = self._config.generation.sampling
         seed = task_seed(self._config.run.seed, entry.rollout_id)
         sampling = Sampling(section.temperature, section.top_p, section.max_new_tokens, seed)
         task = Task(
             rollout_id=entry.rollout_id,
-            group_id=entry.detail,
-            problem_id=entry.problem_id,
+            group_id=group_id,
+            problem_id=problem_id,
             prompt=problem.prompt,
             sampling=sampling,
+            min_policy_version=min_version,
             prompt_template=problem.prompt_template,
         )
         return LeasedTask(self._lease(entry), task)

@@ -7,7 +7,6 @@ makes `balanced` false.
 
 from __future__ import annotations
 
-from nouscoder.broker.admission import slots_free
 from nouscoder.broker.rules import Rules
 from nouscoder.broker.store import Store
 from nouscoder.broker.streams import Stream
@@ -17,7 +16,7 @@ from nouscoder.domain.run_status import RunStatus, StreamStatus
 
 async def read_status(store: Store, rules: Rules, run: str) -> RunStatus:
     """The run at one instant."""
-    flat, sizes, streams = await store.run("status")
+    flat, sizes, streams, groups_free = await store.run("status")
     meta = {key.decode(): value for key, value in zip(flat[::2], flat[1::2], strict=True)}
 
     def number(field: str) -> int:
@@ -38,8 +37,8 @@ async def read_status(store: Store, rules: Rules, run: str) -> RunStatus:
         policy_version=number("policy_version") if "policy_version" in meta else None,
         step=number("step"),
         batches_committed=number("batches_committed"),
-        # Never below 0 outside: a k lowered over a restart leaves more in flight than the new bound.
-        admission_slots_free=0 if finished else max(0, slots_free(rules, in_flight)),
+        # A pipeline_k that was lowered at a restart leaves more in flight than it admits.
+        admission_slots_free=0 if finished else max(0, int(groups_free)) * rules.group_size,
         finished=finished,
         rollouts_accepted=number("accepted"),
         rollouts_graded=number("graded"),

@@ -10,14 +10,16 @@ from nouscoder.config import BrokerSection
 
 # A consumer that asked for nothing for so long, and holds nothing, is forgotten.
 FORGET_CONSUMER_S = 3600.0
+# A record that was announced and not handed in for so long is deleted.
+FORGET_RECORD_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """`bound` (k * B) is the most rollouts live and not in a batch; `batch_groups` (B / G) the groups of a batch."""
+    """`batch_groups` (B / G) is the groups of a batch; `commit_chunk` the most rollouts that one script ends."""
 
     group_size: int
-    bound: int
+    pipeline_k: int
     batch_groups: int
     max_staleness: int
     max_deliveries: int
@@ -25,6 +27,8 @@ class Rules:
     drop_zero_variance: bool
     lease_ms: int
     batch_lease_ms: int
+    announced_ms: int = int(1000 * FORGET_RECORD_S)
+    commit_chunk: int = 1024
     forget_ms: int = int(1000 * FORGET_CONSUMER_S)
 
     @classmethod
@@ -32,7 +36,7 @@ class Rules:
         """The rules of a configuration."""
         return cls(
             group_size=section.group_size,
-            bound=section.pipeline_k * section.batch_size,
+            pipeline_k=section.pipeline_k,
             batch_groups=section.batch_size // section.group_size,
             max_staleness=section.max_staleness,
             max_deliveries=section.max_deliveries,

@@ -29,6 +29,7 @@ from nouscoder.rpc import broker_convert, faults, policy_convert, rollout_conver
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import server_credentials
+from nouscoder.store.record_store import ByteRange
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     BrokerError: grpc.StatusCode.INTERNAL,
 }
 METRICS_PERIOD_S = 1.0
+_YIELD_EVERY = 256
 
 
 class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
@@ -82,6 +84,18 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         leased = await self._broker.lease_grading(_worker(request.worker_id), request.max_rollouts, request.wait_s)
         return broker_convert.leased_gradings_to(leased)
 
+    async def StreamRecords(  # noqa: N802
+        self,
+        request: broker_pb2.StreamRecordsRequest,
+        context: _Context[broker_pb2.StreamRecordsRequest, broker_pb2.StreamRecordsResponse],
+    ) -> AsyncIterator[broker_pb2.StreamRecordsResponse]:
+        """Reads records in chunks."""
+        ranges = [ByteRange(item.record, item.offset, item.num_bytes) for item in request.ranges]
+        async for pieces in self._broker.records.stream(ranges):
+            yield broker_pb2.StreamRecordsResponse(
+                pieces=[broker_pb2.RecordPiece(range=place, data=data) for place, data in pieces]
+            )
+
     async def FetchTests(  # noqa: N802
         self,
         request: broker_pb2.FetchTestsRequest,
@@ -109,9 +123,16 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.LeaseBatchRequest, broker_pb2.LeaseBatchResponse],
     ) -> broker_pb2.LeaseBatchResponse:
         """Leases the next batch."""
-        return broker_convert.leased_batch_to(
-            await self._broker.lease_batch(_worker(request.worker_id), request.wait_s)
-        )
+        leased = await self._broker.lease_batch(_worker(request.worker_id), request.wait_s)
+        answer = broker_pb2.LeaseBatchResponse(run_finished=leased.run_finished)
+        if leased.batch is not None and leased.lease is not None:
+            answer.lease.CopyFrom(broker_convert.lease_to(leased.lease, "batches"))
+            answer.batch.batch_id, answer.batch.policy_version = leased.batch.batch_id, leased.batch.policy_version
+            for place, recorded in enumerate(leased.batch.rollouts, 1):
+                answer.batch.rollouts.append(rollout_convert.recorded_rollout_to(recorded))
+                if place % _YIELD_EVERY == 0:
+                    await asyncio.sleep(0)  # a large batch takes long enough to keep heartbeats waiting
+        return answer
 
     async def CommitBatch(  # noqa: N802
         self,

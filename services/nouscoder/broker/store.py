@@ -7,7 +7,6 @@ broker killed at any instant leaves no half of a transition behind.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +51,6 @@ class Store:
         # Braces keep all keys of a run in one slot of a Redis cluster.
         self.prefix = f"nouscoder:{{{run}}}:"
         self._rules = rules.to_json()
-        self._scripts = _load_scripts()
-        self._digests = {
-            name: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest() for name, text in self._scripts.items()
-        }
         # One immediate second try: a pooled connection may be a dead one of a restarted Redis.
         self.redis = redis.asyncio.Redis.from_url(
             url,
@@ -63,6 +58,7 @@ class Store:
             socket_connect_timeout=timeout_s,
             retry=Retry(ConstantBackoff(0.05), 1),
         )
+        self._scripts = {name: self.redis.register_script(text) for name, text in _load_scripts().items()}
 
     async def close(self) -> None:
         """Close the connections."""
@@ -97,24 +93,16 @@ class Store:
 
     async def _evaluate(self, script: str, values: tuple[Value, ...]) -> Any:
         try:
-            return await self._by_digest(script, values)
+            return await self._call(script, values)
         except exceptions.ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
         # A Redis that is new, or came back empty: the streams come first, then the same again.
-        await self._by_digest("open", ())
-        return await self._by_digest(script, values)
+        await self._call("open", ())
+        return await self._call(script, values)
 
-    async def _by_digest(self, script: str, values: tuple[Value, ...]) -> Any:
-        try:
-            return await self._send("EVALSHA", self._digests[script], values)
-        except exceptions.NoScriptError:
-            return await self._send("EVAL", self._scripts[script], values)
-
-    async def _send(self, command: str, body: str, values: tuple[Value, ...]) -> Any:
-        return await self.redis.execute_command(  # type: ignore[no-untyped-call]
-            command, body, 1, self.prefix, self._rules, *values
-        )
+    async def _call(self, script: str, values: tuple[Value, ...]) -> Any:
+        return await self._scripts[script](keys=[self.prefix], args=[self._rules, *values])
 
     def _mapped(self, error: exceptions.RedisError) -> BrokerError:
         text = str(error)

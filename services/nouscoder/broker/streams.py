@@ -19,6 +19,7 @@ from typing import Any
 from nouscoder.broker.errors import InvalidRequest
 from nouscoder.broker.store import Store, Value
 from nouscoder.domain.lease import worker_name
+from nouscoder.domain.rollout import RolloutHeader
 
 
 class Stream(StrEnum):
@@ -41,6 +42,10 @@ class LeaseRef:
         return f"{self.stream}:{self.entry}:{self.delivery}"
 
 
+# What one script does at most, so that none keeps Redis from others for long.
+_MAX_SWEPT = 1000
+_MAX_BEATS = 1000
+
 _LEASE_ID = re.compile(r"(tasks|grading|batches):(\d+(?:-\d+)?):(\d+)")
 
 
@@ -54,12 +59,11 @@ def parse_lease(lease_id: str) -> LeaseRef:
 
 @dataclass(frozen=True, slots=True)
 class LeasedEntry:
-    """One leased rollout. `detail` is its group (tasks) or its text (grading)."""
+    """One leased rollout. `values` are its problem, group and minimum version (tasks), or its header and record."""
 
     ref: LeaseRef
     rollout_id: str
-    problem_id: str
-    detail: str
+    values: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +86,18 @@ async def lease_entries(
 
 
 def _entry(stream: Stream, row: Sequence[Any]) -> LeasedEntry:
-    entry, rollout_id, delivery, problem_id, detail = row
-    ref = LeaseRef(stream, entry.decode(), int(delivery))
-    return LeasedEntry(ref, rollout_id.decode(), problem_id.decode(), detail.decode())
+    entry, rollout_id, delivery, *values = row
+    return LeasedEntry(LeaseRef(stream, entry.decode(), int(delivery)), rollout_id.decode(), tuple(values))
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A sampled rollout under its lease; `payload` is what is kept of it."""
+    """A sampled rollout under its lease: its header, also as bytes to keep, and the name of its record."""
 
     ref: LeaseRef
-    rollout_id: str
-    problem_id: str
-    payload: bytes
-    text: str
-    oldest_version: int
+    header: RolloutHeader
+    header_bytes: bytes
+    record: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +116,11 @@ async def submit_sampled(store: Store, worker_id: str, items: Sequence[Sampled])
     values: list[Value] = []
     for item in items:
         _expect(item.ref, Stream.TASKS)
-        values += [item.ref.entry, item.ref.delivery, item.rollout_id, item.problem_id]
-        values += [item.payload, item.text, item.oldest_version]
+        header = item.header
+        values += [item.ref.entry, item.ref.delivery, header.rollout_id, header.problem_id]
+        values += [item.header_bytes, header.oldest_version, header.newest_version, item.record]
     answers = await store.run("submit_rollouts", worker_id, *values)
-    return _refused([item.rollout_id for item in items], answers)
+    return _refused([item.header.rollout_id for item in items], answers)
 
 
 async def submit_graded(store: Store, worker_id: str, items: Sequence[Graded]) -> list[str]:
@@ -142,15 +144,25 @@ def _refused(rollout_ids: Sequence[str], answers: Sequence[bytes]) -> list[str]:
     for rollout_id, answer in zip(rollout_ids, answers, strict=True):
         if answer == b"mismatch":
             raise InvalidRequest(f"the lease sent with rollout {rollout_id} is on another rollout or problem")
+        if answer == b"unpublished":
+            raise InvalidRequest(f"rollout {rollout_id} was sampled under a policy never published")
     return [rollout_id for rollout_id, answer in zip(rollout_ids, answers, strict=True) if answer == b"lost"]
 
 
 async def beat(store: Store, worker_id: str, refs: Sequence[LeaseRef]) -> list[LeaseRef]:
     """Extend leases; answers the lost ones."""
-    values: list[Value] = [value for ref in refs for value in (ref.stream.value, ref.entry, ref.delivery)]
-    return [refs[int(place)] for place in await store.run("heartbeat", worker_id, *values)]
+    lost: list[LeaseRef] = []
+    for part in (refs[start : start + _MAX_BEATS] for start in range(0, len(refs), _MAX_BEATS)):
+        values: list[Value] = [value for ref in part for value in (ref.stream.value, ref.entry, ref.delivery)]
+        lost += [part[int(place)] for place in await store.run("heartbeat", worker_id, *values)]
+    return lost
 
 
 async def sweep(store: Store) -> int:
     """Take back the leases without a heartbeat; answers how many."""
-    return int(await store.run("sweep"))
+    total = 0
+    while True:
+        num_lost = int(await store.run("sweep", _MAX_SWEPT))
+        total += num_lost
+        if num_lost < _MAX_SWEPT:
+            return total

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nouscoder.config.base import ConfigError, Section
-from nouscoder.config.broker import BrokerSection
+from nouscoder.config.broker import BrokerSection, RecordBackend
 from nouscoder.config.generation import GenerationSection, SamplingSection
 from nouscoder.config.learner import LearnerSection
 from nouscoder.config.objective import DapoSettings, ObjectiveSettings
@@ -24,6 +24,7 @@ __all__ = [
     "ObjectiveSettings",
     "PolicySection",
     "ProblemsSection",
+    "RecordBackend",
     "RunSection",
     "SamplingSection",
     "SandboxSection",

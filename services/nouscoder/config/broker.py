@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from pathlib import Path
+
 from pydantic import Field, model_validator
 
 from nouscoder.config.base import Section
+
+
+class RecordBackend(StrEnum):
+    """Where rollout records are kept while their rollouts are in flight."""
+
+    REDIS = "redis"
+    FOLDER = "folder"
+    OBJECT_STORE = "object_store"
+
+
+class RecordsSection(Section):
+    """The store of rollout records: 0.3 MB a rollout of 32k tokens."""
+
+    backend: RecordBackend = Field(RecordBackend.REDIS, description="redis, folder or object_store")
+    folder: Path = Field(Path("records"), description="for folder: shared by all brokers; relative to the run folder")
+    url: str = Field("", description="for object_store: s3://bucket/prefix, gs://..., az://... or file:///...")
+
+    @model_validator(mode="after")
+    def _url_of_object_store(self) -> RecordsSection:
+        if (self.backend is RecordBackend.OBJECT_STORE) != bool(self.url):
+            raise ValueError("url is for backend object_store, which needs it")
+        return self
 
 
 class BrokerSection(Section):
@@ -19,8 +44,12 @@ class BrokerSection(Section):
     )
     group_size: int = Field(8, ge=2, description="G: rollouts for each problem")
     batch_size: int = Field(64, ge=2, description="B: rollouts in a batch, a multiple of group_size")
-    pipeline_k: int = Field(3, ge=1, description="PipelineRL-k: at most k * B rollouts are not consumed yet")
-    max_staleness: int = Field(8, ge=0, description="older groups are dropped as stale when a batch is made")
+    pipeline_k: int = Field(
+        3, ge=1, description="PipelineRL-k: a token is at most k - 1 policy versions old in training"
+    )
+    max_staleness: int = Field(
+        8, ge=0, description="groups older than this are dropped; no effect above pipeline_k - 1"
+    )
     lease_s: float = Field(10.0, gt=0, description="seconds after which a lease without a heartbeat expires")
     batch_lease_s: float = Field(
         60.0, gt=0, description="seconds after which the learner's lease without a heartbeat expires"
@@ -30,6 +59,8 @@ class BrokerSection(Section):
     drop_zero_variance: bool = Field(
         True, description="DAPO's dynamic sampling: groups with equal rewards are filtered"
     )
+
+    records: RecordsSection = RecordsSection()
 
     @model_validator(mode="after")
     def _whole_groups(self) -> BrokerSection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nouscoder.domain.rollout import Rollout
+from nouscoder.domain.rollout import Rollout, RolloutHeader
 from nouscoder.domain.verdict import Verdict
 
 
@@ -17,8 +17,31 @@ class GradedRollout:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedRollout:
+    """A graded rollout whose record is elsewhere: under the name `record` in the broker's record store."""
+
+    header: RolloutHeader
+    verdict: Verdict
+    record: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedBatch:
+    """A batch before its records are read: B graded rollouts in group order, trained on by `policy_version`."""
+
+    batch_id: int
+    rollouts: tuple[RecordedRollout, ...]
+    policy_version: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all records."""
+        return sum(recorded.header.record_bytes for recorded in self.rollouts)
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
-    """B graded rollouts in group order. Staleness counts from `policy_version`, the newest when the batch was made."""
+    """B graded rollouts in group order, trained on by the weights of `policy_version`."""
 
     batch_id: int
     rollouts: tuple[GradedRollout, ...]

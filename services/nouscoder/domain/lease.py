@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nouscoder.domain.batch import Batch
+from nouscoder.domain.batch import RecordedBatch
 from nouscoder.domain.problem import GradingRules
-from nouscoder.domain.rollout import Task
+from nouscoder.domain.rollout import RolloutHeader, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,30 @@ class LeasedGrading:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedGrading:
+    """A rollout to grade before its text is read: it is in the record `record`."""
+
+    lease: Lease
+    header: RolloutHeader
+    record: str
+    tests_digest: str
+    rules: GradingRules
+
+    @property
+    def rollout_id(self) -> str:
+        """Which rollout."""
+        return self.header.rollout_id
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedGradings:
+    """Rollouts to grade; empty when none came in time. `run_finished`: none will ever come."""
+
+    gradings: tuple[RecordedGrading, ...] = ()
+    run_finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LeasedGradings:
     """Rollouts to grade; empty when none came in time. `run_finished`: none will ever come."""
 
@@ -58,7 +82,7 @@ class LeasedGradings:
 class LeasedBatch:
     """A batch to train on; both None when none came in time. `run_finished`: none will ever come."""
 
-    batch: Batch | None = None
+    batch: RecordedBatch | None = None
     lease: Lease | None = None
     run_finished: bool = False
 

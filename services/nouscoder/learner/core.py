@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import AsyncIterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel
 
 from nouscoder.atomic_files import naming_storage_faults
 from nouscoder.config import Config
-from nouscoder.domain.batch import Batch
+from nouscoder.domain.batch import Batch, RecordedBatch
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.folder_lock import lock_file
@@ -143,9 +144,16 @@ class LearnerCore:
         self._run_log.open((last_batch + 1) * self._config.learner.steps_per_batch)
         log.info("state loaded", extra={"step": self._progress.step, "batch_id": self._progress.batch_id})
 
-    def save_batch(self, batch: Batch) -> None:
-        """Keep the batch for a replay. Raises StorageError."""
-        self._batches.save(batch)
+    async def save_batch(self, batch: RecordedBatch, records: AsyncIterable[bytes]) -> None:
+        """Keep the batch for a replay; `records` are its records' bytes, in order. Call it from the event loop.
+
+        Raises StorageError, SavedBatchError.
+        """
+        await self._batches.save(batch, records)
+
+    def load_batch(self, batch_id: int) -> Batch:
+        """A saved batch, its records read in place. Raises SavedBatchError."""
+        return self._batches.load(batch_id)
 
     def train(self, batch: Batch, seconds: BatchSeconds | None = None) -> TrainedBatch:
         """Take the k steps in memory and write the batch's log lines. `seconds` are only logged.

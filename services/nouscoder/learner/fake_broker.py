@@ -6,17 +6,30 @@ committed; a policy is taken only as the newest version + 1, or again with the s
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from nouscoder.domain.batch import Batch
+from nouscoder.domain.batch import Batch, RecordedBatch, RecordedRollout
 from nouscoder.domain.lease import Lease, LeasedBatch
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.rpc.channel import PeerError
+from nouscoder.store.record_store import ByteRange
+from nouscoder.store.rollout_record import encode_rollout
 
 _LEASE_S = 60.0
+
+
+def recorded(batch: Batch) -> tuple[RecordedBatch, dict[str, bytes]]:
+    """A batch as the broker leases it, and its records by name."""
+    rollouts: list[RecordedRollout] = []
+    records: dict[str, bytes] = {}
+    for graded in batch.rollouts:
+        header, record = encode_rollout(graded.rollout)
+        rollouts.append(RecordedRollout(header, graded.verdict, header.rollout_id))
+        records[header.rollout_id] = record
+    return RecordedBatch(batch.batch_id, tuple(rollouts), batch.policy_version), records
 
 
 class FakeKeeper:
@@ -39,7 +52,8 @@ class FakeBroker:
 
     def __init__(self, make_batch: Callable[[int, int], Batch]) -> None:
         self._make_batch = make_batch
-        self._in_training: Batch | None = None
+        self._in_training: RecordedBatch | None = None
+        self._records: dict[str, bytes] = {}
         self._deliveries = 0
         self.commits: list[tuple[int, int]] = []
         self.policies: list[PolicyManifest] = []
@@ -65,11 +79,16 @@ class FakeBroker:
         if self.finished:
             return LeasedBatch(run_finished=True)
         if self._in_training is None:
-            self._in_training = self._make_batch(len(self.commits), len(self.commits))
+            self._in_training, self._records = recorded(self._make_batch(len(self.commits), len(self.commits)))
             self._deliveries = 0
         self._deliveries += 1
         lease = Lease(f"batch-{len(self.commits)}-{self._deliveries}", _LEASE_S, self._deliveries)
         return LeasedBatch(self._in_training, lease)
+
+    async def stream_records(self, ranges: Sequence[ByteRange]) -> AsyncIterator[tuple[int, bytes]]:
+        """Each record in one piece."""
+        for place, part in enumerate(ranges):
+            yield place, self._records[part.name][part.offset :][: part.num_bytes]
 
     async def publish_policy(self, manifest: PolicyManifest) -> int:
         """Take the newest version + 1, or the same again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -9,6 +10,7 @@ from nouscoder.domain.lease import Lease, LeasedBatch
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.run_status import RunStatus
+from nouscoder.store.record_store import ByteRange
 
 
 class Keeper(Protocol):
@@ -32,6 +34,10 @@ class Broker(Protocol):
 
     async def lease_batch(self, wait_s: float = ...) -> LeasedBatch:
         """The next batch, or the same as before when it has not been committed."""
+        ...
+
+    def stream_records(self, ranges: Sequence[ByteRange]) -> AsyncIterator[tuple[int, bytes]]:
+        """The bytes of the ranges, in order: (the range's place, bytes)."""
         ...
 
     async def publish_policy(self, manifest: PolicyManifest) -> int:

@@ -1,18 +1,30 @@
-"""Batches as they were leased: batches/00000007.pb, saved before they are trained on, so that they can be replayed.
+"""Batches as they were leased: batches/00000007.batch, saved before they are trained on, so that they can be replayed.
 
-INVARIANT: a batch that was committed is here until every checkpoint that may be needed holds its effect.
+A file holds what the broker and generation wrote, nothing decoded: b"NCBATCH1", the size of the index (8 bytes,
+little-endian), the index (nouscoder.v1.Batch: headers, verdicts), zeros up to a multiple of 8, then the rollout records
+back to back in the index's order. Records are read in place, through a memory map.
+
+INVARIANT: a batch is trained on only from its saved file, so a replay sees the very bytes that training saw; and a batch
+that was committed is here until every checkpoint that may be needed holds its effect.
 """
 
 from __future__ import annotations
 
+import asyncio
+import mmap
+from collections.abc import AsyncIterable
+from contextlib import ExitStack
 from pathlib import Path
 
-from nouscoder.atomic_files import numbered, remove, write_whole
-from nouscoder.domain.batch import Batch
+from nouscoder.atomic_files import numbered, remove, whole_file
+from nouscoder.domain.batch import Batch, GradedRollout, RecordedBatch
 from nouscoder.errors import NousCoderError
 from nouscoder.rpc.rollout_convert import decode_batch, encode_batch
+from nouscoder.store.rollout_record import decode_rollout
 
-_SUFFIX = ".pb"
+_SUFFIX = ".batch"
+_MAGIC = b"NCBATCH1"
+_START = len(_MAGIC) + 8
 
 
 class SavedBatchError(NousCoderError):
@@ -26,9 +38,21 @@ class SavedBatches:
         self._folder = folder
         self._keep = keep
 
-    def save(self, batch: Batch) -> None:
-        """Raises StorageError."""
-        write_whole(self._path(batch.batch_id), encode_batch(batch))
+    async def save(self, batch: RecordedBatch, records: AsyncIterable[bytes]) -> None:
+        """Save a batch; `records` are the bytes of its records, in order, in pieces of any size.
+
+        Raises SavedBatchError when there are too few or too many of them, and StorageError.
+        """
+        path, index, num_bytes = self._path(batch.batch_id), encode_batch(batch), 0
+        with ExitStack() as stack:
+            file = stack.enter_context(whole_file(path))
+            file.write(_MAGIC + len(index).to_bytes(8, "little") + index + bytes(-len(index) % 8))
+            async for data in records:
+                file.write(data)
+                num_bytes += len(data)
+            if num_bytes != batch.num_bytes:
+                raise SavedBatchError(f"{path} got {num_bytes} bytes of records, not {batch.num_bytes}")
+            await asyncio.to_thread(stack.pop_all().close)  # flushes to the disk
 
     def prune(self, last_unneeded: int) -> None:
         """Remove the batches up to `last_unneeded`, except those among the newest `keep`."""
@@ -44,7 +68,9 @@ class SavedBatches:
         """Raises SavedBatchError when it is not there or not a batch."""
         path = self._path(batch_id)
         try:
-            return decode_batch(path.read_bytes())
+            with path.open("rb") as file:
+                view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            return _batch_from(view)
         except OSError as error:
             raise SavedBatchError(f"{path} cannot be read: {error.strerror}") from error
         except Exception as error:
@@ -52,3 +78,19 @@ class SavedBatches:
 
     def _path(self, batch_id: int) -> Path:
         return self._folder / f"{batch_id:08d}{_SUFFIX}"
+
+
+def _batch_from(view: memoryview) -> Batch:
+    if view[: len(_MAGIC)] != _MAGIC:
+        raise ValueError("it begins with other bytes")
+    index_bytes = int.from_bytes(view[len(_MAGIC) : _START], "little")
+    index = decode_batch(bytes(view[_START : _START + index_bytes]))
+    offset = _START + index_bytes + -index_bytes % 8
+    rollouts = []
+    for recorded in index.rollouts:
+        end = offset + recorded.header.record_bytes
+        rollouts.append(GradedRollout(decode_rollout(view[offset:end]), recorded.verdict))
+        offset = end
+    if offset != len(view):
+        raise ValueError(f"its records end at byte {offset} of {len(view)}")
+    return Batch(index.batch_id, tuple(rollouts), index.policy_version)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from nouscoder.config import Config
-from nouscoder.domain.batch import Batch
+from nouscoder.domain.batch import RecordedBatch
 from nouscoder.domain.lease import Lease
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import NousCoderError
@@ -38,6 +38,7 @@ from nouscoder.learner.publication import Publication
 from nouscoder.learner.run_log import BatchSeconds
 from nouscoder.learner.trainer import TrainedBatch
 from nouscoder.retry import Retry
+from nouscoder.store.record_store import ByteRange
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +224,7 @@ class LearnerWorker:
         await self._checkpoints.now()
         await self._broker.finish_run("every batch is trained")
 
-    async def _next_batch(self) -> tuple[tuple[Batch, Lease] | None, float]:
+    async def _next_batch(self) -> tuple[tuple[RecordedBatch, Lease] | None, float]:
         """The next batch with its lease, None when the run is finished; and the seconds waited."""
         await self._pass_pause()
         self._enter(LearnerState.WAITING_FOR_BATCH)
@@ -254,14 +255,15 @@ class LearnerWorker:
         await self._may_run.wait()  # a person paused it, and a person or the end of the process ends it
         self._metrics.waited(WaitReason.PAUSED, time.monotonic() - started)
 
-    async def _train_on(self, batch: Batch, seconds: BatchSeconds) -> None:
+    async def _train_on(self, recorded: RecordedBatch, seconds: BatchSeconds) -> None:
         """Save the batch and take its steps. `seconds` are those since the batch before."""
         self._enter(LearnerState.TRAINING)
-        await self._in_thread(lambda: self._core.save_batch(batch))
+        await self._core.save_batch(recorded, self._records_of(recorded))
+        batch = await self._in_thread(lambda: self._core.load_batch(recorded.batch_id))
         self._last = await self._in_thread(lambda: self._core.train(batch, seconds))
         self._metrics.trained(self._last, self._core.model.num_parameters(), self._peak_flops)
 
-    async def _hand_over(self, batch: Batch) -> BatchSeconds:
+    async def _hand_over(self, batch: RecordedBatch) -> BatchSeconds:
         """Begin to publish the policy that the batch made, commit the batch, and begin a checkpoint when it is due."""
         self._enter(LearnerState.PUBLISHING)
         started = time.monotonic()
@@ -277,6 +279,12 @@ class LearnerWorker:
         checkpoint_s = time.monotonic() - started
         self._metrics.waited(WaitReason.CHECKPOINT, checkpoint_s)
         return BatchSeconds(checkpoint=checkpoint_s, publish=publish_s)
+
+    async def _records_of(self, batch: RecordedBatch) -> AsyncIterator[bytes]:
+        """The bytes of the batch's records, as they come."""
+        ranges = [ByteRange(recorded.record, 0, recorded.header.record_bytes) for recorded in batch.rollouts]
+        async for _, data in self._broker.stream_records(ranges):
+            yield data
 
     def _enter(self, state: LearnerState) -> None:
         self._state = state

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
 
-from nouscoder.domain.lease import Lease, LeasedBatch, LeasedGradings, LeasedTasks
+from nouscoder.domain.lease import Lease, LeasedBatch, LeasedGrading, LeasedGradings, LeasedTasks
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Rollout
@@ -24,7 +24,8 @@ from nouscoder.domain.run_status import Blocker, RunStatus
 from nouscoder.domain.verdict import Verdict
 from nouscoder.rpc import broker_convert, policy_convert, rollout_convert, verdict_convert
 from nouscoder.rpc.channel import PeerError, PeerNotFound, PeerUnreachable, ServiceClient, peer_error
-from nouscoder.store.rollout_record import encode_rollout
+from nouscoder.store.record_store import ByteRange
+from nouscoder.store.rollout_record import RecordError, decode_text, encode_rollout
 from nouscoder.store.tests import UnknownTests
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
 
@@ -34,6 +35,11 @@ Answer = TypeVar("Answer")
 
 PATIENCE_S = 60.0
 _CALL_LIMIT_S = 30.0
+# Small messages: the broker holds a whole one while it takes it.
+_MESSAGE_BYTES = 2 * 1024**2
+_MAX_RANGES = 4096
+_PIECE_LIMIT_S = 30.0
+_STREAM_ATTEMPTS = 10
 # A beat three times in a lease's length: two may get lost.
 _BEATS_A_LEASE = 3
 _WATCH_AGAIN_S = 0.3
@@ -64,16 +70,67 @@ class BrokerClient(ServiceClient):
 
     async def submit_rollouts(self, rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
         """Hand in (lease_id, rollout) pairs; answers the rollout ids refused because their lease was lost."""
-        items = [_submitted(lease_id, rollout) for lease_id, rollout in rollouts]
+        refused: frozenset[str] = frozenset()
+        for items in _messages(_submitted(lease_id, rollout) for lease_id, rollout in rollouts):
+            refused |= await self._submit(items)
+        return refused
+
+    async def _submit(self, items: list[broker_pb2.SubmittedRollout]) -> frozenset[str]:
         request = broker_pb2.SubmitRolloutsRequest(worker_id=self.worker_id, rollouts=items)
         answer = await self._call(lambda: self._stub.SubmitRollouts(request, timeout=_CALL_LIMIT_S))
         return frozenset(answer.refused_rollout_ids)
 
     async def lease_grading(self, max_rollouts: int, wait_s: float = 10.0) -> LeasedGradings:
-        """Up to `max_rollouts` rollouts to grade, or none after `wait_s` seconds."""
+        """Up to `max_rollouts` rollouts to grade with their texts, or none after `wait_s` seconds.
+
+        One whose text cannot be had is left out, so that its lease runs out and the broker counts the delivery.
+        """
         request = broker_pb2.LeaseGradingRequest(worker_id=self.worker_id, max_rollouts=max_rollouts, wait_s=wait_s)
         answer = await self._call(lambda: self._stub.LeaseGrading(request, timeout=wait_s + _CALL_LIMIT_S))
-        return broker_convert.leased_gradings_from(answer)
+        leased = broker_convert.leased_gradings_from(answer)
+        ranges = [ByteRange(item.record, item.header.text_offset, item.header.text_bytes) for item in leased.gradings]
+        sections: list[bytearray] = [bytearray() for _ in ranges]
+        async for place, data in self.stream_records(ranges):
+            sections[place] += data
+        gradings = []
+        for item, section in zip(leased.gradings, sections, strict=True):
+            try:
+                text = decode_text(bytes(section))
+            except RecordError as error:
+                log.error("no text to grade", extra={"rollout_id": item.rollout_id, "reason": str(error)})
+                continue
+            header = item.header
+            gradings.append(
+                LeasedGrading(item.lease, header.rollout_id, header.problem_id, text, item.tests_digest, item.rules)
+            )
+        return LeasedGradings(tuple(gradings), leased.run_finished)
+
+    async def stream_records(self, ranges: Sequence[ByteRange]) -> AsyncIterator[tuple[int, bytes]]:
+        """The bytes of the ranges, in order, in pieces: (the range's place, bytes).
+
+        After an interruption it goes on where it was. A range of a record that is not there, or too short, ends early.
+        """
+        first, offset = 0, 0  # the range being read, and how much of it has come
+        attempts = 0
+        while first < len(ranges):
+            wanted = [_part_of(ranges[first], offset), *(_part_of(part, 0) for part in ranges[first + 1 :])]
+            base, request = first, broker_pb2.StreamRecordsRequest(ranges=wanted[:_MAX_RANGES])
+            try:
+                async for answer in self._stream(self._stub.StreamRecords(request), _PIECE_LIMIT_S):
+                    attempts = 0
+                    for piece in answer.pieces:
+                        if base + piece.range > first:
+                            first, offset = base + piece.range, 0
+                        yield first, piece.data
+                        offset += len(piece.data)
+                        if offset == ranges[first].num_bytes:
+                            first, offset = first + 1, 0
+                first, offset = base + len(request.ranges), 0
+            except PeerUnreachable:
+                attempts += 1
+                if attempts == _STREAM_ATTEMPTS:
+                    raise
+                await self.status()  # waits for a broker that is away
 
     async def fetch(self, digest: str) -> AsyncIterator[bytes]:
         """A file of tests in pieces, as store.tests.TestsSource. Raises UnknownTests and PeerError.
@@ -168,6 +225,25 @@ class BrokerClient(ServiceClient):
         """What blocks the next step, worst first; empty when nothing does."""
         answer = await self._call(lambda: self._stub.WhyStalled(broker_pb2.WhyStalledRequest(), timeout=_CALL_LIMIT_S))
         return tuple(broker_convert.blocker_from(blocker) for blocker in answer.blockers)
+
+
+def _part_of(whole: ByteRange, offset: int) -> broker_pb2.RecordRange:
+    """A range without its first `offset` bytes."""
+    return broker_pb2.RecordRange(record=whole.name, offset=whole.offset + offset, num_bytes=whole.num_bytes - offset)
+
+
+def _messages(items: Iterable[broker_pb2.SubmittedRollout]) -> Iterator[list[broker_pb2.SubmittedRollout]]:
+    """The rollouts in messages of at most _MESSAGE_BYTES, or of one rollout that is larger."""
+    message: list[broker_pb2.SubmittedRollout] = []
+    num_bytes = 0
+    for item in items:
+        if message and num_bytes + len(item.record) > _MESSAGE_BYTES:
+            yield message
+            message, num_bytes = [], 0
+        message.append(item)
+        num_bytes += len(item.record)
+    if message:
+        yield message
 
 
 def _submitted(lease_id: str, rollout: Rollout) -> broker_pb2.SubmittedRollout:

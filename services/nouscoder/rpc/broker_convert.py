@@ -5,13 +5,21 @@ from __future__ import annotations
 from nouscoder.domain.lease import (
     Lease,
     LeasedBatch,
-    LeasedGrading,
-    LeasedGradings,
     LeasedTask,
     LeasedTasks,
+    RecordedGrading,
+    RecordedGradings,
 )
 from nouscoder.domain.run_status import Blocker, RunStatus, StreamStatus
-from nouscoder.rpc.rollout_convert import batch_from, batch_to, ledger_from, ledger_to, task_from, task_to
+from nouscoder.rpc.rollout_convert import (
+    header_from,
+    header_to,
+    ledger_from,
+    ledger_to,
+    recorded_batch_from,
+    task_from,
+    task_to,
+)
 from nouscoder.rpc.verdict_convert import rules_from, rules_to
 from nouscoder.v1 import broker_pb2
 
@@ -49,14 +57,13 @@ def leased_tasks_from(message: broker_pb2.LeaseTasksResponse) -> LeasedTasks:
     return LeasedTasks(tasks, message.run_finished)
 
 
-def leased_gradings_to(leased: LeasedGradings) -> broker_pb2.LeaseGradingResponse:
+def leased_gradings_to(leased: RecordedGradings) -> broker_pb2.LeaseGradingResponse:
     """Domain -> protocol."""
     gradings = [
         broker_pb2.LeasedGrading(
             lease=lease_to(item.lease, "grading"),
-            rollout_id=item.rollout_id,
-            problem_id=item.problem_id,
-            text=item.text,
+            header=header_to(item.header),
+            record=item.record,
             tests_digest=item.tests_digest,
             rules=rules_to(item.rules),
         )
@@ -65,36 +72,22 @@ def leased_gradings_to(leased: LeasedGradings) -> broker_pb2.LeaseGradingRespons
     return broker_pb2.LeaseGradingResponse(gradings=gradings, run_finished=leased.run_finished)
 
 
-def leased_gradings_from(message: broker_pb2.LeaseGradingResponse) -> LeasedGradings:
+def leased_gradings_from(message: broker_pb2.LeaseGradingResponse) -> RecordedGradings:
     """Protocol -> domain."""
     gradings = tuple(
-        LeasedGrading(
-            lease_from(item.lease),
-            item.rollout_id,
-            item.problem_id,
-            item.text,
-            item.tests_digest,
-            rules_from(item.rules),
+        RecordedGrading(
+            lease_from(item.lease), header_from(item.header), item.record, item.tests_digest, rules_from(item.rules)
         )
         for item in message.gradings
     )
-    return LeasedGradings(gradings, message.run_finished)
-
-
-def leased_batch_to(leased: LeasedBatch) -> broker_pb2.LeaseBatchResponse:
-    """Domain -> protocol."""
-    return broker_pb2.LeaseBatchResponse(
-        batch=None if leased.batch is None else batch_to(leased.batch),
-        lease=None if leased.lease is None else lease_to(leased.lease, "batches"),
-        run_finished=leased.run_finished,
-    )
+    return RecordedGradings(gradings, message.run_finished)
 
 
 def leased_batch_from(message: broker_pb2.LeaseBatchResponse) -> LeasedBatch:
     """Protocol -> domain."""
     if not message.HasField("batch"):
         return LeasedBatch(run_finished=message.run_finished)
-    return LeasedBatch(batch_from(message.batch), lease_from(message.lease), message.run_finished)
+    return LeasedBatch(recorded_batch_from(message.batch), lease_from(message.lease), message.run_finished)
 
 
 def run_status_to(status: RunStatus) -> broker_pb2.StatusResponse:

@@ -5,14 +5,13 @@ Every `*_from` raises InvalidMessage naming the field at fault.
 
 from __future__ import annotations
 
-from nouscoder.domain.batch import Batch, GradedRollout
+from nouscoder.domain.batch import RecordedBatch, RecordedRollout
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.rollout import FinishReason, RolloutHeader, Sampling, Task
 from nouscoder.rpc.faults import InvalidMessage as InvalidMessage
 from nouscoder.rpc.tests_convert import tests_from as tests_from
 from nouscoder.rpc.tests_convert import tests_to as tests_to
 from nouscoder.rpc.verdict_convert import verdict_from, verdict_to
-from nouscoder.store.rollout_record import decode_rollout, encode_rollout
 from nouscoder.v1 import broker_pb2, rollout_pb2
 
 _FINISH_OUT = {reason: rollout_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
@@ -106,19 +105,36 @@ def header_from(message: rollout_pb2.RolloutHeader) -> RolloutHeader:
     )
 
 
-def batch_to(batch: Batch) -> broker_pb2.Batch:
+def encode_header(header: RolloutHeader) -> bytes:
+    """The bytes that the broker keeps for a rollout."""
+    return header_to(header).SerializeToString()
+
+
+def decode_header(data: bytes) -> RolloutHeader:
+    """The header kept as bytes."""
+    return header_from(rollout_pb2.RolloutHeader.FromString(data))
+
+
+def recorded_rollout_to(recorded: RecordedRollout) -> broker_pb2.GradedRollout:
     """Domain -> protocol."""
-    rollouts = [
-        broker_pb2.GradedRollout(record=encode_rollout(graded.rollout)[1], verdict=verdict_to(graded.verdict))
-        for graded in batch.rollouts
-    ]
+    return broker_pb2.GradedRollout(
+        header=header_to(recorded.header), verdict=verdict_to(recorded.verdict), record=recorded.record
+    )
+
+
+def recorded_batch_to(batch: RecordedBatch) -> broker_pb2.Batch:
+    """Domain -> protocol."""
+    rollouts = [recorded_rollout_to(recorded) for recorded in batch.rollouts]
     return broker_pb2.Batch(batch_id=batch.batch_id, rollouts=rollouts, policy_version=batch.policy_version)
 
 
-def batch_from(message: broker_pb2.Batch) -> Batch:
+def recorded_batch_from(message: broker_pb2.Batch) -> RecordedBatch:
     """Protocol -> domain."""
-    rollouts = tuple(GradedRollout(decode_rollout(g.record), verdict_from(g.verdict)) for g in message.rollouts)
-    return Batch(message.batch_id, rollouts, message.policy_version)
+    rollouts = tuple(
+        RecordedRollout(header_from(graded.header), verdict_from(graded.verdict), graded.record)
+        for graded in message.rollouts
+    )
+    return RecordedBatch(message.batch_id, rollouts, message.policy_version)
 
 
 def ledger_to(ledger: Ledger) -> broker_pb2.Ledger:
@@ -146,11 +162,11 @@ def ledger_from(message: broker_pb2.Ledger) -> Ledger:
     )
 
 
-def encode_batch(batch: Batch) -> bytes:
-    """The bytes kept for a batch."""
-    return batch_to(batch).SerializeToString()
+def encode_batch(batch: RecordedBatch) -> bytes:
+    """The bytes kept for a batch, without its records."""
+    return recorded_batch_to(batch).SerializeToString()
 
 
-def decode_batch(data: bytes) -> Batch:
+def decode_batch(data: bytes) -> RecordedBatch:
     """The batch kept as bytes."""
-    return batch_from(broker_pb2.Batch.FromString(data))
+    return recorded_batch_from(broker_pb2.Batch.FromString(data))

@@ -293,22 +293,21 @@ class LeasedGrading(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_FIELD_NUMBER: _builtins.int
-    ROLLOUT_ID_FIELD_NUMBER: _builtins.int
-    PROBLEM_ID_FIELD_NUMBER: _builtins.int
-    TEXT_FIELD_NUMBER: _builtins.int
+    HEADER_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
     TESTS_DIGEST_FIELD_NUMBER: _builtins.int
     RULES_FIELD_NUMBER: _builtins.int
-    rollout_id: _builtins.str
-    """Which rollout."""
-    problem_id: _builtins.str
-    """Whose tests."""
-    text: _builtins.str
-    """The completion."""
+    record: _builtins.str
+    """Name of its record, for StreamRecords."""
     tests_digest: _builtins.str
     """Which tests it must pass: "sha256:" and the SHA-256 of their canonical JSON form, in hex."""
     @_builtins.property
     def lease(self) -> Global___Lease:
         """The lease."""
+
+    @_builtins.property
+    def header(self) -> _rollout_pb2.RolloutHeader:
+        """Which rollout, whose problem, and where its text is."""
 
     @_builtins.property
     def rules(self) -> _verdict_pb2.GradingRules:
@@ -318,15 +317,14 @@ class LeasedGrading(_message.Message):
         self,
         *,
         lease: Global___Lease | None = ...,
-        rollout_id: _builtins.str = ...,
-        problem_id: _builtins.str = ...,
-        text: _builtins.str = ...,
+        header: _rollout_pb2.RolloutHeader | None = ...,
+        record: _builtins.str = ...,
         tests_digest: _builtins.str = ...,
         rules: _verdict_pb2.GradingRules | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "rules", b"rules"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "lease", b"lease", "rules", b"rules"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "problem_id", b"problem_id", "rollout_id", b"rollout_id", "rules", b"rules", "tests_digest", b"tests_digest", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "lease", b"lease", "record", b"record", "rules", b"rules", "tests_digest", b"tests_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -515,15 +513,124 @@ class LeaseBatchRequest(_message.Message):
 Global___LeaseBatchRequest: _TypeAlias = LeaseBatchRequest  # noqa: Y015
 
 @_typing.final
+class RecordRange(_message.Message):
+    """Part of a rollout record."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORD_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    record: _builtins.str
+    """Name of the record."""
+    offset: _builtins.int
+    """First byte."""
+    num_bytes: _builtins.int
+    """Bytes, at least 1."""
+    def __init__(
+        self,
+        *,
+        record: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        num_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_bytes", b"num_bytes", "offset", b"offset", "record", b"record"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordRange: _TypeAlias = RecordRange  # noqa: Y015
+
+@_typing.final
+class StreamRecordsRequest(_message.Message):
+    """Asks for parts of records."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordRange]:
+        """Which parts, in which order."""
+
+    def __init__(
+        self,
+        *,
+        ranges: _abc.Iterable[Global___RecordRange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamRecordsRequest: _TypeAlias = StreamRecordsRequest  # noqa: Y015
+
+@_typing.final
+class StreamRecordsResponse(_message.Message):
+    """Some of the bytes asked for. The data of one range, over all messages, is that range from its first byte to its last."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PIECES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordPiece]:
+        """In order; a long range takes several messages, several short ranges share one."""
+
+    def __init__(
+        self,
+        *,
+        pieces: _abc.Iterable[Global___RecordPiece] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pieces", b"pieces"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamRecordsResponse: _TypeAlias = StreamRecordsResponse  # noqa: Y015
+
+@_typing.final
+class RecordPiece(_message.Message):
+    """Consecutive bytes of one range."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANGE_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    range: _builtins.int
+    """Which range, counted from 0 in the request."""
+    data: _builtins.bytes
+    """The bytes; empty when there is no such record or it ends before the range does."""
+    def __init__(
+        self,
+        *,
+        range: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "range", b"range"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordPiece: _TypeAlias = RecordPiece  # noqa: Y015
+
+@_typing.final
 class GradedRollout(_message.Message):
     """A rollout with its verdict."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    RECORD_FIELD_NUMBER: _builtins.int
+    HEADER_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
-    record: _builtins.bytes
-    """What was sampled: a rollout record."""
+    RECORD_FIELD_NUMBER: _builtins.int
+    record: _builtins.str
+    """Name of its record, for StreamRecords."""
+    @_builtins.property
+    def header(self) -> _rollout_pb2.RolloutHeader:
+        """What is known of it."""
+
     @_builtins.property
     def verdict(self) -> _verdict_pb2.Verdict:
         """What it got."""
@@ -531,12 +638,13 @@ class GradedRollout(_message.Message):
     def __init__(
         self,
         *,
-        record: _builtins.bytes = ...,
+        header: _rollout_pb2.RolloutHeader | None = ...,
         verdict: _verdict_pb2.Verdict | None = ...,
+        record: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["record", b"record", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "record", b"record", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -554,7 +662,7 @@ class Batch(_message.Message):
     batch_id: _builtins.int
     """Consecutive from 0 in the run; the same again when redelivered."""
     policy_version: _builtins.int
-    """Newest policy version when the batch was made: staleness is counted from it."""
+    """Policy version that trains on it: staleness is counted from it."""
     @_builtins.property
     def rollouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GradedRollout]:
         """In group order."""

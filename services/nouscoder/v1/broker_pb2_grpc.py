@@ -55,6 +55,11 @@ class BrokerServiceStub:
                 request_serializer=nouscoder_dot_v1_dot_broker__pb2.FetchTestsRequest.SerializeToString,
                 response_deserializer=nouscoder_dot_v1_dot_broker__pb2.FetchTestsResponse.FromString,
                 _registered_method=True)
+        self.StreamRecords = channel.unary_stream(
+                '/nouscoder.v1.BrokerService/StreamRecords',
+                request_serializer=nouscoder_dot_v1_dot_broker__pb2.StreamRecordsRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_broker__pb2.StreamRecordsResponse.FromString,
+                _registered_method=True)
         self.SubmitVerdicts = channel.unary_unary(
                 '/nouscoder.v1.BrokerService/SubmitVerdicts',
                 request_serializer=nouscoder_dot_v1_dot_broker__pb2.SubmitVerdictsRequest.SerializeToString,
@@ -129,6 +134,13 @@ class BrokerServiceServicer:
 
     def FetchTests(self, request, context):
         """A file of tests in pieces, for verifiers that cannot read the run's test store.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamRecords(self, request, context):
+        """Reads rollout records, whole or in part, in the order asked for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -219,6 +231,11 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     servicer.FetchTests,
                     request_deserializer=nouscoder_dot_v1_dot_broker__pb2.FetchTestsRequest.FromString,
                     response_serializer=nouscoder_dot_v1_dot_broker__pb2.FetchTestsResponse.SerializeToString,
+            ),
+            'StreamRecords': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamRecords,
+                    request_deserializer=nouscoder_dot_v1_dot_broker__pb2.StreamRecordsRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_broker__pb2.StreamRecordsResponse.SerializeToString,
             ),
             'SubmitVerdicts': grpc.unary_unary_rpc_method_handler(
                     servicer.SubmitVerdicts,
@@ -375,6 +392,33 @@ class BrokerService:
             '/nouscoder.v1.BrokerService/FetchTests',
             nouscoder_dot_v1_dot_broker__pb2.FetchTestsRequest.SerializeToString,
             nouscoder_dot_v1_dot_broker__pb2.FetchTestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamRecords(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/nouscoder.v1.BrokerService/StreamRecords',
+            nouscoder_dot_v1_dot_broker__pb2.StreamRecordsRequest.SerializeToString,
+            nouscoder_dot_v1_dot_broker__pb2.StreamRecordsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,8 @@ class BrokerServiceStub:
     """Leases rollouts to grade."""
     FetchTests: _grpc.UnaryStreamMultiCallable[_broker_pb2.FetchTestsRequest, _broker_pb2.FetchTestsResponse]
     """A file of tests in pieces, for verifiers that cannot read the run's test store."""
+    StreamRecords: _grpc.UnaryStreamMultiCallable[_broker_pb2.StreamRecordsRequest, _broker_pb2.StreamRecordsResponse]
+    """Reads rollout records, whole or in part, in the order asked for."""
     SubmitVerdicts: _grpc.UnaryUnaryMultiCallable[_broker_pb2.SubmitVerdictsRequest, _broker_pb2.SubmitVerdictsResponse]
     """Hands in verdicts. An internal_error is redelivered, then dead-lettered."""
     LeaseBatch: _grpc.UnaryUnaryMultiCallable[_broker_pb2.LeaseBatchRequest, _broker_pb2.LeaseBatchResponse]
@@ -73,6 +75,8 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """Leases rollouts to grade."""
     FetchTests: _aio.UnaryStreamMultiCallable[_broker_pb2.FetchTestsRequest, _broker_pb2.FetchTestsResponse]  # type: ignore[assignment]
     """A file of tests in pieces, for verifiers that cannot read the run's test store."""
+    StreamRecords: _aio.UnaryStreamMultiCallable[_broker_pb2.StreamRecordsRequest, _broker_pb2.StreamRecordsResponse]  # type: ignore[assignment]
+    """Reads rollout records, whole or in part, in the order asked for."""
     SubmitVerdicts: _aio.UnaryUnaryMultiCallable[_broker_pb2.SubmitVerdictsRequest, _broker_pb2.SubmitVerdictsResponse]  # type: ignore[assignment]
     """Hands in verdicts. An internal_error is redelivered, then dead-lettered."""
     LeaseBatch: _aio.UnaryUnaryMultiCallable[_broker_pb2.LeaseBatchRequest, _broker_pb2.LeaseBatchResponse]  # type: ignore[assignment]
@@ -126,6 +130,14 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_broker_pb2.FetchTestsResponse], _abc.AsyncIterator[_broker_pb2.FetchTestsResponse]]:
         """A file of tests in pieces, for verifiers that cannot read the run's test store."""
+
+    @_abc_1.abstractmethod
+    def StreamRecords(
+        self,
+        request: _broker_pb2.StreamRecordsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_broker_pb2.StreamRecordsResponse], _abc.AsyncIterator[_broker_pb2.StreamRecordsResponse]]:
+        """Reads rollout records, whole or in part, in the order asked for."""
 
     @_abc_1.abstractmethod
     def SubmitVerdicts(

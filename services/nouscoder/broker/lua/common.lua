@@ -1,20 +1,24 @@
 -- In front of every script. KEYS[1]: prefix of the run's keys. ARGV[1]: the rules of the run, JSON.
 -- A rollout in flight is a member of exactly one set live:STATE; a script that moves one checks first and then
 -- writes, so that no script stops half-way. Counters are raised whatever the sets say: a script that ends a rollout
--- which is not there makes the ledger unbalanced instead of hiding it.
+-- which is not there makes the ledger unbalanced instead of hiding it. docs/redis-keys.md lists every key.
 local P = KEYS[1]
 local R = cjson.decode(ARGV[1])
 local META = P .. 'meta'
+local OPEN = P .. 'open_groups' -- minimum policy version -> groups in flight and not in a batch
+local GARBAGE = P .. 'records:garbage' -- names of records to delete
 local WORKERS = 'workers' -- the consumer group
 local RELEASED = 'released' -- the consumer that holds entries given back
 local WAITING = {tasks = 'queued', grading = 'sampled'}
 local BUSY = {tasks = 'sampling', grading = 'grading'}
-local UNBATCHED = {'queued', 'sampling', 'sampled', 'grading', 'graded', 'ready'}
+local STATES = {'queued', 'sampling', 'sampled', 'grading', 'graded', 'ready', 'training'}
+local CHUNK = 500 -- arguments of one command; Lua's stack holds a few thousand
 
 local function live(state) return P .. 'live:' .. state end
 local function rollout_key(id) return P .. 'rollout:' .. id end
 local function group_key(id) return P .. 'group:' .. id end
 local function count(field, n) redis.call('HINCRBY', META, field, n or 1) end
+local function meta_number(field) return tonumber(redis.call('HGET', META, field) or 0) end
 local function is_finished() return redis.call('HEXISTS', META, 'finish_reason') == 1 end
 local function move(id, from, to) redis.call('SMOVE', live(from), live(to), id) end
 
@@ -29,11 +33,49 @@ local function split(text)
   return parts
 end
 
--- A rollout reaches a final state: its record goes.
-local function leave(id, from, outcome)
-  redis.call('SREM', live(from), id)
-  redis.call('DEL', rollout_key(id))
-  count(outcome)
+-- Calls work(first, last) for each chunk of a list of `size`.
+local function each_chunk(size, work)
+  for first = 1, size, CHUNK do work(first, math.min(first + CHUNK - 1, size)) end
+end
+
+-- Rollouts reach a final state: their hashes go, and their records become garbage.
+local function leave_all(ids, from, outcome)
+  each_chunk(#ids, function(first, last)
+    local keys, records = {}, {}
+    for i = first, last do
+      keys[#keys + 1] = rollout_key(ids[i])
+      records[#records + 1] = redis.call('HGET', rollout_key(ids[i]), 'record') or nil
+    end
+    redis.call('SREM', live(from), unpack(ids, first, last))
+    redis.call('UNLINK', unpack(keys))
+    if #records > 0 then redis.call('SADD', GARBAGE, unpack(records)) end
+  end)
+  count(outcome, #ids)
+end
+
+-- The group is no longer in flight, or it is in a batch now.
+local function close_group(group)
+  local version = redis.call('HGET', group_key(group), 'version')
+  if redis.call('HINCRBY', OPEN, version, -1) == 0 then redis.call('HDEL', OPEN, version) end
+  redis.call('DEL', group_key(group))
+end
+
+-- Groups in flight and not in a batch, by minimum policy version: {{version, groups} ...}, oldest first; and their sum.
+local function open_groups()
+  local flat, groups, total = redis.call('HGETALL', OPEN), {}, 0
+  for i = 1, #flat, 2 do
+    groups[#groups + 1] = {tonumber(flat[i]), tonumber(flat[i + 1])}
+    total = total + tonumber(flat[i + 1])
+  end
+  table.sort(groups, function(a, b) return a[1] < b[1] end)
+  return groups, total
+end
+
+-- Groups that may be admitted now: docs/architecture.md, "The bound of staleness".
+local function groups_free()
+  local _, open = open_groups()
+  local unpublished = math.max(0, meta_number('next_batch') - meta_number('policy_version'))
+  return (R.pipeline_k - unpublished) * R.batch_groups - open
 end
 
 local function drop_entry(stream, entry)
@@ -54,29 +96,27 @@ end
 
 -- Every member of the group is graded or abandoned: what becomes of the group.
 local function complete_group(group)
-  local graded, oldest, varied = {}, nil, false
+  local graded, first_reward, oldest, varied = {}, nil, nil, false
   for _, id in ipairs(split(redis.call('HGET', group_key(group), 'members'))) do
     if redis.call('SISMEMBER', live('graded'), id) == 1 then
       local values = redis.call('HMGET', rollout_key(id), 'reward', 'oldest')
-      graded[#graded + 1] = {id = id, reward = values[1]}
-      varied = varied or values[1] ~= graded[1].reward
-      local version = tonumber(values[2])
-      if not oldest or version < oldest then oldest = version end
+      graded[#graded + 1] = id
+      first_reward = first_reward or values[1]
+      varied = varied or values[1] ~= first_reward
+      oldest = math.min(oldest or tonumber(values[2]), tonumber(values[2]))
     end
   end
   local outcome
   if #graded < 2 then outcome = 'abandoned' elseif R.drop_zero_variance and not varied then outcome = 'filtered' end
-  for _, member in ipairs(graded) do
-    if outcome then leave(member.id, 'graded', outcome) else move(member.id, 'graded', 'ready') end
-  end
   if outcome then
-    redis.call('DEL', group_key(group))
-  else
-    local ids = {}
-    for i, member in ipairs(graded) do ids[i] = member.id end
-    redis.call('HSET', group_key(group), 'members', table.concat(ids, ','), 'oldest', oldest)
-    redis.call('RPUSH', P .. 'ready', group)
+    leave_all(graded, 'graded', outcome)
+    close_group(group)
+    return
   end
+  for _, id in ipairs(graded) do move(id, 'graded', 'ready') end
+  redis.call('HSET', group_key(group), 'members', table.concat(graded, ','), 'oldest', oldest)
+  -- Groups are numbered in the order of their admission, so the lowest number is the oldest group.
+  redis.call('ZADD', P .. 'ready', tonumber(string.sub(group, 2)), group)
 end
 
 local function close_member(group)
@@ -88,7 +128,7 @@ local function dead_letter(stream, id, from, reason)
   local group = redis.call('HGET', rollout_key(id), 'group')
   redis.call('XADD', P .. 'dead', 'MAXLEN', '~', 1000, '*', 'stream', stream, 'rollout', id, 'reason', reason)
   count('dead:' .. stream)
-  leave(id, from, 'abandoned')
+  leave_all({id}, from, 'abandoned')
   close_member(group)
 end
 

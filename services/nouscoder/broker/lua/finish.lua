@@ -1,14 +1,27 @@
 -- Ends the run: nothing is admitted any more, and what is in flight is abandoned. ARGV: rules, reason.
-if is_finished() then return 0 end
-redis.call('HSET', META, 'finish_reason', ARGV[2])
-for _, state in ipairs({'queued', 'sampling', 'sampled', 'grading', 'graded', 'ready', 'training'}) do
-  for _, id in ipairs(redis.call('SMEMBERS', live(state))) do
-    redis.call('DEL', group_key(redis.call('HGET', rollout_key(id), 'group')))
-    leave(id, state, 'abandoned')
+-- Answers the number of rollouts that are still to be abandoned: call it again until there are none. A batch whose
+-- commit has begun is left to its commit.
+local is_committing = redis.call('HEXISTS', P .. 'batch', 'committing') == 1
+if not is_finished() then
+  redis.call('HSET', META, 'finish_reason', ARGV[2])
+  redis.call('DEL', P .. 'tasks', P .. 'grading', P .. 'ready')
+  if not is_committing then redis.call('DEL', P .. 'batch', P .. 'batch:rollouts') end
+  for _, stream in ipairs({'tasks', 'grading'}) do
+    redis.call('XGROUP', 'CREATE', P .. stream, WORKERS, '0', 'MKSTREAM')
   end
 end
-redis.call('DEL', P .. 'tasks', P .. 'grading', P .. 'ready', P .. 'batch')
-for _, stream in ipairs({'tasks', 'grading'}) do
-  redis.call('XGROUP', 'CREATE', P .. stream, WORKERS, '0', 'MKSTREAM')
+local room, left = R.commit_chunk, 0
+for _, state in ipairs(STATES) do
+  local is_kept = state == 'training' and is_committing
+  if room > 0 and not is_kept then
+    local ids = redis.call('SRANDMEMBER', live(state), room)
+    for _, id in ipairs(ids) do
+      redis.call('UNLINK', group_key(redis.call('HGET', rollout_key(id), 'group')))
+    end
+    leave_all(ids, state, 'abandoned')
+    room = room - #ids
+  end
+  if not is_kept then left = left + redis.call('SCARD', live(state)) end
 end
-return 1
+if left == 0 then redis.call('DEL', OPEN) end
+return left

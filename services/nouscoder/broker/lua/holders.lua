@@ -9,4 +9,4 @@ for _, stream in ipairs({'tasks', 'grading'}) do
     end
   end
 end
-return {now_ms(), held, redis.call('HGETALL', P .. 'batch'), redis.call('LLEN', P .. 'ready')}
+return {now_ms(), held, redis.call('HGETALL', P .. 'batch'), redis.call('ZCARD', P .. 'ready')}

@@ -1,6 +1,7 @@
 -- Leases entries of `tasks` or `grading`; for tasks it admits whole groups while there is room.
 -- ARGV: rules, stream, worker, name, wanted, now the curriculum: number of the next group, its problem, the next ...
--- Answers {finished, next group, {{entry, rollout, delivery, problem, group or text} ...}}.
+-- Answers {finished, next group, {{entry, rollout, delivery, problem, group, minimum policy version} ...}} for tasks,
+-- and {entry, rollout, delivery, header, record} for each rollout to grade.
 local stream, worker, name, wanted = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local key, now, leased = P .. stream, now_ms(), {}
 local next_group = tonumber(redis.call('HGET', META, 'next_group') or 0)
@@ -23,8 +24,13 @@ end
 local function take(entry, id, delivery)
   move(id, WAITING[stream], BUSY[stream])
   redis.call('HSET', rollout_key(id), 'since', now)
-  local values = redis.call('HMGET', rollout_key(id), 'problem', stream == 'tasks' and 'group' or 'text')
-  leased[#leased + 1] = {entry, id, delivery, values[1], values[2]}
+  if stream == 'grading' then
+    leased[#leased + 1] = {entry, id, delivery, unpack(redis.call('HMGET', rollout_key(id), 'header', 'record'))}
+    return
+  end
+  local values = redis.call('HMGET', rollout_key(id), 'problem', 'group')
+  local version = redis.call('HGET', group_key(values[2]), 'version')
+  leased[#leased + 1] = {entry, id, delivery, values[1], values[2], tonumber(version)}
 end
 
 local function take_released()
@@ -52,20 +58,20 @@ local function admit_group(problem)
     redis.call('SADD', live('queued'), id)
     redis.call('XADD', key, '*', 'rollout', id)
   end
-  redis.call('HSET', group_key(group), 'members', table.concat(ids, ','), 'open', R.group_size)
+  local version = redis.call('HGET', META, 'policy_version')
+  redis.call('HSET', group_key(group), 'members', table.concat(ids, ','), 'open', R.group_size, 'version', version)
+  redis.call('HINCRBY', OPEN, version, 1)
   count('admitted', R.group_size)
   count('next_group')
   next_group = next_group + 1
 end
 
 local function admit()
-  local free = R.bound
-  for _, state in ipairs(UNBATCHED) do free = free - redis.call('SCARD', live(state)) end
-  local missing = wanted - #leased
+  local free, missing = groups_free(), wanted - #leased
   for i = 7 + next_group - tonumber(ARGV[6]), #ARGV do
-    if missing <= 0 or free < R.group_size then return end
+    if missing <= 0 or free <= 0 then return end
     admit_group(ARGV[i])
-    missing, free = missing - R.group_size, free - R.group_size
+    missing, free = missing - R.group_size, free - 1
   end
 end
 

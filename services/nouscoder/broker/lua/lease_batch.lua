@@ -1,4 +1,4 @@
--- Leases the batch that has not been committed, or makes the next one of the groups that completed first.
+-- Leases the batch that has not been committed, or makes the next one of the oldest groups that are complete.
 -- ARGV: rules, worker, name. Answers {finished} or {finished, batch, policy version, delivery, rollouts}.
 local worker, name, now = ARGV[2], ARGV[3], now_ms()
 local record = P .. 'batch'
@@ -6,14 +6,14 @@ if is_finished() then return {1} end
 redis.call('HSET', META, 'asked:batches', now)
 
 local function answer()
-  local values = redis.call('HMGET', record, 'id', 'version', 'delivery', 'rollouts')
-  return {0, tonumber(values[1]), tonumber(values[2]), tonumber(values[3]), values[4]}
+  local values = redis.call('HMGET', record, 'id', 'version', 'delivery')
+  return {0, tonumber(values[1]), tonumber(values[2]), tonumber(values[3]), redis.call('LLEN', P .. 'batch:rollouts')}
 end
 
 if redis.call('EXISTS', record) == 1 then
-  local held = redis.call('HMGET', record, 'worker', 'name', 'beat')
+  local held = redis.call('HMGET', record, 'worker', 'name', 'beat', 'committing')
   local is_free = held[2] == name or now - tonumber(held[3]) >= R.batch_lease_ms
-  if not is_free then return {0} end
+  if not is_free or held[4] then return {0} end
   if held[1] ~= worker then
     redis.call('HSET', record, 'worker', worker, 'name', name, 'since', now)
     redis.call('HINCRBY', record, 'delivery', 1)
@@ -23,31 +23,52 @@ if redis.call('EXISTS', record) == 1 then
   return answer()
 end
 
-local function drop_stale(group)
-  for _, id in ipairs(split(redis.call('HGET', group_key(group), 'members'))) do leave(id, 'ready', 'stale') end
-  redis.call('DEL', group_key(group))
-  redis.call('LREM', P .. 'ready', 1, group)
-end
+-- Each batch makes one policy version, so batch n is trained on by the weights of version n.
+local version = math.max(meta_number('next_batch'), meta_number('policy_version'))
+local oldest_allowed = version - math.min(R.max_staleness, R.pipeline_k - 1)
 
-local version = tonumber(redis.call('HGET', META, 'policy_version') or 0)
-local chosen = {}
-for _, group in ipairs(redis.call('LRANGE', P .. 'ready', 0, -1)) do
-  if version - tonumber(redis.call('HGET', group_key(group), 'oldest')) > R.max_staleness then
-    drop_stale(group)
-  elseif #chosen < R.batch_groups then
-    chosen[#chosen + 1] = group
+local ready = {} -- complete groups that are not too old, oldest first: {name, minimum version, members}
+for _, group in ipairs(redis.call('ZRANGE', P .. 'ready', 0, -1)) do
+  local values = redis.call('HMGET', group_key(group), 'oldest', 'version', 'members')
+  if tonumber(values[1]) < oldest_allowed then
+    leave_all(split(values[3]), 'ready', 'stale')
+    close_group(group)
+    redis.call('ZREM', P .. 'ready', group)
+  else
+    ready[#ready + 1] = {group, tonumber(values[2]), values[3]}
   end
 end
-if #chosen < R.batch_groups then return {0} end
+if #ready < R.batch_groups then return {0} end
 
-local rollouts = {}
-for _, group in ipairs(chosen) do
-  local members = redis.call('HGET', group_key(group), 'members')
-  for _, id in ipairs(split(members)) do move(id, 'ready', 'training') end
-  rollouts[#rollouts + 1] = members
-  redis.call('DEL', group_key(group))
+-- Every group left behind must still fit into a batch that is not too new for it, so an old group that is not complete
+-- yet is waited for: docs/architecture.md, "The bound of staleness".
+local function taken_up_to(limit)
+  local taken = 0
+  for i = 1, R.batch_groups do
+    if ready[i][2] <= limit then taken = taken + 1 end
+  end
+  return taken
 end
-redis.call('LTRIM', P .. 'ready', #chosen, -1)
+
+local waiting = 0 -- groups whose minimum version is at most that of the loop, without those that will end up stale
+for _, group in ipairs(ready) do
+  if group[2] < version - R.pipeline_k + 1 then waiting = waiting + 1 end
+end
+for _, open in ipairs((open_groups())) do
+  if open[1] >= version - R.pipeline_k + 1 then
+    waiting = waiting + open[2]
+    local later_places = (R.pipeline_k - 1 - version + open[1]) * R.batch_groups
+    if taken_up_to(open[1]) < math.min(R.batch_groups, waiting - later_places) then return {0} end
+  end
+end
+
+for i = 1, R.batch_groups do
+  local ids = split(ready[i][3])
+  for _, id in ipairs(ids) do move(id, 'ready', 'training') end
+  redis.call('RPUSH', P .. 'batch:rollouts', unpack(ids))
+  close_group(ready[i][1])
+  redis.call('ZREM', P .. 'ready', ready[i][1])
+end
 redis.call('HSET', record, 'id', redis.call('HINCRBY', META, 'next_batch', 1) - 1, 'version', version, 'delivery', 1,
-  'rollouts', table.concat(rollouts, ','), 'worker', worker, 'name', name, 'beat', now, 'since', now)
+  'worker', worker, 'name', name, 'beat', now, 'since', now)
 return answer()

@@ -1,8 +1,7 @@
--- The run at one instant. Answers {counters as field, value ...}, {size of each live set}, and for tasks, grading and
--- batches {entries nobody holds, entries under lease}. ARGV: rules.
+-- The run at one instant. Answers {counters as field, value ...}, {size of each live set}, for tasks, grading and
+-- batches {entries nobody holds, entries under lease}, and the groups that may be admitted. ARGV: rules.
 local sizes = {}
-for i, state in ipairs(UNBATCHED) do sizes[i] = redis.call('SCARD', live(state)) end
-sizes[#sizes + 1] = redis.call('SCARD', live('training'))
+for i, state in ipairs(STATES) do sizes[i] = redis.call('SCARD', live(state)) end
 
 local streams = {}
 for i, stream in ipairs({'tasks', 'grading'}) do
@@ -12,5 +11,5 @@ for i, stream in ipairs({'tasks', 'grading'}) do
   end
   streams[i] = {redis.call('XLEN', P .. stream) - held, held}
 end
-streams[3] = {math.floor(redis.call('LLEN', P .. 'ready') / R.batch_groups), redis.call('EXISTS', P .. 'batch')}
-return {redis.call('HGETALL', META), sizes, streams}
+streams[3] = {math.floor(redis.call('ZCARD', P .. 'ready') / R.batch_groups), redis.call('EXISTS', P .. 'batch')}
+return {redis.call('HGETALL', META), sizes, streams, groups_free()}

@@ -1,21 +1,31 @@
--- Takes sampled rollouts. ARGV: rules, worker, then entry, delivery, rollout, problem, payload, text, oldest version ...
--- Answers for each: ok, lost, or mismatch (the lease is on another rollout or problem).
+-- Takes sampled rollouts, whose records are written already.
+-- ARGV: rules, worker, then entry, delivery, rollout, problem, header, oldest version, newest version, record ...
+-- Answers for each: ok, lost, mismatch (the lease is on another rollout or problem), or unpublished (a version is newer
+-- than the newest policy).
 local worker, answers = ARGV[2], {}
+local published = tonumber(redis.call('HGET', META, 'policy_version') or -1)
 
-local function submit(entry, delivery, id, problem, payload, text, oldest)
+local function submit(entry, delivery, id, problem, header, oldest, newest, record)
   local key, lease = rollout_key(id), entry .. ':' .. delivery
   if not holds('tasks', entry, delivery, worker) then
     return redis.call('HGET', key, 'lease:tasks') == lease and 'ok' or 'lost'
   end
   if rollout_of('tasks', entry) ~= id or redis.call('HGET', key, 'problem') ~= problem then return 'mismatch' end
+  if tonumber(newest) > published then return 'unpublished' end
+  -- The janitor may have given the record up meanwhile.
+  if not redis.call('ZSCORE', P .. 'records:announced', record) then return 'lost' end
   drop_entry('tasks', entry)
-  redis.call('HSET', key, 'payload', payload, 'text', text, 'oldest', oldest, 'lease:tasks', lease, 'since', now_ms())
+  redis.call('HSET', key, 'header', header, 'record', record, 'oldest', oldest, 'lease:tasks', lease,
+    'since', now_ms())
   move(id, 'sampling', 'sampled')
   redis.call('XADD', P .. 'grading', '*', 'rollout', id)
   return 'ok'
 end
 
-for i = 3, #ARGV, 7 do
-  answers[#answers + 1] = submit(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5], ARGV[i + 6])
+for i = 3, #ARGV, 8 do
+  local answer, record = submit(unpack(ARGV, i, i + 7)), ARGV[i + 7]
+  redis.call('ZREM', P .. 'records:announced', record)
+  if answer ~= 'ok' then redis.call('SADD', GARBAGE, record) end
+  answers[#answers + 1] = answer
 end
 return answers

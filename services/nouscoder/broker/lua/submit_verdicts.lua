@@ -24,7 +24,6 @@ local function submit(entry, delivery, id, payload, reward, accepted)
     return 'ok'
   end
   redis.call('HSET', key, 'verdict', payload, 'reward', reward)
-  redis.call('HDEL', key, 'text')
   move(id, 'grading', 'graded')
   count('graded')
   count('accepted', tonumber(accepted))

@@ -1,0 +1,11 @@
+-- Names of records to delete. ARGV: rules, most names, then the names deleted since the last call.
+for i = 3, #ARGV do redis.call('SREM', GARBAGE, ARGV[i]) end
+-- A record announced long ago was never taken: its sender died. Whoever hands it in later is refused.
+local announced = P .. 'records:announced'
+local before = now_ms() - R.announced_ms
+local late = redis.call('ZRANGEBYSCORE', announced, '-inf', before, 'LIMIT', 0, CHUNK)
+if #late > 0 then
+  redis.call('ZREM', announced, unpack(late))
+  redis.call('SADD', GARBAGE, unpack(late))
+end
+return redis.call('SRANDMEMBER', GARBAGE, ARGV[2])

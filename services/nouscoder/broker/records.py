@@ -1,0 +1,132 @@
+"""The broker's side of rollout records: names, hand-in, streaming in chunks, deletion.
+
+INVARIANT: a record is named after the delivery that wrote it, so a late writer never overwrites what another delivery
+wrote; a record is read only by those whom the broker gave its name; and each record is deleted, at the latest
+FORGET_RECORD_S after it was announced without being taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest
+from nouscoder.broker.store import Store
+from nouscoder.broker.streams import LeaseRef
+from nouscoder.config import Config, RecordBackend
+from nouscoder.store.record_store import ByteRange, RecordStore, RecordStoreError
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES = 512 * 1024
+_MAX_PIECES = 256
+_MAX_RANGES = 65536
+_MAX_STREAMS = 8
+_MAX_DELETED = 256
+# Records are put side by side, but not all of a message's at once.
+_MAX_PUTS = 8
+_NAME = re.compile(r"g\d+-\d+\.\d+-\d+\.\d+")
+
+Piece = tuple[int, bytes]  # the range's place in the request, and some of its bytes
+
+
+def open_record_store(config: Config, store: Store) -> RecordStore:
+    """The store that the configuration names. Raises RecordStoreError."""
+    records = config.broker.records
+    if records.backend is RecordBackend.FOLDER:
+        from nouscoder.store.folder_records import FolderRecords
+
+        return FolderRecords(config.in_run_folder(records.folder))
+    if records.backend is RecordBackend.OBJECT_STORE:
+        from nouscoder.store.object_records import ObjectRecords
+
+        return ObjectRecords(records.url)
+    from nouscoder.store.redis_records import RedisRecords
+
+    return RedisRecords(store.redis, store.prefix)
+
+
+def record_name(rollout_id: str, ref: LeaseRef) -> str:
+    """The name of the record that this delivery of the rollout writes."""
+    return f"{rollout_id}.{ref.entry}.{ref.delivery}"
+
+
+class Records:
+    """Records of one run, in `kept`. Raises BrokerUnavailable while the store is away."""
+
+    def __init__(self, store: Store, kept: RecordStore) -> None:
+        self._store = store
+        self._kept = kept
+        self._streams = asyncio.Semaphore(_MAX_STREAMS)
+        self._puts = asyncio.Semaphore(_MAX_PUTS)
+
+    async def write(self, records: Sequence[tuple[str, bytes]]) -> None:
+        """Announce the names, then keep the records. Raises InvalidRequest for a name that is not one."""
+        names = [_checked(name) for name, _ in records]
+        await self._store.run("announce_records", *names)
+
+        async def put(name: str, record: bytes) -> None:
+            async with self._puts:
+                await self._kept.put(name, record)
+
+        try:
+            if len(records) == 1:
+                await put(*records[0])
+                return
+            await asyncio.gather(*(put(name, record) for name, record in records))
+        except RecordStoreError as error:
+            raise BrokerUnavailable(str(error)) from error
+
+    async def stream(self, ranges: Sequence[ByteRange]) -> AsyncIterator[list[Piece]]:
+        """The bytes of the ranges in order, about CHUNK_BYTES at a time. Raises InvalidRequest."""
+        if len(ranges) > _MAX_RANGES:
+            raise InvalidRequest(f"ask for at most {_MAX_RANGES} ranges at once, not {len(ranges)}")
+        for part in ranges:
+            _checked(part.name)
+            if part.num_bytes < 1:
+                raise InvalidRequest(f"a range of record {part.name} asks for no bytes")
+        for chunk in _chunks(ranges):
+            async with self._streams:
+                try:
+                    data = await self._kept.read([part for _, part in chunk])
+                except RecordStoreError as error:
+                    raise BrokerUnavailable(str(error)) from error
+            yield [(place, found) for (place, _), found in zip(chunk, data, strict=True)]
+
+    async def delete_garbage(self) -> None:
+        """Delete the records of rollouts that reached a final state, and those that nobody took."""
+        deleted: list[str] = []
+        while True:
+            names = [name.decode() for name in await self._store.run("garbage", _MAX_DELETED, *deleted)]
+            if not names:
+                return
+            try:
+                await self._kept.delete(names)
+            except RecordStoreError as error:
+                raise BrokerUnavailable(str(error)) from error
+            deleted = names
+
+
+def _checked(name: str) -> str:
+    if _NAME.fullmatch(name) is None:
+        raise InvalidRequest(f"{name[:100]!r} is not the name of a record of this broker")
+    return name
+
+
+def _chunks(ranges: Sequence[ByteRange]) -> Iterator[list[tuple[int, ByteRange]]]:
+    """The ranges, each with its place, cut into lists of at most CHUNK_BYTES and _MAX_PIECES."""
+    chunk: list[tuple[int, ByteRange]] = []
+    room = CHUNK_BYTES
+    for place, whole in enumerate(ranges):
+        offset, end = whole.offset, whole.offset + whole.num_bytes
+        while offset < end:
+            size = min(end - offset, room)
+            chunk.append((place, ByteRange(whole.name, offset, size)))
+            offset, room = offset + size, room - size
+            if not room or len(chunk) == _MAX_PIECES:
+                yield chunk
+                chunk, room = [], CHUNK_BYTES
+    if chunk:
+        yield chunk

@@ -1,0 +1,73 @@
+"""Records as files of a folder that every broker of the run shares, for runs larger than Redis' memory.
+
+INVARIANT: a file under a record's name is whole: it was written under another name and renamed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from nouscoder.store.record_store import ByteRange, RecordStoreError
+
+Answer = TypeVar("Answer")
+
+_NUM_FOLDERS = 256
+
+
+class FolderRecords:
+    """The records in `folder`, spread over subfolders. Each call runs in a thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def put(self, name: str, record: bytes) -> None:
+        """Write, then rename."""
+        await self._in_thread(f"write record {name}", self._put, name, record)
+
+    async def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Each range from its file."""
+        return await self._in_thread(f"read {len(ranges)} records", lambda: [self._read(part) for part in ranges])
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Unlink."""
+        await self._in_thread(f"delete {len(names)} records", self._delete, names)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{zlib.crc32(name.encode()) % _NUM_FOLDERS:02x}" / name
+
+    def _put(self, name: str, record: bytes) -> None:
+        path = self._path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{name}.{secrets.token_hex(4)}")
+        try:
+            with part.open("wb") as output:
+                output.write(record)
+                output.flush()
+                os.fsync(output.fileno())
+            part.rename(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _read(self, part: ByteRange) -> bytes:
+        try:
+            with self._path(part.name).open("rb") as file:
+                file.seek(part.offset)
+                return file.read(part.num_bytes)
+        except FileNotFoundError:
+            return b""
+
+    def _delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._path(name).unlink(missing_ok=True)
+
+    async def _in_thread(self, what: str, work: Callable[..., Answer], *arguments: object) -> Answer:
+        try:
+            return await asyncio.to_thread(work, *arguments)
+        except OSError as error:
+            raise RecordStoreError(f"could not {what} in {self._folder}: {error.strerror or error}") from error

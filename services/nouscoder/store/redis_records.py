@@ -1,0 +1,54 @@
+"""Records as strings of the run's own Redis: the default, with nothing more to set up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from redis import exceptions
+from redis.asyncio import Redis
+
+from nouscoder.store.record_store import ByteRange, RecordStoreError
+
+_FAULTS = (exceptions.RedisError, OSError)
+
+
+class RedisRecords:
+    """The records of the run whose keys begin with `prefix`."""
+
+    def __init__(self, redis: Redis, prefix: str) -> None:
+        self._redis = redis
+        self._prefix = f"{prefix}record:"
+
+    async def put(self, name: str, record: bytes) -> None:
+        """Keep a record."""
+        try:
+            await self._redis.set(self._prefix + name, record)
+        except _FAULTS as error:
+            raise RecordStoreError(f"Redis did not take record {name}: {error}") from error
+
+    async def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """All ranges in one exchange."""
+        try:
+            if len(ranges) == 1:
+                (part,) = ranges
+                last = part.offset + part.num_bytes - 1
+                found: bytes = await self._redis.getrange(  # type: ignore[assignment]
+                    self._prefix + part.name, part.offset, last
+                )
+                return [found]
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for part in ranges:
+                    pipeline.getrange(self._prefix + part.name, part.offset, part.offset + part.num_bytes - 1)
+                answers: list[bytes] = await pipeline.execute()
+                return answers
+        except _FAULTS as error:
+            raise RecordStoreError(f"Redis did not give {len(ranges)} records: {error}") from error
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """UNLINK frees the memory off Redis' main thread."""
+        if not names:
+            return
+        try:
+            await self._redis.unlink(*(self._prefix + name for name in names))
+        except _FAULTS as error:
+            raise RecordStoreError(f"Redis did not delete {len(names)} records: {error}") from error
