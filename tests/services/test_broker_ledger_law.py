@@ -265,7 +265,8 @@ class RunHistory(RuleBasedStateMachine):
         store = self.broker.store
         keys = [key async for key in store.redis.scan_iter(store.prefix.replace("[", "\\[") + "*", count=1000)]
         prefix = store.prefix.encode()
-        return tuple(sum(key.startswith(prefix + kind) for key in keys) for kind in (b"rollout:", b"record:"))  # type: ignore[return-value]
+        hashes, records = (sum(key.startswith(prefix + kind) for key in keys) for kind in (b"rollout:", b"record:"))
+        return hashes, records
 
     def teardown(self) -> None:
         async def drop() -> None:

@@ -322,7 +322,7 @@ def test_tied_weights_are_kept_once(tmp_path: Path) -> None:
 # ---- batches ----
 
 
-async def save(saved: SavedBatches, batch: Batch, *, piece_bytes: int = 1000, without_last: bool = False) -> None:
+async def save_batch(saved: SavedBatches, batch: Batch, *, piece_bytes: int = 1000, without_last: bool = False) -> None:
     """Save a batch as the learner does, its records in pieces that do not end where records end."""
     leased, records = recorded(batch)
     data = b"".join(records.values())
@@ -338,7 +338,7 @@ async def test_saved_batches_come_back_equal_and_are_kept_while_a_checkpoint_lac
     saved = SavedBatches(tmp_path, keep=2)
     batches = [random_batch(b, seed=1, policy_version=b) for b in range(5)]
     for batch in batches:
-        await save(saved, batch)
+        await save_batch(saved, batch)
     assert saved.load(1) == batches[1]
     assert saved.load(3) == batches[3]
     for last_unneeded, left in ((-1, [0, 1, 2, 3, 4]), (1, [2, 3, 4]), (4, [3, 4])):
@@ -356,7 +356,7 @@ async def test_saved_batches_come_back_equal_and_are_kept_while_a_checkpoint_lac
 async def test_a_batch_whose_records_do_not_all_come_is_not_saved(tmp_path: Path) -> None:
     saved = SavedBatches(tmp_path, keep=2)
     with pytest.raises(SavedBatchError, match="bytes of records, not"):
-        await save(saved, random_batch(0, seed=1), without_last=True)
+        await save_batch(saved, random_batch(0, seed=1), without_last=True)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,8 +4,8 @@ A file holds what the broker and generation wrote, nothing decoded: b"NCBATCH1",
 little-endian), the index (nouscoder.v1.Batch: headers, verdicts), zeros up to a multiple of 8, then the rollout records
 back to back in the index's order. Records are read in place, through a memory map.
 
-INVARIANT: a batch is trained on only from its saved file, so a replay sees the very bytes that training saw; and a batch
-that was committed is here until every checkpoint that may be needed holds its effect.
+INVARIANT: a batch is trained on only from its saved file, so a replay sees the very bytes that training saw; and
+a batch that was committed is here until every checkpoint that may be needed holds its effect.
 """
 
 from __future__ import annotations
