@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import Unusable
 from nouscoder.learner.checkpoint import Checkpoint, PendingCheckpoint
 from nouscoder.learner.core import LearnerCore, LearnerError, RunFiles, replay
-from nouscoder.learner.fake_broker import FakeBroker
+from nouscoder.learner.fake_broker import FakeBroker, recorded
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.publish import StagedPolicy
 from nouscoder.learner.run_log import BatchSeconds
@@ -191,14 +191,20 @@ async def test_every_checkpoint_lost_is_one_clear_sentence_when_the_batches_are_
         await run.start()
 
 
-def test_replaying_a_saved_batch_from_a_checkpoint_gives_the_losses_of_the_run(
+async def test_replaying_a_saved_batch_from_a_checkpoint_gives_the_losses_of_the_run(
     undisturbed: Run, tmp_path: Path
 ) -> None:
     run = Run.create(tmp_path, keep_checkpoints=10)
     core = LearnerCore(run.config)
     core.start()
     for batch_id in range(NUM_BATCHES):
-        core.save_batch(make_batch(batch_id, batch_id))
+        leased, records = recorded(make_batch(batch_id, batch_id))
+
+        async def pieces(records: dict[str, bytes] = records) -> AsyncIterator[bytes]:
+            for record in records.values():
+                yield record
+
+        await core.save_batch(leased, pieces())
         core.train(make_batch(batch_id, batch_id))
         core.finish_checkpoint(core.begin_checkpoint())
     core.close()
