@@ -166,7 +166,7 @@ def test_no_namespaces_is_one_sentence() -> None:
     no_more = f"echo 0 > /proc/sys/user/max_user_namespaces; exec {serve}"
     answer = subprocess.run(["unshare", "-Ur", "sh", "-c", no_more], capture_output=True, text=True, timeout=60)
     assert answer.returncode == 78, answer.stderr
-    assert "this host does not let us make namespaces" in answer.stderr
+    assert "this host does not allow namespaces" in answer.stderr
     assert "Traceback" not in answer.stderr
 
 

@@ -21,6 +21,7 @@ from nouscoder.domain.batch import Batch
 from nouscoder.domain.lease import LeasedBatch
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import Unusable
+from nouscoder.folder_lock import FolderInUse
 from nouscoder.learner.checkpoint import Checkpoint, PendingCheckpoint
 from nouscoder.learner.core import LearnerCore, LearnerError, RunFiles, replay
 from nouscoder.learner.fake_broker import FakeBroker, recorded
@@ -355,7 +356,7 @@ async def test_one_learner_a_run(tmp_path: Path) -> None:
     first = run.worker()
     await first._in_thread(run.core.start)
     try:
-        with pytest.raises(LearnerError, match="another learner is working"):
+        with pytest.raises(FolderInUse, match="another learner is working"):
             await run.start()
     finally:
         await first.close()
