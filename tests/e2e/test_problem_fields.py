@@ -33,26 +33,29 @@ MADE_UP = {
 }
 
 
-def leetcode(tmp_path: Path) -> list[LeetCodeProblem]:
-    """A made-up record, and the first 30 of the real set where that is at hand."""
-    file = tmp_path / "made-up.jsonl.gz"
-    file.write_bytes(gzip.compress(json.dumps(MADE_UP).encode() + b"\n"))
-    return [*read_leetcode(file), *(read_leetcode(DATA)[:30] if DATA.exists() else [])]
+def leetcode(tmp_path: Path) -> list[tuple[LeetCodeProblem, str]]:
+    """Problems, each with what a policy answers: a made-up one, and the first 30 of the real set where that is at hand.
+
+    An answer is a method with its helpers, without the imports that LeetCode has made before.
+    """
+    real = gzip.decompress(DATA.read_bytes()).splitlines()[:30] if DATA.exists() else []
+    lines = [json.dumps(MADE_UP).encode(), *real]
+    file = tmp_path / "leetcode.jsonl.gz"
+    file.write_bytes(gzip.compress(b"\n".join(lines) + b"\n"))
+    return list(zip(read_leetcode(file), (json.loads(line)["completion"] for line in lines), strict=True))
 
 
 @pytest.mark.timeout(300)
 async def test_leetcode_methods_sampled_in_a_run_know_the_names_that_leetcode_gives_them(tmp_path: Path) -> None:
     items = leetcode(tmp_path)
-    save_problems(tmp_path / "train.jsonl", [item.problem for item in items])
+    save_problems(tmp_path / "train.jsonl", [item.problem for item, _ in items])
     sandbox = open_sandbox(SandboxConfig(backend="local", slots=2))
     await sandbox.start()
     try:
         grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
-        for problem, item in zip(load_problems(tmp_path / "train.jsonl"), items, strict=True):
+        for problem, (_, program) in zip(load_problems(tmp_path / "train.jsonl"), items, strict=True):
             assert (problem.prelude, problem.source) == (Prelude.LCB, "leetcode")
-            # What a policy answers: the method alone, as the prompt asks for it.
-            method = item.program[item.program.index("class Solution") :]
-            answer = f"```python\n{method}\n```"
+            answer = f"```python\n{program}\n```"
             verdict = await grader.grade(problem.grading_rules().submission(problem.tests, answer))
             assert verdict.kind is VerdictKind.ACCEPTED, (problem.problem_id, verdict)
     finally:
