@@ -10,8 +10,9 @@ import pytest
 from nouscoder.broker import batches
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import InvalidRequest, InvariantBroken, Refused
+from nouscoder.domain.reward import RewardRule
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.rpc.rollout_convert import decode_header
+from nouscoder.rpc.rollout_convert import decode_batch, decode_header, encode_batch
 from nouscoder.rpc.verdict_convert import decode_verdict
 from nouscoder.store.record_store import ByteRange
 from nouscoder.store.rollout_record import decode_rollout
@@ -66,6 +67,31 @@ async def test_a_soft_reward_of_a_grading_that_stopped_early_is_refused(new_brok
         await broker.submit_verdicts("verifier-h-0-1", [(item.lease.lease_id, item.rollout_id, early)])
 
 
+async def test_the_reward_is_decided_when_the_verdict_comes_and_reaches_the_learner_bit_for_bit(
+    new_broker: NewBroker, broker_rig: Any
+) -> None:
+    """A broker that is restarted with another rule changes no reward that was decided before."""
+    config = broker_rig.config("learner.reward=soft", "broker.batch_size=4")
+    broker = new_broker(config=config)
+    await broker.publish_policy(broker_rig.manifest(0))
+    await broker_rig.sample(broker, 4)
+    leased = (await broker.lease_grading("verifier-h-0-1", 4, 0)).gradings
+    verdicts = {
+        item.rollout_id: Verdict(VerdictKind.WRONG_ANSWER, passed, 7, 7, 0.1, "test")
+        for passed, item in enumerate(leased)
+    }
+    items = [(item.lease.lease_id, item.rollout_id, verdicts[item.rollout_id]) for item in leased]
+    assert await broker.submit_verdicts("verifier-h-0-1", items) == []
+    signs = config.model_copy(update={"learner": config.learner.model_copy(update={"reward": RewardRule.SIGN})})
+    batch = (await new_broker(config=signs).lease_batch(LEARNER, 0)).batch
+    assert batch is not None
+    assert [recorded.reward for recorded in batch.rollouts] == [passed / 7 for passed in range(4)]
+    assert decode_batch(encode_batch(batch)) == batch, "nor does the message, which saved batches hold too"
+    assert await broker.commit_batch(0, 1) is False
+    again = await broker.submit_verdicts("verifier-h-0-1", items)
+    assert again == [item.rollout_id for item in leased], "a rollout that is final takes no verdict"
+
+
 async def test_a_batch_holds_the_groups_that_completed_first_with_their_verdicts(
     new_broker: NewBroker, broker_rig: Any
 ) -> None:
@@ -77,6 +103,7 @@ async def test_a_batch_holds_the_groups_that_completed_first_with_their_verdicts
     assert {group: len(ids) for group, ids in broker_rig.groups(leased.batch).items()} == {"g000000": 4, "g000001": 4}
     for recorded in leased.batch.rollouts:
         assert recorded.verdict.kind is broker_rig.mixed(recorded.header.rollout_id)
+        assert recorded.reward == (1.0 if recorded.verdict.kind is VerdictKind.ACCEPTED else -1.0)
     ranges = [ByteRange(recorded.record, 0, recorded.header.record_bytes) for recorded in leased.batch.rollouts]
     read = [piece async for pieces in broker.records.stream(ranges) for piece in pieces]
     assert [place for place, _ in read] == list(range(8))

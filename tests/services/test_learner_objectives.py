@@ -61,7 +61,7 @@ def config(microbatch_tokens: int = 16384) -> Config:
 
 
 def scored_rollouts() -> list[ScoredRollout]:
-    groups = score(random_batch(0, seed=1), config().learner.reward)
+    groups = score(random_batch(0, seed=1))
     return [scored for group in groups for scored in group]
 
 

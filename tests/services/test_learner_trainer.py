@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nouscoder.config import Config, LearnerSection, RunSection
+from nouscoder.domain.advantage import group_advantages
 from nouscoder.domain.batch import Batch, GradedRollout
-from nouscoder.domain.reward import RewardRule
 from nouscoder.domain.rollout import FinishReason, Rollout, Segment, float32, int32, spans_of
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.learner.batch_statistics import minibatches, score, statistics_of
@@ -118,7 +118,7 @@ def test_a_chunked_head_gives_the_same_scores_and_gradients(monkeypatch: pytest.
 
 
 def test_minibatches_are_disjoint_whole_groups_in_an_order_of_seed_and_batch_alone() -> None:
-    groups = score(random_batch(0, seed=5, num_groups=6, group_size=3), RewardRule.SIGN)
+    groups = score(random_batch(0, seed=5, num_groups=6, group_size=3))
     cut = minibatches(groups, 4, seed=1, batch_id=7)
     assert [len(part) for part in cut] == [6, 6, 3, 3]
     for part in cut:
@@ -132,9 +132,21 @@ def test_minibatches_are_disjoint_whole_groups_in_an_order_of_seed_and_batch_alo
         minibatches(groups, 7, seed=1, batch_id=7)
 
 
+def test_advantages_come_from_the_rewards_of_the_batch_and_not_from_its_verdicts() -> None:
+    batch = random_batch(0, seed=5, num_groups=1, group_size=4)
+    rewards = [0.1, 0.25, 1 / 3, 0.7]
+    own = replace(
+        batch, rollouts=tuple(replace(item, reward=r) for item, r in zip(batch.rollouts, rewards, strict=True))
+    )
+    (group,) = score(own)
+    cut = [item.graded.rollout.is_overlong for item in group]
+    assert [item.advantage for item in group] == group_advantages(rewards, cut)
+    assert statistics_of(group).reward_mean == sum(rewards) / 4
+
+
 def test_statistics_of_a_batch_by_hand() -> None:
     batch = random_batch(4, seed=5, policy_version=4)
-    scored = [item for group in score(batch, RewardRule.SIGN) for item in group]
+    scored = [item for group in score(batch) for item in group]
     figures = statistics_of(scored)
     right = [g for g in batch.rollouts if g.verdict.kind is VerdictKind.ACCEPTED]
     assert figures.pass_rate == len(right) / len(batch.rollouts)
@@ -161,7 +173,7 @@ def test_old_log_probabilities_are_those_before_the_first_step() -> None:
     batch = random_batch(0, seed=1)
     trainer = Trainer(random_policy(0), config(steps_per_batch=4))
     steps = trainer.train_batch(batch).steps
-    cut = minibatches(score(batch, RewardRule.SIGN), 4, seed=3, batch_id=0)
+    cut = minibatches(score(batch), 4, seed=3, batch_id=0)
     last = [scored.graded.rollout for scored in cut[-1]]
     # The weights before step 4: the same run, stopped by hand after three steps.
     other = Trainer(random_policy(0), config(steps_per_batch=4))
@@ -205,7 +217,7 @@ def test_same_state_and_batch_give_the_same_bits() -> None:
 def test_rewarded_tokens_become_likelier_and_punished_ones_less() -> None:
     batch = random_batch(0, seed=1, num_groups=8)
     trainer = Trainer(random_policy(0), config(steps_per_batch=1, learning_rate=1e-3))
-    scored = {s.graded.rollout.rollout_id: s.advantage for group in score(batch, RewardRule.SIGN) for s in group}
+    scored = {s.graded.rollout.rollout_id: s.advantage for group in score(batch) for s in group}
 
     def gain() -> float:
         total = 0.0
@@ -290,12 +302,11 @@ def test_a_gradient_that_is_not_finite_raises_before_the_step() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.model.state_dict().items())
 
 
-def test_an_internal_error_never_becomes_a_reward() -> None:
+def test_a_reward_that_is_not_finite_is_refused() -> None:
     batch = random_batch(0, seed=1)
-    graded = batch.rollouts[3]
-    ours = replace(graded, verdict=replace(graded.verdict, kind=VerdictKind.INTERNAL_ERROR))
-    with pytest.raises(ValueError, match="internal_error"):
-        Trainer(random_policy(0), config()).train_batch(replace(batch, rollouts=(*batch.rollouts[:3], ours)))
+    bad = replace(batch.rollouts[3], reward=float("nan"))
+    with pytest.raises(ValueError, match="not finite"):
+        Trainer(random_policy(0), config()).train_batch(replace(batch, rollouts=(*batch.rollouts[:3], bad)))
 
 
 def test_an_interrupted_trainer_stops_before_its_next_step() -> None:

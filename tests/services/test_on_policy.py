@@ -20,6 +20,7 @@ from nouscoder.config import Config, load_config
 from nouscoder.data.problem_index import ProblemIndex, build_index
 from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.problem import Problem
+from nouscoder.domain.reward import reward_of
 from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.domain.verdict import Verdict, VerdictKind
@@ -38,6 +39,7 @@ from nouscoder.learner.weights import load_model
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.store.blobs import FolderBlobs
+from nouscoder.store.rollout_record import encode_rollout
 from nouscoder.store.tests import TestStore
 
 NUM_BATCHES, GROUP_SIZE, BATCH_SIZE = 20, 4, 8
@@ -88,7 +90,9 @@ async def synchronous_losses(config: Config, policy: Path, folder: Path) -> list
             graded: list[GradedRollout] = []
             for task in tasks_of(config, curriculum, number):
                 rollout = await environment.rollout(task, engine)
-                graded.append(GradedRollout(rollout, verdict_of(rollout.text)))
+                verdict = verdict_of(rollout.text)
+                reward = reward_of(encode_rollout(rollout)[0], verdict, config.learner.reward)
+                graded.append(GradedRollout(rollout, verdict, reward))
             losses += [step.loss for step in trainer.train_batch(Batch(number, tuple(graded), number)).steps]
     return losses
 

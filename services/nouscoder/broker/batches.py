@@ -54,8 +54,8 @@ async def lease_batch(store: Store, worker_id: str, codec: Codec) -> BatchAnswer
     for first in range(0, num_rollouts, _PAGE):
         rows = await store.run("read_batch", number, first, _PAGE)
         rollouts += [
-            RecordedRollout(codec.header(header), codec.verdict(verdict), record.decode())
-            for header, verdict, record in rows
+            RecordedRollout(codec.header(header), codec.verdict(verdict), float(reward), record.decode())
+            for header, verdict, reward, record in rows
         ]
     if len(rollouts) != num_rollouts:
         # Only a commit or the end of the run takes them away, and both end this lease.

@@ -128,16 +128,17 @@ class Broker:
         """Take verdicts; answers the rollouts refused because their lease was lost. Raises InvalidRequest."""
         if not verdicts:
             return []
+        headers = await streams.read_headers(self.store, [rollout_id for _, rollout_id, _ in verdicts])
         items = [
             Graded(
                 ref=parse_lease(lease_id),
                 rollout_id=rollout_id,
                 # Outcomes of single tests are of no use to training, and there may be hundreds.
                 payload=encode_verdict(replace(verdict, tests=(), first_failure=None)),
-                reward=self._reward(rollout_id, verdict),
+                reward=self._reward(header, verdict),
                 accepted=verdict.kind is VerdictKind.ACCEPTED,
             )
-            for lease_id, rollout_id, verdict in verdicts
+            for (lease_id, rollout_id, verdict), header in zip(verdicts, headers, strict=True)
         ]
         refused = await streams.submit_graded(self.store, worker_id, items)
         self._wake_all()
@@ -265,13 +266,14 @@ class Broker:
         )
         return LeasedTask(self._lease(entry), task)
 
-    def _reward(self, rollout_id: str, verdict: Verdict) -> float | None:
-        if verdict.is_ours:
+    def _reward(self, header: bytes | None, verdict: Verdict) -> float | None:
+        """None for an internal_error, and without a header: then the rollout is final and the lease on it is lost."""
+        if verdict.is_ours or header is None:
             return None
         try:
-            return reward_of(verdict, self._config.learner.reward)
+            return reward_of(decode_header(header), verdict, self._config.learner.reward)
         except ValueError as error:
-            raise InvalidRequest(f"rollout {rollout_id}: {error}") from error
+            raise InvalidRequest(str(error)) from error
 
 
 def _bounded(wanted: int) -> int:

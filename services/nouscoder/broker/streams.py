@@ -102,7 +102,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """A verdict under its lease. `reward` is None for an internal_error."""
+    """A verdict under its lease. `reward` is None when there is none: for an internal_error."""
 
     ref: LeaseRef
     rollout_id: str
@@ -123,12 +123,17 @@ async def submit_sampled(store: Store, worker_id: str, items: Sequence[Sampled])
     return _refused([item.header.rollout_id for item in items], answers)
 
 
+async def read_headers(store: Store, rollout_ids: Sequence[str]) -> list[bytes | None]:
+    """The kept header of each rollout; None when it is not in flight."""
+    return [header for (header,) in await store.fields([f"rollout:{name}" for name in rollout_ids], "header")]
+
+
 async def submit_graded(store: Store, worker_id: str, items: Sequence[Graded]) -> list[str]:
     """Take verdicts; answers the ids of the rollouts whose lease was lost. Raises InvalidRequest."""
     values: list[Value] = []
     for item in items:
         _expect(item.ref, Stream.GRADING)
-        # repr of a float is exact: rewards are equal when their texts are.
+        # repr of a float is exact: rewards are equal when their texts are, and float() gives the same one again.
         reward = "" if item.reward is None else repr(item.reward)
         values += [item.ref.entry, item.ref.delivery, item.rollout_id, item.payload, reward, int(item.accepted)]
     answers = await store.run("submit_verdicts", worker_id, *values)

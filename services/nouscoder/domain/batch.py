@@ -10,10 +10,11 @@ from nouscoder.domain.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class GradedRollout:
-    """A rollout and what it got."""
+    """A rollout, its verdict, and its reward as the broker decided it."""
 
     rollout: Rollout
     verdict: Verdict
+    reward: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class RecordedRollout:
 
     header: RolloutHeader
     verdict: Verdict
+    reward: float
     record: str
 
 

@@ -1,9 +1,13 @@
-"""What a verdict is worth. Infrastructure failures are worth nothing, not even a bad reward: asking raises."""
+"""What a rollout is worth. `reward_of` is the only place that decides it; the broker calls it once for each verdict.
+
+An infrastructure failure is worth nothing, not even a bad reward: asking raises.
+"""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
+from nouscoder.domain.rollout import RolloutHeader
 from nouscoder.domain.verdict import Verdict, VerdictKind
 
 
@@ -15,8 +19,19 @@ class RewardRule(StrEnum):
     SOFT = "soft"
 
 
-def reward_of(verdict: Verdict, rule: RewardRule = RewardRule.SIGN) -> float:
-    """The reward of one rollout. SOFT is passed / total, so every test must have been run.
+def reward_of(rollout: RolloutHeader, verdict: Verdict, rule: RewardRule) -> float:
+    """The reward of one rollout, from what is known of it and its verdict.
+
+    Raises ValueError, naming the rollout, where `reward_of_verdict` does.
+    """
+    try:
+        return reward_of_verdict(verdict, rule)
+    except ValueError as error:
+        raise ValueError(f"rollout {rollout.rollout_id}: {error}") from error
+
+
+def reward_of_verdict(verdict: Verdict, rule: RewardRule = RewardRule.SIGN) -> float:
+    """The part of a reward that the verdict decides. SOFT is passed / total, so every test must have been run.
 
     Raises ValueError for an internal_error, and for SOFT when grading stopped early.
     """

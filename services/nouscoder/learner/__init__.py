@@ -1,1 +1,1 @@
-"""The learner: reward, advantage, objective, optimizer, checkpoints, publication."""
+"""The learner: advantage, objective, optimizer, checkpoints, publication."""

@@ -1,4 +1,4 @@
-"""Figures of a batch that need no model: rewards, advantages, staleness, lengths, and its cut into minibatches."""
+"""Figures of a batch that need no model: advantages, staleness, lengths, and its cut into minibatches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from random import Random
 
 from nouscoder.domain.advantage import group_advantages
 from nouscoder.domain.batch import Batch, GradedRollout
-from nouscoder.domain.reward import RewardRule, reward_of
 from nouscoder.domain.staleness import staleness_of
 from nouscoder.domain.verdict import VerdictKind
 
@@ -18,7 +17,6 @@ class ScoredRollout:
     """A graded rollout with what it is worth to the objective. `staleness` is in policy versions."""
 
     graded: GradedRollout
-    reward: float
     advantage: float
     staleness: int
 
@@ -41,22 +39,21 @@ class BatchStatistics:
     response_length_incorrect: float | None
 
 
-def score(batch: Batch, rule: RewardRule) -> list[list[ScoredRollout]]:
-    """The batch's groups with rewards, advantages and staleness.
+def score(batch: Batch) -> list[list[ScoredRollout]]:
+    """The batch's groups with advantages, made of the rewards that the batch carries, and staleness.
 
-    Raises ValueError for an internal_error, an empty batch, or a rollout from the future.
+    Raises ValueError for a reward that is not finite, an empty batch, or a rollout from the future.
     """
     if not batch.rollouts:
         raise ValueError(f"batch {batch.batch_id} is empty")
-    return [_score_group(group, rule, batch.policy_version) for group in batch.groups().values()]
+    return [_score_group(group, batch.policy_version) for group in batch.groups().values()]
 
 
-def _score_group(group: Sequence[GradedRollout], rule: RewardRule, policy_version: int) -> list[ScoredRollout]:
-    rewards = [reward_of(graded.verdict, rule) for graded in group]
-    advantages = group_advantages(rewards, [graded.rollout.is_overlong for graded in group])
+def _score_group(group: Sequence[GradedRollout], policy_version: int) -> list[ScoredRollout]:
+    advantages = group_advantages([graded.reward for graded in group], [graded.rollout.is_overlong for graded in group])
     return [
-        ScoredRollout(graded, reward, advantage, staleness_of(graded.rollout, policy_version))
-        for graded, reward, advantage in zip(group, rewards, advantages, strict=True)
+        ScoredRollout(graded, advantage, staleness_of(graded.rollout, policy_version))
+        for graded, advantage in zip(group, advantages, strict=True)
     ]
 
 
@@ -79,7 +76,7 @@ def statistics_of(scored: Sequence[ScoredRollout]) -> BatchStatistics:
     correct = [item.graded.rollout.num_sampled_tokens for item in scored if item.accepted]
     incorrect = [item.graded.rollout.num_sampled_tokens for item in scored if not item.accepted]
     return BatchStatistics(
-        reward_mean=sum(item.reward for item in scored) / len(scored),
+        reward_mean=sum(item.graded.reward for item in scored) / len(scored),
         pass_rate=len(correct) / len(scored),
         staleness_mean=sum(item.staleness for item in scored) / len(scored),
         staleness_max=max(item.staleness for item in scored),

@@ -27,7 +27,7 @@ def recorded(batch: Batch) -> tuple[RecordedBatch, dict[str, bytes]]:
     records: dict[str, bytes] = {}
     for graded in batch.rollouts:
         header, record = encode_rollout(graded.rollout)
-        rollouts.append(RecordedRollout(header, graded.verdict, header.rollout_id))
+        rollouts.append(RecordedRollout(header, graded.verdict, graded.reward, header.rollout_id))
         records[header.rollout_id] = record
     return RecordedBatch(batch.batch_id, tuple(rollouts), batch.policy_version), records
 

@@ -95,7 +95,7 @@ def _sample_line(step: int, scored: ScoredRollout, tokenizer: Decoder) -> Line:
         "prompt": tokenizer.decode(rollout.prompt_token_ids),
         "program": rollout.text,
         "verdict": scored.graded.verdict.kind.value,
-        "reward": scored.reward,
+        "reward": scored.graded.reward,
         "advantage": scored.advantage,
         "version_range": [rollout.oldest_version, rollout.newest_version],
         "staleness": scored.staleness,

@@ -1,8 +1,8 @@
 """Batches as they were leased: batches/00000007.batch, saved before they are trained on, so that they can be replayed.
 
-A file holds what the broker and generation wrote, nothing decoded: b"NCBATCH1", the size of the index (8 bytes,
-little-endian), the index (nouscoder.v1.Batch: headers, verdicts), zeros up to a multiple of 8, then the rollout records
-back to back in the index's order. Records are read in place, through a memory map.
+A file holds what the broker and generation wrote, nothing decoded: b"NCBATCH2", the size of the index (8 bytes,
+little-endian), the index (nouscoder.v1.Batch: headers, verdicts, rewards), zeros up to a multiple of 8, then the
+rollout records back to back in the index's order. Records are read in place, through a memory map.
 
 INVARIANT: a batch is trained on only from its saved file, so a replay sees the very bytes that training saw; and
 a batch that was committed is here until every checkpoint that may be needed holds its effect.
@@ -23,7 +23,7 @@ from nouscoder.rpc.rollout_convert import decode_batch, encode_batch
 from nouscoder.store.rollout_record import decode_rollout
 
 _SUFFIX = ".batch"
-_MAGIC = b"NCBATCH1"
+_MAGIC = b"NCBATCH2"
 _START = len(_MAGIC) + 8
 
 
@@ -89,7 +89,7 @@ def _batch_from(view: memoryview) -> Batch:
     rollouts = []
     for recorded in index.rollouts:
         end = offset + recorded.header.record_bytes
-        rollouts.append(GradedRollout(decode_rollout(view[offset:end]), recorded.verdict))
+        rollouts.append(GradedRollout(decode_rollout(view[offset:end]), recorded.verdict, recorded.reward))
         offset = end
     if offset != len(view):
         raise ValueError(f"its records end at byte {offset} of {len(view)}")

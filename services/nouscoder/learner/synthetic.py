@@ -71,7 +71,7 @@ def random_batch(
             rollout = _rollout(random, f"{group_id}r{member}", group_id, prompt, max_tokens, policy_version)
             # The first is right and the second wrong, so that no group is without signal.
             accepted = member == 0 or (member > 1 and random.random() < 0.5)
-            rollouts.append(GradedRollout(rollout, _verdict(accepted=accepted)))
+            rollouts.append(GradedRollout(rollout, _verdict(accepted=accepted), 1.0 if accepted else -1.0))
     return Batch(batch_id, tuple(rollouts), policy_version)
 
 

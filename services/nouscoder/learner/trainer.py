@@ -136,7 +136,7 @@ class Trainer:
     def train_batch(self, batch: Batch) -> TrainedBatch:
         """Take `steps_per_batch` optimizer steps on the batch. Raises TrainingError, or ValueError for a bad batch."""
         started = time.monotonic()
-        groups = score(batch, self._settings.reward)
+        groups = score(batch)
         cut = minibatches(groups, self._settings.steps_per_batch, self._seed, batch.batch_id)
         # Old log-probabilities are those before the first of the k steps, so they are computed before it. The first
         # step starts from the old policy itself and needs no pass of its own.

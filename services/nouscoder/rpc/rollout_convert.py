@@ -118,7 +118,10 @@ def decode_header(data: bytes) -> RolloutHeader:
 def recorded_rollout_to(recorded: RecordedRollout) -> broker_pb2.GradedRollout:
     """Domain -> protocol."""
     return broker_pb2.GradedRollout(
-        header=header_to(recorded.header), verdict=verdict_to(recorded.verdict), record=recorded.record
+        header=header_to(recorded.header),
+        verdict=verdict_to(recorded.verdict),
+        record=recorded.record,
+        reward=recorded.reward,
     )
 
 
@@ -131,7 +134,7 @@ def recorded_batch_to(batch: RecordedBatch) -> broker_pb2.Batch:
 def recorded_batch_from(message: broker_pb2.Batch) -> RecordedBatch:
     """Protocol -> domain."""
     rollouts = tuple(
-        RecordedRollout(header_from(graded.header), verdict_from(graded.verdict), graded.record)
+        RecordedRollout(header_from(graded.header), verdict_from(graded.verdict), graded.reward, graded.record)
         for graded in message.rollouts
     )
     return RecordedBatch(message.batch_id, rollouts, message.policy_version)

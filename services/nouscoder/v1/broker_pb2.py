@@ -27,7 +27,7 @@ from nouscoder.v1 import rollout_pb2 as nouscoder_dot_v1_dot_rollout__pb2
 from nouscoder.v1 import verdict_pb2 as nouscoder_dot_v1_dot_verdict__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19nouscoder/v1/broker.proto\x12\x0cnouscoder.v1\x1a\x19nouscoder/v1/policy.proto\x1a\x1anouscoder/v1/rollout.proto\x1a\x1anouscoder/v1/verdict.proto\"l\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12)\n\x06stream\x18\x02 \x01(\x0e\x32\x19.nouscoder.v1.LeaseStream\x12\x14\n\x0c\x65xpires_in_s\x18\x03 \x01(\x01\x12\x10\n\x08\x64\x65livery\x18\x04 \x01(\r\"I\n\x11LeaseTasksRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x11\n\tmax_tasks\x18\x02 \x01(\r\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"R\n\nLeasedTask\x12\"\n\x05lease\x18\x01 \x01(\x0b\x32\x13.nouscoder.v1.Lease\x12 \n\x04task\x18\x02 \x01(\x0b\x32\x12.nouscoder.v1.Task\"S\n\x12LeaseTasksResponse\x12\'\n\x05tasks\x18\x01 \x03(\x0b\x32\x18.nouscoder.v1.LeasedTask\x12\x14\n\x0crun_finished\x18\x02 \x01(\x08\"a\n\x10SubmittedRollout\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12+\n\x06header\x18\x02 \x01(\x0b\x32\x1b.nouscoder.v1.RolloutHeader\x12\x0e\n\x06record\x18\x03 \x01(\x0c\"\\\n\x15SubmitRolloutsRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x30\n\x08rollouts\x18\x02 \x03(\x0b\x32\x1e.nouscoder.v1.SubmittedRollout\"5\n\x16SubmitRolloutsResponse\x12\x1b\n\x13refused_rollout_ids\x18\x01 \x03(\t\"N\n\x13LeaseGradingRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x14\n\x0cmax_rollouts\x18\x02 \x01(\r\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"\xb1\x01\n\rLeasedGrading\x12\"\n\x05lease\x18\x01 \x01(\x0b\x32\x13.nouscoder.v1.Lease\x12+\n\x06header\x18\x02 \x01(\x0b\x32\x1b.nouscoder.v1.RolloutHeader\x12\x0e\n\x06record\x18\x03 \x01(\t\x12\x14\n\x0ctests_digest\x18\x04 \x01(\t\x12)\n\x05rules\x18\x05 \x01(\x0b\x32\x1a.nouscoder.v1.GradingRules\"[\n\x14LeaseGradingResponse\x12-\n\x08gradings\x18\x01 \x03(\x0b\x32\x1b.nouscoder.v1.LeasedGrading\x12\x14\n\x0crun_finished\x18\x02 \x01(\x08\")\n\x11\x46\x65tchTestsRequest\x12\x14\n\x0ctests_digest\x18\x01 \x01(\t\"\"\n\x12\x46\x65tchTestsResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"`\n\x10SubmittedVerdict\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12&\n\x07verdict\x18\x03 \x01(\x0b\x32\x15.nouscoder.v1.Verdict\"\\\n\x15SubmitVerdictsRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x30\n\x08verdicts\x18\x02 \x03(\x0b\x32\x1e.nouscoder.v1.SubmittedVerdict\"5\n\x16SubmitVerdictsResponse\x12\x1b\n\x13refused_rollout_ids\x18\x01 \x03(\t\"6\n\x11LeaseBatchRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"@\n\x0bRecordRange\x12\x0e\n\x06record\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\"A\n\x14StreamRecordsRequest\x12)\n\x06ranges\x18\x01 \x03(\x0b\x32\x19.nouscoder.v1.RecordRange\"B\n\x15StreamRecordsResponse\x12)\n\x06pieces\x18\x01 \x03(\x0b\x32\x19.nouscoder.v1.RecordPiece\"*\n\x0bRecordPiece\x12\r\n\x05range\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"t\n\rGradedRollout\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x1b.nouscoder.v1.RolloutHeader\x12&\n\x07verdict\x18\x02 \x01(\x0b\x32\x15.nouscoder.v1.Verdict\x12\x0e\n\x06record\x18\x03 \x01(\t\"`\n\x05\x42\x61tch\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12-\n\x08rollouts\x18\x02 \x03(\x0b\x32\x1b.nouscoder.v1.GradedRollout\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x04\"r\n\x12LeaseBatchResponse\x12\"\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x13.nouscoder.v1.Batch\x12\"\n\x05lease\x18\x02 \x01(\x0b\x32\x13.nouscoder.v1.Lease\x12\x14\n\x0crun_finished\x18\x03 \x01(\x08\"4\n\x12\x43ommitBatchRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"0\n\x13\x43ommitBatchResponse\x12\x19\n\x11\x61lready_committed\x18\x01 \x01(\x08\"F\n\x14PublishPolicyRequest\x12.\n\x08manifest\x18\x01 \x01(\x0b\x32\x1c.nouscoder.v1.PolicyManifest\"/\n\x15PublishPolicyResponse\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\"\'\n\x12WatchPolicyRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"E\n\x13WatchPolicyResponse\x12.\n\x08manifest\x18\x01 \x01(\x0b\x32\x1c.nouscoder.v1.PolicyManifest\"8\n\x10HeartbeatRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x11\n\tlease_ids\x18\x02 \x03(\t\"+\n\x11HeartbeatResponse\x12\x16\n\x0elost_lease_ids\x18\x01 \x03(\t\"\"\n\x10\x46inishRunRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"9\n\x11\x46inishRunResponse\x12$\n\x06ledger\x18\x01 \x01(\x0b\x32\x14.nouscoder.v1.Ledger\"\xd9\x01\n\x06Ledger\x12\x10\n\x08\x61\x64mitted\x18\x01 \x01(\x04\x12\x0f\n\x07trained\x18\x02 \x01(\x04\x12\x10\n\x08\x66iltered\x18\x03 \x01(\x04\x12\r\n\x05stale\x18\x04 \x01(\x04\x12\x11\n\tabandoned\x18\x05 \x01(\x04\x12\x35\n\tin_flight\x18\x06 \x03(\x0b\x32\".nouscoder.v1.Ledger.InFlightEntry\x12\x10\n\x08\x62\x61lanced\x18\x07 \x01(\x08\x1a/\n\rInFlightEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"h\n\x0cStreamStatus\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0b\n\x03lag\x18\x02 \x01(\x04\x12\x0f\n\x07pending\x18\x03 \x01(\x04\x12\x14\n\x0credeliveries\x18\x04 \x01(\x04\x12\x14\n\x0c\x64\x65\x61\x64_letters\x18\x05 \x01(\x04\"\x0f\n\rStatusRequest\"\xa9\x02\n\x0eStatusResponse\x12\x0b\n\x03run\x18\x01 \x01(\t\x12$\n\x06ledger\x18\x02 \x01(\x0b\x32\x14.nouscoder.v1.Ledger\x12+\n\x07streams\x18\x03 \x03(\x0b\x32\x1a.nouscoder.v1.StreamStatus\x12\x16\n\x0epolicy_version\x18\x04 \x01(\x04\x12\x12\n\nhas_policy\x18\x05 \x01(\x08\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x19\n\x11\x62\x61tches_committed\x18\x07 \x01(\x04\x12\x1c\n\x14\x61\x64mission_slots_free\x18\x08 \x01(\x04\x12\x10\n\x08\x66inished\x18\t \x01(\x08\x12\x19\n\x11rollouts_accepted\x18\n \x01(\x04\x12\x17\n\x0frollouts_graded\x18\x0b \x01(\x04\"\x13\n\x11WhyStalledRequest\"M\n\x07\x42locker\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07item_id\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x0e\n\x06idle_s\x18\x04 \x01(\x01\"=\n\x12WhyStalledResponse\x12\'\n\x08\x62lockers\x18\x01 \x03(\x0b\x32\x15.nouscoder.v1.Blocker*w\n\x0bLeaseStream\x12\x1c\n\x18LEASE_STREAM_UNSPECIFIED\x10\x00\x12\x16\n\x12LEASE_STREAM_TASKS\x10\x01\x12\x18\n\x14LEASE_STREAM_GRADING\x10\x02\x12\x18\n\x14LEASE_STREAM_BATCHES\x10\x03\x32\xa7\t\n\rBrokerService\x12O\n\nLeaseTasks\x12\x1f.nouscoder.v1.LeaseTasksRequest\x1a .nouscoder.v1.LeaseTasksResponse\x12[\n\x0eSubmitRollouts\x12#.nouscoder.v1.SubmitRolloutsRequest\x1a$.nouscoder.v1.SubmitRolloutsResponse\x12U\n\x0cLeaseGrading\x12!.nouscoder.v1.LeaseGradingRequest\x1a\".nouscoder.v1.LeaseGradingResponse\x12Q\n\nFetchTests\x12\x1f.nouscoder.v1.FetchTestsRequest\x1a .nouscoder.v1.FetchTestsResponse0\x01\x12Z\n\rStreamRecords\x12\".nouscoder.v1.StreamRecordsRequest\x1a#.nouscoder.v1.StreamRecordsResponse0\x01\x12[\n\x0eSubmitVerdicts\x12#.nouscoder.v1.SubmitVerdictsRequest\x1a$.nouscoder.v1.SubmitVerdictsResponse\x12O\n\nLeaseBatch\x12\x1f.nouscoder.v1.LeaseBatchRequest\x1a .nouscoder.v1.LeaseBatchResponse\x12R\n\x0b\x43ommitBatch\x12 .nouscoder.v1.CommitBatchRequest\x1a!.nouscoder.v1.CommitBatchResponse\x12X\n\rPublishPolicy\x12\".nouscoder.v1.PublishPolicyRequest\x1a#.nouscoder.v1.PublishPolicyResponse\x12T\n\x0bWatchPolicy\x12 .nouscoder.v1.WatchPolicyRequest\x1a!.nouscoder.v1.WatchPolicyResponse0\x01\x12L\n\tHeartbeat\x12\x1e.nouscoder.v1.HeartbeatRequest\x1a\x1f.nouscoder.v1.HeartbeatResponse\x12L\n\tFinishRun\x12\x1e.nouscoder.v1.FinishRunRequest\x1a\x1f.nouscoder.v1.FinishRunResponse\x12\x43\n\x06Status\x12\x1b.nouscoder.v1.StatusRequest\x1a\x1c.nouscoder.v1.StatusResponse\x12O\n\nWhyStalled\x12\x1f.nouscoder.v1.WhyStalledRequest\x1a .nouscoder.v1.WhyStalledResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19nouscoder/v1/broker.proto\x12\x0cnouscoder.v1\x1a\x19nouscoder/v1/policy.proto\x1a\x1anouscoder/v1/rollout.proto\x1a\x1anouscoder/v1/verdict.proto\"l\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12)\n\x06stream\x18\x02 \x01(\x0e\x32\x19.nouscoder.v1.LeaseStream\x12\x14\n\x0c\x65xpires_in_s\x18\x03 \x01(\x01\x12\x10\n\x08\x64\x65livery\x18\x04 \x01(\r\"I\n\x11LeaseTasksRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x11\n\tmax_tasks\x18\x02 \x01(\r\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"R\n\nLeasedTask\x12\"\n\x05lease\x18\x01 \x01(\x0b\x32\x13.nouscoder.v1.Lease\x12 \n\x04task\x18\x02 \x01(\x0b\x32\x12.nouscoder.v1.Task\"S\n\x12LeaseTasksResponse\x12\'\n\x05tasks\x18\x01 \x03(\x0b\x32\x18.nouscoder.v1.LeasedTask\x12\x14\n\x0crun_finished\x18\x02 \x01(\x08\"a\n\x10SubmittedRollout\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12+\n\x06header\x18\x02 \x01(\x0b\x32\x1b.nouscoder.v1.RolloutHeader\x12\x0e\n\x06record\x18\x03 \x01(\x0c\"\\\n\x15SubmitRolloutsRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x30\n\x08rollouts\x18\x02 \x03(\x0b\x32\x1e.nouscoder.v1.SubmittedRollout\"5\n\x16SubmitRolloutsResponse\x12\x1b\n\x13refused_rollout_ids\x18\x01 \x03(\t\"N\n\x13LeaseGradingRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x14\n\x0cmax_rollouts\x18\x02 \x01(\r\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"\xb1\x01\n\rLeasedGrading\x12\"\n\x05lease\x18\x01 \x01(\x0b\x32\x13.nouscoder.v1.Lease\x12+\n\x06header\x18\x02 \x01(\x0b\x32\x1b.nouscoder.v1.RolloutHeader\x12\x0e\n\x06record\x18\x03 \x01(\t\x12\x14\n\x0ctests_digest\x18\x04 \x01(\t\x12)\n\x05rules\x18\x05 \x01(\x0b\x32\x1a.nouscoder.v1.GradingRules\"[\n\x14LeaseGradingResponse\x12-\n\x08gradings\x18\x01 \x03(\x0b\x32\x1b.nouscoder.v1.LeasedGrading\x12\x14\n\x0crun_finished\x18\x02 \x01(\x08\")\n\x11\x46\x65tchTestsRequest\x12\x14\n\x0ctests_digest\x18\x01 \x01(\t\"\"\n\x12\x46\x65tchTestsResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"`\n\x10SubmittedVerdict\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12&\n\x07verdict\x18\x03 \x01(\x0b\x32\x15.nouscoder.v1.Verdict\"\\\n\x15SubmitVerdictsRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x30\n\x08verdicts\x18\x02 \x03(\x0b\x32\x1e.nouscoder.v1.SubmittedVerdict\"5\n\x16SubmitVerdictsResponse\x12\x1b\n\x13refused_rollout_ids\x18\x01 \x03(\t\"6\n\x11LeaseBatchRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"@\n\x0bRecordRange\x12\x0e\n\x06record\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\"A\n\x14StreamRecordsRequest\x12)\n\x06ranges\x18\x01 \x03(\x0b\x32\x19.nouscoder.v1.RecordRange\"B\n\x15StreamRecordsResponse\x12)\n\x06pieces\x18\x01 \x03(\x0b\x32\x19.nouscoder.v1.RecordPiece\"*\n\x0bRecordPiece\x12\r\n\x05range\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x84\x01\n\rGradedRollout\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x1b.nouscoder.v1.RolloutHeader\x12&\n\x07verdict\x18\x02 \x01(\x0b\x32\x15.nouscoder.v1.Verdict\x12\x0e\n\x06record\x18\x03 \x01(\t\x12\x0e\n\x06reward\x18\x04 \x01(\x01\"`\n\x05\x42\x61tch\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12-\n\x08rollouts\x18\x02 \x03(\x0b\x32\x1b.nouscoder.v1.GradedRollout\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x04\"r\n\x12LeaseBatchResponse\x12\"\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x13.nouscoder.v1.Batch\x12\"\n\x05lease\x18\x02 \x01(\x0b\x32\x13.nouscoder.v1.Lease\x12\x14\n\x0crun_finished\x18\x03 \x01(\x08\"4\n\x12\x43ommitBatchRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"0\n\x13\x43ommitBatchResponse\x12\x19\n\x11\x61lready_committed\x18\x01 \x01(\x08\"F\n\x14PublishPolicyRequest\x12.\n\x08manifest\x18\x01 \x01(\x0b\x32\x1c.nouscoder.v1.PolicyManifest\"/\n\x15PublishPolicyResponse\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\"\'\n\x12WatchPolicyRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"E\n\x13WatchPolicyResponse\x12.\n\x08manifest\x18\x01 \x01(\x0b\x32\x1c.nouscoder.v1.PolicyManifest\"8\n\x10HeartbeatRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x11\n\tlease_ids\x18\x02 \x03(\t\"+\n\x11HeartbeatResponse\x12\x16\n\x0elost_lease_ids\x18\x01 \x03(\t\"\"\n\x10\x46inishRunRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"9\n\x11\x46inishRunResponse\x12$\n\x06ledger\x18\x01 \x01(\x0b\x32\x14.nouscoder.v1.Ledger\"\xd9\x01\n\x06Ledger\x12\x10\n\x08\x61\x64mitted\x18\x01 \x01(\x04\x12\x0f\n\x07trained\x18\x02 \x01(\x04\x12\x10\n\x08\x66iltered\x18\x03 \x01(\x04\x12\r\n\x05stale\x18\x04 \x01(\x04\x12\x11\n\tabandoned\x18\x05 \x01(\x04\x12\x35\n\tin_flight\x18\x06 \x03(\x0b\x32\".nouscoder.v1.Ledger.InFlightEntry\x12\x10\n\x08\x62\x61lanced\x18\x07 \x01(\x08\x1a/\n\rInFlightEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"h\n\x0cStreamStatus\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0b\n\x03lag\x18\x02 \x01(\x04\x12\x0f\n\x07pending\x18\x03 \x01(\x04\x12\x14\n\x0credeliveries\x18\x04 \x01(\x04\x12\x14\n\x0c\x64\x65\x61\x64_letters\x18\x05 \x01(\x04\"\x0f\n\rStatusRequest\"\xa9\x02\n\x0eStatusResponse\x12\x0b\n\x03run\x18\x01 \x01(\t\x12$\n\x06ledger\x18\x02 \x01(\x0b\x32\x14.nouscoder.v1.Ledger\x12+\n\x07streams\x18\x03 \x03(\x0b\x32\x1a.nouscoder.v1.StreamStatus\x12\x16\n\x0epolicy_version\x18\x04 \x01(\x04\x12\x12\n\nhas_policy\x18\x05 \x01(\x08\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x19\n\x11\x62\x61tches_committed\x18\x07 \x01(\x04\x12\x1c\n\x14\x61\x64mission_slots_free\x18\x08 \x01(\x04\x12\x10\n\x08\x66inished\x18\t \x01(\x08\x12\x19\n\x11rollouts_accepted\x18\n \x01(\x04\x12\x17\n\x0frollouts_graded\x18\x0b \x01(\x04\"\x13\n\x11WhyStalledRequest\"M\n\x07\x42locker\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07item_id\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x0e\n\x06idle_s\x18\x04 \x01(\x01\"=\n\x12WhyStalledResponse\x12\'\n\x08\x62lockers\x18\x01 \x03(\x0b\x32\x15.nouscoder.v1.Blocker*w\n\x0bLeaseStream\x12\x1c\n\x18LEASE_STREAM_UNSPECIFIED\x10\x00\x12\x16\n\x12LEASE_STREAM_TASKS\x10\x01\x12\x18\n\x14LEASE_STREAM_GRADING\x10\x02\x12\x18\n\x14LEASE_STREAM_BATCHES\x10\x03\x32\xa7\t\n\rBrokerService\x12O\n\nLeaseTasks\x12\x1f.nouscoder.v1.LeaseTasksRequest\x1a .nouscoder.v1.LeaseTasksResponse\x12[\n\x0eSubmitRollouts\x12#.nouscoder.v1.SubmitRolloutsRequest\x1a$.nouscoder.v1.SubmitRolloutsResponse\x12U\n\x0cLeaseGrading\x12!.nouscoder.v1.LeaseGradingRequest\x1a\".nouscoder.v1.LeaseGradingResponse\x12Q\n\nFetchTests\x12\x1f.nouscoder.v1.FetchTestsRequest\x1a .nouscoder.v1.FetchTestsResponse0\x01\x12Z\n\rStreamRecords\x12\".nouscoder.v1.StreamRecordsRequest\x1a#.nouscoder.v1.StreamRecordsResponse0\x01\x12[\n\x0eSubmitVerdicts\x12#.nouscoder.v1.SubmitVerdictsRequest\x1a$.nouscoder.v1.SubmitVerdictsResponse\x12O\n\nLeaseBatch\x12\x1f.nouscoder.v1.LeaseBatchRequest\x1a .nouscoder.v1.LeaseBatchResponse\x12R\n\x0b\x43ommitBatch\x12 .nouscoder.v1.CommitBatchRequest\x1a!.nouscoder.v1.CommitBatchResponse\x12X\n\rPublishPolicy\x12\".nouscoder.v1.PublishPolicyRequest\x1a#.nouscoder.v1.PublishPolicyResponse\x12T\n\x0bWatchPolicy\x12 .nouscoder.v1.WatchPolicyRequest\x1a!.nouscoder.v1.WatchPolicyResponse0\x01\x12L\n\tHeartbeat\x12\x1e.nouscoder.v1.HeartbeatRequest\x1a\x1f.nouscoder.v1.HeartbeatResponse\x12L\n\tFinishRun\x12\x1e.nouscoder.v1.FinishRunRequest\x1a\x1f.nouscoder.v1.FinishRunResponse\x12\x43\n\x06Status\x12\x1b.nouscoder.v1.StatusRequest\x1a\x1c.nouscoder.v1.StatusResponse\x12O\n\nWhyStalled\x12\x1f.nouscoder.v1.WhyStalledRequest\x1a .nouscoder.v1.WhyStalledResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LEDGER_INFLIGHTENTRY']._loaded_options = None
   _globals['_LEDGER_INFLIGHTENTRY']._serialized_options = b'8\001'
-  _globals['_LEASESTREAM']._serialized_start=3381
-  _globals['_LEASESTREAM']._serialized_end=3500
+  _globals['_LEASESTREAM']._serialized_start=3398
+  _globals['_LEASESTREAM']._serialized_end=3517
   _globals['_LEASE']._serialized_start=126
   _globals['_LEASE']._serialized_end=234
   _globals['_LEASETASKSREQUEST']._serialized_start=236
@@ -78,48 +78,48 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STREAMRECORDSRESPONSE']._serialized_end=1662
   _globals['_RECORDPIECE']._serialized_start=1664
   _globals['_RECORDPIECE']._serialized_end=1706
-  _globals['_GRADEDROLLOUT']._serialized_start=1708
-  _globals['_GRADEDROLLOUT']._serialized_end=1824
-  _globals['_BATCH']._serialized_start=1826
-  _globals['_BATCH']._serialized_end=1922
-  _globals['_LEASEBATCHRESPONSE']._serialized_start=1924
-  _globals['_LEASEBATCHRESPONSE']._serialized_end=2038
-  _globals['_COMMITBATCHREQUEST']._serialized_start=2040
-  _globals['_COMMITBATCHREQUEST']._serialized_end=2092
-  _globals['_COMMITBATCHRESPONSE']._serialized_start=2094
-  _globals['_COMMITBATCHRESPONSE']._serialized_end=2142
-  _globals['_PUBLISHPOLICYREQUEST']._serialized_start=2144
-  _globals['_PUBLISHPOLICYREQUEST']._serialized_end=2214
-  _globals['_PUBLISHPOLICYRESPONSE']._serialized_start=2216
-  _globals['_PUBLISHPOLICYRESPONSE']._serialized_end=2263
-  _globals['_WATCHPOLICYREQUEST']._serialized_start=2265
-  _globals['_WATCHPOLICYREQUEST']._serialized_end=2304
-  _globals['_WATCHPOLICYRESPONSE']._serialized_start=2306
-  _globals['_WATCHPOLICYRESPONSE']._serialized_end=2375
-  _globals['_HEARTBEATREQUEST']._serialized_start=2377
-  _globals['_HEARTBEATREQUEST']._serialized_end=2433
-  _globals['_HEARTBEATRESPONSE']._serialized_start=2435
-  _globals['_HEARTBEATRESPONSE']._serialized_end=2478
-  _globals['_FINISHRUNREQUEST']._serialized_start=2480
-  _globals['_FINISHRUNREQUEST']._serialized_end=2514
-  _globals['_FINISHRUNRESPONSE']._serialized_start=2516
-  _globals['_FINISHRUNRESPONSE']._serialized_end=2573
-  _globals['_LEDGER']._serialized_start=2576
-  _globals['_LEDGER']._serialized_end=2793
-  _globals['_LEDGER_INFLIGHTENTRY']._serialized_start=2746
-  _globals['_LEDGER_INFLIGHTENTRY']._serialized_end=2793
-  _globals['_STREAMSTATUS']._serialized_start=2795
-  _globals['_STREAMSTATUS']._serialized_end=2899
-  _globals['_STATUSREQUEST']._serialized_start=2901
-  _globals['_STATUSREQUEST']._serialized_end=2916
-  _globals['_STATUSRESPONSE']._serialized_start=2919
-  _globals['_STATUSRESPONSE']._serialized_end=3216
-  _globals['_WHYSTALLEDREQUEST']._serialized_start=3218
-  _globals['_WHYSTALLEDREQUEST']._serialized_end=3237
-  _globals['_BLOCKER']._serialized_start=3239
-  _globals['_BLOCKER']._serialized_end=3316
-  _globals['_WHYSTALLEDRESPONSE']._serialized_start=3318
-  _globals['_WHYSTALLEDRESPONSE']._serialized_end=3379
-  _globals['_BROKERSERVICE']._serialized_start=3503
-  _globals['_BROKERSERVICE']._serialized_end=4694
+  _globals['_GRADEDROLLOUT']._serialized_start=1709
+  _globals['_GRADEDROLLOUT']._serialized_end=1841
+  _globals['_BATCH']._serialized_start=1843
+  _globals['_BATCH']._serialized_end=1939
+  _globals['_LEASEBATCHRESPONSE']._serialized_start=1941
+  _globals['_LEASEBATCHRESPONSE']._serialized_end=2055
+  _globals['_COMMITBATCHREQUEST']._serialized_start=2057
+  _globals['_COMMITBATCHREQUEST']._serialized_end=2109
+  _globals['_COMMITBATCHRESPONSE']._serialized_start=2111
+  _globals['_COMMITBATCHRESPONSE']._serialized_end=2159
+  _globals['_PUBLISHPOLICYREQUEST']._serialized_start=2161
+  _globals['_PUBLISHPOLICYREQUEST']._serialized_end=2231
+  _globals['_PUBLISHPOLICYRESPONSE']._serialized_start=2233
+  _globals['_PUBLISHPOLICYRESPONSE']._serialized_end=2280
+  _globals['_WATCHPOLICYREQUEST']._serialized_start=2282
+  _globals['_WATCHPOLICYREQUEST']._serialized_end=2321
+  _globals['_WATCHPOLICYRESPONSE']._serialized_start=2323
+  _globals['_WATCHPOLICYRESPONSE']._serialized_end=2392
+  _globals['_HEARTBEATREQUEST']._serialized_start=2394
+  _globals['_HEARTBEATREQUEST']._serialized_end=2450
+  _globals['_HEARTBEATRESPONSE']._serialized_start=2452
+  _globals['_HEARTBEATRESPONSE']._serialized_end=2495
+  _globals['_FINISHRUNREQUEST']._serialized_start=2497
+  _globals['_FINISHRUNREQUEST']._serialized_end=2531
+  _globals['_FINISHRUNRESPONSE']._serialized_start=2533
+  _globals['_FINISHRUNRESPONSE']._serialized_end=2590
+  _globals['_LEDGER']._serialized_start=2593
+  _globals['_LEDGER']._serialized_end=2810
+  _globals['_LEDGER_INFLIGHTENTRY']._serialized_start=2763
+  _globals['_LEDGER_INFLIGHTENTRY']._serialized_end=2810
+  _globals['_STREAMSTATUS']._serialized_start=2812
+  _globals['_STREAMSTATUS']._serialized_end=2916
+  _globals['_STATUSREQUEST']._serialized_start=2918
+  _globals['_STATUSREQUEST']._serialized_end=2933
+  _globals['_STATUSRESPONSE']._serialized_start=2936
+  _globals['_STATUSRESPONSE']._serialized_end=3233
+  _globals['_WHYSTALLEDREQUEST']._serialized_start=3235
+  _globals['_WHYSTALLEDREQUEST']._serialized_end=3254
+  _globals['_BLOCKER']._serialized_start=3256
+  _globals['_BLOCKER']._serialized_end=3333
+  _globals['_WHYSTALLEDRESPONSE']._serialized_start=3335
+  _globals['_WHYSTALLEDRESPONSE']._serialized_end=3396
+  _globals['_BROKERSERVICE']._serialized_start=3520
+  _globals['_BROKERSERVICE']._serialized_end=4711
 # @@protoc_insertion_point(module_scope)

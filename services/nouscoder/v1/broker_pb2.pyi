@@ -625,8 +625,11 @@ class GradedRollout(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
     RECORD_FIELD_NUMBER: _builtins.int
+    REWARD_FIELD_NUMBER: _builtins.int
     record: _builtins.str
     """Name of its record, for StreamRecords."""
+    reward: _builtins.float
+    """What it is worth, decided once when the verdict came."""
     @_builtins.property
     def header(self) -> _rollout_pb2.RolloutHeader:
         """What is known of it."""
@@ -641,10 +644,11 @@ class GradedRollout(_message.Message):
         header: _rollout_pb2.RolloutHeader | None = ...,
         verdict: _verdict_pb2.Verdict | None = ...,
         record: _builtins.str = ...,
+        reward: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "record", b"record", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "record", b"record", "reward", b"reward", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from nouscoder.domain.reward import reward_of
+from nouscoder.domain.reward import reward_of_verdict
 from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, TestsReference
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 from nouscoder.formats.body import Body, first_fault
@@ -172,7 +172,7 @@ def answer_record(verdict: Verdict) -> dict[str, Any]:
         "verdict": verdict.kind.value,
         "passed": verdict.passed,
         "total": verdict.total,
-        "reward": None if verdict.is_ours else reward_of(verdict),
+        "reward": None if verdict.is_ours else reward_of_verdict(verdict),
         "first_failure": _failure_record(verdict.first_failure),
         "tests": [outcome_record(outcome) for outcome in verdict.tests],
         "graded": verdict.graded,
