@@ -25,6 +25,7 @@ import httpx
 from nouscoder.errors import NousCoderError
 
 GRADE_PATH = "/v1/grade"
+TESTS_PATH = "/v1/tests"
 TOKEN_ENVIRONMENT = "NOUSCODER_TOKEN"
 _RETRIED_STATUSES = frozenset({429, 502, 503, 504})
 
@@ -123,11 +124,21 @@ class Client:
 
     def grade_record(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Like `grade`, with the request as one record."""
+        return self._request("POST", GRADE_PATH, record)
+
+    def put_tests(self, tests: Mapping[str, Any]) -> str:
+        """Store tests once, with PUT /v1/tests. Returns their digest, for `tests={"digest": digest}` in `grade`.
+
+        Raises GradingFailed as `grade` does; its status is 507 when the client has stored as many bytes as it may.
+        """
+        return str(self._request("PUT", TESTS_PATH, tests)["digest"])
+
+    def _request(self, method: str, path: str, record: Mapping[str, Any]) -> dict[str, Any]:
         retries = _Retries(self._patience)
         while True:
             outcome: httpx.Response | httpx.TransportError
             try:
-                outcome = self._http.post(GRADE_PATH, json=record)
+                outcome = self._http.request(method, path, json=record)
             except httpx.TransportError as error:
                 outcome = error
             delay_s = retries.next_delay_s(outcome)
@@ -173,11 +184,18 @@ class AsyncClient:
 
     async def grade_record(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """See `Client.grade_record`."""
+        return await self._request("POST", GRADE_PATH, record)
+
+    async def put_tests(self, tests: Mapping[str, Any]) -> str:
+        """See `Client.put_tests`."""
+        return str((await self._request("PUT", TESTS_PATH, tests))["digest"])
+
+    async def _request(self, method: str, path: str, record: Mapping[str, Any]) -> dict[str, Any]:
         retries = _Retries(self._patience)
         while True:
             outcome: httpx.Response | httpx.TransportError
             try:
-                outcome = await self._http.post(GRADE_PATH, json=record)
+                outcome = await self._http.request(method, path, json=record)
             except httpx.TransportError as error:
                 outcome = error
             delay_s = retries.next_delay_s(outcome)

@@ -26,10 +26,12 @@ from nouscoder.rpc.health import Health
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verdict_convert import limits_to, outcome_to, submission_from, verdict_to
+from nouscoder.store.blobs import BlobsUnavailable, open_blobs
 from nouscoder.store.tests_cache import TestsCache
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.api_keys import ApiKeys, open_api_keys
 from nouscoder.verifier.access.caller import CallerFilter, current_caller
+from nouscoder.verifier.access.client_tests import ClientTests, StoredTestsGrader
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
 from nouscoder.verifier.api.listener import start_http
@@ -55,6 +57,7 @@ _Context = grpc.aio.ServicerContext[object, object]
 STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     InvalidSubmission: grpc.StatusCode.INVALID_ARGUMENT,
     QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    BlobsUnavailable: grpc.StatusCode.UNAVAILABLE,
 }
 
 
@@ -154,17 +157,20 @@ async def serve(config: Config, with_broker: bool = False) -> None:
             stack.callback(audit.close)
             on_hangup.append(audit.reopen)
             grader = AuditedGrader(grader, audit)
+        blobs = open_blobs(section.tests.store or str(cache_folder(section.tests) / "stored"))
+        client_tests = ClientTests(blobs, cache, section.tests.client_bytes, section.tests.expiry_s)
+        grader = StoredTestsGrader(grader, client_tests)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: [act() for act in on_hangup])
         drain_state = DrainState()
         runner = CodeRunner(core, quotas, audit)
-        app = make_app(grader, registry, drain_state, section.max_body_bytes, api_keys, runner)
+        app = make_app(grader, registry, drain_state, section.max_body_bytes, api_keys, runner, client_tests)
         app.add_middleware(TraceRequests, tracing=tracing)
         await _start_http(section, app, drain_state, stack)
         stack.push_async_callback(_let_finish, grader, section.drain_s)
         served = _served(section, Servicer(grader, _isolation(sandbox)), registry, api_keys)
         await start_grpc(replace(served, interceptors=[TraceCalls(tracing), *served.interceptors]), stack)
         stack.callback(drain_state.start)
-        await run_until_stopped(stop, *_workers(config, grader, cache, with_broker))
+        await run_until_stopped(stop, client_tests.keep_sweeping(), *_workers(config, grader, cache, with_broker))
 
 
 async def _start_http(section: VerifierSection, app: FastAPI, drain_state: DrainState, stack: AsyncExitStack) -> None:

@@ -82,10 +82,11 @@ def complete_openapi(document: dict[str, Any], languages: Sequence[str], bounds:
 
 def _bound(schemas: dict[str, Any], languages: Sequence[str], most: Bounds) -> None:
     """Add the rules of validation that JSON Schema can express."""
-    schemas["GradeRequest"]["properties"]["language"]["enum"] = list(languages)
-    schemas["GradeRequest"]["oneOf"] = [
-        {"required": [name], "properties": {name: {"type": "string"}}} for name in ("code", "completion")
-    ]
+    for name in ("GradeRequest", "StoredGradeRequest"):
+        schemas[name]["properties"]["language"]["enum"] = list(languages)
+        schemas[name]["oneOf"] = [
+            {"required": [source], "properties": {source: {"type": "string"}}} for source in ("code", "completion")
+        ]
     schemas["JudgeProgramBody"]["properties"]["language"]["enum"] = list(languages)
     for limit in fields(Limits):
         schemas["LimitsBody"]["properties"][limit.name]["maximum"] = getattr(most.limits, limit.name)

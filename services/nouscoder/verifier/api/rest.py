@@ -19,13 +19,25 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from nouscoder import __version__
+from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.access.api_keys import ApiKeys
+from nouscoder.verifier.access.caller import current_caller
+from nouscoder.verifier.access.client_tests import ClientTests, StorageFull
 from nouscoder.verifier.access.gatekeeper import Gatekeeper
 from nouscoder.verifier.api.body import BodyFault, read_body
 from nouscoder.verifier.api.openapi import complete_openapi
 from nouscoder.verifier.api.playground import playground
 from nouscoder.verifier.api.run_code import CodeRunner, RunCodeAnswer, RunCodeRequest, parse_run_code
-from nouscoder.verifier.api.schema import Fault, GradeAnswer, GradeRequest, answer_json, parse_submission
+from nouscoder.verifier.api.schema import (
+    Fault,
+    GradeAnswer,
+    GradeRequest,
+    StoredGradeRequest,
+    StoredTestsAnswer,
+    answer_json,
+    parse_submission,
+    parse_tests,
+)
 from nouscoder.verifier.api.streaming import batch_lines, server_events
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission
@@ -45,10 +57,9 @@ _FAULTS: dict[int | str, dict[str, Any]] = {
     504: {"model": Fault, "description": "The X-Deadline-S of the request has passed."},
 }
 _REF = "#/components/schemas/{model}"
-_REQUEST = {
-    "requestBody": {"required": True, "content": {_JSON: {"schema": {"$ref": _REF.format(model="GradeRequest")}}}}
-}
-_REQUESTS = {"type": "array", "items": {"$ref": _REF.format(model="GradeRequest")}, "description": "one a line"}
+_EITHER = {"anyOf": [{"$ref": _REF.format(model=name)} for name in ("GradeRequest", "StoredGradeRequest")]}
+_REQUEST = {"requestBody": {"required": True, "content": {_JSON: {"schema": _EITHER}}}}
+_REQUESTS = {"type": "array", "items": _EITHER, "description": "one a line"}
 _LINES = {"requestBody": {"required": True, "content": {"application/x-ndjson": {"schema": _REQUESTS}}}}
 
 
@@ -74,8 +85,12 @@ def make_app(
     max_body_bytes: int,
     api_keys: ApiKeys | None = None,
     runner: CodeRunner | None = None,
+    client_tests: ClientTests | None = None,
 ) -> FastAPI:
-    """The API of `grader`. Without `api_keys` every request is admitted. /run_code exists only with a `runner`."""
+    """The API of `grader`. Without `api_keys` every request is admitted.
+
+    /run_code exists only with a `runner`, and /v1/tests only with `client_tests`.
+    """
     app = FastAPI(title="NousCoder verifier", version=__version__, docs_url=None, redoc_url=None)
     app.add_middleware(Gatekeeper, api_keys=api_keys or ApiKeys())
     _add_faults(app)
@@ -110,8 +125,26 @@ def make_app(
     app.router.routes.insert(0, Route("/v1/grade", grade, methods=["POST"]))
     if runner is not None:
         _add_run_code(app, runner, drain_state, max_body_bytes)
+    if client_tests is not None:
+        _add_tests(app, client_tests, drain_state, max_body_bytes)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
+
+
+def _add_tests(app: FastAPI, client_tests: ClientTests, drain_state: DrainState, max_body_bytes: int) -> None:
+    extra = {"requestBody": {"required": True, "content": {_JSON: {"schema": {"$ref": _REF.format(model="Tests")}}}}}
+    full: dict[int | str, dict[str, Any]] = {
+        507: {"model": Fault, "description": "The client has stored as many bytes of tests as it may."}
+    }
+
+    @app.put("/v1/tests", response_model=StoredTestsAnswer, responses=_FAULTS | full, openapi_extra=extra)
+    async def put_tests(request: Request) -> Response:
+        """Store tests, to name them by their digest in submissions of the same client."""
+        _enter(drain_state)
+        tests = parse_tests(await read_body(request, max_body_bytes))
+        stored = await client_tests.put(current_caller().client, tests)
+        answer = StoredTestsAnswer(digest=stored.digest, num_tests=stored.num_tests, num_bytes=stored.num_bytes)
+        return Response(answer.model_dump_json(), media_type=_JSON)
 
 
 def _add_run_code(app: FastAPI, runner: CodeRunner, drain_state: DrainState, max_body_bytes: int) -> None:
@@ -220,6 +253,8 @@ def _add_faults(app: FastAPI) -> None:
     add(BodyFault, lambda error: _fault(error.status, f"body: {error}", "body"))
     add(ClientDisconnect, lambda _: _fault(499, "body: the client disconnected", "body"))
     add(QueueFull, lambda error: _fault(429, str(error), **{"Retry-After": str(error.retry_after_s)}))
+    add(StorageFull, lambda error: _fault(507, str(error), "tests"))
+    add(BlobsUnavailable, lambda error: _fault(503, f"the test store: {error}", **{"Retry-After": "5"}))
     add(Draining, lambda _: _fault(503, "the service is draining", **{"Retry-After": "1"}))
 
 
@@ -230,6 +265,10 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas.update(request.pop("$defs", {}))
         schemas["GradeRequest"] = request
+        stored = StoredGradeRequest.model_json_schema(ref_template=_REF)
+        schemas.update(stored.pop("$defs", {}))
+        schemas["StoredGradeRequest"] = stored
+        schemas["Tests"] = request["properties"]["tests"]
         schemas["RunCodeRequest"] = RunCodeRequest.model_json_schema(ref_template=_REF)
         complete_openapi(document, tuple(installed()))
         app.openapi_schema = json.loads(json.dumps(document))

@@ -72,7 +72,7 @@ class StoredGradeRequest(_Request):
         return self._submission(self.tests.record())
 
 
-class StoredTests(BaseModel):
+class StoredTestsAnswer(BaseModel):
     """What names stored tests from now on."""
 
     digest: str = Field(description="sha256: and 64 hex digits; give it as tests.digest")

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict
+from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.api.schema import answer_json, answer_record, outcome_record, parse_submission
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission
@@ -136,7 +137,7 @@ async def _answer_line(grader: Grading, number: int, line: bytes) -> dict[str, A
         return {"id": request_id, "error": str(error), "field": error.field}
     except (ValueError, RecursionError):
         return {"id": request_id, "error": "body: not JSON", "field": "body"}
-    except QueueFull as error:
+    except (QueueFull, BlobsUnavailable) as error:
         return {"id": request_id, "error": str(error), "field": None}
     return {"id": request_id, **answer_record(verdict)}
 

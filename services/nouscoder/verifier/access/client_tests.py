@@ -1,0 +1,172 @@
+"""The tests that clients store for later submissions: PUT /v1/tests, then `"tests": {"digest": ...}`.
+
+What is kept: each set once, under its digest, for all clients; and for each client an empty blob for each set that it
+stored, `clients/CLIENT/DIGEST.BYTES`, whose time of writing is the time of the last use. Replicas of the service that
+share the store share both.
+
+INVARIANT: a client gets only tests that it stored itself and used within `expiry_s`; to it, a digest of another client
+is like one that does not exist. The tests of one client never exceed `client_bytes`, counted as their JSON form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from nouscoder.domain.submission import Submission, Tests, TestsReference
+from nouscoder.domain.verdict import Verdict
+from nouscoder.errors import NousCoderError
+from nouscoder.store.blobs import Blobs, BlobsUnavailable
+from nouscoder.store.case_files import CaseFileBroken
+from nouscoder.store.tests import StoredTests, TestStore, UnknownTests, hex_of
+from nouscoder.store.tests_cache import TestsCache, TestsTooLarge
+from nouscoder.verifier.access.caller import current_caller
+from nouscoder.verifier.grading.grader import OnOutcome
+from nouscoder.verifier.grading.grader_decorator import GraderDecorator
+from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.grading.verdict_cache import Grading
+
+log = logging.getLogger(__name__)
+
+_RENEW_SHARE = 0.1  # of the expiry: a use is written down at most so often
+_KNOWN_S = 60.0  # for so long a client's list is not read again
+_SWEEP_S = 3600.0
+
+
+class StorageFull(NousCoderError):
+    """The client has stored as many bytes as it may."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """One set of tests of one client."""
+
+    num_bytes: int
+    used_s: float
+
+
+class ClientTests:
+    """The tests in `blobs`, read through `cache`. `clock` tells seconds since 1970."""
+
+    def __init__(
+        self,
+        blobs: Blobs,
+        cache: TestsCache,
+        client_bytes: int,
+        expiry_s: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._blobs = blobs
+        self._store = TestStore(blobs, "stored")
+        self._cache = cache
+        self._client_bytes = client_bytes
+        self._expiry_s = expiry_s
+        self._clock = clock
+        self._lists: dict[str, tuple[float, dict[str, _Held]]] = {}  # by client: when it was read, and the list
+        self._storing = asyncio.Lock()
+
+    async def put(self, client: str, tests: Tests) -> StoredTests:
+        """Keep tests for this client. Raises StorageFull, and BlobsUnavailable."""
+        async with self._storing:  # so that the sum is right
+            return await asyncio.to_thread(self._put, client, tests)
+
+    def _put(self, client: str, tests: Tests) -> StoredTests:
+        held = self._read_list(client)
+
+        def admit(stored: StoredTests) -> None:
+            others = sum(one.num_bytes for digits, one in held.items() if digits != hex_of(stored.digest))
+            if others + stored.num_bytes > self._client_bytes:
+                raise StorageFull(
+                    f"these tests have {stored.num_bytes} bytes, {others} are stored, and a client may store"
+                    f" {self._client_bytes}; tests that are not used are deleted after {self._expiry_s:g} s"
+                )
+
+        stored = self._store.put(tests, admit)
+        digits = hex_of(stored.digest)
+        held[digits] = _Held(stored.num_bytes, self._clock())
+        self._blobs.put(_name(client, digits, stored.num_bytes), b"")
+        return stored
+
+    @asynccontextmanager
+    async def opened(self, client: str, digest: str) -> AsyncIterator[Tests]:
+        """The tests of this digest. Raises UnknownTests, TestsTooLarge, and BlobsUnavailable."""
+        digits = hex_of(digest)
+        read_s, held = self._lists.get(client, (0.0, {}))
+        if (digits not in held and self._clock() - read_s > 1.0) or self._clock() - read_s > _KNOWN_S:
+            held = await asyncio.to_thread(self._read_list, client)
+        one = held.get(digits)
+        if one is None or self._is_expired(one.used_s):
+            raise UnknownTests(f"{digest} names no tests that this client has stored, or they have expired")
+        if self._clock() - one.used_s > _RENEW_SHARE * self._expiry_s:
+            one.used_s = self._clock()
+            await asyncio.to_thread(self._blobs.put, _name(client, digits, one.num_bytes), b"")
+        async with self._cache.opened(digest, self._store) as tests:
+            yield tests
+
+    async def keep_sweeping(self) -> None:
+        """Delete what has expired, now and every hour."""
+        while True:
+            try:
+                await asyncio.to_thread(self.sweep)
+            except BlobsUnavailable as error:
+                log.warning("expired tests stay for now", extra={"reason": str(error)})
+            await asyncio.sleep(_SWEEP_S)
+
+    def sweep(self) -> None:
+        """Delete expired entries, then tests that no client has. Raises BlobsUnavailable."""
+        used = set()
+        for info in self._blobs.list("clients"):
+            if self._is_expired(info.modified_s):
+                self._blobs.delete(info.name)
+            else:
+                used.add(info.name.rpartition("/")[2].partition(".")[0])
+        for info in self._blobs.list("stored"):
+            # One that is being stored right now has no entry yet.
+            if info.name.rpartition("/")[2] not in used and self._clock() - info.modified_s > _SWEEP_S:
+                self._blobs.delete(info.name)
+
+    def _read_list(self, client: str) -> dict[str, _Held]:
+        held = {}
+        for info in self._blobs.list(f"clients/{_folder(client)}"):
+            digits, _, num_bytes = info.name.rpartition("/")[2].partition(".")
+            if not self._is_expired(info.modified_s):
+                held[digits] = _Held(int(num_bytes), info.modified_s)
+        self._lists[client] = (self._clock(), held)
+        return held
+
+    def _is_expired(self, used_s: float) -> bool:
+        return self._clock() - used_s > self._expiry_s
+
+
+def _folder(client: str) -> str:
+    """A client's name may hold anything; its folder is a digest of it."""
+    return hashlib.sha256(client.encode("utf8", "surrogatepass")).hexdigest()[:32]
+
+
+def _name(client: str, digits: str, num_bytes: int) -> str:
+    return f"clients/{_folder(client)}/{digits}.{num_bytes}"
+
+
+class StoredTestsGrader(GraderDecorator):
+    """`inner`, for submissions that name tests which their client has stored."""
+
+    def __init__(self, inner: Grading, client_tests: ClientTests) -> None:
+        super().__init__(inner)
+        self._client_tests = client_tests
+
+    async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
+        """As Grader.grade. Raises InvalidSubmission for a digest that is unknown to the client, BlobsUnavailable."""
+        if not isinstance(submission.tests, TestsReference):
+            return await self._inner.grade(submission, on_outcome)
+        digest = submission.tests.digest
+        try:
+            async with self._client_tests.opened(current_caller().client, digest) as tests:
+                whole = replace(submission, tests=tests, tests_digest=digest)
+                return await self._inner.grade(whole, on_outcome)
+        except (UnknownTests, TestsTooLarge, CaseFileBroken) as error:
+            raise InvalidSubmission("tests.digest", f"{error}; PUT the tests to /v1/tests") from None

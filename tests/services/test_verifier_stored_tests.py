@@ -1,0 +1,154 @@
+"""Tests that clients store: named by digest in every call, of their own client only, bounded in bytes and in time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client import CollectorRegistry
+
+from nouscoder.domain.submission import StdinCase, StdinTests, Submission, TestsReference
+from nouscoder.domain.verdict import VerdictKind
+from nouscoder.formats.tests import canonical_json, digest_of
+from nouscoder.store.blobs import FolderBlobs
+from nouscoder.store.tests import UnknownTests
+from nouscoder.store.tests_cache import TestsCache
+from nouscoder.verifier.access.caller import Caller, set_caller
+from nouscoder.verifier.access.client_tests import ClientTests, StorageFull, StoredTestsGrader
+from nouscoder.verifier.api.rest import DrainState, make_app
+from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.observe.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox.fake import FakeSandbox
+
+TESTS = StdinTests((StdinCase("a", "a"), StdinCase("b", "b")))
+SIZE = len(canonical_json(TESTS))
+
+
+class Clock:
+    """Time that a test moves."""
+
+    def __init__(self) -> None:
+        import time
+
+        self.ahead_s = 0.0
+        self._time = time.time
+
+    def __call__(self) -> float:
+        return self._time() + self.ahead_s
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[TestsCache]:
+    cache = TestsCache(tmp_path / "cache", 10_000_000)
+    yield cache
+    cache.close()
+
+
+def stored_in(tmp_path: Path, cache: TestsCache, clock: Clock | None = None, max_bytes: int = 10_000) -> ClientTests:
+    return ClientTests(FolderBlobs(tmp_path / "store"), cache, max_bytes, 1000.0, clock or Clock())
+
+
+async def new_grader(client_tests: ClientTests) -> StoredTestsGrader:
+    sandbox = FakeSandbox({}, num_slots=1)
+    await sandbox.start()
+    return StoredTestsGrader(Grader(sandbox, VerifierMetrics(CollectorRegistry())), client_tests)
+
+
+async def test_a_client_grades_by_digest_and_another_client_s_digest_does_not_exist(
+    tmp_path: Path, cache: TestsCache
+) -> None:
+    """The invariant of client_tests.py."""
+    client_tests = stored_in(tmp_path, cache)
+    grader = await new_grader(client_tests)
+    digest = (await client_tests.put("one", TESTS)).digest
+    submission = Submission(TestsReference(digest), "cat")
+    set_caller(Caller("one"))
+    assert (await grader.grade(submission)).kind is VerdictKind.ACCEPTED
+    set_caller(Caller("two"))
+    with pytest.raises(InvalidSubmission, match=r"tests\.digest: .* names no tests that this client has stored"):
+        await grader.grade(submission)
+    await client_tests.put("two", TESTS)
+    assert (await grader.grade(submission)).kind is VerdictKind.ACCEPTED
+
+
+async def test_another_replica_knows_what_was_stored(tmp_path: Path, cache: TestsCache) -> None:
+    digest = (await stored_in(tmp_path, cache).put("one", TESTS)).digest
+    async with stored_in(tmp_path, cache).opened("one", digest) as tests:
+        assert tests.cases[1] == TESTS.cases[1]
+
+
+async def test_a_client_has_its_bytes_and_the_same_again_costs_nothing(tmp_path: Path, cache: TestsCache) -> None:
+    client_tests = stored_in(tmp_path, cache, max_bytes=2 * SIZE)
+    for _ in range(3):
+        await client_tests.put("one", TESTS)
+    other = StdinTests((StdinCase("x", "y"), StdinCase("z", "w")))
+    assert (await client_tests.put("one", other)).num_bytes == SIZE
+    with pytest.raises(StorageFull, match=f"{2 * SIZE} are stored, and a client may store {2 * SIZE}"):
+        await client_tests.put("one", StdinTests((StdinCase("1", "2"),)))
+    await client_tests.put("two", StdinTests((StdinCase("1", "2"),)))
+
+
+async def test_tests_expire_after_their_last_use_and_are_then_deleted(tmp_path: Path, cache: TestsCache) -> None:
+    clock = Clock()
+    client_tests = stored_in(tmp_path, cache, clock)
+    digest = (await client_tests.put("one", TESTS)).digest
+    clock.ahead_s = 1100.0
+    with pytest.raises(UnknownTests, match="expired"):
+        async with client_tests.opened("one", digest):
+            pass
+    clock.ahead_s = 3700.0
+    client_tests.sweep()
+    assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+
+
+async def test_a_sweep_keeps_what_somebody_has(tmp_path: Path, cache: TestsCache) -> None:
+    client_tests = stored_in(tmp_path, cache)
+    digest = (await client_tests.put("one", TESTS)).digest
+    client_tests.sweep()
+    async with client_tests.opened("one", digest) as tests:
+        assert tests.cases[0] == TESTS.cases[0]
+
+
+@pytest.fixture
+async def http(tmp_path: Path, cache: TestsCache) -> TestClient:
+    client_tests = stored_in(tmp_path, cache, max_bytes=1000)
+    grader = await new_grader(client_tests)
+    app = make_app(grader, CollectorRegistry(), DrainState(), 2000, client_tests=client_tests)
+    return TestClient(app)
+
+
+def test_put_then_grade_stream_and_batch_over_rest(http: TestClient) -> None:
+    stored = http.put("/v1/tests", content=canonical_json(TESTS))
+    assert stored.json() == {"digest": digest_of(TESTS), "num_tests": 2, "num_bytes": SIZE}
+    request: dict[str, Any] = {"code": "cat", "tests": {"digest": stored.json()["digest"]}}
+    assert http.post("/v1/grade", json=request).json()["verdict"] == "accepted"
+    assert "event: verdict" in http.post("/v1/grade/stream", json=request).text
+    lines = json.dumps(request) + "\n" + json.dumps(request | {"tests": {"digest": "sha256:" + "0" * 64}}) + "\n"
+    answers = [json.loads(line) for line in http.post("/v1/grade/batch", content=lines).text.splitlines()]
+    assert {one["id"]: one.get("verdict", one.get("field")) for one in answers} == {0: "accepted", 1: "tests.digest"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        (b"x" * 3000, 413, "body"),
+        (b"{", 422, "body"),
+        (b'{"type": "stdin", "cases": []}', 422, "tests.cases"),
+        (b'{"type": "stdin", "cases": [{"input": 1, "output": ""}]}', 422, "tests.cases[0].input"),
+        (b'{"type": "stdin", "cases": [{"input": "' + b"x" * 1500 + b'", "output": ""}]}', 507, "tests"),
+    ],
+)
+def test_a_refusal_says_why(http: TestClient, body: bytes, status: int, field: str) -> None:
+    answer = http.put("/v1/tests", content=body)
+    assert (answer.status_code, answer.json()["field"]) == (status, field), answer.text
+
+
+@pytest.mark.parametrize("digest", ["sha256:" + "0" * 64, "sha256:0", "nope"])
+def test_a_digest_that_is_unknown_is_422(http: TestClient, digest: str) -> None:
+    answer = http.post("/v1/grade", json={"code": "cat", "tests": {"digest": digest}})
+    assert (answer.status_code, answer.json()["field"]) == (422, "tests.digest")
