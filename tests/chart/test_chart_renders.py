@@ -64,7 +64,16 @@ def test_program_reads_the_configuration(chart: ChartRig, name: str, tmp_path: P
     config = configuration(chart, chart.variants[name], tmp_path)
     assert config.verifier.http == "0.0.0.0:8080"
     assert config.verifier.grpc == "nouscoder-verifier.here.svc:50051"
+    assert config.verifier.tests.cache == "/tests"
     assert config.verifier.sandbox.backend == ("local" if name == "local" else "gvisor")
+
+
+def test_the_index_of_problems_has_a_volume(chart: ChartRig, tmp_path: Path) -> None:
+    """The broker mounts /problems read-only, and /tmp is too small for the tests of many problems."""
+    pod = chart.one("Deployment", "nouscoder-broker", {"broker": {"indexSize": "9Gi"}})["spec"]["template"]["spec"]
+    assert {"name": "index", "emptyDir": {"sizeLimit": "9Gi"}} in pod["volumes"]
+    folder = configuration(chart, {}, tmp_path).problems.index
+    assert {"name": "index", "mountPath": folder} in pod["containers"][0]["volumeMounts"]
 
 
 def test_defaults_are_the_demo(chart: ChartRig, tmp_path: Path) -> None:

@@ -55,6 +55,10 @@ BAD: list[tuple[str, Any]] = [
     ("config.learner.objective.clip_low", 1),
     ("config.learner.objective.name", "ppo3"),
     ("config.verifier.tokens_file", "/tmp/tokens"),
+    ("config.verifier.tests.cache", "/elsewhere"),
+    ("config.verifier.tests.cache_bytes", 0),
+    ("config.problems.index", "/elsewhere"),
+    ("broker.indexSize", "4 GB"),
     ("config.verifier.sandbox.backend", "fake"),
     ("config.verifier.sandbox.pool_managed", False),
     ("config.tls.certificate", "/tmp/tls.crt"),
@@ -105,6 +109,26 @@ def test_a_bad_value_is_refused_by_name(chart: ChartRig, value: str, given: Any)
     with pytest.raises(helm.HelmError) as refused:
         chart.documents(tree(value, given))
     assert names(str(refused.value), value), str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("tests", "mebibytes"),
+    [({}, 2048), ({"cache_bytes": 3 * 1024**3}, 4096), ({"store": "s3://bucket/tests", "cache_bytes": 2**21}, 2)],
+)
+def test_the_volume_of_tests_holds_cache_and_store(chart: ChartRig, tests: dict[str, Any], mebibytes: int) -> None:
+    """64 MiB more than both bounds; a store elsewhere takes no room."""
+    pod = chart.one("Deployment", "nouscoder-verifier", tree("config.verifier.tests", tests))["spec"]["template"][
+        "spec"
+    ]
+    volumes = {one["name"]: one for one in pod["volumes"]}
+    assert volumes["tests"] == {"name": "tests", "emptyDir": {"sizeLimit": f"{mebibytes + 64}Mi"}}
+    assert {"name": "tests", "mountPath": "/tests"} in pod["containers"][0]["volumeMounts"]
+
+
+@pytest.mark.parametrize("name", ["cache_bytes", "store_bytes"])
+def test_the_volume_of_tests_needs_its_numbers(chart: ChartRig, name: str) -> None:
+    with pytest.raises(helm.HelmError, match=f"config.verifier.tests.{name} is needed"):
+        chart.documents(tree(f"config.verifier.tests.{name}", None))
 
 
 def test_a_pool_without_its_manager_is_shared(chart: ChartRig) -> None:
@@ -170,8 +194,19 @@ def test_what_the_templates_set_is_not_offered() -> None:
         "verifier.tokens_file",
         "verifier.sandbox.backend",
     } <= withheld
-    assert {path for path in withheld if path.split(".")[0] in ("problems", "policy", "demo")} == set()
-    set_by_templates = ("grpc", "metrics", "http", "health", "grpc_health", "root", "services", "pages", "cache")
+    assert {path for path in withheld if path.split(".")[0] in ("problems", "policy", "demo")} == {"problems.index"}
+    set_by_templates = (
+        "grpc",
+        "metrics",
+        "http",
+        "health",
+        "grpc_health",
+        "root",
+        "services",
+        "pages",
+        "cache",
+        "index",
+    )
     set_for_learner = ("start_after", "folder_patience_s", "serve_after_run")
     assert all(
         path.split(".")[-1] in (*set_by_templates, *set_for_learner)

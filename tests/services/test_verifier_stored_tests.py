@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 
+from nouscoder.client import AsyncClient, Client, GradingFailed
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission, TestsReference
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.formats.tests import canonical_json, digest_of
@@ -19,6 +22,7 @@ from nouscoder.store.tests import UnknownTests
 from nouscoder.store.tests_cache import TestsCache
 from nouscoder.verifier.access.caller import Caller, set_caller
 from nouscoder.verifier.access.client_tests import ClientTests, StorageFull, StoredTestsGrader
+from nouscoder.verifier.api.listener import start_http
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
@@ -49,8 +53,14 @@ def cache(tmp_path: Path) -> Iterator[TestsCache]:
     cache.close()
 
 
-def stored_in(tmp_path: Path, cache: TestsCache, clock: Clock | None = None, max_bytes: int = 10_000) -> ClientTests:
-    return ClientTests(FolderBlobs(tmp_path / "store"), cache, max_bytes, 1000.0, clock or Clock())
+def stored_in(
+    tmp_path: Path,
+    cache: TestsCache,
+    clock: Clock | None = None,
+    max_bytes: int = 10_000,
+    store_bytes: int = 100_000,
+) -> ClientTests:
+    return ClientTests(FolderBlobs(tmp_path / "store"), cache, max_bytes, 1000.0, store_bytes, clock or Clock())
 
 
 async def new_grader(client_tests: ClientTests) -> StoredTestsGrader:
@@ -91,6 +101,16 @@ async def test_a_client_has_its_bytes_and_the_same_again_costs_nothing(tmp_path:
     with pytest.raises(StorageFull, match=f"{2 * SIZE} are stored, and a client may store {2 * SIZE}"):
         await client_tests.put("one", StdinTests((StdinCase("1", "2"),)))
     await client_tests.put("two", StdinTests((StdinCase("1", "2"),)))
+
+
+async def test_all_clients_together_have_their_bytes(tmp_path: Path, cache: TestsCache) -> None:
+    file_bytes = (await stored_in(tmp_path, cache).put("one", TESTS)).file_bytes
+    client_tests = stored_in(tmp_path, cache, store_bytes=file_bytes + 1)
+    await client_tests.put("two", TESTS)  # the same file
+    with pytest.raises(StorageFull, match=f"all clients' tests take {file_bytes}, and the store may hold"):
+        await client_tests.put("two", StdinTests((StdinCase("1", "2"),)))
+    files = [path for path in (tmp_path / "store" / "stored").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) == file_bytes
 
 
 async def test_tests_expire_after_their_last_use_and_are_then_deleted(tmp_path: Path, cache: TestsCache) -> None:
@@ -146,6 +166,30 @@ def test_put_then_grade_stream_and_batch_over_rest(http: TestClient) -> None:
 def test_a_refusal_says_why(http: TestClient, body: bytes, status: int, field: str) -> None:
     answer = http.put("/v1/tests", content=body)
     assert (answer.status_code, answer.json()["field"]) == (status, field), answer.text
+
+
+async def test_the_client_stores_tests_and_grades_by_their_digest(tmp_path: Path, cache: TestsCache) -> None:
+    """Both clients of the package against a service on a port."""
+    client_tests = stored_in(tmp_path, cache, max_bytes=SIZE)
+    grader = await new_grader(client_tests)
+    app = make_app(grader, CollectorRegistry(), DrainState(), 2000, client_tests=client_tests)
+    tests, others = json.loads(canonical_json(TESTS)), {"type": "stdin", "cases": [{"input": "x", "output": "y"}]}
+    async with AsyncExitStack() as stack:
+        url = "http://" + await start_http(app, "127.0.0.1:0", stack)
+        client = await stack.enter_async_context(AsyncClient(url))
+        digest = await client.put_tests(tests)
+        assert digest == digest_of(TESTS)
+        assert (await client.grade(code="cat", tests={"digest": digest}))["verdict"] == "accepted"
+        with pytest.raises(GradingFailed, match=r"HTTP 507: these tests have .* a client may store") as full:
+            await client.put_tests(others)
+        assert full.value.status == 507
+
+        def in_a_thread() -> tuple[str, str]:
+            with Client(url) as blocking:
+                digest = blocking.put_tests(tests)
+                return digest, blocking.grade(code="cat", tests={"digest": digest})["verdict"]
+
+        assert await asyncio.to_thread(in_a_thread) == (digest, "accepted")
 
 
 @pytest.mark.parametrize("digest", ["sha256:" + "0" * 64, "sha256:0", "nope"])

@@ -24,6 +24,7 @@
 {{- if include "nouscoder.tokensSecret" . -}}
 {{- $_ := set $verifier "tokens_file" "/etc/nouscoder/tokens/tokens" -}}
 {{- end -}}
+{{- $_ := set $verifier "tests" (dict "cache" "/tests") -}}
 {{- $_ := set $verifier "sandbox" (include "nouscoder.sandboxConfig" . | fromYaml) -}}
 {{- if .Values.tls.enabled -}}
 {{- $tls := dict "certificate" "/etc/nouscoder/tls/tls.crt" "key" "/etc/nouscoder/tls/tls.key" -}}
@@ -36,11 +37,21 @@
 {{- $_ := set $tree.run "verifier_token_file" "/etc/nouscoder/tokens/token" -}}
 {{- end -}}
 {{- $_ := set $tree "learner" (merge $tree.learner (dict "start_after" "evaluation_before.json" "folder_patience_s" 120 "serve_after_run" true)) -}}
+{{- $_ := set $tree "problems" (dict "index" "/index") -}}
 {{- $_ := set $tree.broker "redis_url_file" "/etc/nouscoder/redis/url" -}}
 {{- $_ := set $tree.generation "policy_from" "learner" -}}
 {{- $_ := set $tree.generation "cache" "/cache/policies" -}}
 {{- end -}}
 {{- toYaml $tree -}}
+{{- end -}}
+
+{{/* Size of the verifier's volume of tests: the cache, the clients' tests when they are beside it, and some room. */}}
+{{- define "nouscoder.testsVolumeSize" -}}
+{{- $tests := dig "verifier" "tests" dict .Values.config -}}
+{{- $why := "is needed: the size of the verifier's volume of tests follows from it" -}}
+{{- $cached := required (printf "config.verifier.tests.cache_bytes %s" $why) $tests.cache_bytes -}}
+{{- $stored := required (printf "config.verifier.tests.store_bytes %s" $why) $tests.store_bytes -}}
+{{- add 64 (div (add (int64 $cached) (ternary 0 (int64 $stored) (not (empty $tests.store)))) 1048576) }}Mi
 {{- end -}}
 
 {{- define "nouscoder.sandboxConfig" -}}

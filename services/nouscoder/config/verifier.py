@@ -54,6 +54,9 @@ class TestsSection(Section):
         "", description="folder or URL (s3://...) of tests that clients store; empty: a folder beside the cache"
     )
     client_bytes: int = Field(1024**3, ge=0, description="bytes of tests that one client may store; 0 turns it off")
+    store_bytes: int = Field(
+        1024**3, ge=0, description="bytes that all clients' tests may take in the store together, compressed"
+    )
     expiry_s: float = Field(7 * 86400.0, gt=0, description="seconds after their last use when stored tests are deleted")
 
 

@@ -27,11 +27,12 @@ class UnknownTests(NousCoderError):
 
 @dataclass(frozen=True, slots=True)
 class StoredTests:
-    """What was kept: `num_bytes` is the size of the tests' JSON form."""
+    """What was kept: `num_bytes` is the size of the tests' JSON form, `file_bytes` that of their compressed file."""
 
     digest: str
     num_tests: int
     num_bytes: int
+    file_bytes: int
 
 
 class TestsSource(Protocol):
@@ -70,7 +71,7 @@ class TestStore:
             path = Path(folder) / "tests"
             with path.open("wb") as file:
                 digest, num_bytes = write_tests(tests, file)
-            stored = StoredTests(digest, len(tests.cases), num_bytes)
+            stored = StoredTests(digest, len(tests.cases), num_bytes, path.stat().st_size)
             if admit is not None:
                 admit(stored)
             self._blobs.put(self.name_of(digest), path)

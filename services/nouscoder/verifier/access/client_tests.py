@@ -5,7 +5,8 @@ stored, `clients/CLIENT/DIGEST.BYTES`, whose time of writing is the time of the 
 share the store share both.
 
 INVARIANT: a client gets only tests that it stored itself and used within `expiry_s`; to it, a digest of another client
-is like one that does not exist. The tests of one client never exceed `client_bytes`, counted as their JSON form.
+is like one that does not exist. The tests of one client never exceed `client_bytes`, counted as their JSON form. The
+files of all tests never exceed `store_bytes`; replicas that store at the same moment may exceed it by one set each.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _SWEEP_S = 3600.0
 
 
 class StorageFull(NousCoderError):
-    """The client has stored as many bytes as it may."""
+    """The client, or all clients together, have stored as many bytes as they may."""
 
 
 @dataclass(slots=True)
@@ -59,6 +60,7 @@ class ClientTests:
         cache: TestsCache,
         client_bytes: int,
         expiry_s: float,
+        store_bytes: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._blobs = blobs
@@ -66,6 +68,7 @@ class ClientTests:
         self._cache = cache
         self._client_bytes = client_bytes
         self._expiry_s = expiry_s
+        self._store_bytes = store_bytes
         self._clock = clock
         self._lists: dict[str, tuple[float, dict[str, _Held]]] = {}  # by client: when it was read, and the list
         self._storing = asyncio.Lock()
@@ -78,19 +81,28 @@ class ClientTests:
     def _put(self, client: str, tests: Tests) -> StoredTests:
         held = self._read_list(client)
 
-        def admit(stored: StoredTests) -> None:
-            others = sum(one.num_bytes for digits, one in held.items() if digits != hex_of(stored.digest))
-            if others + stored.num_bytes > self._client_bytes:
-                raise StorageFull(
-                    f"these tests have {stored.num_bytes} bytes, {others} are stored, and a client may store"
-                    f" {self._client_bytes}; tests that are not used are deleted after {self._expiry_s:g} s"
-                )
-
-        stored = self._store.put(tests, admit)
+        stored = self._store.put(tests, lambda stored: self._admit(stored, held))
         digits = hex_of(stored.digest)
         held[digits] = _Held(stored.num_bytes, self._clock())
         self._blobs.put(_name(client, digits, stored.num_bytes), b"")
         return stored
+
+    def _admit(self, stored: StoredTests, held: dict[str, _Held]) -> None:
+        """Check both bounds. Raises StorageFull."""
+        digits = hex_of(stored.digest)
+        expiry = f"tests that are not used are deleted after {self._expiry_s:g} s"
+        of_client = sum(one.num_bytes for name, one in held.items() if name != digits)
+        if of_client + stored.num_bytes > self._client_bytes:
+            raise StorageFull(
+                f"these tests have {stored.num_bytes} bytes, {of_client} are stored, and a client may store"
+                f" {self._client_bytes}; {expiry}"
+            )
+        of_all = sum(one.num_bytes for one in self._blobs.list("stored") if not one.name.endswith(digits))
+        if of_all + stored.file_bytes > self._store_bytes:
+            raise StorageFull(
+                f"these tests take {stored.file_bytes} bytes, all clients' tests take {of_all}, and the store may hold"
+                f" {self._store_bytes}; {expiry}"
+            )
 
     @asynccontextmanager
     async def opened(self, client: str, digest: str) -> AsyncIterator[Tests]:

@@ -134,7 +134,10 @@ def make_app(
 def _add_tests(app: FastAPI, client_tests: ClientTests, drain_state: DrainState, max_body_bytes: int) -> None:
     extra = {"requestBody": {"required": True, "content": {_JSON: {"schema": {"$ref": _REF.format(model="Tests")}}}}}
     full: dict[int | str, dict[str, Any]] = {
-        507: {"model": Fault, "description": "The client has stored as many bytes of tests as it may."}
+        507: {
+            "model": Fault,
+            "description": "The client, or all clients together, have stored as many bytes of tests as they may.",
+        }
     }
 
     @app.put("/v1/tests", response_model=StoredTestsAnswer, responses=_FAULTS | full, openapi_extra=extra)

@@ -54,7 +54,9 @@ def validate(submission: Submission, bounds: Bounds) -> None:
     """Raises InvalidSubmission that names the first invalid field."""
     _require_language(submission.language, "language")
     if isinstance(submission.tests, TestsReference):
-        raise InvalidSubmission("tests.digest", "names stored tests, which can only be graded by a service")
+        raise InvalidSubmission(
+            "tests.digest", "names stored tests, and this grader has no test store: send the tests themselves"
+        )
     if not submission.tests.cases:
         raise InvalidSubmission("tests.cases", "must hold at least one test")
     if len(submission.tests.cases) > bounds.num_tests:
