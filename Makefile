@@ -51,6 +51,7 @@ format: .venv/dev.ready
 
 bench: .venv/dev.ready
 	$(BIN)/nouscoder bench verifier
+	$(BIN)/nouscoder bench broker
 
 real-input: .venv/dev.ready
 	$(BIN)/python tests/e2e/test_real_problems.py

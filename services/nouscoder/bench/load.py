@@ -29,13 +29,14 @@ from typing import TypeVar
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from nouscoder.bench.errors import BenchError
 from nouscoder.bench.http_load import LeanClient, LoadFault
 from nouscoder.bench.load_client import OpenLoopClient, Said, said
 from nouscoder.bench.load_pace import Pace
 from nouscoder.bench.load_result import LoadPlan, LoadResult, figures
 from nouscoder.bench.load_watch import Holding, first_and_last, watch
 from nouscoder.bench.mixture import Sample, mixture
-from nouscoder.bench.verifier import BenchError, running_service
+from nouscoder.bench.verifier import running_service
 from nouscoder.client.http import GRADE_PATH
 from nouscoder.progress_bar import progress_bar
 from nouscoder.verifier.access.api_keys import new_api_key

@@ -36,6 +36,11 @@ def stolen_s() -> float:
     return int(fields[8]) / _TICKS
 
 
+def peak_resident_bytes(pid: int) -> int:
+    """The most memory that a living process ever had resident."""
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+
+
 def descendants(pid: int) -> list[int]:
     """Every living descendant of `pid`."""
     found: list[int] = []

@@ -20,18 +20,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nouscoder.bench.controls import bare_spawn, forks_per_second, rate
+from nouscoder.bench.errors import BenchError
 from nouscoder.bench.http_load import LeanClient
 from nouscoder.bench.processes import Usage, stolen_s, usage_of
 from nouscoder.client.http import GRADE_PATH
-from nouscoder.errors import NousCoderError
 from nouscoder.run.local import free_addresses
 
 _START_LIMIT_S = 60.0
 _AT_ONCE = 8
-
-
-class BenchError(NousCoderError):
-    """The bench could not run, or a verdict under load was wrong. The message says which."""
 
 
 @dataclass(frozen=True, slots=True)

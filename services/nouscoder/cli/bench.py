@@ -29,6 +29,21 @@ def bench_verifier(
     typer.echo(json.dumps(verifier.as_record(result), indent=1) if as_json else verifier.as_text(result))
 
 
+@bench_app.command("broker")
+def bench_broker(
+    batch: Annotated[int, typer.Option(min=32, help="rollouts of the large batch, a multiple of 8")] = 512,
+    scale: Annotated[float, typer.Option(min=0.01, help="multiplies the number of small rollouts")] = 1.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Take rollouts through a broker process over gRPC, then one large batch of 32k tokens a rollout."""
+    import json
+
+    from nouscoder.bench import broker
+
+    result = asyncio.run(broker.bench_broker(batch, scale))
+    typer.echo(json.dumps(broker.as_record(result), indent=1) if as_json else broker.as_text(result))
+
+
 @bench_app.command("verifier-load")
 def bench_verifier_load(
     seconds: Annotated[float, typer.Option(min=1, help="how long it is overloaded")] = 600.0,

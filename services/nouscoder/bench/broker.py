@@ -1,0 +1,311 @@
+"""`nouscoder bench broker`: rollouts through a broker process over gRPC, compared with bare Redis and bare protobuf.
+
+Broker, Redis and the imitated workers share the cores of this machine. A whole life of a rollout is: leased, sampled,
+leased to a grader with its text, judged, leased in a batch, streamed to a learner, committed, deleted from Redis. Its
+tokens and log-probabilities are random, so they do not compress. The large batch goes through while another process
+beats for its leases every 100 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from nouscoder.bench.broker_controls import bare_protobuf_cpu_ms, bare_redis_ms
+from nouscoder.bench.broker_workers import GROUP_SIZE, MAX_TOKENS, Samples, grade, manifest, sample, train
+from nouscoder.bench.errors import BenchError
+from nouscoder.bench.processes import peak_resident_bytes, stolen_s, usage_of
+from nouscoder.broker.redis_server import RedisServer, start_redis
+from nouscoder.data.problems import save_problems
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import StdinCase, StdinTests
+from nouscoder.rpc.broker_client import BrokerClient
+
+_START_LIMIT_S = 60.0
+_DELETION_LIMIT_S = 120.0
+_BEAT_EVERY_S = 0.1
+_MOST_BEATEN = 256
+# Tokens of a rollout, and how many rollouts go through; the batch is as large as the number.
+_LENGTHS = ((64, 1024), (8192, 512), (MAX_TOKENS, 256))
+
+
+@dataclass(frozen=True, slots=True)
+class WholeLife:
+    """Rollouts of one length, one worker of each kind, one after the other. The controls hold for a rollout too.
+
+    `redis_control_ms` is the time of SET, GET, GET, DEL of the same bytes; `protobuf_control_cpu_ms` the CPU time to
+    parse the message that brings a record and to write the one that streams it.
+    """
+
+    num_tokens: int
+    num_rollouts: int
+    record_bytes: int
+    rollouts_per_second: float
+    broker_cpu_ms: float
+    redis_control_ms: float
+    protobuf_control_cpu_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class LargeBatch:
+    """One batch of 32k-token rollouts. Heartbeats are those sent while it was leased, streamed and committed.
+
+    `filling_heartbeat_p99_s` is of the time in which its rollouts were sampled and graded.
+    """
+
+    num_rollouts: int
+    batch_bytes: int
+    filling_s: float
+    training_s: float
+    broker_cpu_ms_a_rollout: float
+    num_heartbeats: int
+    heartbeat_p50_s: float
+    heartbeat_p99_s: float
+    filling_heartbeat_p99_s: float
+    leases_beaten: int
+    leases_lost: int
+    broker_peak_rss_bytes: int
+    redis_bytes_before: int
+    redis_bytes_full: int
+    redis_bytes_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerBench:
+    """The figures of one run. `load_average` is that of the machine over the minute before the start."""
+
+    num_cores: int
+    load_average: float
+    stolen_cpu_share: float
+    whole_lives: tuple[WholeLife, ...]
+    large_batch: LargeBatch
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBroker:
+    """A broker process and its Redis."""
+
+    pid: int
+    address: str
+    redis: redis.Redis
+
+    def cpu_s(self) -> float:
+        """CPU seconds of the broker process so far."""
+        return usage_of(self.pid).own_cpu_s
+
+    def redis_bytes(self) -> int:
+        """What Redis holds, by its own account."""
+        return int(self.redis.info("memory")["used_memory"])
+
+    async def wait_until_deleted(self) -> None:
+        """Return when Redis holds no record. Raises BenchError when that takes too long."""
+        async with asyncio.timeout(_DELETION_LIMIT_S):
+            while next(self.redis.scan_iter("*}:record:*", count=10_000), None) is not None:
+                await asyncio.sleep(0.05)
+
+
+async def bench_broker(batch: int = 512, scale: float = 1.0) -> BrokerBench:
+    """Both parts, each with a broker and a Redis of its own. Raises BenchError."""
+    if batch % GROUP_SIZE:
+        raise BenchError(f"the batch must be a multiple of {GROUP_SIZE}, not {batch}")
+    load_average, begun_s, stolen_before_s = os.getloadavg()[0], time.monotonic(), stolen_s()
+    lives = []
+    for num_tokens, number in _LENGTHS:
+        num_rollouts = max(32, round(number * scale) // GROUP_SIZE * GROUP_SIZE)
+        async with running_broker(num_rollouts) as broker:
+            lives.append(await whole_life(broker, num_tokens, num_rollouts))
+    async with running_broker(batch) as broker:
+        large = await large_batch(broker, batch)
+    num_cpu_s = (time.monotonic() - begun_s) * (os.cpu_count() or 1)
+    share = (stolen_s() - stolen_before_s) / num_cpu_s
+    return BrokerBench(os.cpu_count() or 1, load_average, share, tuple(lives), large)
+
+
+async def whole_life(broker: RunningBroker, num_tokens: int, num_rollouts: int) -> WholeLife:
+    """Take a batch of rollouts through, twice; the first one warms up. Raises BenchError."""
+    samples = Samples()
+    async with _clients(broker.address) as (generation, verifier, learner):
+        for version in range(2):
+            await learner.publish_policy(manifest(version))
+            begun_s, cpu_before_s = time.monotonic(), broker.cpu_s()
+            await sample(generation, samples, num_rollouts, num_tokens, version)
+            await grade(verifier, num_rollouts)
+            num_bytes = await train(learner, num_rollouts, num_tokens)
+            wall_s = time.monotonic() - begun_s
+            await broker.wait_until_deleted()
+            cpu_s = broker.cpu_s() - cpu_before_s
+    record_bytes = num_bytes // num_rollouts
+    return WholeLife(
+        num_tokens,
+        num_rollouts,
+        record_bytes,
+        rollouts_per_second=num_rollouts / wall_s,
+        broker_cpu_ms=1000 * cpu_s / num_rollouts,
+        redis_control_ms=bare_redis_ms(broker.redis, record_bytes, num_rollouts),
+        protobuf_control_cpu_ms=bare_protobuf_cpu_ms(record_bytes, num_rollouts),
+    )
+
+
+async def large_batch(broker: RunningBroker, num_rollouts: int) -> LargeBatch:
+    """Fill a batch, lease it, stream it, commit it, while another worker beats for its leases. Raises BenchError."""
+    samples = Samples()
+    async with _clients(broker.address) as (generation, verifier, learner):
+        await learner.publish_policy(manifest(0))
+        before = broker.redis_bytes()
+        async with beating(broker.address, min(_MOST_BEATEN, num_rollouts)) as beats:
+            cpu_before_s, begun_s = broker.cpu_s(), time.monotonic()
+            await sample(generation, samples, num_rollouts, MAX_TOKENS, 0)
+            await grade(verifier, num_rollouts)
+            full_s, full = time.monotonic(), broker.redis_bytes()
+            num_bytes = await train(learner, num_rollouts, MAX_TOKENS)
+            await broker.wait_until_deleted()
+            done_s, cpu_s = time.monotonic(), broker.cpu_s() - cpu_before_s
+    filling = sorted(spent_s for moment_s, spent_s in beats.beats if moment_s < full_s)
+    training = sorted(spent_s for moment_s, spent_s in beats.beats if moment_s >= full_s)
+    return LargeBatch(
+        num_rollouts=num_rollouts,
+        batch_bytes=num_bytes,
+        filling_s=full_s - begun_s,
+        training_s=done_s - full_s,
+        broker_cpu_ms_a_rollout=1000 * cpu_s / num_rollouts,
+        num_heartbeats=len(training),
+        heartbeat_p50_s=statistics.median(training),
+        heartbeat_p99_s=_p99(training),
+        filling_heartbeat_p99_s=_p99(filling),
+        leases_beaten=beats.num_leases,
+        leases_lost=beats.num_lost,
+        broker_peak_rss_bytes=peak_resident_bytes(broker.pid),
+        redis_bytes_before=before,
+        redis_bytes_full=full,
+        redis_bytes_after=broker.redis_bytes(),
+    )
+
+
+def _p99(ordered: list[float]) -> float:
+    return ordered[min(len(ordered) - 1, round(0.99 * len(ordered)))]
+
+
+@dataclass(slots=True)
+class Beats:
+    """What a beating process saw: filled when it has ended."""
+
+    num_leases: int
+    beats: list[tuple[float, float]]
+    num_lost: int = 0
+
+
+@asynccontextmanager
+async def beating(address: str, num_leases: int) -> AsyncIterator[Beats]:
+    """A process that beats for leases meanwhile. Raises BenchError when it does not get them."""
+    command = [sys.executable, "-m", "nouscoder.bench.heartbeats", address, str(num_leases), str(_BEAT_EVERY_S)]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 26)
+    assert process.stdout is not None
+    try:
+        got = int(await process.stdout.readline() or 0)
+        if got != num_leases:
+            raise BenchError(f"the broker gave {got} of {num_leases} leases")
+        beats = Beats(num_leases, [])
+        yield beats
+        answer, _ = await process.communicate(b"")
+        found = json.loads(answer)
+        beats.beats, beats.num_lost = [(begun_s, spent_s) for begun_s, spent_s in found["beats"]], found["lost"]
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@asynccontextmanager
+async def _clients(address: str) -> AsyncIterator[tuple[BrokerClient, BrokerClient, BrokerClient]]:
+    async with (
+        BrokerClient(address, "generation-bench-0-1") as generation,
+        BrokerClient(address, "verifier-bench-0-1") as verifier,
+        BrokerClient(address, "learner-bench-0-1") as learner,
+    ):
+        yield generation, verifier, learner
+
+
+@asynccontextmanager
+async def running_broker(batch: int, *overrides: str) -> AsyncIterator[RunningBroker]:
+    """A broker process with a Redis of its own, in a folder that goes away. Raises BenchError."""
+    with tempfile.TemporaryDirectory(prefix="nouscoder-bench-") as name:
+        folder = Path(name)
+        save_problems(folder / "train.jsonl", [Problem("p", "A problem.", StdinTests((StdinCase("1\n", "1\n"),)))])
+        server = await asyncio.to_thread(start_redis, folder / "redis")
+        settings = [f"problems.train={folder / 'train.jsonl'}", f"run.root={folder}", f"broker.redis_url={server.url}"]
+        settings += ["broker.grpc=127.0.0.1:0", f"broker.group_size={GROUP_SIZE}", f"broker.batch_size={batch}"]
+        try:
+            async with _started([*settings, "broker.pipeline_k=2", *overrides], server) as broker:
+                yield broker
+        finally:
+            await asyncio.to_thread(server.close)
+
+
+@asynccontextmanager
+async def _started(settings: list[str], server: RedisServer) -> AsyncIterator[RunningBroker]:
+    command = [sys.executable, "-m", "nouscoder", "serve", "broker", *(f"--set={setting}" for setting in settings)]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(_START_LIMIT_S):
+            while line := await process.stderr.readline():
+                if b'"broker ready"' in line:
+                    break
+            else:
+                raise BenchError("the broker ended while it started")
+        drain = asyncio.create_task(process.stderr.read())
+        with redis.Redis.from_url(server.url) as client:
+            yield RunningBroker(process.pid, json.loads(line)["address"], client)
+        drain.cancel()
+    except TimeoutError:
+        raise BenchError("the broker took too long to start, or to delete records") from None
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+def as_text(result: BrokerBench) -> str:
+    """The figures as readable lines."""
+    rows = [
+        f"{result.num_cores} cores, load {result.load_average:.1f} at the start,"
+        f" {result.stolen_cpu_share:.1%} of the CPU stolen; broker, Redis and workers on the same cores"
+    ]
+    rows += [
+        f"{life.num_tokens} tokens: {life.rollouts_per_second:.0f} rollouts/s,"
+        f" {life.broker_cpu_ms:.2f} ms of broker CPU a rollout; bare Redis {life.redis_control_ms:.2f} ms,"
+        f" bare protobuf {life.protobuf_control_cpu_ms:.2f} ms of CPU, record {life.record_bytes} bytes"
+        for life in result.whole_lives
+    ]
+    large = result.large_batch
+    mib = 1 << 20
+    rows += [
+        f"batch of {large.num_rollouts} x {MAX_TOKENS} tokens, {large.batch_bytes / mib:.0f} MiB:"
+        f" sampled and graded in {large.filling_s:.1f} s, trained in {large.training_s:.1f} s,"
+        f" {large.broker_cpu_ms_a_rollout:.2f} ms of broker CPU a rollout",
+        f"{large.num_heartbeats} heartbeats meanwhile: p50 {1e3 * large.heartbeat_p50_s:.1f} ms,"
+        f" p99 {1e3 * large.heartbeat_p99_s:.1f} ms (p99 {1e3 * large.filling_heartbeat_p99_s:.1f} ms while it filled);"
+        f" {large.leases_lost} of {large.leases_beaten} leases lost",
+        f"broker RSS at most {large.broker_peak_rss_bytes / mib:.0f} MiB;"
+        f" Redis {large.redis_bytes_before / mib:.1f} MiB"
+        f" before, {large.redis_bytes_full / mib:.0f} full, {large.redis_bytes_after / mib:.1f} after",
+    ]
+    return "\n".join(rows)
+
+
+def as_record(result: BrokerBench) -> dict[str, Any]:
+    """The figures as a record for scripts."""
+    return asdict(result)

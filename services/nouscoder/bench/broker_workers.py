@@ -1,0 +1,105 @@
+"""What generation, verifier and learner do to a broker, without an engine, a sandbox or a model."""
+
+from __future__ import annotations
+
+import random
+
+from nouscoder.bench.errors import BenchError
+from nouscoder.domain.lease import LeasedTask
+from nouscoder.domain.policy import PolicyManifest, Shard
+from nouscoder.domain.rollout import Completion, FinishReason, Rollout, VersionSpan, assemble_rollout, float32, int32
+from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.rpc.broker_client import BrokerClient
+from nouscoder.store.record_store import ByteRange
+from nouscoder.store.rollout_record import decode_rollout
+
+GROUP_SIZE = 8
+MAX_TOKENS = 32_768
+_VOCABULARY = 151_936
+_AT_ONCE = 8
+_NUM_PROMPT_TOKENS = 16
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 \n()[]=+-*:,."
+
+
+class Samples:
+    """Random tokens, log-probabilities and text from one pool, so that no rollout compresses and none is costly."""
+
+    def __init__(self, seed: int = 0) -> None:
+        source = random.Random(seed)
+        self._source = source
+        self._ids = int32(source.choices(range(_VOCABULARY), k=2 * MAX_TOKENS))
+        self._logprobs = float32(-source.expovariate(1.0) for _ in range(2 * MAX_TOKENS))
+        self._text = "".join(source.choices(_ALPHABET, k=4 * MAX_TOKENS))
+
+    def rollout(self, item: LeasedTask, num_tokens: int, version: int) -> Rollout:
+        """A rollout of `num_tokens` tokens with two characters of text a token, at a random place of the pool."""
+        start = self._source.randrange(MAX_TOKENS)
+        prompt = self._ids[start : start + _NUM_PROMPT_TOKENS]
+        span = slice(start + _NUM_PROMPT_TOKENS, start + num_tokens)
+        num_sampled = num_tokens - _NUM_PROMPT_TOKENS
+        sampled = Completion(
+            self._ids[span], self._logprobs[span], (VersionSpan(version, num_sampled),), FinishReason.STOP
+        )
+        return assemble_rollout(item.task, [prompt, sampled], self._text[2 * start : 2 * (start + num_tokens)])
+
+
+def manifest(version: int) -> PolicyManifest:
+    """A policy that nobody reads."""
+    return PolicyManifest(version, version, f"/policies/{version}", (Shard("model.safetensors", "a" * 64, 1),))
+
+
+def _verdict(rollout_id: str) -> Verdict:
+    """Half of each group is accepted, so that no group is filtered."""
+    accepted = int(rollout_id.rpartition("-")[2]) % 2 == 0
+    kind = VerdictKind.ACCEPTED if accepted else VerdictKind.WRONG_ANSWER
+    return Verdict(kind=kind, passed=int(accepted), total=1, graded=1, duration_s=0.01, backend="bench")
+
+
+async def sample(client: BrokerClient, samples: Samples, num_rollouts: int, num_tokens: int, version: int) -> None:
+    """Lease and hand in rollouts, a few at a time. Raises BenchError."""
+    num_done = 0
+    while num_done < num_rollouts:
+        tasks = (await client.lease_tasks(min(_AT_ONCE, num_rollouts - num_done))).tasks
+        if not tasks:
+            raise BenchError(f"the broker gave {num_done} of {num_rollouts} tasks")
+        rollouts = [(item.lease.lease_id, samples.rollout(item, num_tokens, version)) for item in tasks]
+        if await client.submit_rollouts(rollouts):
+            raise BenchError("the broker refused a rollout whose lease was alive")
+        num_done += len(tasks)
+
+
+async def grade(client: BrokerClient, num_rollouts: int) -> None:
+    """Lease rollouts with their texts and hand in verdicts, a few at a time. Raises BenchError."""
+    num_done = 0
+    while num_done < num_rollouts:
+        gradings = (await client.lease_grading(_AT_ONCE)).gradings
+        if not gradings:
+            raise BenchError(f"the broker gave {num_done} of {num_rollouts} rollouts to grade")
+        verdicts = [(item.lease.lease_id, item.rollout_id, _verdict(item.rollout_id)) for item in gradings]
+        if await client.submit_verdicts(verdicts):
+            raise BenchError("the broker refused a verdict whose lease was alive")
+        num_done += len(gradings)
+
+
+async def train(client: BrokerClient, num_rollouts: int, num_tokens: int) -> int:
+    """Lease a batch, stream and decode its records, commit it; answers their bytes. Raises BenchError."""
+    batch = (await client.lease_batch()).batch
+    if batch is None or len(batch.rollouts) != num_rollouts:
+        raise BenchError(f"the broker gave no batch of {num_rollouts} rollouts")
+    ranges = [ByteRange(recorded.record, 0, recorded.header.record_bytes) for recorded in batch.rollouts]
+    place, record, num_whole, num_bytes = 0, bytearray(), 0, 0
+    async for at, data in client.stream_records(ranges):
+        if at != place:
+            place, record = at, bytearray()
+        record += data
+        num_bytes += len(data)
+        if len(record) == ranges[at].num_bytes:
+            rollout = decode_rollout(bytes(record))
+            expected = batch.rollouts[at].header.rollout_id
+            if (rollout.rollout_id, len(rollout.token_ids)) != (expected, num_tokens):
+                raise BenchError(f"record {at} of the batch is not that of rollout {expected}")
+            num_whole += 1
+    if num_whole != num_rollouts:
+        raise BenchError(f"{num_whole} of {num_rollouts} records came whole")
+    await client.commit_batch(batch.batch_id, batch.batch_id + 1)
+    return num_bytes

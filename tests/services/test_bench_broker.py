@@ -1,0 +1,24 @@
+"""The broker's bench runs for real on a small load; no speed is asserted."""
+
+from __future__ import annotations
+
+import pytest
+
+from nouscoder.bench.broker import as_record, as_text, bench_broker
+
+
+@pytest.mark.timeout(300)
+async def test_the_bench_takes_rollouts_through_a_real_broker_process() -> None:
+    result = await bench_broker(batch=32, scale=0.01)
+    assert [life.num_tokens for life in result.whole_lives] == [64, 8192, 32768]
+    for life in result.whole_lives:
+        assert life.record_bytes > 8 * life.num_tokens
+        assert min(life.rollouts_per_second, life.redis_control_ms, life.protobuf_control_cpu_ms) > 0
+    large = result.large_batch
+    assert large.batch_bytes > 32 * 8 * 32768
+    assert large.redis_bytes_full - large.redis_bytes_before > large.batch_bytes
+    assert large.redis_bytes_after - large.redis_bytes_before < large.batch_bytes / 4
+    assert (large.leases_beaten, large.leases_lost) == (32, 0)
+    assert 0 < large.heartbeat_p50_s <= large.heartbeat_p99_s
+    assert as_record(result)["large_batch"]["num_rollouts"] == 32
+    assert "0 of 32 leases lost" in as_text(result)
