@@ -47,9 +47,11 @@ def serve(
 
             uvloop.run(serve_verifier(config, with_broker=broker))
         elif service is Service.BROKER:
+            import uvloop
+
             from nouscoder.broker.service import serve as serve_broker
 
-            asyncio.run(serve_broker(config))
+            uvloop.run(serve_broker(config))
         elif service is Service.GENERATION:
             from nouscoder.generation.service import serve as serve_generation
 
