@@ -24,8 +24,12 @@ def documented() -> dict[str, str]:
 async def keys_of(broker: Broker) -> dict[str, str]:
     """Key without the run's prefix -> type, as Redis has them now."""
     redis, prefix = broker.store.redis, broker.store.prefix
-    names = [name.decode() async for name in redis.scan_iter(match=f"{prefix}*", count=1000)]
-    return {name.removeprefix(prefix): (await redis.type(name)).decode() for name in names}
+    names = [name async for name in redis.scan_iter(match=f"{prefix}*", count=1000)]
+    return {_text(name).removeprefix(prefix): _text(await redis.type(name)) for name in names}
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 async def test_the_keys_of_a_run_are_those_of_the_document(
