@@ -1,4 +1,4 @@
-"""What tests of several folders share: the runner pods of a cluster, for those that are marked `cluster`."""
+"""What tests of several folders share: the settings of hypothesis, and runner pods for tests marked `cluster`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from nouscoder.verifier.sandbox import PoolConfig
+
+# The clock of a busy machine says nothing about the code, so no example has a deadline.
+settings.register_profile("no-deadline", settings(), deadline=None)
+settings.load_profile("no-deadline")
 
 CHART = Path(__file__).parents[1] / "helm" / "nouscoder"
 

@@ -113,7 +113,7 @@ some_tokens = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(some_tokens, st.integers(0, 12))
 def test_micro_batches_add_up_to_the_minibatch(tokens: list[Token], cut: int) -> None:
     cut = min(cut, len(tokens))
@@ -125,7 +125,7 @@ def test_micro_batches_add_up_to_the_minibatch(tokens: list[Token], cut: int) ->
     assert [slope for result in results for slope in result[1]] == pytest.approx(whole_gradient)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(some_tokens)
 def test_loss_and_gradient_stay_finite_for_any_log_probabilities(tokens: list[Token]) -> None:
     loss, gradient, _, _ = run(tokens)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nouscoder.report import write_report
@@ -172,7 +172,6 @@ def test_hostile_text_anywhere_adds_no_element_and_no_attribute(tmp_path: Path) 
     assert "\\u202e\\u0000\\ud800$policy ${script}" in shown
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(codec=None, categories=None)))
 def test_escaped_text_reads_back_as_one_text_and_can_be_encoded(text: str) -> None:
     parsed = Structure(f"<pre>{escape(text)}</pre>")
@@ -186,7 +185,6 @@ def test_a_long_program_is_clipped_with_a_note() -> None:
     assert clip("a" * (MAX_CHARACTERS + 5)).endswith("a\n[5 more characters]")
 
 
-@settings(deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False))
 def test_ticks_are_even_few_and_enclose_the_values(one: float, other: float) -> None:
     low, high = min(one, other), max(one, other)
@@ -225,7 +223,6 @@ def test_a_line_has_a_gap_where_a_value_is_missing_and_its_values_lie_where_they
     assert points == ["52.0,206.0", "134.3,12.0"]  # the left edge at the bottom, then the top
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.none(), min_size=1, max_size=5))
 def test_any_finite_values_can_be_drawn_inside_the_frame(values: list[float | None]) -> None:
     xs = tuple(map(float, range(len(values))))

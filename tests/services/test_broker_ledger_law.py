@@ -287,7 +287,6 @@ def test_the_laws_hold_after_every_step_of_random_histories(broker_rig: Any) -> 
         settings=settings(
             max_examples=30,
             stateful_step_count=50,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
             print_blob=True,
             database=None,
