@@ -107,3 +107,8 @@ def test_a_template_that_refuses_the_messages_is_one_sentence(tmp_path: Path) ->
     save_bytes(tmp_path, "{{ raise_exception('system role is not supported') }}", eos_token="<|end|>")
     with pytest.raises(TokenizerError, match="chat template refuses the messages: system role is not supported"):
         load_tokenizer(tmp_path).encode_messages([Message(Role.USER, "x")])
+
+
+def test_a_folder_that_does_not_exist_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=f"the policy folder {tmp_path / 'nowhere'} does not exist"):
+        load_tokenizer(tmp_path / "nowhere")

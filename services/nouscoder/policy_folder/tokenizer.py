@@ -87,6 +87,9 @@ class PolicyTokenizer:
 
 def load_tokenizer(folder: Path) -> PolicyTokenizer:
     """The tokenizer of a Hugging Face folder. Raises TokenizerError."""
+    # The library takes a path that does not exist for the name of a model on a hub.
+    if not folder.is_dir():
+        raise TokenizerError(f"the policy folder {folder} does not exist")
     # Importing transformers takes seconds.
     from transformers import AutoTokenizer
 
