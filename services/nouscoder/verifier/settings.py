@@ -1,4 +1,4 @@
-"""From the configuration tree to what the parts of the verifier take."""
+"""Converts the configuration of the verifier to the settings of its parts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def grading_policy(section: VerifierSection) -> GradingPolicy:
 
 
 def sandbox_config(section: VerifierSection) -> SandboxConfig:
-    """Which isolation, and the import folders of candidates: those configured, then those of the libraries.
+    """The settings of the sandbox. Candidates import from the configured folders, then from those of the libraries.
 
-    Raises ConfigError naming the key that makes no sense.
+    Raises ConfigError naming the invalid key.
     """
     chosen = section.sandbox
     folders = (*chosen.site_packages, *library_folders(section.libraries))

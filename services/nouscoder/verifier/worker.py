@@ -1,11 +1,11 @@
 """The grading worker: a client of the broker and of this service's own grader.
 
-lease rollouts -> open their tests by digest, fetched once -> grade -> hand in each verdict as it comes.
+lease rollouts -> open their tests by digest (fetched once) -> grade -> submit each verdict at once.
 
-INVARIANT: at most `capacity` leases are in hand; each leaves exactly once: its verdict is handed in, or its work is
-dropped because the lease was lost. A failure of ours is handed in as internal_error, never as another verdict, and the
-broker gives the rollout to somebody again. A broker that is away is waited for; nothing is remembered across it but
-the leases in hand.
+INVARIANT: the worker holds at most `capacity` leases. Each ends exactly once: its verdict is submitted, or its work is
+cancelled because the lease was lost. An infrastructure failure is submitted as internal_error and never as another
+verdict; the broker then leases the rollout again. While the broker does not answer, the worker waits and keeps only its
+leases.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ OpenTests = Callable[[str], AbstractAsyncContextManager[Tests]]
 
 
 class Broker(Protocol):
-    """What the worker asks of a broker; rpc.broker_client.BrokerClient is one."""
+    """The calls to a broker that the worker needs; implemented by rpc.broker_client.BrokerClient."""
 
     async def lease_grading(self, max_rollouts: int, wait_s: float = ...) -> LeasedGradings:
-        """Rollouts to grade."""
+        """Lease up to `max_rollouts` rollouts to grade. Waits up to `wait_s` seconds for the first."""
         ...
 
     async def submit_verdicts(self, verdicts: Iterable[tuple[str, str, Verdict]]) -> frozenset[str]:
-        """Hand in (lease_id, rollout_id, verdict); the rollout ids refused."""
+        """Submit (lease_id, rollout_id, verdict) triples. Returns the rollout ids that were refused."""
         ...
 
 
 class Keeper(Protocol):
-    """What keeps leases alive; rpc.broker_client.LeaseKeeper is one."""
+    """Renews leases; implemented by rpc.broker_client.LeaseKeeper."""
 
     def add(self, lease: Lease) -> None:
-        """Keep it alive."""
+        """Renew this lease until it is dropped or lost."""
         ...
 
     def drop(self, lease_id: str) -> None:
-        """Let it go."""
+        """Stop renewing a lease."""
         ...
 
     def take_lost(self) -> frozenset[str]:
-        """Those lost since the last call."""
+        """The ids of the leases lost since the last call."""
         ...
 
 
@@ -85,10 +85,10 @@ async def grade_rollouts(
 
 
 class GradingWorker:
-    """Keeps every slot of `grader` busy, with as many rollouts again leased ahead."""
+    """Leases two rollouts for each slot of `grader`, so that every slot stays busy."""
 
     def __init__(self, broker: Broker, keeper: Keeper, grader: Grading, opened: OpenTests) -> None:
-        """`opened` gives the tests of a digest, for as long as they are in use."""
+        """`opened` opens the tests of a digest while they are in use."""
         self.capacity = 2 * grader.num_slots
         self._broker = broker
         self._keeper = keeper
@@ -109,11 +109,11 @@ class GradingWorker:
                 self._keeper.drop(lease_id)
 
     async def _lease(self, group: asyncio.TaskGroup) -> None:
-        """Fill the room there is, once."""
+        """Lease rollouts once, up to the capacity."""
         room = self.capacity - len(self._in_hand)
         if room <= 0:
             self._room.clear()
-            await self._room.wait()  # ends with any submission in hand, each of which has its own limit
+            await self._room.wait()  # bounded: each submission in progress has a time limit
             return
         try:
             leased = await self._broker.lease_grading(room, LEASE_WAIT_S)
@@ -142,7 +142,7 @@ class GradingWorker:
         self._room.set()
 
     async def _drop_lost(self) -> None:
-        """Stop the work on leases that somebody else may hold by now."""
+        """Cancel the work on lost leases, which another worker may hold."""
         while True:
             for lease_id in self._keeper.take_lost():
                 task = self._in_hand.get(lease_id)
@@ -154,17 +154,17 @@ class GradingWorker:
     async def _work(self, grading: LeasedGrading) -> None:
         try:
             verdict = await self._verdict(grading)
-            handed_in = (grading.lease.lease_id, grading.rollout_id, verdict)
-            refused = await self._broker.submit_verdicts([handed_in])
+            submitted = (grading.lease.lease_id, grading.rollout_id, verdict)
+            refused = await self._broker.submit_verdicts([submitted])
         except PeerError as error:
-            # The lease runs out and the rollout is graded again: work is lost, not the rollout.
-            log.warning("verdict not handed in", extra={"rollout_id": grading.rollout_id, "detail": str(error)})
+            # The lease expires and the rollout is graded again, so only work is lost.
+            log.warning("verdict not submitted", extra={"rollout_id": grading.rollout_id, "detail": str(error)})
             return
         if refused:
             log.warning("verdict refused: the lease was lost", extra={"rollout_id": grading.rollout_id})
 
     async def _verdict(self, grading: LeasedGrading) -> Verdict:
-        """The verdict of a rollout. Raises PeerUnreachable when its tests cannot be had for want of a broker."""
+        """The verdict of a rollout. Raises PeerUnreachable when the broker that has its tests does not answer."""
         try:
             digest = grading.tests_digest
             async with self._opened(digest) as tests:
@@ -174,8 +174,8 @@ class GradingWorker:
             raise
         except (NousCoderError, OSError, InvalidSubmission, QueueFull) as error:
             log.error("cannot grade", extra={"problem_id": grading.problem_id, "detail": str(error)})
-            return _ours(self._grader.backend, f"problem {grading.problem_id}: {error}")
+            return _internal_error(self._grader.backend, f"problem {grading.problem_id}: {error}")
 
 
-def _ours(backend: str, detail: str) -> Verdict:
+def _internal_error(backend: str, detail: str) -> Verdict:
     return Verdict(VerdictKind.INTERNAL_ERROR, 0, 0, 0, 0.0, backend, detail=detail)

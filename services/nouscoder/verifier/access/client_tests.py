@@ -1,12 +1,13 @@
 """The tests that clients store for later submissions: PUT /v1/tests, then `"tests": {"digest": ...}`.
 
-What is kept: each set once, under its digest, for all clients; and for each client an empty blob for each set that it
-stored, `clients/CLIENT/DIGEST.BYTES`, whose time of writing is the time of the last use. Replicas of the service that
-share the store share both.
+The store holds each set of tests once, under its digest, for all clients. For each client it also holds an empty blob
+`clients/CLIENT/DIGEST.BYTES` for each set that the client stored; the blob's modification time is the time of the last
+use. Replicas of the service that use the same store share both.
 
-INVARIANT: a client gets only tests that it stored itself and used within `expiry_s`; to it, a digest of another client
-is like one that does not exist. The tests of one client never exceed `client_bytes`, counted as their JSON form. The
-files of all tests never exceed `store_bytes`; replicas that store at the same moment may exceed it by one set each.
+INVARIANT: a client can use only tests that it stored itself and has used within `expiry_s`. It cannot distinguish a
+digest of another client from an unknown one. The tests of one client never exceed `client_bytes`, the size of their
+JSON form. The files of all tests never exceed `store_bytes`; replicas that store at the same time may exceed it by one
+set each.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from nouscoder.verifier.grading.verdict_cache import Grading
 
 log = logging.getLogger(__name__)
 
-_RENEW_SHARE = 0.1  # of the expiry: a use is written down at most so often
-_KNOWN_S = 60.0  # for so long a client's list is not read again
+_RENEW_SHARE = 0.1  # of the expiry: the shortest time between two records of a use
+_KNOWN_S = 60.0  # time after which a client's list is read again
 _SWEEP_S = 3600.0
 
 
@@ -52,7 +53,7 @@ class _Held:
 
 
 class ClientTests:
-    """The tests in `blobs`, read through `cache`. `clock` tells seconds since 1970."""
+    """The tests in `blobs`, read through `cache`. `clock` returns seconds since 1970."""
 
     def __init__(
         self,
@@ -70,17 +71,16 @@ class ClientTests:
         self._expiry_s = expiry_s
         self._store_bytes = store_bytes
         self._clock = clock
-        self._lists: dict[str, tuple[float, dict[str, _Held]]] = {}  # by client: when it was read, and the list
+        self._lists: dict[str, tuple[float, dict[str, _Held]]] = {}  # by client: time of reading, and the list
         self._storing = asyncio.Lock()
 
     async def put(self, client: str, tests: Tests) -> StoredTests:
-        """Keep tests for this client. Raises StorageFull, and BlobsUnavailable."""
-        async with self._storing:  # so that the sum is right
+        """Store tests for this client. Raises StorageFull and BlobsUnavailable."""
+        async with self._storing:  # one at a time, because the bounds apply to a sum
             return await asyncio.to_thread(self._put, client, tests)
 
     def _put(self, client: str, tests: Tests) -> StoredTests:
         held = self._read_list(client)
-
         stored = self._store.put(tests, lambda stored: self._admit(stored, held))
         digits = hex_of(stored.digest)
         held[digits] = _Held(stored.num_bytes, self._clock())
@@ -106,7 +106,7 @@ class ClientTests:
 
     @asynccontextmanager
     async def opened(self, client: str, digest: str) -> AsyncIterator[Tests]:
-        """The tests of this digest. Raises UnknownTests, TestsTooLarge, and BlobsUnavailable."""
+        """The tests of this digest. Raises UnknownTests, TestsTooLarge and BlobsUnavailable."""
         digits = hex_of(digest)
         read_s, held = self._lists.get(client, (0.0, {}))
         if (digits not in held and self._clock() - read_s > 1.0) or self._clock() - read_s > _KNOWN_S:
@@ -121,16 +121,16 @@ class ClientTests:
             yield tests
 
     async def keep_sweeping(self) -> None:
-        """Delete what has expired, now and every hour."""
+        """Delete expired tests now and every hour."""
         while True:
             try:
                 await asyncio.to_thread(self.sweep)
             except BlobsUnavailable as error:
-                log.warning("expired tests stay for now", extra={"reason": str(error)})
+                log.warning("expired tests could not be deleted", extra={"reason": str(error)})
             await asyncio.sleep(_SWEEP_S)
 
     def sweep(self) -> None:
-        """Delete expired entries, then tests that no client has. Raises BlobsUnavailable."""
+        """Delete expired entries, then tests without an entry of any client. Raises BlobsUnavailable."""
         used = set()
         for info in self._blobs.list("clients"):
             if self._is_expired(info.modified_s):
@@ -138,7 +138,7 @@ class ClientTests:
             else:
                 used.add(info.name.rpartition("/")[2].partition(".")[0])
         for info in self._blobs.list("stored"):
-            # One that is being stored right now has no entry yet.
+            # Tests that are being stored have no entry yet.
             if info.name.rpartition("/")[2] not in used and self._clock() - info.modified_s > _SWEEP_S:
                 self._blobs.delete(info.name)
 
@@ -156,7 +156,7 @@ class ClientTests:
 
 
 def _folder(client: str) -> str:
-    """A client's name may hold anything; its folder is a digest of it."""
+    """The folder of a client: a digest of its name, which may hold any character."""
     return hashlib.sha256(client.encode("utf8", "surrogatepass")).hexdigest()[:32]
 
 
@@ -165,14 +165,14 @@ def _name(client: str, digits: str, num_bytes: int) -> str:
 
 
 class StoredTestsGrader(GraderDecorator):
-    """`inner`, for submissions that name tests which their client has stored."""
+    """Grades with `inner`, with the stored tests for submissions that name them by digest."""
 
     def __init__(self, inner: Grading, client_tests: ClientTests) -> None:
         super().__init__(inner)
         self._client_tests = client_tests
 
     async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
-        """As Grader.grade. Raises InvalidSubmission for a digest that is unknown to the client, BlobsUnavailable."""
+        """See `Grader.grade`. Raises InvalidSubmission for a digest unknown to the client, BlobsUnavailable."""
         if not isinstance(submission.tests, TestsReference):
             return await self._inner.grade(submission, on_outcome)
         digest = submission.tests.digest

@@ -1,4 +1,4 @@
-"""The REST API. Handlers convert, call the grader, convert; 200 for every candidate, whatever it does.
+"""The REST API. Handlers convert, call the grader and convert. Every graded submission gets status 200.
 
 INVARIANT: once `DrainState.draining` is set, no submission is accepted (503), and those in progress get their verdict.
 """
@@ -136,13 +136,13 @@ def _add_tests(app: FastAPI, client_tests: ClientTests, drain_state: DrainState,
     full: dict[int | str, dict[str, Any]] = {
         507: {
             "model": Fault,
-            "description": "The client, or all clients together, have stored as many bytes of tests as they may.",
+            "description": "The client, or all clients together, have stored the maximum number of bytes of tests.",
         }
     }
 
     @app.put("/v1/tests", response_model=StoredTestsAnswer, responses=_FAULTS | full, openapi_extra=extra)
     async def put_tests(request: Request) -> Response:
-        """Store tests, to name them by their digest in submissions of the same client."""
+        """Store tests. Submissions of the same client can then name them by their digest."""
         _enter(drain_state)
         tests = parse_tests(await read_body(request, max_body_bytes))
         stored = await client_tests.put(current_caller().client, tests)

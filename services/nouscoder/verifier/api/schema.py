@@ -1,4 +1,7 @@
-"""The REST API's records (design.md section 7): closed and strict. Only this module turns them into domain records."""
+"""The REST API's records (design.md section 7). Unknown fields are refused and types are strict.
+
+Only this module turns them into domain records.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,18 @@ from nouscoder.verifier.grading.validation import InvalidSubmission
 
 
 class _Request(Body):
-    """All of a request but its tests."""
+    """The fields of a request besides its tests."""
 
     language: str = "python"
     code: str | None = Field(None, description="the program; or give `completion`")
     completion: str | None = Field(None, description="a model's answer; its last fenced block is the program")
     limits: LimitsBody = LimitsBody()
     comparator: ComparatorBody = ComparatorBody()
-    profile: Literal["process", "lcb"] = Field("process", description="lcb: what LiveCodeBench's grader would say")
+    profile: Literal["process", "lcb"] = Field("process", description="lcb: the verdict of LiveCodeBench's grader")
     prelude: Literal["none", "lcb"] = Field("none", description="lcb: LiveCodeBench's star imports, for python")
     stop_on_first_failure: bool = True
     reveal: Literal["first_failure", "none"] = "first_failure"
-    problem_id: str = Field("", description="lets the service run first the tests that failed programs for it before")
+    problem_id: str = Field("", description="tests that often failed programs for this problem run first")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -58,7 +61,7 @@ class GradeRequest(_Request):
     tests: TestsBody
 
     def submission(self) -> Submission:
-        """The domain's record."""
+        """The domain record."""
         return self._submission(self.tests.record())
 
 
@@ -68,12 +71,12 @@ class StoredGradeRequest(_Request):
     tests: TestsReferenceBody
 
     def submission(self) -> Submission:
-        """The domain's record."""
+        """The domain record."""
         return self._submission(self.tests.record())
 
 
 class StoredTestsAnswer(BaseModel):
-    """What names stored tests from now on."""
+    """The digest of stored tests, and their size."""
 
     digest: str = Field(description="sha256: and 64 hex digits; give it as tests.digest")
     num_tests: int
@@ -81,7 +84,7 @@ class StoredTestsAnswer(BaseModel):
 
 
 class TestBody(BaseModel):
-    """What one test got."""
+    """The outcome of one test."""
 
     __test__ = False  # not a pytest class
 
@@ -104,7 +107,7 @@ class FirstFailureBody(BaseModel):
 
 
 class GradeAnswer(BaseModel):
-    """A verdict. `reward` is null for an internal_error, which says nothing of the candidate."""
+    """A verdict. `reward` is null for an internal_error, because the candidate was not judged."""
 
     verdict: VerdictKind
     passed: int
@@ -120,14 +123,14 @@ class GradeAnswer(BaseModel):
 
 
 class Fault(BaseModel):
-    """Why a request was not taken. `field` names the part at fault, where there is one."""
+    """Why a request was refused. `field` names the invalid part, if there is one."""
 
     detail: str
     field: str | None = None
 
 
 def parse_submission(body: bytes | str) -> Submission:
-    """A request's JSON as a submission. Raises InvalidSubmission naming the field at fault."""
+    """Parse a request's JSON. Raises InvalidSubmission naming the invalid field."""
     try:
         return GradeRequest.model_validate_json(body).submission()
     except ValidationError as error:
@@ -140,7 +143,7 @@ def parse_submission(body: bytes | str) -> Submission:
 
 
 def _names_stored_tests(error: ValidationError) -> bool:
-    """Whether `tests` has no type but a digest."""
+    """Whether `tests` has a digest and no type."""
     return any(
         fault["type"] == "union_tag_not_found" and fault["loc"] == ("tests",) and "digest" in fault["input"]
         for fault in error.errors(include_url=False, include_context=False)
@@ -148,7 +151,7 @@ def _names_stored_tests(error: ValidationError) -> bool:
 
 
 def parse_tests(body: bytes) -> Tests:
-    """Tests alone, as PUT /v1/tests takes them. Raises InvalidSubmission naming the field at fault."""
+    """Parse the body of PUT /v1/tests. Raises InvalidSubmission naming the invalid field."""
     try:
         return tests_from_json(body)
     except ValidationError as error:
@@ -156,7 +159,7 @@ def parse_tests(body: bytes) -> Tests:
 
 
 def outcome_record(outcome: TestOutcome) -> dict[str, Any]:
-    """A test's outcome in the shape of TestBody."""
+    """The outcome of a test with the fields of TestBody."""
     return {
         "index": outcome.index,
         "outcome": outcome.outcome.value,
@@ -167,7 +170,7 @@ def outcome_record(outcome: TestOutcome) -> dict[str, Any]:
 
 
 def answer_record(verdict: Verdict) -> dict[str, Any]:
-    """A verdict in the shape of GradeAnswer."""
+    """A verdict with the fields of GradeAnswer."""
     return {
         "verdict": verdict.kind.value,
         "passed": verdict.passed,
@@ -184,7 +187,7 @@ def answer_record(verdict: Verdict) -> dict[str, Any]:
 
 
 def answer_json(verdict: Verdict) -> bytes:
-    """A verdict as the API answers it."""
+    """A verdict as the JSON of an answer."""
     return json.dumps(answer_record(verdict)).encode()
 
 

@@ -31,7 +31,7 @@ class FairSlots:
         self.num_slots = num_slots
         self.waiting = 0
         self.busy = 0
-        self.extra = 0  # busy slots that a submission holds beside its first one
+        self.extra = 0  # busy slots that a submission holds in addition to its first one
         self._max_waiting = max_waiting
         self._report_load = report_load
         self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # the first client is next

@@ -162,10 +162,10 @@ async def _tests_digest(submission: Submission) -> str:
 
 
 def _key(submission: Submission, tests_digest: str) -> bytes | None:
-    """A digest of all that the verdict depends on; None for programs too large, and tests that have no digest.
+    """A digest of all that the verdict depends on; None for programs that are too large and tests without a digest.
 
-    The problem id decides in which order tests run, and so which failure is met first. A submission without one never
-    gets a verdict that came from a learned order. Where every test is run, the order changes nothing.
+    The problem id is part of it unless every test runs: it decides the order of the tests, and so the first failure. A
+    submission without a problem id thus never gets a verdict from a learned order.
     """
     source = submission.code if submission.code is not None else submission.completion or ""
     if not tests_digest or len(source) > _KEYED_CHARS:

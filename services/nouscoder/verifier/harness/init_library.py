@@ -86,14 +86,14 @@ class Init:
         each.
 
         Returns only in a candidate's process, with the bytes for `Assignment.unpack`. That process is confined. It has
-        descriptors 0, 1 and 2, also 3 for call tests, and REPORT and GO while it has yet to compile.
+        descriptors 0, 1 and 2, also 3 for call tests, and REPORT and GO until it has compiled.
         """
         assignment: bytes = self._serve(ctypes.byref(self._settings), orders, report)
         return assignment
 
 
 def ends_the_zygote(status: int) -> int | None:
-    """The zygote's exit status after a sandbox ended with `status`; None when the zygote continues."""
+    """The zygote's exit status after a sandbox exited with `status`; None when the zygote continues."""
     code = os.waitstatus_to_exitcode(status)
     if code == EXIT_ENDED:
         return None

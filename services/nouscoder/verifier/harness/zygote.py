@@ -1,7 +1,7 @@
 """The warm interpreter of a slot. It builds the root once and makes fresh namespaces for every submission.
 
-INVARIANT: the zygote never reads a submission, so nothing of one submission can reach the processes of the next. One of
-its sandboxes owns the stream and one stands by, so that the namespaces of the next submission are ready.
+INVARIANT: the zygote never reads a submission, so no data of one submission can reach the processes of the next. One of
+its sandboxes owns the stream and one is on standby, so that the namespaces of the next submission are ready.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def main(settings_json: str) -> Job:
 
 
 class _Standby:
-    """A sandbox. It sets itself up at once and is in use from `begin` to the end of its submission."""
+    """A sandbox. It is set up at once, and in use from `begin` to the end of its submission."""
 
     def __init__(self, pid: int, orders: int, report: int) -> None:
         self._pid, self._orders, self._report = pid, orders, report
 
     def begin(self) -> None:
-        """Give it the stream once it is set up. From then on it also ends if the zygote is killed."""
+        """Give it the stream once it is set up. From then on it also exits if the zygote is killed."""
         self._read_report()
         os.write(self._orders, b"1")
         os.close(self._orders)

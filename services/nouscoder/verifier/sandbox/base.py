@@ -113,10 +113,9 @@ class Session(Protocol):
     ) -> tuple[RunResult, RunResult]:
         """Run this program and `partner`'s together. The output of each is the input of the other.
 
-        `partner` is the second session of the same `Sandbox.pair`; `args` and `files` are for the partner. Each program
-        sees the end of the other as the end of its input. The results (this one's, the partner's) hold the complete
-        output of each. Both have their own limits; wall time counts from the start of the conversation. Raises what
-        `run` raises.
+        `partner` is the second session of the same `Sandbox.pair`; `args` and `files` are for the partner. When one
+        program exits, the input of the other ends. The results (this one's, the partner's) hold the complete output of
+        each. Both have their own limits; wall time counts from the start of the conversation. Raises what `run` raises.
         """
         ...
 

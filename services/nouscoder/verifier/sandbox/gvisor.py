@@ -207,7 +207,7 @@ class PooledLaunch(RunnerLaunch):
 
 
 class PartnerLaunch(RunnerLaunch):
-    """Starts the second harness of a pair in the runner of the first. The runner ends both together."""
+    """Starts the second harness of a pair in the runner of the first. The runner kills both together."""
 
     def __init__(self, first: Launch, key: bytes, config: SandboxConfig) -> None:
         super().__init__(key, config)

@@ -15,7 +15,7 @@ _RESOLVE_LIMIT_S = 5.0
 
 
 class HeadlessRunners:
-    """See `Source`. A worn runner is asked to exit; the kubelet then restarts its container.
+    """See `Source`. A worn runner gets a request to exit; the kubelet then restarts its container.
 
     Several gateways may find the same runners. A runner serves one gateway at a time and refuses the others as busy.
     """
@@ -53,11 +53,11 @@ class HeadlessRunners:
             link = await connect(runner.address, self._key, greeting.RETIRE, {}, name=runner.name, limit_s=limit_s)
             link.writer.transport.abort()
         except (SandboxError, OSError, TimeoutError):
-            return  # it has ended, or the next canary will find it silent
+            return  # it has exited, or the next canary will get no answer
 
     async def quarantine(self, runner: Found) -> None:
         """See `Source`. This gateway never uses the runner again."""
         self._quarantined.add(runner.name)
 
     async def close(self) -> None:
-        """See `Source`. Nothing to end: the Deployment owns the runners."""
+        """See `Source`. Does nothing, because the Deployment owns the runners."""

@@ -1,9 +1,9 @@
 """Runners as pods that this gateway makes and watches through the Kubernetes API, in its own namespace.
 
-INVARIANT: every pod made here is owned by the gateway's own pod (if it runs in one), so that no pod outlives it, and
-has the gateway's name as a label, so that gateways never take each other's pods. The list of pods is that of the watch,
-which starts again with a full list at least every `_RESYNC_S` seconds; a pod that was removed here is never listed
-again.
+INVARIANT: every pod made here is owned by the gateway's own pod (if it runs in one), so that no pod outlives it. Every
+pod has the gateway's name as a label, so that a gateway never takes a pod of another. The list of pods comes from a
+watch, which starts again with a full list at least every `_RESYNC_S` seconds. A pod that was removed here is never
+listed again.
 """
 
 from __future__ import annotations
@@ -104,7 +104,10 @@ class ManagedPods:
                 raise
 
     async def _stop_watching(self, watching: asyncio.Task[None]) -> None:
-        """End the watch and its thread, for at most `_STOP_LIMIT_S` seconds. A watch that just starts misses a stop."""
+        """End the watch and its thread within `_STOP_LIMIT_S` seconds.
+
+        The stop is repeated, because it has no effect on a watch that is just starting.
+        """
         self._closed = True
         end_s = asyncio.get_running_loop().time() + _STOP_LIMIT_S
         while not watching.done() and asyncio.get_running_loop().time() < end_s:
@@ -122,7 +125,7 @@ class ManagedPods:
 
     async def list(self) -> Sequence[Found]:
         """See `Source`. Pods that have ended are removed."""
-        await self._answered.wait()  # bounded: each call to the API is
+        await self._answered.wait()  # bounded, because each call to the API is bounded
         if self._problem:
             raise RunnersUnreachable(self._problem)
         found = []

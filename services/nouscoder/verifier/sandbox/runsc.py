@@ -7,7 +7,7 @@ Candidates run on gVisor's sentry instead of the host's kernel. The sentry is a 
 confined process of the host. Inside it, candidates get the isolation of the `local` backend: fresh namespaces and a
 separate user per submission, a fresh process and /tmp per test, no capabilities, the same allow-list of system calls.
 There is no network device, and no file of the host except the read-only folders of the interpreter.
-A test costs more than with `local`, because a fork in the sentry takes milliseconds.
+A test takes longer than with `local`, because a fork in the sentry takes milliseconds.
 """
 
 from __future__ import annotations

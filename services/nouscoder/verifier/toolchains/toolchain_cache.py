@@ -72,7 +72,7 @@ def _run(language: Language, part: Path, folder: Path) -> None:
     except subprocess.CalledProcessError as error:
         last_line = error.stderr.decode("utf8", "replace").strip().rpartition("\n")[2]
         raise NotPrepared(
-            f"{language.name} cannot be prepared: {argv[0]} ended with {error.returncode}: {last_line}"
+            f"{language.name} cannot be prepared: {argv[0]} exited with status {error.returncode}: {last_line}"
         ) from error
     except (OSError, subprocess.SubprocessError) as error:
         raise NotPrepared(f"{language.name} cannot be prepared: {error}") from error

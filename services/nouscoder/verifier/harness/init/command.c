@@ -1,7 +1,6 @@
-/* Programs of other languages: compiled once a submission by a confined process, then one exec a test.
+/* Programs of other languages: a confined process compiles them once per submission, then each test is one exec.
  *
- * INVARIANT: when `start_command` has returned nothing of the compiler runs any more and the compiled program is
- * read-only.
+ * INVARIANT: after `start_command` no process of the compiler runs, and the compiled program is read-only.
  */
 #include "init.h"
 
@@ -12,19 +11,19 @@
 
 enum { MAX_DETAIL_BYTES = 1900 };
 
-/* The compiler as if it were a candidate: confined, limited, watched. */
+/* The compiler runs under the same isolation and kinds of limits as a candidate. */
 static struct program compiler_of(const struct program *p) {
     struct program compiler = *p;
     compiler.has_result = 0;
     compiler.cpu_time_s = compiler.wall_time_s = p->compile_time_s;
     compiler.memory_bytes = 2ull << 30;
     compiler.extra_space_bytes = 1ull << 40;
-    compiler.output_bytes = 128ull << 20; /* bounds every file that it writes, its messages among them */
+    compiler.output_bytes = 128ull << 20; /* of each file that it writes, including its messages */
     compiler.num_processes = 256;
     return compiler;
 }
 
-static bool is_there(const char *program) {
+static bool is_installed(const char *program) {
     static const char *folders[] = {"/usr/local/bin", "/usr/bin", "/bin"};
     char path[512];
     if (strchr(program, '/')) return !access(program, X_OK);
@@ -35,8 +34,8 @@ static bool is_there(const char *program) {
     return false;
 }
 
-/* The beginning of what the compiler said, without the blanks around it. */
-static size_t said(int fd, uint64_t size, char *text) {
+/* The beginning of the last 64 KiB of `fd`, without surrounding white space. Returns its length. */
+static size_t message_of(int fd, uint64_t size, char *text) {
     static char buffer[64 * 1024];
     uint64_t from = size > sizeof buffer ? size - sizeof buffer : 0;
     ssize_t n = pread(fd, buffer, sizeof buffer, (off_t)from);
@@ -48,6 +47,7 @@ static size_t said(int fd, uint64_t size, char *text) {
     return kept;
 }
 
+/* Why compiling failed, as text. Returns its length; 0 when it succeeded. */
 static size_t problem_of(struct run *run, char *text) {
     const char *reason = run->ended == TIME_LIMIT     ? "the compiler took too long"
                          : run->ended == MEMORY_LIMIT ? "the compiler needs too much memory"
@@ -55,10 +55,10 @@ static size_t problem_of(struct run *run, char *text) {
                                                       : NULL;
     if (!reason) {
         if (run->ended == EXITED && run->exit_code == 0) return 0;
-        size_t n = said(run->err, run->err_bytes, text);
-        if (!n) n = said(run->out, run->out_bytes, text);
+        size_t n = message_of(run->err, run->err_bytes, text);
+        if (!n) n = message_of(run->out, run->out_bytes, text);
         if (n) return n;
-        reason = "the compiler failed without a word";
+        reason = "the compiler failed without a message";
     }
     size_t n = strlen(reason);
     memcpy(text, reason, n);
@@ -69,7 +69,7 @@ static void compile(struct session *s) {
     static char problem[MAX_DETAIL_BYTES];
     struct program compiler = compiler_of(&s->program);
     struct run run = {.program = &compiler};
-    if (!is_there(s->compile_argv[0])) fail(s, "there is no %s inside the sandbox", s->compile_argv[0]);
+    if (!is_installed(s->compile_argv[0])) fail(s, "there is no %s inside the sandbox", s->compile_argv[0]);
     open_files(s, &run);
     if (spawn(s, &run, "/program", -1, -1) == 0) exec_command(s, s->compile_argv);
     finish(s, &run, await_end(s, &run));

@@ -1,7 +1,7 @@
-/* The folder in which a submission's runs work, /tmp, and the one that holds its compiled program, /program.
+/* /tmp, the working directory of a submission's runs, and /program, which holds its compiled program.
  *
- * INVARIANT: when `clean` has returned, /tmp holds what every run finds there (main.py, or links to the compiled
- * program) and nothing else; a candidate can change none of that.
+ * INVARIANT: after `clean`, /tmp holds only the files that every run starts with: main.py, or links to the compiled
+ * program. A candidate cannot have changed them.
  */
 #include "init.h"
 
@@ -42,7 +42,7 @@ void write_file(struct session *s, const char *folder, const char *name, const v
     close(fd);
 }
 
-void hold_script(struct session *s) {
+void place_script(struct session *s) {
     s->names = allocated(calloc(1, sizeof *s->names));
     s->names[0] = (char *)s->name;
     s->num_names = 1;
@@ -67,7 +67,7 @@ static void fill(struct session *s) {
     }
 }
 
-static void renew(struct session *s) {
+static void remount_work(struct session *s) {
     if (umount2("/tmp", MNT_DETACH)) fail(s, "umount /tmp: %s", strerror(errno));
     mount_work(s);
     fill(s);
@@ -84,31 +84,31 @@ void seal_program(struct session *s) {
         s->names[s->num_names++] = allocated(strdup(entry->d_name));
     }
     closedir(folder);
-    renew(s);
+    remount_work(s);
 }
 
-static bool is_ours(struct session *s, const char *name) {
+static bool is_expected(struct session *s, const char *name) {
     for (int i = 0; i < s->num_names; i++)
         if (!strcmp(s->names[i], name)) return true;
     return false;
 }
 
 void clean(struct session *s) {
-    if (!s->settings->two_users) { /* it could have changed what is ours */
-        renew(s);
+    if (!s->settings->two_users) { /* the candidate has init's user, so it could have changed these files */
+        remount_work(s);
         return;
     }
     DIR *folder = opendir("/tmp");
     if (!folder) fail(s, "/tmp: %s", strerror(errno));
-    int num_ours = 0;
+    int num_expected = 0;
     bool other = false;
     for (struct dirent *entry; !other && (entry = readdir(folder));) {
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
-        if (is_ours(s, entry->d_name))
-            num_ours++;
+        if (is_expected(s, entry->d_name))
+            num_expected++;
         else
             other = true;
     }
     closedir(folder);
-    if (other || num_ours != s->num_names) renew(s);
+    if (other || num_expected != s->num_names) remount_work(s);
 }

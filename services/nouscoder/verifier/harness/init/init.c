@@ -1,7 +1,7 @@
-/* The life of process 1: settle, take over the stream, serve one submission, leave.
+/* The steps of process 1: set up, take over the stream, serve one submission, exit.
  *
- * INVARIANT: a run starts only when no process but this one lives in the pid namespace and /tmp holds nothing but what
- * every run of the submission finds there and what this one is given.
+ * INVARIANT: a run starts only when this is the only process in the pid namespace, and /tmp holds only the files that
+ * every run of the submission starts with and the files sent for this run.
  */
 #include "init.h"
 
@@ -29,7 +29,7 @@ double now_s(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Out of the low numbers, which belong to the files of a run. */
+/* Move a descriptor away from the low numbers, which the files of a run use. */
 int move_up(int fd) {
     if (fd >= FIRST_OWN_FD) return fd;
     int moved = fcntl(fd, F_DUPFD_CLOEXEC, FIRST_OWN_FD);
@@ -45,11 +45,11 @@ void *allocated(void *memory) {
 
 static void await_order(struct session *s) {
     char order;
-    if (read(s->orders, &order, 1) != 1) _exit(EXIT_STREAM_CLOSED); /* the zygote is gone */
+    if (read(s->orders, &order, 1) != 1) _exit(EXIT_STREAM_CLOSED); /* the zygote has exited */
 }
 
-/* The zygote hands the stream over only when it has read the byte of this one: had it been killed before we asked to
- * die with it, the order would never come and the wait for it ends. */
+/* The zygote gives the stream only to a sandbox whose byte it has read. If it was killed before PR_SET_PDEATHSIG took
+ * effect, the order never comes, and this process exits when the pipe closes. */
 static void await_stream(struct session *s) {
     if (!write_all(s->report, "1", 1)) _exit(EXIT_STREAM_CLOSED);
     await_order(s);
@@ -57,7 +57,7 @@ static void await_stream(struct session *s) {
     s->owns_stream = true;
 }
 
-static char problem[512]; /* told when the stream is ours */
+static char problem[512]; /* sent once this process owns the stream */
 
 _Noreturn void fail(struct session *s, const char *format, ...) {
     va_list values;
@@ -69,7 +69,7 @@ _Noreturn void fail(struct session *s, const char *format, ...) {
     _exit(EXIT_FAILED);
 }
 
-/* The stream is free as soon as the byte is out; taking the namespaces down takes longer. */
+/* The byte releases the stream at once. The kernel takes longer to remove the namespaces. */
 _Noreturn void leave(struct session *s) {
     if (!write_all(s->report, "1", 1)) _exit(EXIT_STREAM_CLOSED);
     _exit(EXIT_ENDED);
@@ -83,8 +83,10 @@ static int mount_proc(struct session *s, const char *options) {
     return move_up(fd);
 }
 
-/* Mount /proc for candidates; returns a descriptor of one that shows init every process. With two users init is told
- * apart by its group; with one it has a proc of its own, hidden by the one that candidates see; gVisor has no hidepid. */
+/* Mount /proc for candidates. Returns a descriptor of a proc mount that shows every process to init.
+ *
+ * With two users, hidepid exempts init by its group. With one user, init has a separate mount, which the mount for
+ * candidates hides. gVisor has no hidepid. */
 static int show_processes(struct session *s) {
     if (s->settings->gvisor) return mount_proc(s, NULL);
     if (s->settings->two_users) return mount_proc(s, "hidepid=invisible,gid=0,subset=pid");
@@ -102,8 +104,9 @@ static void control(struct session *s, int option, unsigned long value, const vo
     if (prctl(option, value, pointer, 0, 0)) fail(s, "prctl %d: %s", option, strerror(errno));
 }
 
-/* What every process of a submission inherits, init among them. init keeps its capabilities over its own namespaces;
- * the filter allows it (and so everybody) mount and umount2, which the kernel refuses to a process without them. */
+/* Confine this process and all its children, that is, every process of the submission. init keeps the capabilities in
+ * its own namespaces. The filter allows mount and umount2, because init needs them; the kernel refuses both calls to a
+ * process without capabilities. */
 static void confine_session(struct session *s) {
     setpgid(0, 0);
     limit(s, RLIMIT_NOFILE, NUM_FILES);
@@ -117,7 +120,7 @@ static void confine_session(struct session *s) {
     control(s, PR_SET_SECCOMP, 2, s->settings->filter);
 }
 
-static void settle(struct session *s) {
+static void set_up(struct session *s) {
     sigset_t interrupt;
     sigemptyset(&interrupt);
     sigaddset(&interrupt, SIGINT);
@@ -126,7 +129,7 @@ static void settle(struct session *s) {
     control(s, PR_SET_PDEATHSIG, SIGKILL, NULL);
     control(s, PR_SET_DUMPABLE, 0, NULL);
     s->proc_fd = show_processes(s);
-    /* Files of the runs live in a tmpfs that the candidate's /tmp then hides; only this descriptor leads there. */
+    /* The files of the runs are in a tmpfs that the candidate's /tmp then hides. Only this descriptor reaches it. */
     if (mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=700"))
         fail(s, "mount tmpfs on /tmp: %s", strerror(errno));
     s->files_dir = open("/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -144,7 +147,7 @@ static void send_outcome(struct session *s, struct run *run, bool in_time) {
     s->arguments = (struct frame){0};
 }
 
-/* One test. True in a candidate's process only. */
+/* Run one test. Returns true in a candidate's process only. */
 static bool run_test(struct session *s, struct frame *frame) {
     struct run run = {.program = &s->program};
     bool talks = frame->kind == TALK;
@@ -200,16 +203,16 @@ static void serve(struct session *s) {
     }
 }
 
-/* In a fresh fork of the zygote. At the first byte of `orders` it settles and leaves a byte in `report`; at the second
- * it takes the stream over; at the end it leaves another byte. Returns in a candidate's process only, confined, with
- * what it is told. */
+/* Called in a fresh fork of the zygote. At the first byte of `orders` it sets up and writes a byte to `report`. At the
+ * second byte it takes over the stream. At the end it writes another byte. Returns only in a candidate's process, with
+ * its assignment; that process is confined. */
 void *nouscoder_init(const struct settings *settings, int orders, int report) {
     struct session *s = &session;
     *s = (struct session){.settings = settings, .report = report, .orders = orders, .go = -1, .args = ""};
-    await_order(s); /* the zygote has written our id maps */
-    settle(s);
+    await_order(s); /* the zygote has written the id maps */
+    set_up(s);
     s->report = move_up(report);
-    await_stream(s); /* until the submission before has ended */
+    await_stream(s); /* until the previous submission has ended */
     send_frame(s, READY, NULL, 0);
     serve(s);
     return assignment_of(s);

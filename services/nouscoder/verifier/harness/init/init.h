@@ -1,7 +1,8 @@
-/* Process 1 of a submission's namespaces, in C: it is a fork of a warm interpreter, and every page of it that the
- * interpreter would touch between two tests would have to be copied again after each fork (3 us a page).
+/* Process 1 of a submission's namespaces. It is a fork of a warm interpreter. It is written in C because each page that
+ * Python code would touch between two tests would be copied again after each fork (3 us per page).
  *
- * The numbers that cross the stream are those of frames.py; the structures shared with Python are those of init_library.py.
+ * The numbers sent over the stream must equal those of frames.py, and the structures shared with Python those of
+ * init_library.py.
  */
 #pragma once
 
@@ -19,9 +20,9 @@ enum ended { EXITED, SIGNALLED, TIME_LIMIT, MEMORY_LIMIT, OUTPUT_LIMIT };
 /* Exit statuses of init, which the zygote reads. */
 enum { EXIT_ENDED = 0, EXIT_STREAM_CLOSED = 3, EXIT_FAILED = 4 };
 
-enum { CANDIDATE_ID = 1000, FIRST_OWN_FD = 64, LOOK_EVERY_MS = 50 };
+enum { CANDIDATE_ID = 1000, FIRST_OWN_FD = 64, MEASURE_EVERY_MS = 50 };
 
-/* What the zygote says of the slot, once. */
+/* The settings of the slot. The zygote makes them once. */
 struct settings {
     int stream_in, stream_out;
     int two_users; /* init and candidates are different users */
@@ -30,12 +31,12 @@ struct settings {
     const void *filter; /* struct sock_fprog */
 };
 
-/* What init passes to the process of a Python candidate: this header, then the three texts. */
+/* The input of the process of a Python candidate: this header, then the three texts. */
 struct assignment {
     double cpu_time_s;
-    uint32_t is_first; /* it must compile, and has descriptors REPORT and GO */
-    uint32_t talks;    /* 0 and 1 are pipes */
-    uint32_t meta_bytes, args_bytes, body_bytes; /* the body is the source in the first one, then the marshalled code */
+    uint32_t is_first; /* this process compiles, and has descriptors REPORT and GO */
+    uint32_t talks;    /* descriptors 0 and 1 are pipes */
+    uint32_t meta_bytes, args_bytes, body_bytes; /* the body is source in the first process, later marshalled code */
 } __attribute__((packed));
 enum { REPORT = 4, GO = 5 };
 
@@ -59,36 +60,36 @@ struct run {
     pid_t pid;
     double started_s, cpu_before_s, children_before_s;
     uint64_t peak_bytes;
-    /* afterwards */
+    /* set when the run has ended */
     enum ended ended;
     int exit_code, signal;
     double wall_s, cpu_s;
     uint64_t memory_bytes, out_bytes, err_bytes, result_bytes;
-    int mouth, ear; /* of a conversation: our ends of its input and output */
+    int stdin_pipe, stdout_pipe; /* in a conversation: init's ends of the program's input and output */
 };
 
 struct session {
     const struct settings *settings;
-    int orders, report;     /* from and to the zygote */
-    bool owns_stream;       /* the submission before has ended */
-    int files_dir, proc_fd; /* both out of candidates' reach */
+    int orders, report;     /* pipes from and to the zygote */
+    bool owns_stream;       /* the previous submission has ended */
+    int files_dir, proc_fd; /* candidates can reach neither */
     struct program program;
-    char *text; /* of the PROGRAM frame, behind its fixed part; the pointers below point into it */
+    char *text; /* the payload of the PROGRAM frame; the pointers below point into it */
     const char *meta, *name, *source;
     char **compile_argv, **run_argv;
-    char *code; /* compiled python, marshalled */
+    char *code; /* compiled Python, marshalled */
     uint64_t code_bytes;
     struct frame arguments; /* for the next run */
-    const char *args;   /* of the next run: NUL-terminated strings */
+    const char *args;       /* for the next run: NUL-terminated strings */
     uint64_t args_bytes;
     uint32_t num_args;
-    char **names; /* what every run finds in its folder */
+    char **names; /* the files in /tmp at the start of every run */
     int num_names;
-    struct run first; /* of a python program: it has compiled, and waits at `go` */
-    bool talks;       /* in a candidate's process: 0 and 1 are pipes */
-    int go;           /* -1 when there is none */
-    uint64_t own_private, own_shared; /* memory that candidates share with the interpreter; 0 before the first look */
-    bool looked;
+    struct run first; /* the process of a Python program that has compiled and waits at `go` */
+    bool talks;       /* in a candidate's process: descriptors 0 and 1 are pipes */
+    int go;           /* pipe to the waiting process; -1 when there is none */
+    uint64_t own_private, own_shared; /* pages of init, which candidates share; 0 before the first measurement */
+    bool is_measured;
 };
 
 /* init.c */
@@ -120,11 +121,11 @@ void kill_all(void);
 _Noreturn void exec_command(struct session *s, char **argv);
 
 /* memory.c */
-void look_at_memory(struct session *s, struct run *run);
+void measure_memory(struct session *s, struct run *run);
 
 /* folder.c */
 void mount_work(struct session *s);
-void hold_script(struct session *s);
+void place_script(struct session *s);
 void open_program(struct session *s);
 void seal_program(struct session *s);
 void clean(struct session *s);
@@ -132,9 +133,9 @@ void write_file(struct session *s, const char *folder, const char *name, const v
 
 /* talk.c */
 bool start_talk(struct session *s, struct run *run);
-bool talk(struct session *s, struct run *run, const struct frame *first_words);
+bool talk(struct session *s, struct run *run, const struct frame *first_input);
 
-/* python.c: true in a candidate's process only */
+/* python.c: start_python and spawn_python return true in a candidate's process only */
 bool start_python(struct session *s);
 void *assignment_of(struct session *s); /* for the interpreter, in a candidate's process */
 void release_first(struct session *s, struct run *run, struct frame *stdin_frame);
@@ -143,4 +144,4 @@ bool spawn_python(struct session *s, struct run *run);
 
 /* command.c */
 void start_command(struct session *s);
-bool spawn_command(struct session *s, struct run *run); /* false */
+bool spawn_command(struct session *s, struct run *run); /* always returns false */

@@ -1,8 +1,8 @@
-/* Memory of a run's whole process tree, looked at while it runs: rlimits bound one process, not their sum.
+/* Measures the memory of a run's whole process tree while it runs, because rlimits bound one process and not the sum.
  *
- * A look costs a few system calls a process and happens every LOOK_EVERY_MS, so short tests are never looked at; in
- * that time two cores can fill a few hundred MiB more than the limit. Shared mappings count once, at their largest.
- * The proc mount read here shows every process of the namespace, and candidates cannot reach it.
+ * A measurement costs a few system calls per process and happens every MEASURE_EVERY_MS, so short tests are never
+ * measured. In that time two cores can fill a few hundred MiB more than the limit. Of shared mappings only the largest
+ * counts. The proc mount used here shows every process of the namespace, and candidates cannot reach it.
  */
 #include "init.h"
 
@@ -14,8 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* False when the process has ended. */
-static bool look(struct session *s, const char *pid, uint64_t *own, uint64_t *shared) {
+/* Private and shared memory of a process [pages]. Returns false when the process has ended. */
+static bool read_memory(struct session *s, const char *pid, uint64_t *own, uint64_t *shared) {
     char path[32], text[256];
     snprintf(path, sizeof path, "%.20s/statm", pid);
     int fd = openat(s->proc_fd, path, O_RDONLY | O_CLOEXEC);
@@ -31,10 +31,10 @@ static bool look(struct session *s, const char *pid, uint64_t *own, uint64_t *sh
     return true;
 }
 
-void look_at_memory(struct session *s, struct run *run) {
-    if (!s->looked) {
-        s->looked = true; /* a program that is executed shares nothing with the interpreter it came from */
-        if (!s->program.is_command && !look(s, "1", &s->own_private, &s->own_shared))
+void measure_memory(struct session *s, struct run *run) {
+    if (!s->is_measured) {
+        s->is_measured = true; /* an executed program shares no pages with init */
+        if (!s->program.is_command && !read_memory(s, "1", &s->own_private, &s->own_shared))
             fail(s, "the memory of process 1 cannot be read");
     }
     int fd = openat(s->proc_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -44,7 +44,7 @@ void look_at_memory(struct session *s, struct run *run) {
     for (struct dirent *entry; (entry = readdir(folder));) {
         uint64_t own, common;
         if (!isdigit((unsigned char)entry->d_name[0]) || !strcmp(entry->d_name, "1")) continue;
-        if (!look(s, entry->d_name, &own, &common)) continue;
+        if (!read_memory(s, entry->d_name, &own, &common)) continue;
         if (own > s->own_private) private += own - s->own_private;
         if (common > s->own_shared && common - s->own_shared > shared) shared = common - s->own_shared;
     }

@@ -1,4 +1,4 @@
-/* One test: a fresh process, its files, the wait for its end, and what became of it.
+/* One test: its files, a fresh process, the wait for its end, and its result.
  *
  * INVARIANT: `finish` returns only after every process of the run is dead and reaped.
  */
@@ -20,15 +20,15 @@
 #include <time.h>
 #include <unistd.h>
 
-static const uint64_t COMMAND_SPACE_BYTES = 512ull << 20; /* libraries, stacks: what a program maps beside its data */
+static const uint64_t COMMAND_SPACE_BYTES = 512ull << 20; /* for libraries and stacks */
 enum { CANNOT_EXEC = 127, KILL_EVERY_NS = 500000 };
 
-/* A fresh unlinked file in the tmpfs that only init has open: nothing of a run's descriptors reaches the next. */
+/* A fresh unlinked file in the tmpfs that only init can reach, so that no data passes from one run to the next. */
 static int unlinked_file(struct session *s) {
     int fd = -1;
     if (!s->settings->gvisor) {
         fd = openat(s->files_dir, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
-    } else { /* it has no O_TMPFILE; nobody but init can look there */
+    } else { /* gVisor has no O_TMPFILE */
         fd = openat(s->files_dir, "new", O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666);
         if (fd >= 0 && unlinkat(s->files_dir, "new", 0)) fail(s, "a file of a run: %s", strerror(errno));
     }
@@ -55,7 +55,7 @@ void close_files(struct run *run) {
     if (run->result >= 0) close(run->result);
 }
 
-/* A pipe whose ends no file of a run is. */
+/* A pipe whose descriptors are above those of a run's files. */
 void pipe_up(struct session *s, int ends[2]) {
     if (pipe2(ends, O_CLOEXEC)) fail(s, "pipe: %s", strerror(errno));
     ends[0] = move_up(ends[0]);
@@ -80,8 +80,9 @@ static int drop_capabilities(void) {
     return (int)syscall(SYS_capset, &head, none);
 }
 
-/* The last rights go, and the change of user comes last: init takes it for the proof. SIGXCPU comes at the limit (whole
- * seconds are all the kernel has), SIGKILL a second later; the first process counts from when it has compiled. */
+/* Set the limits and drop all rights. The change of user is the last step, so that init can tell whether all steps
+ * succeeded (`was_confined`). CPU limits are whole seconds: SIGXCPU comes at the limit, SIGKILL a second later. The
+ * first process of a Python program sets its CPU limit again after it has compiled. */
 static int confine(struct session *s, const struct program *p, const char *folder, bool compiles_first) {
     uint64_t space = p->is_command ? 2 * p->memory_bytes + p->extra_space_bytes + COMMAND_SPACE_BYTES
                                    : p->memory_bytes + s->settings->base_vm_bytes;
@@ -98,9 +99,9 @@ static int confine(struct session *s, const struct program *p, const char *folde
     return setresgid(CANDIDATE_ID, CANDIDATE_ID, CANDIDATE_ID) || setresuid(CANDIDATE_ID, CANDIDATE_ID, CANDIDATE_ID);
 }
 
-/* Descriptors 0, 1, 2, then 3 (result), then 4 and 5 (report, go); everything else closed. All come from FIRST_OWN_FD
+/* Set descriptors 0, 1 and 2, 3 (result), and 4 and 5 (report, go), and close all others. The sources are FIRST_OWN_FD
  * or above, so none is overwritten before it is copied. */
-static int wire(const struct run *run, int report, int go) {
+static int set_descriptors(const struct run *run, int report, int go) {
     if (dup2(run->in, 0) < 0 || dup2(run->out, 1) < 0 || dup2(run->err, 2) < 0) return -1;
     unsigned free_from = 3;
     if (run->result >= 0) {
@@ -115,24 +116,24 @@ static int wire(const struct run *run, int report, int go) {
     return (int)syscall(SYS_close_range, free_from, ~0u, 0);
 }
 
-/* Fork and confine. Returns 0 in the new process, which is ready for candidate code. */
+/* Fork a confined process. Returns 0 in it; it can then run candidate code. */
 pid_t spawn(struct session *s, struct run *run, const char *folder, int report, int go) {
     run->children_before_s = children_cpu_s();
     run->started_s = now_s();
     run->pid = fork();
     if (run->pid < 0) fail(s, "fork: %s", strerror(errno));
-    if (run->pid == 0 && (wire(run, report, go) || confine(s, run->program, folder, report >= 0)))
-        _exit(1); /* our user id on the dead process tells init */
+    if (run->pid == 0 && (set_descriptors(run, report, go) || confine(s, run->program, folder, report >= 0)))
+        _exit(1); /* init sees by the user id of the dead process that it was not confined */
     return run->pid;
 }
 
 void exec_command(struct session *s, char **argv) {
-    char **all = allocated(calloc(s->num_args + 256, sizeof *all)); /* a registry's command is shorter by far */
+    char **all = allocated(calloc(s->num_args + 256, sizeof *all)); /* commands of languages.toml are far shorter */
     int n = 0;
     for (; argv[n] && n < 255; n++) all[n] = argv[n];
     const char *at = s->args;
     for (uint32_t i = 0; i < s->num_args; i++, at += strlen(at) + 1) all[n++] = (char *)at;
-    signal(SIGPIPE, SIG_DFL); /* ignored by the interpreter; exec would hand that on */
+    signal(SIGPIPE, SIG_DFL); /* the interpreter ignores it, and the program would inherit that */
     signal(SIGXFSZ, SIG_DFL);
     execvp(all[0], all);
     dprintf(2, "%s: %s\n", all[0], strerror(errno));
@@ -141,8 +142,8 @@ void exec_command(struct session *s, char **argv) {
 
 void kill_all(void) { kill(-1, SIGKILL); }
 
-/* Kill and reap every other process of this pid namespace; returns their peak resident size [KiB].
- * Killed again while any is left: gVisor does not kill a namespace at one stroke, so a fork can slip through. */
+/* Kill and reap every other process of this pid namespace. Returns the largest resident size among them [KiB].
+ * The kill is repeated while any is left, because in gVisor it is not atomic and a concurrent fork can survive it. */
 long end_all(void) {
     long peak_kib = 0;
     kill_all();
@@ -160,8 +161,8 @@ long end_all(void) {
     }
 }
 
-/* Until the process ends by itself or holds too much memory (true), or its time is over (false). When the gateway wants
- * no answer any more this does not return. */
+/* Wait until the process ends or holds too much memory (true), or its wall time is over (false). Does not return when
+ * the gateway sends END. */
 bool await_end(struct session *s, struct run *run) {
     double deadline_s = run->started_s + run->program->wall_time_s;
     int fd = (int)syscall(SYS_pidfd_open, run->pid, 0);
@@ -169,7 +170,7 @@ bool await_end(struct session *s, struct run *run) {
     struct pollfd polled[2] = {{fd, POLLIN, 0}, {s->settings->stream_in, POLLIN, 0}};
     bool in_time = false;
     for (double left_s; (left_s = deadline_s - now_s()) > 0;) {
-        int wait_ms = left_s * 1000 < LOOK_EVERY_MS ? (int)(left_s * 1000) + 1 : LOOK_EVERY_MS;
+        int wait_ms = left_s * 1000 < MEASURE_EVERY_MS ? (int)(left_s * 1000) + 1 : MEASURE_EVERY_MS;
         int ready = poll(polled, 2, wait_ms);
         if (ready < 0 && errno != EINTR) fail(s, "poll: %s", strerror(errno));
         if (ready > 0 && polled[0].revents) {
@@ -178,11 +179,11 @@ bool await_end(struct session *s, struct run *run) {
         }
         if (ready > 0 && polled[1].revents) {
             struct frame frame = next_frame(s);
-            if (frame.kind != END) fail(s, "kind %d while a run is under way", frame.kind);
+            if (frame.kind != END) fail(s, "kind %d while a run is in progress", frame.kind);
             end_all();
             leave(s);
         }
-        look_at_memory(s, run);
+        measure_memory(s, run);
         if (run->peak_bytes > run->program->memory_bytes) {
             in_time = true;
             break;
@@ -192,14 +193,14 @@ bool await_end(struct session *s, struct run *run) {
     return in_time;
 }
 
-/* Whether the dead process had come to change its user, the last step before candidate code. */
+/* Whether the dead process had changed its user, the last step before candidate code. */
 static bool was_confined(struct session *s, pid_t pid) {
     siginfo_t info;
     if (!s->settings->two_users) return true;
     return !waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT) && info.si_uid == CANDIDATE_ID;
 }
 
-static bool says_no_memory(int fd, uint64_t size) {
+static bool reports_no_memory(int fd, uint64_t size) {
     static const char *words[] = {"MemoryError", "std::bad_alloc", "Cannot allocate memory", "out of memory",
                                   "OutOfMemoryError"};
     static char tail[64 * 1024 + 1];
@@ -214,7 +215,7 @@ static bool says_no_memory(int fd, uint64_t size) {
     return false;
 }
 
-static void judge(struct run *run, int status) {
+static void classify(struct run *run, int status) {
     const struct program *p = run->program;
     struct stat out, err, result = {0};
     fstat(run->out, &out);
@@ -231,13 +232,13 @@ static void judge(struct run *run, int status) {
         run->ended = OUTPUT_LIMIT;
     else if (run->ended == TIME_LIMIT || run->signal == SIGXCPU || run->cpu_s > p->cpu_time_s)
         run->ended = TIME_LIMIT;
-    else if (run->memory_bytes > p->memory_bytes || (!well && says_no_memory(run->err, run->err_bytes)))
+    else if (run->memory_bytes > p->memory_bytes || (!well && reports_no_memory(run->err, run->err_bytes)))
         run->ended = MEMORY_LIMIT;
     else
         run->ended = run->signal ? SIGNALLED : EXITED;
 }
 
-/* Kill what is left, and say what happened. */
+/* Kill all processes of the run and fill in its result. */
 void finish(struct session *s, struct run *run, bool in_time) {
     bool too_big = run->peak_bytes > run->program->memory_bytes;
     run->wall_s = now_s() - run->started_s;
@@ -254,5 +255,5 @@ void finish(struct session *s, struct run *run, bool in_time) {
     double cpu_s = children_cpu_s() - run->children_before_s - run->cpu_before_s;
     run->cpu_s = cpu_s > 0 ? cpu_s : 0;
     run->ended = in_time ? EXITED : TIME_LIMIT;
-    judge(run, status);
+    classify(run, status);
 }

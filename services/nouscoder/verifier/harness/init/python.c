@@ -1,5 +1,5 @@
-/* Python programs. The first test's process compiles, reports, and waits for its input: a submission of one test costs
- * one process, and a compiler that runs wild is as confined as any candidate. The later ones get the compiled code.
+/* Python programs. The process of the first test compiles the program, reports, and waits for its input. A submission
+ * of one test thus needs one process, and the compiler is confined like a candidate. Later processes get compiled code.
  */
 #include "init.h"
 
@@ -11,7 +11,7 @@
 
 static const char OUT_OF_LIMITS[] = "the compiler ran out of time or memory";
 
-/* Of the interpreter that this library is loaded into; one object costs it less than twelve fields. */
+/* A function of the interpreter that loads this library. One bytes object is cheaper there than twelve fields. */
 extern void *PyBytes_FromStringAndSize(const char *bytes, ssize_t num_bytes);
 
 void *assignment_of(struct session *s) {
@@ -34,7 +34,7 @@ void *assignment_of(struct session *s) {
     return object;
 }
 
-/* All that the first process reports before it closes its end, in `deadline_s`; NULL when that passes. */
+/* Read what the first process reports until it closes its end. Returns NULL when that is not before `deadline_s`. */
 static char *read_report(int fd, double deadline_s, size_t *num_bytes) {
     size_t room = 1 << 14, used = 0;
     char *report = allocated(malloc(room));
@@ -63,7 +63,7 @@ static _Noreturn void refuse(struct session *s, const char *problem, size_t num_
 
 bool start_python(struct session *s) {
     int report[2], go[2];
-    hold_script(s);
+    place_script(s);
     s->first.program = &s->program;
     open_files(s, &s->first);
     pipe_up(s, report);
@@ -72,15 +72,15 @@ bool start_python(struct session *s) {
     close(report[1]);
     close(go[0]);
     size_t num_bytes = 0;
-    char *said = read_report(report[0], s->first.started_s + s->program.compile_time_s, &num_bytes);
+    char *received = read_report(report[0], s->first.started_s + s->program.compile_time_s, &num_bytes);
     close(report[0]);
-    if (!said || !num_bytes) refuse(s, OUT_OF_LIMITS, sizeof OUT_OF_LIMITS - 1);
-    if (said[0] != 'C' || num_bytes < 1 + sizeof(double)) {
-        bool has_text = said[0] == 'E' && num_bytes > 1;
-        refuse(s, has_text ? said + 1 : OUT_OF_LIMITS, has_text ? num_bytes - 1 : sizeof OUT_OF_LIMITS - 1);
+    if (!received || !num_bytes) refuse(s, OUT_OF_LIMITS, sizeof OUT_OF_LIMITS - 1);
+    if (received[0] != 'C' || num_bytes < 1 + sizeof(double)) {
+        bool has_text = received[0] == 'E' && num_bytes > 1;
+        refuse(s, has_text ? received + 1 : OUT_OF_LIMITS, has_text ? num_bytes - 1 : sizeof OUT_OF_LIMITS - 1);
     }
-    memcpy(&s->first.cpu_before_s, said + 1, sizeof(double));
-    s->code = said + 1 + sizeof(double);
+    memcpy(&s->first.cpu_before_s, received + 1, sizeof(double));
+    s->code = received + 1 + sizeof(double);
     s->code_bytes = num_bytes - 1 - sizeof(double);
     s->go = go[1];
     send_frame(s, COMPILED, NULL, 0);

@@ -1,4 +1,4 @@
-/* The stream to the gateway. INVARIANT: nothing is read beyond END, so that the next process can take the stream over. */
+/* The stream to the gateway. INVARIANT: nothing is read beyond END, so that the next process can take the stream. */
 #include "init.h"
 
 #include <arpa/inet.h>
@@ -67,7 +67,7 @@ static size_t put_header(char *at, enum kind kind, size_t num_bytes) {
 void send_frame(struct session *s, enum kind kind, const void *bytes, size_t num_bytes) {
     char small[4096];
     size_t head = put_header(small, kind, num_bytes);
-    if (num_bytes <= sizeof small - head) { /* one write, and so one waking of the gateway */
+    if (num_bytes <= sizeof small - head) { /* one write, so that the gateway wakes once */
         if (num_bytes) memcpy(small + head, bytes, num_bytes);
         send_bytes(s, small, head + num_bytes);
         return;
@@ -81,7 +81,7 @@ static void put(char **at, const void *value, size_t num_bytes) {
     *at += num_bytes;
 }
 
-/* Network order, as struct's "!": the gateway may be another machine one day. */
+/* In network byte order ("!" of Python's struct), because the gateway may be another machine. */
 static void put_32(char **at, uint32_t value) {
     value = htonl(value);
     put(at, &value, 4);
@@ -98,7 +98,8 @@ static void put_double(char **at, double value) {
     put_64(at, bits);
 }
 
-/* `num_bytes` of a file from `offset`, through a buffer that starts with what is in it already. */
+/* Append `num_bytes` of a file from `offset` to a buffer of `size` bytes that holds `used`. The buffer is sent whenever
+ * it is full. Returns the number of bytes left in it. */
 static size_t send_file(struct session *s, int fd, uint64_t offset, uint64_t num_bytes, char *buffer, size_t used,
                         size_t size) {
     while (num_bytes) {
@@ -108,7 +109,7 @@ static size_t send_file(struct session *s, int fd, uint64_t offset, uint64_t num
         }
         size_t wanted = size - used < num_bytes ? size - used : (size_t)num_bytes;
         ssize_t n = pread(fd, buffer + used, wanted, (off_t)offset);
-        if (n <= 0) fail(s, "an output cannot be read back: %s", n ? strerror(errno) : "it is shorter than it was");
+        if (n <= 0) fail(s, "an output cannot be read: %s", n ? strerror(errno) : "the file is shorter than before");
         used += (size_t)n;
         offset += (uint64_t)n;
         num_bytes -= (uint64_t)n;
@@ -147,9 +148,9 @@ void send_result(struct session *s, struct run *run) {
     close_files(run);
 }
 
-/* The next `num_bytes` of a text; fails when it is shorter. */
+/* The next `num_bytes` of a payload. Fails when it is shorter. */
 static const char *take(struct session *s, const char **at, const char *end, size_t num_bytes) {
-    if ((size_t)(end - *at) < num_bytes) fail(s, "a frame is shorter than it says");
+    if ((size_t)(end - *at) < num_bytes) fail(s, "a frame is shorter than its lengths");
     const char *found = *at;
     *at += num_bytes;
     return found;
@@ -160,7 +161,7 @@ static char **take_strings(struct session *s, const char **at, const char *end, 
     char **strings = allocated(calloc((size_t)num + 1, sizeof *strings));
     for (uint32_t i = 0; i < num; i++) {
         const char *stop = memchr(*at, 0, (size_t)(end - *at));
-        if (!stop) fail(s, "a frame holds fewer strings than it says");
+        if (!stop) fail(s, "a frame holds too few strings");
         strings[i] = (char *)take(s, at, end, (size_t)(stop - *at) + 1);
     }
     return strings;
@@ -184,7 +185,7 @@ static uint32_t take_32(struct session *s, const char **at, const char *end) {
     return value;
 }
 
-/* The arguments of the next run, and its files into its folder. */
+/* Read the arguments of the next run, and write its files to /tmp. */
 void read_arguments(struct session *s) {
     s->args = "";
     s->num_args = 0;
@@ -201,7 +202,7 @@ void read_arguments(struct session *s) {
     }
 }
 
-/* After a refusal nothing else is left to come. */
+/* After COMPILE_FAILED the gateway sends only END. */
 _Noreturn void await_end_frame(struct session *s) {
     struct frame frame = next_frame(s);
     if (frame.kind != END) fail(s, "expected END, not kind %d", frame.kind);

@@ -1,7 +1,7 @@
-/* A run in a conversation: its input and output are pipes, and each piece crosses the stream as soon as it is there.
+/* A run in a conversation: its input and output are pipes, and each chunk is sent over the stream at once.
  *
- * INVARIANT: what a program has said before it ended is sent before its RESULT; what it says beyond its output limit
- * ends it. All of it is in its RESULT too.
+ * INVARIANT: the output of a program is sent before its RESULT, which holds the output again. A program that exceeds
+ * its output limit is killed.
  */
 #include "init.h"
 
@@ -13,15 +13,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-struct mouth {
-    int in, out; /* our ends: what it hears, what it says; -1 when closed */
+struct relay {
+    int in, out; /* init's ends of the program's input and output; -1 when closed */
     char *unsent;
     size_t num_unsent;
     bool input_ended;
-    uint64_t num_said;
+    uint64_t num_output;
 };
 
-static void hear(struct session *s, struct mouth *m) {
+static void receive_input(struct session *s, struct relay *m) {
     struct frame frame = next_frame(s);
     if (frame.kind == END) {
         end_all();
@@ -39,9 +39,9 @@ static void hear(struct session *s, struct mouth *m) {
     free(frame.bytes);
 }
 
-static void feed(struct mouth *m) {
+static void write_input(struct relay *m) {
     ssize_t n = write(m->in, m->unsent, m->num_unsent);
-    if (n < 0 && errno == EPIPE) { /* it hears no more; that is no fault */
+    if (n < 0 && errno == EPIPE) { /* the program has closed its input, which is no error */
         m->num_unsent = 0;
         m->input_ended = true;
     }
@@ -50,37 +50,37 @@ static void feed(struct mouth *m) {
     memmove(m->unsent, m->unsent + n, m->num_unsent);
 }
 
-/* One piece of what it says; false when there is none, now or ever. */
-static bool pass_on(struct session *s, struct run *run, struct mouth *m) {
-    static char said[1 << 16];
-    ssize_t n = read(m->out, said, sizeof said);
+/* Send one chunk of the program's output. Returns false when none is available or the output has ended. */
+static bool relay_output(struct session *s, struct run *run, struct relay *m) {
+    static char chunk[1 << 16];
+    ssize_t n = read(m->out, chunk, sizeof chunk);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
     if (n <= 0) {
         close(m->out);
         m->out = -1;
         return false;
     }
-    m->num_said += (uint64_t)n;
-    if (!write_all(run->out, said, (size_t)n)) fail(s, "the output of a run: %s", strerror(errno));
-    send_frame(s, OUTPUT, said, (size_t)n);
+    m->num_output += (uint64_t)n;
+    if (!write_all(run->out, chunk, (size_t)n)) fail(s, "the output of a run: %s", strerror(errno));
+    send_frame(s, OUTPUT, chunk, (size_t)n);
     return true;
 }
 
-static bool said_too_much(struct run *run, struct mouth *m) {
-    if (m->num_said <= run->program->output_bytes) return false;
+static bool exceeds_output_limit(struct run *run, struct relay *m) {
+    if (m->num_output <= run->program->output_bytes) return false;
     kill_all();
     return true;
 }
 
-/* True in the new process only. */
+/* Start the program. Returns true in the new process only. */
 bool start_talk(struct session *s, struct run *run) {
     int to[2], from[2];
     pipe_up(s, to);
     pipe_up(s, from);
-    struct run wired = *run;
-    wired.in = to[0];
-    wired.out = from[1];
-    bool is_child = s->program.is_command ? spawn_command(s, &wired) : spawn_python(s, &wired);
+    struct run child = *run;
+    child.in = to[0];
+    child.out = from[1];
+    bool is_child = s->program.is_command ? spawn_command(s, &child) : spawn_python(s, &child);
     if (is_child) {
         s->talks = true;
         return true;
@@ -89,20 +89,20 @@ bool start_talk(struct session *s, struct run *run) {
     close(from[1]);
     fcntl(to[1], F_SETFL, O_NONBLOCK);
     fcntl(from[0], F_SETFL, O_NONBLOCK);
-    run->pid = wired.pid;
-    run->started_s = wired.started_s;
-    run->children_before_s = wired.children_before_s;
-    run->mouth = to[1];
-    run->ear = from[0];
+    run->pid = child.pid;
+    run->started_s = child.started_s;
+    run->children_before_s = child.children_before_s;
+    run->stdin_pipe = to[1];
+    run->stdout_pipe = from[0];
     return false;
 }
 
-/* True when it ended in time. */
-bool talk(struct session *s, struct run *run, const struct frame *first_words) {
-    struct mouth m = {.in = run->mouth, .out = run->ear};
-    m.unsent = allocated(malloc(first_words->num_bytes + 1));
-    memcpy(m.unsent, first_words->bytes, m.num_unsent = first_words->num_bytes);
-    double deadline_s = run->started_s + run->program->wall_time_s, next_look_s = 0;
+/* Relay input and output until the program ends. Returns false when its wall time is over. */
+bool talk(struct session *s, struct run *run, const struct frame *first_input) {
+    struct relay m = {.in = run->stdin_pipe, .out = run->stdout_pipe};
+    m.unsent = allocated(malloc(first_input->num_bytes + 1));
+    memcpy(m.unsent, first_input->bytes, m.num_unsent = first_input->num_bytes);
+    double deadline_s = run->started_s + run->program->wall_time_s, next_measure_s = 0;
     int fd = (int)syscall(SYS_pidfd_open, run->pid, 0);
     bool in_time = false;
     if (fd < 0) fail(s, "pidfd_open: %s", strerror(errno));
@@ -115,24 +115,24 @@ bool talk(struct session *s, struct run *run, const struct frame *first_words) {
                                   {m.out, POLLIN, 0},
                                   {s->settings->stream_in, POLLIN, 0},
                                   {m.num_unsent ? m.in : -1, POLLOUT, 0}};
-        int wait_ms = left_s * 1000 < LOOK_EVERY_MS ? (int)(left_s * 1000) + 1 : LOOK_EVERY_MS;
+        int wait_ms = left_s * 1000 < MEASURE_EVERY_MS ? (int)(left_s * 1000) + 1 : MEASURE_EVERY_MS;
         int ready = poll(polled, 4, wait_ms);
         if (ready < 0 && errno != EINTR) fail(s, "poll: %s", strerror(errno));
         if (ready < 0) continue;
-        if (polled[1].revents) pass_on(s, run, &m);
-        if (now_s() >= next_look_s) {
-            next_look_s = now_s() + 1e-3 * LOOK_EVERY_MS;
-            look_at_memory(s, run);
+        if (polled[1].revents) relay_output(s, run, &m);
+        if (now_s() >= next_measure_s) {
+            next_measure_s = now_s() + 1e-3 * MEASURE_EVERY_MS;
+            measure_memory(s, run);
         }
-        in_time = said_too_much(run, &m) || run->peak_bytes > run->program->memory_bytes;
+        in_time = exceeds_output_limit(run, &m) || run->peak_bytes > run->program->memory_bytes;
         if (in_time) break;
         if (polled[0].revents) {
-            while (m.out >= 0 && pass_on(s, run, &m) && !said_too_much(run, &m)) {
-            } /* what was said last */
+            while (m.out >= 0 && relay_output(s, run, &m) && !exceeds_output_limit(run, &m)) {
+            } /* the rest of the output */
             in_time = true;
         } else {
-            if (polled[2].revents) hear(s, &m);
-            if (polled[3].revents) feed(&m);
+            if (polled[2].revents) receive_input(s, &m);
+            if (polled[3].revents) write_input(&m);
         }
     }
     close(fd);
