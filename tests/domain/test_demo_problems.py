@@ -96,14 +96,14 @@ def test_every_family_is_in_both_splits_of_a_run() -> None:
     assert len({problem.problem_id for problem in held_out}) == 200
 
 
-def test_problems_hang_on_the_seed_alone() -> None:
+def test_problems_depend_only_on_the_seed() -> None:
     first = problems(Split.TRAIN, 70, seed=5)
     assert first == problems(Split.TRAIN, 70, seed=5)
     assert first != problems(Split.TRAIN, 70, seed=6)
 
 
-def test_asking_for_more_problems_than_there_are_says_so() -> None:
-    with pytest.raises(ValueError, match="held_out split holds"):
+def test_a_request_for_more_problems_than_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="held_out split has"):
         problems(Split.HELD_OUT, 100_000, seed=0)
 
 

@@ -1,4 +1,4 @@
-"""The load's verdict on a run: each thing that must not happen is complained of, and a client counts what it sees."""
+"""The checks of an overload: each fault gives one complaint, and a client counts its answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nouscoder.bench.http_load import Answer, LeanClient, LoadFault
-from nouscoder.bench.load_client import OpenLoopClient, Said, Tally
+from nouscoder.bench.load_client import Graded, OpenLoopClient, Tally
 from nouscoder.bench.load_pace import Pace
 from nouscoder.bench.load_result import ClientFigures, LoadPlan, LoadResult, as_text, complaints
 from nouscoder.bench.load_watch import Holding, first_and_last
@@ -49,9 +49,9 @@ GOOD = LoadResult(
 )
 
 
-def test_a_run_that_is_as_it_must_be_gives_no_complaint() -> None:
+def test_a_good_run_gives_no_complaint() -> None:
     assert complaints(GOOD) == []
-    assert as_text(GOOD).endswith("all as it must be")
+    assert as_text(GOOD).endswith("all checks passed")
 
 
 @pytest.mark.parametrize(
@@ -62,22 +62,22 @@ def test_a_run_that_is_as_it_must_be_gives_no_complaint() -> None:
         ({"num_faults": 1}, "1 requests failed"),
         ({"num_wrong": 1}, "1 answers are wrong"),
         ({"num_stray_bytes": 9}, "9 bytes answer no request"),
-        ({"num_metered": 206}, "205 verdicts came, 206 were given"),
+        ({"num_metered": 206}, "205 verdicts came, the service counted 206"),
         ({"statuses": {200: 205, 429: 194, 500: 1}}, "500"),
-        ({"retry_after_s": {}}, "no overload"),
+        ({"retry_after_s": {}}, "not overloaded"),
         ({"num_internal_errors": 1}, "internal error"),
         ({"clients": (client("a", 100), client("b", 111))}, "shares differ by 11.0%"),
         ({"last_minute": Holding(600.0, 150 << 20, 30, 10)}, "memory grew from 100 to 150 MiB"),
         ({"last_minute": Holding(600.0, 100 << 20, 60, 10)}, "descriptors grew from 30 to 60"),
     ],
 )
-def test_each_thing_that_must_not_happen_is_complained_of(change: dict[str, Any], complaint: str) -> None:
-    (told,) = complaints(dataclasses.replace(GOOD, **change))
-    assert complaint in told
-    assert as_text(dataclasses.replace(GOOD, **change)).endswith(f"NOT as it must be: {told}")
+def test_each_fault_gives_one_complaint(change: dict[str, Any], complaint: str) -> None:
+    (found,) = complaints(dataclasses.replace(GOOD, **change))
+    assert complaint in found
+    assert as_text(dataclasses.replace(GOOD, **change)).endswith(f"FAILED: {found}")
 
 
-def test_the_pace_follows_what_the_service_turns_out_to_do() -> None:
+def test_the_rate_follows_the_capacity_that_the_service_sustains() -> None:
     pace = Pace(LoadPlan(overload=2.0, num_clients=4, greed=5.0), 10.0, window_s=20.0)
     assert [pace.per_second(index) for index in range(4)] == [25.0, 5.0, 5.0, 5.0]
     for second in range(19):  # 50 verdicts a second, but not for long
@@ -91,7 +91,7 @@ def test_the_pace_follows_what_the_service_turns_out_to_do() -> None:
     assert pace.capacity_per_second == before
 
 
-def test_the_first_and_the_last_minute_are_told_apart() -> None:
+def test_the_first_and_the_last_minute_have_separate_medians() -> None:
     held = [Holding(float(at), at, at, 1) for at in range(0, 601, 5)]
     first, last = first_and_last(held, 60.0)
     assert (first.at_s, last.at_s) == (30.0, 570.0)
@@ -100,7 +100,7 @@ def test_the_first_and_the_last_minute_are_told_apart() -> None:
 
 
 class ScriptedHttp(LeanClient):
-    """Answers by what it is told to, in turn."""
+    """Gives the scripted answers in turn."""
 
     def __init__(self, *answers: tuple[int, dict[str, str], object] | LoadFault) -> None:
         super().__init__("http://127.0.0.1:1")
@@ -121,7 +121,7 @@ def accepted(passed: int = 2) -> tuple[int, dict[str, str], object]:
 
 
 async def tally_of(http: ScriptedHttp, seconds: float = 0.1) -> Tally:
-    expected = {1: Said("accepted", 2, 2, None)}
+    expected = {1: Graded("accepted", 2, 2, None)}
     asking = OpenLoopClient("a", http, [Sample(1, "accepted", b"one")], expected, lambda: 400.0, seed=0)
     await asking.run(time.monotonic() + seconds)
     assert asking.tally.num_sent == len(http.asked) == asking.tally.num_ended
@@ -139,14 +139,14 @@ async def tally_of(http: ScriptedHttp, seconds: float = 0.1) -> Tally:
         (LoadFault("gone"), 0, 1, "gone"),
     ],
 )
-async def test_a_client_sees_what_is_wrong(answer: Any, wrong: int, faults: int, note: str) -> None:
+async def test_a_client_counts_wrong_answers_and_faults(answer: Any, wrong: int, faults: int, note: str) -> None:
     tally = await tally_of(ScriptedHttp(accepted(), answer))
     assert (tally.num_wrong, tally.num_faults) == (wrong, faults)
-    (told,) = tally.notes
-    assert note in told
+    (message,) = tally.notes
+    assert note in message
 
 
-async def test_what_is_refused_is_sent_again_not_before_its_time() -> None:
+async def test_a_refused_submission_is_sent_again_after_its_retry_after() -> None:
     http = ScriptedHttp((429, {"retry-after": "1"}, {}))
     tally = await tally_of(http, seconds=0.3)
     assert (tally.num_sent_again, tally.statuses[429], tally.retry_after_s) == (0, 1, {1: 1})

@@ -241,7 +241,7 @@ def test_without_a_cluster_it_is_said_in_a_sentence(kubeconfig: str, tmp_path: P
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert done.returncode == 1
     if kubeconfig.startswith("/nowhere"):
-        assert done.stderr.startswith("nouscoder: no cluster to look at: set KUBECONFIG")
+        assert done.stderr.startswith("nouscoder: no cluster is configured: set KUBECONFIG")
         assert done.stderr.count("\n") == 1
     else:
         (finding,) = json.loads(done.stdout)["findings"]

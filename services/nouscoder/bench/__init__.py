@@ -1,1 +1,1 @@
-"""Figures beside their controls, both from the same run: machines are noisy, so ratios count."""
+"""Benchmarks. Each figure is measured together with a control in the same run, because machines vary in speed."""

@@ -38,7 +38,7 @@ print(done / (time.perf_counter() - begun))
 
 
 def forks_per_second(seconds: float) -> float:
-    """How many times per second a bare interpreter can fork a child that ends at once, and wait for it.
+    """How many times per second a bare interpreter can fork a child that exits at once, and wait for it.
 
     Measured in a separate process, because a fork copies the page tables of its parent, and those here are large.
     """

@@ -1,8 +1,8 @@
-"""A process that holds leases and beats for all of them at a fixed pace: `python -m nouscoder.bench.heartbeats`.
+"""A process that holds leases and sends heartbeats for them at a fixed rate: `python -m nouscoder.bench.heartbeats`.
 
-Arguments: address, number of leases, seconds between beats. It prints a line once it holds the leases, beats until its
-standard input is closed, and then prints {"beats": [[moment, seconds] ...], "lost": N} as JSON. Moments are those of
-CLOCK_MONOTONIC, which all processes of a machine share.
+Arguments: address, number of leases, seconds between heartbeats. It prints a line once it holds the leases, and sends
+heartbeats until its standard input is closed. Then it prints {"beats": [[time, seconds] ...], "lost": N} as JSON. Times
+are those of CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nouscoder.rpc.broker_client import BrokerClient
 
 
 async def beat(address: str, num_leases: int, pace_s: float) -> None:
-    """Lease, beat, print."""
+    """Lease tasks, send heartbeats, and print the result."""
     async with BrokerClient(address, "generation-beats-0-1") as client:
         lease_ids = [item.lease.lease_id for item in (await client.lease_tasks(num_leases)).tasks]
         _say(str(len(lease_ids)))

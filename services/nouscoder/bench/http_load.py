@@ -64,7 +64,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is one in all but its base class
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's transport has another base class
 
     def connection_lost(self, error: Exception | None) -> None:
         """See asyncio.Protocol."""
@@ -89,7 +89,7 @@ class _Connection(asyncio.Protocol):
             end = self._received.find(b"\r\n\r\n")
             if end < 0:
                 if len(self._received) > _MAX_HEAD_BYTES:
-                    raise ValueError("the head does not end")
+                    raise ValueError("the head is too long")
                 return
             self._head = parse_head(bytes(self._received[:end]))
             del self._received[: end + 4]
@@ -111,7 +111,7 @@ class _Connection(asyncio.Protocol):
 
 
 def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
-    """Status and headers of an answer. Raises ValueError when it is none, or says no length."""
+    """Status and headers of an answer. Raises ValueError when it is not HTTP or has no Content-Length."""
     first, *lines = head.decode("latin-1").split("\r\n")
     version, _, rest = first.partition(" ")
     if not version.startswith("HTTP/1."):
@@ -126,7 +126,7 @@ def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
 
 
 class LeanClient:
-    """A pool of at most `num_connections` to one service, bound to one event loop; `headers` go with every request."""
+    """A pool of at most `num_connections` to one service, bound to one event loop. Every request has `headers`."""
 
     def __init__(
         self, url: str, headers: Mapping[str, str] = _NO_HEADERS, num_connections: int = 256, limit_s: float = 120.0
@@ -145,11 +145,11 @@ class LeanClient:
 
     @property
     def num_stray_bytes(self) -> int:
-        """Bytes received that answer no request: a doubled answer would be seen here."""
+        """The number of bytes received that answer no request, such as a duplicate answer."""
         return self._num_stray_bytes + sum(connection.num_stray_bytes for connection in self._free)
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> Answer:
-        """One request. Raises LoadFault when it gets no answer within the limit."""
+        """Send one request. Raises LoadFault when it gets no answer within the limit."""
         head = f"POST {path} HTTP/1.1\r\n{self._fixed}{_lines(headers)}Content-Length: {len(body)}\r\n\r\n"
         try:
             async with asyncio.timeout(self._limit_s), self._places:
@@ -164,7 +164,7 @@ class LeanClient:
             raise LoadFault(f"{self._host}:{self._port} cannot be reached: {error}") from error
 
     async def _connection(self) -> _Connection:
-        """The one used last, so that those not needed grow old; else a new one."""
+        """The connection used last, so that unneeded ones become idle; else a new one."""
         while self._free:
             connection = self._free.pop()
             if not connection.is_closed and time.monotonic() - connection.free_since_s < _IDLE_LIMIT_S:

@@ -1,13 +1,13 @@
-"""`nouscoder bench verifier-load`: the grading service at a multiple of its capacity, from several clients.
+"""`nouscoder bench verifier-load`: the grading service under several times its capacity, from several clients.
 
-Shown: nothing crashes, no answer is lost, doubled or another one's, refusals are 429 with a Retry-After, the clients
-get equal shares, and every verdict is the one that the same submission got when nothing else ran. Client and service
-share the cores of this machine, and the cache is off.
+It checks that nothing crashes, that no answer is lost, duplicated or mixed up, that refusals are 429 with a
+Retry-After, that the clients get equal shares, and that every verdict equals that of an idle service. Client and
+service share the cores of this machine, and the cache is off.
 
-1. All submissions once, as many at a time as the service has slots: the idle answers, which must be the known truth.
-2. The same with some always waiting: the capacity, in submissions a second, is the better rate of the two.
-3. `num_seconds` of `overload` times that from clients with a token each, who ask at random moments (and more when the
-   service turns out to do more); submissions that were refused and are sent again count as asked.
+1. Grade all submissions once, one per slot at a time. The verdicts must be the expected ones.
+2. Grade them again while some always wait. The capacity in submissions per second is the higher rate of the two.
+3. For `num_seconds`, clients with a token each send `overload` times the capacity at random times. The rate rises when
+   the service shows a higher capacity. Refused submissions that are sent again count as requests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nouscoder.bench.errors import BenchError
 from nouscoder.bench.http_load import LeanClient, LoadFault
-from nouscoder.bench.load_client import OpenLoopClient, Said, said
+from nouscoder.bench.load_client import Graded, OpenLoopClient, graded
 from nouscoder.bench.load_pace import Pace
 from nouscoder.bench.load_result import LoadPlan, LoadResult, figures
 from nouscoder.bench.load_watch import Holding, first_and_last, watch
@@ -51,18 +51,18 @@ Key = TypeVar("Key", int, str)
 
 @dataclass(frozen=True, slots=True)
 class _Service:
-    """A running one, and how to ask it."""
+    """A running service and the tokens of its clients."""
 
     pid: int
     url: str
     secrets: Mapping[str, str]
 
     def client(self, name: str) -> LeanClient:
-        """With the token of this name."""
+        """An HTTP client with the token of this name."""
         return LeanClient(self.url, {"Authorization": f"Bearer {self.secrets[name]}"}, limit_s=_ANSWER_LIMIT_S)
 
     async def counts(self, metric: str) -> float:
-        """The service's own count, over all labels."""
+        """The value of a metric of the service, summed over all labels."""
         headers = {"Authorization": f"Bearer {next(iter(self.secrets.values()))}"}
         async with httpx.AsyncClient(base_url=self.url, timeout=_SCRAPE_LIMIT_S, headers=headers) as http:
             page = (await http.get("/metrics")).raise_for_status().text
@@ -70,7 +70,7 @@ class _Service:
         return sum(sample.value for sample in samples if sample.name == f"nouscoder_verifier_{metric}")
 
     async def is_ready(self) -> bool:
-        """Whether it answers and takes submissions in."""
+        """Whether the service answers and accepts submissions."""
         try:
             async with httpx.AsyncClient(base_url=self.url, timeout=_SCRAPE_LIMIT_S) as http:
                 return (await http.get("/readyz")).status_code == 200
@@ -80,18 +80,18 @@ class _Service:
 
 @dataclass(frozen=True, slots=True)
 class _Idle:
-    """What the submissions get when the service has nothing else to do, and how fast."""
+    """The answers of an idle service by submission, and its rates."""
 
     num_slots: int
     backend: str
-    expected: dict[int, Said]
+    expected: dict[int, Graded]
     idle_per_second: float
     capacity_per_second: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Overload:
-    """What was measured from outside while the clients asked."""
+    """Measurements taken while the clients sent requests, and from the service's metrics."""
 
     asked_until_s: float
     wall_s: float
@@ -102,7 +102,7 @@ class _Overload:
 
 
 async def bench_load(plan: LoadPlan, overrides: tuple[str, ...] = ()) -> LoadResult:
-    """Start a service, learn its capacity, overload it, stop it. Raises BenchError when an idle verdict is wrong."""
+    """Start a service, measure its capacity, overload it and stop it. Raises BenchError for a wrong idle verdict."""
     samples = mixture(plan.num_submissions, frozenset(installed()), plan.seed)
     names = [f"client-{index}" for index in range(1, plan.num_clients + 1)]
     async with AsyncExitStack() as stack:
@@ -121,7 +121,7 @@ async def bench_load(plan: LoadPlan, overrides: tuple[str, ...] = ()) -> LoadRes
 
 @asynccontextmanager
 async def _running(names: Sequence[str], plan: LoadPlan, overrides: tuple[str, ...]) -> AsyncIterator[_Service]:
-    """A service with a token for each name."""
+    """A running service with a token for each name."""
     made = {name: new_api_key(name) for name in names}
     with tempfile.TemporaryDirectory(prefix="nouscoder-load-") as folder:
         tokens = Path(folder) / "tokens"
@@ -148,21 +148,21 @@ async def _learn(service: _Service, http: LeanClient, samples: Sequence[Sample],
 
 async def _grade_all(
     http: LeanClient, samples: Sequence[Sample], at_once: int, advance: Callable[[float], None]
-) -> tuple[float, dict[int, Said], str]:
-    """(seconds, answers by number, backend). Raises BenchError for an answer that is not the truth."""
+) -> tuple[float, dict[int, Graded], str]:
+    """(seconds, answers by number, backend). Raises BenchError for a verdict that is not the expected one."""
     waiting = iter(samples)
-    answers: dict[int, Said] = {}
+    answers: dict[int, Graded] = {}
     backends: set[str] = set()
 
     async def sender() -> None:
         for sample in waiting:
             status, _, body = await http.post(GRADE_PATH, sample.body)
             if status != 200:
-                raise BenchError(f"submission {sample.number} got status {status} of an idle service: {body[:200]!r}")
+                raise BenchError(f"submission {sample.number}: an idle service answered {status}: {body[:200]!r}")
             answer = json.loads(body)
             if answer["verdict"] != sample.truth:
-                raise BenchError(f"submission {sample.number} is {sample.truth}, and idle it got {answer}")
-            answers[sample.number] = said(answer)
+                raise BenchError(f"submission {sample.number}: expected {sample.truth}, an idle service gave {answer}")
+            answers[sample.number] = graded(answer)
             backends.add(answer["backend"])
             advance(1)
 
@@ -182,8 +182,8 @@ async def _overload(
     held: list[Holding] = []
     metered, failed = await service.counts("submissions_total"), await service.counts("internal_errors_total")
     begun_s, begun_cpu_s = time.monotonic(), _own_cpu_s()
-    looking = watch(service.pid, min(5.0, plan.num_seconds / 20), lambda: sum(http.num_open for http in https), held)
-    watching = asyncio.create_task(looking)
+    samples = watch(service.pid, min(5.0, plan.num_seconds / 20), lambda: sum(http.num_open for http in https), held)
+    watching = asyncio.create_task(samples)
     with progress_bar("overload", plan.num_seconds) as advance:
         ticking = asyncio.create_task(_tick(advance, clients, pace))
         try:
@@ -254,7 +254,7 @@ def _added(counters: Iterable[Counter[Key]]) -> dict[Key, int]:
 
 
 async def _tick(advance: Callable[[float], None], clients: Sequence[OpenLoopClient], pace: Pace) -> None:
-    """A second a second."""
+    """Report the verdicts to `pace` and advance the progress bar, once per second."""
     while True:
         pace.note(time.monotonic(), sum(len(client.tally.latencies_s) for client in clients))
         await asyncio.sleep(1)

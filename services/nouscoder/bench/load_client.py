@@ -1,7 +1,7 @@
-"""One client of an overload: it asks at random moments, whether or not earlier requests have been answered.
+"""One client of an overload. It sends requests at random times, whether or not earlier ones have been answered.
 
-INVARIANT: every request that is sent is counted once, and ends in exactly one of: an answer that was recorded, a
-refusal, a fault. A refused submission is sent again at most `_MAX_SENDS - 1` times, never before its Retry-After.
+INVARIANT: every request is counted once, and has exactly one result: a recorded answer, a refusal or a fault. A refused
+submission is sent again at most `_MAX_SENDS - 1` times, never before its Retry-After.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _MAX_JITTER_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What of an answer must not depend on the load. `first_failure` is a test's index, None without one."""
+class Graded:
+    """The part of an answer that must not depend on the load. `first_failure` is the index of a test, or None."""
 
     verdict: str
     passed: int
@@ -37,15 +37,15 @@ class Said:
     first_failure: int | None
 
 
-def said(answer: Mapping[str, Any]) -> Said:
-    """Of an answer of the API."""
+def graded(answer: Mapping[str, Any]) -> Graded:
+    """That part of an answer of the API."""
     failure = answer["first_failure"]
-    return Said(answer["verdict"], answer["passed"], answer["total"], None if failure is None else failure["index"])
+    return Graded(answer["verdict"], answer["passed"], answer["total"], None if failure is None else failure["index"])
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a client has seen."""
+    """The results of one client's requests."""
 
     num_sent: int = 0
     num_sent_again: int = 0
@@ -53,30 +53,30 @@ class Tally:
     statuses: Counter[int] = field(default_factory=Counter)
     retry_after_s: Counter[int] = field(default_factory=Counter)
     latencies_s: list[float] = field(default_factory=list)  # of answers with a verdict
-    sandboxed_at_s: list[float] = field(default_factory=list)  # verdicts that needed a sandbox: no_code needs none
+    sandboxed_at_s: list[float] = field(default_factory=list)  # verdicts except no_code, which needs none
     first_refusal_s: float = math.inf
     num_faults: int = 0
     num_wrong: int = 0
-    notes: list[str] = field(default_factory=list)  # the first of what went wrong, in words
+    notes: list[str] = field(default_factory=list)  # messages about the first errors
 
     def note(self, text: str) -> None:
-        """Keep it if it is one of the first."""
+        """Keep a message if it is one of the first."""
         if len(self.notes) < _MAX_NOTES:
             self.notes.append(text)
 
     def num_sandboxed(self, begun_s: float, ended_s: float) -> int:
-        """Verdicts in a stretch of time for which a sandbox was needed."""
+        """The number of verdicts in a period that needed a sandbox."""
         return sum(begun_s <= at_s <= ended_s for at_s in self.sandboxed_at_s)
 
     @property
     def num_ended(self) -> int:
-        """Requests with an answer or a fault."""
+        """The number of requests with an answer or a fault."""
         return self.statuses.total() + self.num_faults
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Again:
-    """A refused submission and the moment from which it may be sent again."""
+    """A refused submission and the time from which it may be sent again."""
 
     due_s: float
     order: int
@@ -85,8 +85,8 @@ class _Again:
 
 
 class OpenLoopClient:
-    """Of one token. `expected` is what each submission, by its number, got on an idle service; `per_second` says how
-    often to ask, now.
+    """The client of one token. `expected` has the result of each submission on an idle service, by its number.
+    `per_second` returns the current request rate.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class OpenLoopClient:
         name: str,
         http: LeanClient,
         samples: Sequence[Sample],
-        expected: Mapping[int, Said],
+        expected: Mapping[int, Graded],
         per_second: Callable[[], float],
         seed: int,
     ) -> None:
@@ -111,7 +111,7 @@ class OpenLoopClient:
         self._open: set[asyncio.Task[None]] = set()
 
     async def run(self, end_s: float) -> None:
-        """Ask until the monotonic clock says `end_s`, then wait for what is open; the client under it has a limit."""
+        """Send requests until the monotonic time `end_s`, then wait for open ones. Each has a time limit."""
         due_s = time.monotonic()
         while (due_s := due_s + self._draw.expovariate(self._per_second())) < end_s:
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
@@ -120,7 +120,7 @@ class OpenLoopClient:
             await asyncio.wait(self._open)
 
     def _send_one(self) -> None:
-        """A refused submission whose time has come, else the next one."""
+        """Send a refused submission that is due, else the next one."""
         sample, num_sends = next(self._fresh), 0
         if self._again and self._again[0].due_s <= time.monotonic():
             refused = heapq.heappop(self._again)
@@ -152,7 +152,7 @@ class OpenLoopClient:
             self.tally.note(f"{request_id}: status {status}: {body[:200]!r}")
 
     def _compare(self, sample: Sample, answer: Mapping[str, Any], request_id: str) -> None:
-        got, wanted = said(answer), self._expected[sample.number]
+        got, wanted = graded(answer), self._expected[sample.number]
         if got.verdict != "no_code":
             self.tally.sandboxed_at_s.append(time.monotonic())
         if got != wanted:

@@ -1,4 +1,4 @@
-"""What came of an overload, and whether it was as it must be."""
+"""The result of an overload, and its checks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from nouscoder.bench.load_client import Tally
 from nouscoder.bench.load_watch import Holding
 
-_FAIR, _FAIR_COUNT = 0.10, 3  # the latter is what turns may round to in a short run
-_MORE_MEMORY, _MORE_MEMORY_BYTES = 0.15, 32 << 20  # what may come and go with the submissions inside
+_FAIR, _FAIR_COUNT = 0.10, 3  # share; count for short runs, in which shares are rounded to whole turns
+_MORE_MEMORY, _MORE_MEMORY_BYTES = 0.15, 32 << 20  # allowed growth: submissions in progress need memory
 _MORE_DESCRIPTORS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What to do: all clients together ask `overload` times the capacity, and the first one `greed` times its part."""
+    """The plan: all clients together send `overload` times the capacity, the first one `greed` times its share."""
 
     num_seconds: float = 600.0
     num_submissions: int = 500
@@ -29,8 +29,8 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClientFigures:
-    """What one client asked and got. `num_sandboxed` counts verdicts that needed a sandbox, from the first refusal of
-    anybody to the end of the asking; `share` is its part of them.
+    """The figures of one client. `num_sandboxed` counts verdicts that needed a sandbox, from the first refusal of any
+    client to the end of the requests. `share` is this client's share of all such verdicts.
     """
 
     name: str
@@ -48,7 +48,7 @@ class ClientFigures:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """One run. `num_metered` is how many verdicts the service itself has counted in that time."""
+    """The result of one run. `num_metered` is the number of verdicts by the service's own metrics."""
 
     backend: str
     num_cores: int
@@ -57,7 +57,7 @@ class LoadResult:
     idle_per_second: float
     capacity_per_second: float
     wall_s: float
-    verdicts: dict[str, int]  # of the submissions, each once
+    verdicts: dict[str, int]  # the expected verdicts, each submission once
     clients: tuple[ClientFigures, ...]
     statuses: dict[int, int]
     retry_after_s: dict[int, int]
@@ -76,13 +76,13 @@ class LoadResult:
 
     @property
     def unevenness(self) -> float:
-        """How many more sandboxes the client with most got than the one with fewest; 0 is even."""
+        """The largest number of sandboxes of a client divided by the smallest, minus 1; 0 is even."""
         counts = [client.num_sandboxed for client in self.clients]
         return max(counts) / max(1, min(counts)) - 1
 
     @property
     def is_fair(self) -> bool:
-        """Whether the clients that kept asking got as much as each other."""
+        """Whether all clients got about the same number of sandboxes."""
         counts = [client.num_sandboxed for client in self.clients]
         return max(counts) - min(counts) <= max(_FAIR_COUNT, _FAIR * min(counts))
 
@@ -90,7 +90,7 @@ class LoadResult:
 def figures(
     name: str, tally: Tally, num_seconds: float, num_sandboxed: int, num_sandboxed_in_all: int
 ) -> ClientFigures:
-    """Of one client."""
+    """The figures of one client."""
     times = sorted(tally.latencies_s) or [0.0]
     return ClientFigures(
         name=name,
@@ -108,7 +108,7 @@ def figures(
 
 
 def complaints(result: LoadResult) -> list[str]:
-    """A sentence for everything that is not as it must be; none when all is well."""
+    """One sentence for each failed check."""
     num_verdicts = result.statuses.get(200, 0)
     first, last = result.first_minute, result.last_minute
     most_bytes = first.memory_bytes * (1 + _MORE_MEMORY) + _MORE_MEMORY_BYTES
@@ -118,9 +118,9 @@ def complaints(result: LoadResult) -> list[str]:
         (not result.num_faults, f"{result.num_faults} requests failed"),
         (not result.num_wrong, f"{result.num_wrong} answers are wrong"),
         (not result.num_stray_bytes, f"{result.num_stray_bytes} bytes answer no request"),
-        (result.num_metered == num_verdicts, f"{num_verdicts} verdicts came, {result.num_metered} were given"),
+        (result.num_metered == num_verdicts, f"{num_verdicts} verdicts came, the service counted {result.num_metered}"),
         (set(result.statuses) <= {200, 429}, f"statuses {result.statuses}"),
-        (bool(result.retry_after_s), "nothing was refused, so this was no overload"),
+        (bool(result.retry_after_s), "nothing was refused, so the service was not overloaded"),
         (not result.num_internal_errors, f"{result.num_internal_errors} internal errors"),
         (result.is_fair, f"the shares differ by {result.unevenness:.1%}"),
         (last.memory_bytes <= most_bytes, f"memory grew from {_mib(first)} to {_mib(last)} MiB"),
@@ -129,27 +129,27 @@ def complaints(result: LoadResult) -> list[str]:
             f"descriptors grew from {first.num_descriptors} to {last.num_descriptors}",
         ),
     )
-    return [sentence for is_well, sentence in checks if not is_well]
+    return [sentence for passed, sentence in checks if not passed]
 
 
 def as_record(result: LoadResult) -> dict[str, Any]:
-    """For scripts."""
+    """The result as a record for scripts."""
     return asdict(result) | {"unevenness": result.unevenness, "complaints": complaints(result)}
 
 
 def as_text(result: LoadResult) -> str:
-    """A table for people."""
+    """The result as readable lines."""
     plan, first, last = result.plan, result.first_minute, result.last_minute
     asked = sum(client.asked_per_second for client in result.clients)
     answered = result.statuses.get(200, 0) / plan.num_seconds
     wrong = complaints(result)
     lines = [
         f"backend {result.backend}, {result.num_cores} cores, {result.num_slots} slots, cache off, queue"
-        f" {plan.max_queue}, clients and service on the same cores ({result.client_cpu_share:.0%} of one core theirs)",
+        f" {plan.max_queue}, clients and service on the same cores (clients: {result.client_cpu_share:.0%} of one)",
         f"{plan.num_submissions} submissions, idle: "
         + ", ".join(f"{count} {verdict}" for verdict, count in sorted(result.verdicts.items())),
-        f"capacity at best {result.capacity_per_second:.1f} submissions/s, idle {result.idle_per_second:.1f}/s;"
-        f" for {result.wall_s:.0f} s {asked:.1f}/s asked, {answered:.1f}/s answered",
+        f"capacity {result.capacity_per_second:.1f} submissions/s, idle {result.idle_per_second:.1f}/s;"
+        f" for {result.wall_s:.0f} s {asked:.1f}/s sent, {answered:.1f}/s answered",
         *_client_lines(result.clients),
         f"shares within {result.unevenness:.1%}; statuses {result.statuses}; Retry-After in s {result.retry_after_s}",
         f"unanswered {result.num_unanswered}, failed {result.num_faults}, wrong {result.num_wrong},"
@@ -159,7 +159,7 @@ def as_text(result: LoadResult) -> str:
         f" descriptors {first.num_descriptors} and {last.num_descriptors},"
         f" processes {first.num_processes} and {last.num_processes}",
         *result.notes[:20],
-        "all as it must be" if not wrong else "NOT as it must be: " + "; ".join(wrong),
+        "all checks passed" if not wrong else "FAILED: " + "; ".join(wrong),
     ]
     return "\n".join(lines)
 

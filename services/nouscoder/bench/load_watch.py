@@ -25,7 +25,7 @@ class Holding:
 
 
 async def watch(pid: int, every_s: float, num_connections: Callable[[], int], into: list[Holding]) -> None:
-    """Take samples until cancelled or until the service has ended."""
+    """Take samples until cancelled or until the service has exited."""
     while True:
         held = await asyncio.to_thread(look, pid, num_connections())
         if held is None:

@@ -127,7 +127,7 @@ def _javascript(draft: _Draft) -> dict[str, Any]:
     return {"language": "javascript", "code": code, "tests": draft.stdin()}
 
 
-# (how many of a hundred, the language it needs, the verdict, the maker)
+# (percentage, required language, expected verdict, maker)
 _KINDS: tuple[tuple[int, str, str, Callable[[_Draft], dict[str, Any]]], ...] = (
     (24, "python", "accepted", _program("")),
     (6, "python", "accepted", _in_words),

@@ -37,12 +37,12 @@ def stolen_s() -> float:
 
 
 def peak_resident_bytes(pid: int) -> int:
-    """The most memory that a living process ever had resident."""
+    """The peak resident memory of a running process."""
     return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 
 def descendants(pid: int) -> list[int]:
-    """Every living descendant of `pid`."""
+    """Every running descendant of `pid`."""
     found: list[int] = []
     waiting = [pid]
     while waiting:

@@ -212,7 +212,7 @@ async def running_service(overrides: tuple[str, ...]) -> AsyncIterator[tuple[int
                 if b'"http"' in line:
                     break
             else:
-                raise BenchError("the verifier ended while it started")
+                raise BenchError("the verifier exited while it started")
         drain = asyncio.create_task(process.stderr.read())
         yield process.pid, f"http://{http}"
         drain.cancel()

@@ -1,4 +1,4 @@
-"""CodeContests as packed by rllm: stdin problems with expected outputs, no reference solutions."""
+"""CodeContests in the format of rllm: stdin problems with expected outputs, without reference solutions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nouscoder.domain.submission import StdinCase, StdinTests
 
 
 def read_code_contests(path: Path) -> list[Problem]:
-    """Read the gzipped JSON array. Raises ProblemFileError naming the entry at fault."""
+    """Read the gzipped JSON array. Raises ProblemFileError naming the invalid entry."""
     try:
         with gzip.open(path, "rt", encoding="utf8") as file:
             records = json.load(file)

@@ -1,7 +1,7 @@
-"""What is wrong with a problem's tests, judged by what its reference solutions did in several rounds. Pure.
+"""Finds flaws in a problem's tests from the results of its reference solutions in several rounds. Pure.
 
-A reference is held to be right, so a test that it does not pass, or passes only now and then, is at fault, or the
-reference is. Either way programs would be rewarded by chance.
+A reference is assumed to be right. If it fails a test, or passes only sometimes, the test or the reference is wrong. In
+both cases rewards would depend on chance.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ NEAR_LIMIT = 0.5
 
 
 class Flaw(StrEnum):
-    """What can be wrong with a test, or with a whole problem."""
+    """The kinds of flaws of a test or of a whole problem."""
 
     OUTCOME_VARIES = "outcome_varies"
     OUTPUT_VARIES = "output_varies"
     NEVER_PASSED = "never_passed"
-    NEAR_LIMIT = "near_limit"  # a reference takes more than NEAR_LIMIT of the time
-    NOT_RUN = "not_run"  # a reference does not compile, or cannot be graded at all
+    NEAR_LIMIT = "near_limit"  # a reference uses more than the share NEAR_LIMIT of the time limit
+    NOT_RUN = "not_run"  # a reference does not compile, or cannot be graded
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one reference did in one test in one round. `output` is a digest, empty where none is kept."""
+    """The result of one reference in one test in one round. `output` is a digest; empty if none is recorded."""
 
     outcome: VerdictKind
     output: bytes
-    share_of_limit: float  # of CPU or wall time, the larger
+    share_of_limit: float  # the larger of the shares of the CPU and the wall time limit
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One reference, all tests [num_tests]; with a `trouble`, in words, none of them."""
+    """The results of one reference in all tests [num_tests]. When it could not run, `trouble` says why."""
 
     reference: int
     tests: tuple[Seen, ...] = ()
@@ -46,7 +46,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong. `test` is None when it is the whole problem."""
+    """One flaw. `test` is None for a flaw of the whole problem."""
 
     problem_id: str
     test: int | None
@@ -55,7 +55,7 @@ class Finding:
 
 
 def findings_of(problem_id: str, rounds: Sequence[Round]) -> list[Finding]:
-    """Everything that is wrong with one problem, test by test."""
+    """All flaws of one problem: those of the whole problem, then those of each test."""
     troubles = Counter(f"reference {one.reference}: {one.trouble}" for one in rounds if one.trouble)
     found = [
         Finding(problem_id, None, Flaw.NOT_RUN, f"{text} ({count} times)") for text, count in sorted(troubles.items())

@@ -1,7 +1,7 @@
-"""`nouscoder data inspect FILE`: what a problem file holds; with --flaky, what its tests are worth.
+"""`nouscoder data inspect FILE`: counts of a problem file; with --flaky, an audit of its tests.
 
-The audit runs every reference solution over all tests of its problem, several rounds, through the verifier's own grader
-and the configured sandbox, without its cache.
+The audit runs every reference solution on all tests of its problem in several rounds. It uses the verifier's grader
+with the configured sandbox and without the verdict cache.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from nouscoder.verifier.toolchains.languages import registry
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a problem file holds."""
+    """The counts of a problem file."""
 
     num_problems: int
     num_tests: int
@@ -46,7 +46,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What the audit has found. Problems without a reference solution could not be looked at."""
+    """The result of the audit. Problems without a reference solution are not audited."""
 
     num_problems: int
     num_audited: int
@@ -56,7 +56,7 @@ class Audit:
 
 
 def contents(problems: Sequence[ReferencedProblem]) -> Contents:
-    """Counts over the whole file."""
+    """Count the problems and tests of a file."""
     return Contents(
         num_problems=len(problems),
         num_tests=sum(len(one.problem.tests.cases) for one in problems),
@@ -66,13 +66,13 @@ def contents(problems: Sequence[ReferencedProblem]) -> Contents:
 
 
 async def audit(problems: Sequence[ReferencedProblem], section: VerifierSection, num_rounds: int) -> Audit:
-    """Run the references. Raises ProblemFileError when there is none, SandboxUnavailable."""
+    """Run the references. Raises ProblemFileError when there is none, and SandboxUnavailable."""
     audited = [one for one in problems if one.references]
     if not audited:
         raise ProblemFileError("no problem has a reference solution, so there is nothing to run")
     jobs = [
         (one.problem, number, reference)
-        for _ in range(num_rounds)  # the outer loop: rounds of one test lie apart in time
+        for _ in range(num_rounds)  # the outer loop, so that time passes between two rounds of one test
         for one in audited
         for number, reference in enumerate(one.references)
     ]
@@ -104,7 +104,7 @@ async def _grading(section: VerifierSection) -> AsyncIterator[Grader]:
 async def _run_all(
     grader: Grader, jobs: Sequence[tuple[Problem, int, Reference]], advance: Callable[[float], None]
 ) -> list[Round]:
-    """In order, as many at a time as there are slots: times are then those of a machine that is not crowded."""
+    """Run the jobs in order, one per slot at a time, so that measured times are not those of an overloaded machine."""
     rounds: list[Round | None] = [None] * len(jobs)
     waiting = iter(enumerate(jobs))
 
@@ -143,7 +143,7 @@ async def _run(grader: Grader, problem: Problem, number: int, reference: Referen
 
 
 def _given(submission: Submission) -> list[bytes]:
-    """What each test's process is given, where that is the same in every round; else nothing."""
+    """Digests of the tests' inputs if they are the same in every round, else an empty list."""
     if not isinstance(submission.tests, StdinTests | CallTests):
         return []
     judge = judge_for(submission)
@@ -163,7 +163,7 @@ def _first_line(verdict: Verdict) -> str:
 
 
 def inspect_file(path: Path, *, as_json: bool) -> tuple[str, int]:
-    """(what to print, exit code). Raises ProblemFileError."""
+    """(text to print, exit code). Raises ProblemFileError."""
     found = contents(read_referenced(path))
     if as_json:
         return json.dumps(asdict(found), indent=1), 0
@@ -175,7 +175,7 @@ def inspect_file(path: Path, *, as_json: bool) -> tuple[str, int]:
 
 
 def audit_file(path: Path, section: VerifierSection, num_rounds: int, *, as_json: bool) -> tuple[str, int]:
-    """(what to print, exit code): 0 when nothing was found. Raises ProblemFileError and SandboxUnavailable."""
+    """(text to print, exit code). The exit code is 0 without findings. Raises ProblemFileError, SandboxUnavailable."""
     result = asyncio.run(audit(read_referenced(path), section, num_rounds))
     code = int(bool(result.findings))
     if as_json:

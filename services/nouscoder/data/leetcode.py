@@ -1,6 +1,6 @@
 """LeetCodeDataset (newfacade, v0.2): call-based problems whose tests are `assert candidate(...) == value`.
 
-The asserts are read, never run: a line of any other shape is an error that names the problem.
+The asserts are parsed and never executed. A statement of another form is an error that names the problem.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _CLASS_PREFIX = "Solution()."
 
 @dataclass(frozen=True, slots=True)
 class LeetCodeProblem:
-    """A problem with its reference solution. `check` is the data set's own test function, `candidate` its expression.
+    """A problem with its reference solution.
 
-    `program` is a whole module: the data set's imports and helpers, then the reference solution.
+    `check` is the data set's test function and `candidate` the expression that it tests. `program` is a whole module:
+    the data set's imports and helpers, then the reference solution.
     """
 
     problem: Problem
@@ -34,7 +35,7 @@ class LeetCodeProblem:
 
 
 def read_leetcode(path: Path) -> list[LeetCodeProblem]:
-    """Read the gzipped JSONL. Raises ProblemFileError naming the line at fault."""
+    """Read the gzipped JSONL. Raises ProblemFileError naming the invalid line."""
     return [_problem(path, number, record) for number, record in enumerate(_records(path), 1)]
 
 
@@ -55,7 +56,7 @@ def _problem(path: Path, number: int, record: dict[str, Any]) -> LeetCodeProblem
                 problem_id=record["task_id"],
                 prompt=record["query"],
                 tests=tests,
-                # The prompt shows `List` and others without their imports, as LeetCode does.
+                # The prompt uses `List` and other names without imports, as LeetCode does.
                 prelude=Prelude.LCB,
                 difficulty=str(record.get("meta", {}).get("difficulty", "")).lower(),
                 source="leetcode",
@@ -69,7 +70,7 @@ def _problem(path: Path, number: int, record: dict[str, Any]) -> LeetCodeProblem
 
 
 def call_cases(check: str) -> Iterator[CallCase]:
-    """The cases of a `check(candidate)` function. Raises ValueError for a statement that is no such assert."""
+    """The cases of a `check(candidate)` function. Raises ValueError for a statement of another form."""
     module = ast.parse(check)
     if len(module.body) != 1 or not isinstance(module.body[0], ast.FunctionDef):
         raise ValueError("the tests are not one function")

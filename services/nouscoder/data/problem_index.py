@@ -1,9 +1,10 @@
-"""What a run knows of its problems without reading their tests: one small record a problem, in SQLite.
+"""The problem index: one small record per problem without its tests, in SQLite.
 
-The index is built once from the problem file, and kept in a folder beside it. Building also puts each problem's tests
-into the test store, under their digest. It is built again when the problem file or the place of the tests changes.
+The index is built once from the problem file and kept in a folder next to it. Building it also puts the tests of each
+problem into the test store, under their digest. It is built again when the problem file or the store's address changes.
 
-INVARIANT: an index appears whole or not at all, and every digest in it was in the test store before the index appeared.
+INVARIANT: an index appears complete or not at all. Before it appears, the test store has the tests of every digest in
+it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _INDEX = "problems.sqlite"
 
 
 class NotInIndex(NousCoderError):
-    """The problem file has no such problem."""
+    """The problem file does not contain the problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class IndexedProblem:
 
 
 class ProblemIndex:
-    """An index that was built, and the store that its digests point to. Use from one thread."""
+    """A complete index, and the store that has its tests. Not thread-safe."""
 
     def __init__(self, file: Path, tests: TestStore) -> None:
         self.tests = tests
@@ -69,7 +70,7 @@ class ProblemIndex:
         self._database.close()
 
     def problem(self, problem_id: str) -> IndexedProblem:
-        """One problem. Raises NotInIndex."""
+        """The problem with this id. Raises NotInIndex."""
         row = self._database.execute("SELECT record FROM problems WHERE problem_id = ?", (problem_id,)).fetchone()
         if row is None:
             raise NotInIndex(f"there is no problem {problem_id[:100]!r} in the problem file of this run")
@@ -77,7 +78,7 @@ class ProblemIndex:
 
 
 def open_index(config: Config) -> ProblemIndex:
-    """The index of the run's training problems, built first where there is none that fits. May take minutes.
+    """The index of the run's training problems. Built first when it is missing or outdated, which may take minutes.
 
     Raises ProblemFileError, BlobsUnusable and BlobsUnavailable.
     """
@@ -96,7 +97,7 @@ def open_index(config: Config) -> ProblemIndex:
 
 
 def index_key(source: Path, tests: str) -> str:
-    """What an index is built from: this problem file as it is now, and this place of the tests."""
+    """The key of an index: size and modification time of the problem file, and the address of the test store."""
     try:
         stat = source.stat()
     except OSError as error:
@@ -105,7 +106,7 @@ def index_key(source: Path, tests: str) -> str:
 
 
 def build_index(problems: Iterable[Problem], file: Path, store: TestStore, key: str = "") -> None:
-    """Put the tests of `problems` into `store`, then write the index under the name `file`."""
+    """Put the tests of `problems` into `store`, then write the index to `file`."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".part-{file.name}")
     part.unlink(missing_ok=True)
@@ -157,7 +158,7 @@ def _problem(problem_id: str, record: dict[str, Any]) -> IndexedProblem:
 
 
 def _key_of(file: Path) -> str | None:
-    """What an index was built from; None when there is none."""
+    """The key of an existing index; None when there is none."""
     if not file.is_file():
         return None
     database = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
@@ -171,7 +172,7 @@ def _key_of(file: Path) -> str | None:
 
 
 def _folder_of(source: Path, configured: str) -> Path:
-    """Where the index is: as configured, else beside the file, else (a read-only volume) in the temporary folder."""
+    """The folder of the index: as configured, else next to the file, else (if read-only) in the temporary folder."""
     if configured:
         return Path(configured)
     beside = source.with_name(f"{source.name}.index")
@@ -183,7 +184,7 @@ def _folder_of(source: Path, configured: str) -> Path:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time builds an index. Raises ProblemFileError when the folder cannot be written."""
+    """Lock the folder while an index is built. Raises ProblemFileError when the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "lock").open("w") as lock:

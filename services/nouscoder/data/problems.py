@@ -1,4 +1,4 @@
-"""Problem files: JSONL, one problem a line, plain or compressed (.zst). The tests have the grading API's JSON form."""
+"""Problem files: JSONL, one problem per line, plain or compressed (.zst). Tests have the grading API's JSON form."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from nouscoder.formats.tests import TestsBody, canonical_json
 
 
 class ProblemFileError(Unusable):
-    """A problem file cannot be used; the message names the file and the line."""
+    """A problem file cannot be used. The message names the file and the line."""
 
 
 class ReferenceBody(Body):
-    """A program that is held to be right."""
+    """A reference solution: a program that is assumed to be right."""
 
     code: str
     language: str = "python"
@@ -45,10 +45,10 @@ class ProblemBody(Body):
     difficulty: str = ""
     source: str = ""
     family: str = ""
-    references: list[str | ReferenceBody] = Field([], description="programs that are held to be right; for the audit")
+    references: list[str | ReferenceBody] = Field([], description="reference solutions, for the audit")
 
     def record(self) -> Problem:
-        """The domain's record."""
+        """The domain record."""
         return Problem(
             problem_id=self.problem_id,
             prompt=self.prompt,
@@ -66,7 +66,7 @@ class ProblemBody(Body):
 
 
 def save_problems(path: Path, problems: Iterable[Problem]) -> None:
-    """Write `problems` as JSONL, replacing the file whole."""
+    """Write `problems` as JSONL. The file is replaced atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".part")
     with _opened(temporary, "wb", path.suffix == ".zst") as file:
@@ -76,9 +76,9 @@ def save_problems(path: Path, problems: Iterable[Problem]) -> None:
 
 
 def read_bodies(path: Path) -> Iterator[ProblemBody]:
-    """Each line of a file as it stands there, one in memory at a time.
+    """The lines of a file, parsed. One at a time is in memory.
 
-    Raises ProblemFileError naming the line at fault, or that the file holds no problem.
+    Raises ProblemFileError for an invalid line, which it names, and for a file without problems.
     """
     seen: set[str] = set()
     try:
@@ -98,12 +98,12 @@ def read_bodies(path: Path) -> Iterator[ProblemBody]:
 
 
 def read_problems(path: Path) -> Iterator[Problem]:
-    """Each problem of a file, one in memory at a time. Raises ProblemFileError as `read_bodies` does."""
+    """The problems of a file. One at a time is in memory. Raises ProblemFileError like `read_bodies`."""
     return (body.record() for body in read_bodies(path))
 
 
 def load_problems(path: Path) -> list[Problem]:
-    """All problems of a file, in memory. Raises ProblemFileError as `read_problems` does."""
+    """All problems of a file, in memory. Raises ProblemFileError like `read_bodies`."""
     return list(read_problems(path))
 
 

@@ -1,7 +1,7 @@
-"""A sandbox that remembers, by what a process was given, what it printed or returned.
+"""A sandbox that records the output of each run by its input.
 
-INVARIANT: inside `recorded()` every run in a session is remembered, in that block's record and no other, whichever task
-of it has run it; the runs themselves are the inner sandbox's, unchanged.
+INVARIANT: each run in a session inside a `recorded()` block, also in tasks started there, is recorded exactly in that
+block's record. The runs are those of the inner sandbox, unchanged.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from contextvars import ContextVar
 
 from nouscoder.verifier.sandbox.base import NO_FILES, Program, RunResult, Sandbox, Session
 
-Outputs = dict[bytes, set[bytes]]  # digests of what runs put out, by the digest of what they were given
+Outputs = dict[bytes, set[bytes]]  # digests of outputs, by the digest of the input
 
 _record: ContextVar[Outputs | None] = ContextVar("outputs", default=None)
 
 
 @contextmanager
 def recorded() -> Iterator[Outputs]:
-    """The record of what is run by this task, and by those that it starts, inside the block."""
+    """Record the runs of this task, and of the tasks that it starts, inside the block."""
     outputs: Outputs = {}
     token = _record.set(outputs)
     try:
@@ -30,7 +30,7 @@ def recorded() -> Iterator[Outputs]:
 
 
 def digest(*parts: bytes) -> bytes:
-    """Of some bytes, each apart from the next."""
+    """A digest of several byte strings that depends on where each one ends."""
     made = hashlib.blake2b(digest_size=16)
     for part in parts:
         made.update(len(part).to_bytes(8, "little") + part)
@@ -38,7 +38,7 @@ def digest(*parts: bytes) -> bytes:
 
 
 class RecordingSandbox:
-    """`inner`, watched. Pairs (a checker, an interactor) are not."""
+    """Forwards to `inner` and records the runs of sessions. Pairs (for checkers and interactors) are not recorded."""
 
     def __init__(self, inner: Sandbox) -> None:
         self._inner = inner
@@ -96,5 +96,5 @@ class _RecordingSession:
     async def converse(
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:
-        """See `Session`; sessions of a pair are the inner sandbox's own, so nobody comes here."""
+        """See `Session`. Never called, because pairs return the inner sandbox's own sessions."""
         return await self._inner.converse(partner, args=args, files=files)

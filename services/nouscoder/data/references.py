@@ -1,7 +1,7 @@
-"""Problems with their reference solutions, from every problem file that we read.
+"""Reads problems with their reference solutions from problem files of every supported format.
 
-A problem file of ours (JSONL) may have `"references": ["code", {"language": "cpp", "code": "..."}]` in a line,
-LeetCodeDataset has one for each problem, and CodeContests as packed by rllm has none.
+A line of NousCoder's own format (JSONL) may have `"references": ["code", {"language": "cpp", "code": "..."}]`.
+LeetCodeDataset has one reference per problem, and CodeContests in the format of rllm has none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nouscoder.domain.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A program that is held to be right."""
+    """A program that is assumed to be right."""
 
     code: str
     language: str = "python"
@@ -26,14 +26,14 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class ReferencedProblem:
-    """A problem and its reference solutions, perhaps none."""
+    """A problem and its reference solutions, if any."""
 
     problem: Problem
     references: tuple[Reference, ...] = ()
 
 
 def read_referenced(path: Path) -> list[ReferencedProblem]:
-    """Read a problem file of any kind. Raises ProblemFileError naming the file and the line at fault."""
+    """Read a problem file of any supported format. Raises ProblemFileError naming the file and the invalid line."""
     if path.suffix != ".gz":
         return [
             ReferencedProblem(body.record(), tuple(_reference(one) for one in body.references))

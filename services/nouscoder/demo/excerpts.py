@@ -1,8 +1,8 @@
-"""Excerpts of right demonstrations: what the warm start reads first, growing from a few characters to the whole.
+"""Excerpts of right demonstrations. The warm start trains on them first, with growing width.
 
-A small policy learns the programs' shape in seconds, yet takes long to find out that a parameter is to be copied from
-the statement, since the one character to attend to is lost among forty. In an excerpt the same parameter stands among
-few, so the copying is learned first and then carried to ever wider excerpts.
+A small policy learns the form of the programs in seconds, but takes long to learn that it must copy a parameter from
+the statement, because it must attend to one character of about forty. An excerpt has few characters around the
+parameter, so the policy learns to copy there first and then in wider excerpts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def excerpt(problem: DemoProblem, width: int, random: Random) -> tuple[str, str,
 
 
 def places(template: str, parameters: Parameters) -> list[tuple[str, int, int]]:
-    """Where each parameter stands in the filled template: (name, start, stop) in characters."""
+    """The position of each parameter in the filled template: (name, start, stop) in characters."""
     values = dict(zip("abc", map(str, parameters), strict=False))
     found: list[tuple[str, int, int]] = []
     shift = 0

@@ -22,7 +22,7 @@ def _lines(values: list[int]) -> str:
 
 
 def _ordered(text: str) -> list[int]:
-    """The numbers in order, by insertion, so that the oracle does not lean on the call that the program makes."""
+    """The numbers in order, sorted by insertion, so that the oracle does not use the same call as the program."""
     done: list[int] = []
     for value in _values(text):
         place = sum(other <= value for other in done)

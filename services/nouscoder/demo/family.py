@@ -1,7 +1,7 @@
-"""What a problem family is: a parametrised statement, program, oracle and input maker, and how noise is made for it.
+"""The record of a problem family: a statement, programs, an oracle and an input maker, all with parameters.
 
-A family's `program` is what a right answer looks like; `solve` computes the expected output independently of that
-program, so that running the program against the tests checks both.
+A family's `program` is a right answer and `wrong` holds wrong ones. `solve` computes the expected output independently
+of the program, so that running the program against the tests checks both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Noisy demonstrations: with probability NOISE_PROBABILITY a demonstration holds one mistake, else it is right.
+"""Noisy demonstrations: with probability NOISE_PROBABILITY a demonstration contains one mistake, else it is right.
 
-Most mistakes are of kinds shared by all families (a misspelt name, a dropped parenthesis, a forgotten int(), one too
-many, a wrong variable), so that what reinforcement learning unlearns on some problems helps on all. The rest are a
-wrong operator and the family's own wrong variants.
+Most mistakes are of kinds that all families share: a misspelt name, a dropped parenthesis, a missing int(), a result
+that is one too large, a wrong variable. A policy that unlearns them on some problems therefore improves on all. The
+other mistakes are a wrong operator and the family's own wrong programs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The small policy: a Qwen3 decoder of a few hundred thousand parameters, made at random or read from a folder."""
+"""The small policy: a Qwen3 decoder of a few hundred thousand parameters, with random weights or read from a folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nouscoder.demo.tokenizer import BOS_ID, EOS_ID, PAD_ID, CharTokenizer
 
 @dataclass(frozen=True, slots=True)
 class PolicySize:
-    """The sizes of the decoder; the defaults were chosen by measurement on one core."""
+    """The sizes of the decoder. The defaults were chosen by measurements on one core."""
 
     hidden_size: int = 128
     num_layers: int = 3
@@ -25,7 +25,7 @@ class PolicySize:
 
 
 def build_policy(*, seed: int, size: PolicySize = PolicySize(), vocab_size: int | None = None) -> Qwen3ForCausalLM:
-    """A float32 policy with random weights that hang on the seed alone; the global random state is left as it was."""
+    """A float32 policy whose random weights depend only on the seed. The global random state does not change."""
     config = Qwen3Config(
         vocab_size=vocab_size or CharTokenizer().vocab_size,
         hidden_size=size.hidden_size,
@@ -48,13 +48,13 @@ def build_policy(*, seed: int, size: PolicySize = PolicySize(), vocab_size: int 
 
 
 def save_policy(policy: Qwen3ForCausalLM, folder: Path) -> None:
-    """Write the folder as Hugging Face folders are: configuration, weights and tokenizer."""
+    """Write a Hugging Face folder: configuration, weights and tokenizer."""
     policy.save_pretrained(folder)
     CharTokenizer().save(folder)
 
 
 def load_policy(folder: Path) -> Qwen3ForCausalLM:
-    """Reads what `save_policy` wrote, in float32 with sdpa attention."""
+    """Load a folder written by `save_policy`, in float32 with sdpa attention."""
     policy: Qwen3ForCausalLM = Qwen3ForCausalLM.from_pretrained(
         folder, attn_implementation="sdpa", dtype=torch.float32, local_files_only=True
     )

@@ -1,7 +1,7 @@
-"""The demo's problems: instances of the families, split once and for all into training and held-out ones.
+"""The demo's problems: instances of the families, divided into a training and a held-out split.
 
-INVARIANT: no instance (family and parameters) and no statement is in both splits, whatever the seeds.
-The split hangs on a digest of the instance alone; the seed chooses which instances are drawn and the tests' inputs.
+INVARIANT: no instance (family and parameters) and no statement is in both splits, whatever the seeds. The split of an
+instance depends only on its digest. The seed chooses which instances are drawn, and the inputs of the tests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HELD_OUT_SHARE = 5  # one instance in five is held out
 
 
 class Split(StrEnum):
-    """Which part of the instances."""
+    """The two parts of the instances."""
 
     TRAIN = "train"
     HELD_OUT = "held_out"
@@ -32,7 +32,7 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DemoProblem:
-    """One instance. `program` is a right answer and `wrong_programs` are answers that must fail some test."""
+    """One instance. `program` is a right answer. Each of `wrong_programs` must fail at least one test."""
 
     problem_id: str
     family: str
@@ -44,20 +44,20 @@ class DemoProblem:
 
 
 def prompt_of(problem: DemoProblem) -> str:
-    """The exact text the policy is given; its completion is the program, ended by eos."""
+    """The exact text of the prompt. The completion is the program, followed by eos."""
     return problem.statement + "\n"
 
 
 def problems(split: Split, num_problems: int, *, seed: int) -> tuple[DemoProblem, ...]:
-    """`num_problems` different problems, the families in turn as long as they have instances left.
+    """`num_problems` different problems, taken from the families in turn while they have instances left.
 
-    Raises ValueError when the split holds fewer instances.
+    Raises ValueError when the split has fewer instances.
     """
     random = Random(f"{seed}/{split}/draw")
     queues = [(family, _shuffled(instances(family, split), random)) for family in FAMILIES]
     available = sum(len(queue) for _, queue in queues)
     if num_problems > available:
-        raise ValueError(f"the {split} split holds {available} instances, fewer than the {num_problems} asked for")
+        raise ValueError(f"the {split} split has {available} instances, fewer than the {num_problems} requested")
     drawn: list[DemoProblem] = []
     while len(drawn) < num_problems:
         random.shuffle(queues)
@@ -69,14 +69,14 @@ def problems(split: Split, num_problems: int, *, seed: int) -> tuple[DemoProblem
 
 @cache
 def instances(family: Family, split: Split) -> tuple[Parameters, ...]:
-    """The family's parameter tuples that belong to the split; every fifth by digest is held out."""
+    """The parameter tuples of the family in this split. By its digest, every fifth one is held out."""
     ranked = sorted(family.space, key=lambda parameters: sha256(f"{family.name}/{parameters}".encode()).digest())
     cut = max(1, len(ranked) // _HELD_OUT_SHARE)
     return tuple(ranked[:cut] if split is Split.HELD_OUT else ranked[cut:])
 
 
 def build(family: Family, parameters: Parameters, *, seed: int) -> DemoProblem:
-    """The instance with its statement, programs and tests; the tests' inputs hang on seed, family and parameters."""
+    """The instance with its statement, programs and tests. The inputs depend on seed, family and parameters."""
     problem_id = "-".join((family.name, *map(str, parameters)))
     inputs = family.make_inputs(Random(f"{seed}/{problem_id}/inputs"), parameters)
     return DemoProblem(

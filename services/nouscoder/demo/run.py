@@ -23,11 +23,11 @@ PREPARE_LIMIT_S = 900.0
 
 
 class PreparationError(NousCoderError):
-    """The demo could not be prepared; the message ends with what the preparation said last."""
+    """The demo could not be prepared. The message ends with the last line of the preparation's log."""
 
 
 async def demo_run(*, seed: int, name: str | None, resume: bool, overrides: Sequence[str]) -> int:
-    """Run the demo; answers the exit code. Raises NousCoderError in one sentence."""
+    """Run the demo. Returns the exit code. Raises NousCoderError with a message of one sentence."""
     started_s = time.monotonic()
     config = _config(seed, name, overrides, resume=resume)
     folder, config = RunFolder.reopen(config.run.folder) if resume else (RunFolder.create(config), config)
@@ -53,7 +53,7 @@ async def _prepare_and_run(folder: RunFolder, config: Config, view: View, starte
 
 
 async def _prepare(folder: RunFolder, view: View) -> None:
-    """Run the preparation as a process of its own and show its progress."""
+    """Run the preparation in a separate process and show its progress."""
     with (folder.logs / "prepare.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "nouscoder.demo.prepare", str(folder.config_file)),
@@ -66,8 +66,8 @@ async def _prepare(folder: RunFolder, view: View) -> None:
     try:
         async with asyncio.timeout(PREPARE_LIMIT_S):
             async for line in process.stdout:
-                told = json.loads(line)
-                view.progress(told["phase"], told["done"], told["total"], f"loss {told['loss']:.3f}")
+                report = json.loads(line)
+                view.progress(report["phase"], report["done"], report["total"], f"loss {report['loss']:.3f}")
             code = await process.wait()
     except TimeoutError:
         raise PreparationError(f"the warm start took longer than {PREPARE_LIMIT_S:.0f} s") from None
@@ -76,5 +76,5 @@ async def _prepare(folder: RunFolder, view: View) -> None:
             process.kill()
             await process.wait()
     if code:
-        words = (folder.logs / "prepare.log").read_text(encoding="utf8", errors="replace").strip().splitlines()
-        raise PreparationError(f"the warm start failed: {words[-1] if words else f'exit code {code}'}")
+        lines = (folder.logs / "prepare.log").read_text(encoding="utf8", errors="replace").strip().splitlines()
+        raise PreparationError(f"the warm start failed: {lines[-1] if lines else f'exit code {code}'}")

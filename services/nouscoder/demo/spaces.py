@@ -1,7 +1,7 @@
 """The parameter spaces and the input makers that families share.
 
-Input makers put the border cases first (the parameter itself, its neighbours, zero, one item), then random ones, so
-that an off-by-one or a wrong comparison fails a test in every instance.
+An input maker gives edge cases first (the parameter itself, its neighbours, zero, one item) and then random inputs, so
+that an off-by-one error or a wrong comparison fails a test in every instance.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from nouscoder.demo.family import InputMaker, Parameter, Parameters
 
 NUM_TESTS = 10
 
-# Syllables such as "lop": so many that a policy has to copy a word, it cannot learn them by heart.
+# Syllables such as "lop". There are so many that a policy cannot memorise them and has to learn to copy.
 WORDS = ["".join(letters) for letters in product("bdfgklmnprstvz", "aeiou", "bdgklmnprstx")]
 
 
 def singles(values: range | str | list[str]) -> tuple[Parameters, ...]:
-    """One parameter a tuple."""
+    """Tuples of one parameter each."""
     return tuple((value,) for value in values)
 
 
@@ -30,12 +30,12 @@ def pairs(first: Iterable[Parameter], second: Iterable[Parameter]) -> tuple[Para
 
 
 def ascending(first: range, second: range) -> tuple[Parameters, ...]:
-    """Every pair (a, a + gap) with a from `first` and the gap from `second`."""
+    """Every pair (a, a + gap) with `a` from `first` and `gap` from `second`."""
     return tuple((low, low + gap) for low, gap in product(first, second))
 
 
 def number(parameter: Parameter) -> int:
-    """The parameter as the integer that it must be."""
+    """The parameter as an integer. Raises TypeError when it is a string."""
     if not isinstance(parameter, int):
         raise TypeError(f"expected an integer parameter, not {parameter!r}")
     return parameter
@@ -48,7 +48,7 @@ WORD_SPACE = singles(WORDS[::3])
 
 
 def distinct(candidates: list[str]) -> list[str]:
-    """The first NUM_TESTS different inputs; raises ValueError when there are fewer."""
+    """The first NUM_TESTS different inputs. Raises ValueError when there are fewer."""
     chosen = list(dict.fromkeys(candidates))[:NUM_TESTS]
     if len(chosen) < NUM_TESTS:
         raise ValueError(f"only {len(chosen)} different inputs")
@@ -56,7 +56,7 @@ def distinct(candidates: list[str]) -> list[str]:
 
 
 def integers(low: int, high: int) -> InputMaker:
-    """One integer a test: around the numeric parameters where they lie in the bounds, then random ones."""
+    """One integer per test: values near the numeric parameters that are within the bounds, then random ones."""
 
     def make(random: Random, parameters: Parameters) -> list[str]:
         near = [v for p in parameters if isinstance(p, int) for v in (p, p + 1, p - 1, p * p)]
@@ -68,7 +68,7 @@ def integers(low: int, high: int) -> InputMaker:
 
 
 def integer_pairs(low: int, high: int) -> InputMaker:
-    """Two integers on a line; some sums lie at the first parameter and its neighbours."""
+    """Two integers on a line. Some sums equal the first parameter or differ from it by one."""
 
     def make(random: Random, parameters: Parameters) -> list[str]:
         rows: list[tuple[int, int]] = []
@@ -82,7 +82,7 @@ def integer_pairs(low: int, high: int) -> InputMaker:
 
 
 def number_lists(low: int, high: int, shortest: int = 1) -> InputMaker:
-    """A line of integers. Lists hold the numeric parameters, their neighbours and multiples, and repeats."""
+    """A line of integers. Lists contain the numeric parameters, their neighbours and doubles, and repeated values."""
 
     def make(random: Random, parameters: Parameters) -> list[str]:
         special = [p for p in parameters if isinstance(p, int)]
@@ -101,7 +101,7 @@ def number_lists(low: int, high: int, shortest: int = 1) -> InputMaker:
 
 
 def word_lines(shortest: int, longest: int) -> InputMaker:
-    """One lowercase word a test, most of which hold the letters of the parameters, some at the ends and doubled."""
+    """One lowercase word per test. Most words contain letters of the parameters, also at an end or repeated."""
 
     def make(random: Random, parameters: Parameters) -> list[str]:
         special = "".join(p for p in parameters if isinstance(p, str))
@@ -119,7 +119,7 @@ def word_lines(shortest: int, longest: int) -> InputMaker:
 
 
 def sentences(fewest: int, most: int) -> InputMaker:
-    """Several words on a line, with repeats; the string parameters are among them now and then."""
+    """Several words on a line, with repeats. Some lines contain the string parameters."""
 
     def make(random: Random, parameters: Parameters) -> list[str]:
         special = [p for p in parameters if isinstance(p, str) and len(p) > 1]

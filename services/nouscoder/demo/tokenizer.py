@@ -1,7 +1,7 @@
-"""The demo's vocabulary: printable ASCII and the newline, a token a character, after three special tokens.
+"""The demo's vocabulary: three special tokens, then one token for each printable ASCII character and the newline.
 
-The warm start encodes with this module, which needs no library. Everything else reads what `save` writes: a Hugging
-Face tokenizer with the same token ids.
+The warm start encodes with this module, which needs no library. All other parts load the folder that `save` writes: a
+Hugging Face tokenizer with the same token ids.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 
 
 class TokenizerError(ValueError):
-    """A text that this tokenizer cannot read; the message names the character."""
+    """The text has a character that is not in the vocabulary. The message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class CharTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Characters and special tokens together."""
+        """The number of characters and special tokens."""
         return len(self.characters) + len(_SPECIAL)
 
     def encode(self, text: str) -> list[int]:
@@ -43,12 +43,12 @@ class CharTokenizer:
         return [BOS_ID, *self.encode(text)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids; special tokens and ids past the vocabulary are left out."""
+        """The text of the ids. Special tokens and ids outside the vocabulary are skipped."""
         first, end = len(_SPECIAL), self.vocab_size
         return "".join(self.characters[token - first] for token in ids if first <= token < end)
 
     def save(self, folder: Path) -> None:
-        """Write tokenizer.json and tokenizer_config.json, as transformers reads them, into the folder."""
+        """Write tokenizer.json and tokenizer_config.json of transformers into the folder."""
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
         from transformers import PreTrainedTokenizerFast
 

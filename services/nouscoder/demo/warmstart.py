@@ -1,11 +1,11 @@
-"""The short supervised phase that comes before reinforcement learning: next-token loss on noisy demonstrations.
+"""The short supervised phase before reinforcement learning: next-token loss on demonstrations.
 
-Three stages: widening excerpts of right demonstrations (see excerpts.py), whole right demonstrations, then noisy
-ones (see noise.py), which decide how often the finished policy errs. Only program tokens and the eos are in the loss.
-Sequences are padded on the right, so causal attention needs no mask; batches hold sequences of like length.
+There are three stages: excerpts of right demonstrations whose width grows (excerpts.py), whole right demonstrations,
+and noisy ones (noise.py), which set the error rate of the finished policy. Only program tokens and the eos are in the
+loss. Sequences are padded on the right, so causal attention needs no mask. A batch holds sequences of similar length.
 
-The matrices are trained by Muon (Jordan et al. 2024, orthogonalised momentum), which finds the copying circuit in a
-third of AdamW's steps here; embeddings and norms by AdamW.
+Muon (Jordan et al. 2024, orthogonalised momentum) trains the matrices, because the policy then learns to copy in a
+third of the steps that AdamW takes. AdamW trains the embedding and the norms.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Row = tuple[list[int], list[int]]  # token ids of the prompt and of the program
 
 @dataclass(frozen=True, slots=True)
 class WarmStartBudget:
-    """How long and how the supervised phase runs; the stages' steps add up to `num_steps`."""
+    """The settings of the supervised phase. The steps of the stages add up to `num_steps`."""
 
     excerpt_steps: int = 230
     clean_steps: int = 90
@@ -50,13 +50,13 @@ class WarmStartBudget:
 
     @property
     def num_steps(self) -> int:
-        """All stages together."""
+        """The steps of all stages."""
         return self.excerpt_steps + self.clean_steps + self.noisy_steps
 
 
 @dataclass(frozen=True, slots=True)
 class WarmStartProgress:
-    """One step done. `loss` is nats a program token."""
+    """The progress after a step. `loss` is in nats per program token."""
 
     step: int
     num_steps: int
@@ -66,7 +66,7 @@ class WarmStartProgress:
 
 @dataclass(frozen=True, slots=True)
 class WarmStartMetrics:
-    """The whole phase. `final_loss` is the mean of the last twentieth of the steps."""
+    """Figures of the whole phase. `final_loss` is the mean of the last twentieth of the steps."""
 
     num_steps: int
     num_tokens: int
@@ -75,7 +75,7 @@ class WarmStartMetrics:
 
 
 class WarmStartError(RuntimeError):
-    """The supervised phase cannot go on; the message says why."""
+    """The supervised phase cannot continue. The message says why."""
 
 
 def warm_start(
@@ -86,7 +86,7 @@ def warm_start(
     budget: WarmStartBudget,
     on_progress: Callable[[WarmStartProgress], None] = lambda progress: None,
 ) -> WarmStartMetrics:
-    """Trains the policy in place. Raises WarmStartError when the loss is not finite."""
+    """Train the policy in place. Raises WarmStartError when the loss is not finite."""
     started = time.monotonic()
     optimizers = _optimizers(policy, budget)
     peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
@@ -117,7 +117,7 @@ def warm_start(
 def demonstration_batches(
     problems: Sequence[DemoProblem], *, seed: int, budget: WarmStartBudget
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """`num_steps` pairs of inputs [batch, positions] and targets [batch, positions]; prompt and padding are ignored."""
+    """`num_steps` pairs of inputs and targets, each [batch, positions]. The loss ignores prompts and padding."""
     random = Random(f"{seed}/demonstrations")
     tokenizer = CharTokenizer()
     for step in range(budget.excerpt_steps):
@@ -139,7 +139,7 @@ def demonstration_batches(
 def _excerpt_rows(
     problems: Sequence[DemoProblem], width: int, num_rows: int, random: Random, tokenizer: CharTokenizer
 ) -> list[Row]:
-    """A third of the rows surely have text parameters, which are rarer and harder to copy than numbers."""
+    """Rows of excerpts. At least a third have text parameters, which are rarer and harder to copy than numbers."""
     texts = [problem for problem in problems if isinstance(problem.parameters[0], str)] or problems
     rows: list[Row] = []
     for index in range(num_rows):
@@ -165,7 +165,7 @@ def _padded(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _schedule(step: int, budget: WarmStartBudget) -> float:
-    """Linear warm-up, then a cosine down to `final_share`."""
+    """The share of the learning rate: a linear warm-up, then a cosine decay to `final_share`."""
     if step < budget.warmup_steps:
         return (step + 1) / budget.warmup_steps
     done = (step - budget.warmup_steps) / max(1, budget.num_steps - budget.warmup_steps)

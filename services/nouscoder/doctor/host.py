@@ -96,7 +96,7 @@ def _sandbox(backend: str, *, needed: bool, fix: str) -> Finding:
 
 
 async def _try_sandbox(backend: str) -> str:
-    """Run one program. Raises SandboxError when it does not do as it should."""
+    """Run one program in the sandbox. Raises NousCoderError when its result is wrong."""
     sandbox = open_sandbox(SandboxConfig(backend=backend, slots=1))
     try:
         await sandbox.start()
@@ -104,7 +104,7 @@ async def _try_sandbox(backend: str) -> str:
         async with sandbox.session(program) as session:
             result = await session.run(b"41")
         if (result.exit, result.stdout) != (Exit.EXITED, b"42\n"):
-            raise NousCoderError(f"a program that adds one gave {result.stdout!r}, {result.exit}, {result.stderr!r}")
+            raise NousCoderError(f"a program that prints 42 gave {result.stdout!r}, {result.exit}, {result.stderr!r}")
         return ", ".join(sandbox.isolation)
     finally:
         await sandbox.close()
@@ -145,7 +145,7 @@ def _torch() -> Finding:
 
 
 def _gpu() -> Finding:
-    """In a process of its own: torch is heavy, and a driver may crash."""
+    """Runs in a separate process, because torch is large and a driver may crash."""
     ask = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '')"
     try:
         name = _first_line([sys.executable, "-c", ask])
@@ -153,7 +153,7 @@ def _gpu() -> Finding:
         name = ""
     if name:
         return Finding("gpu", True, False, name)
-    return Finding("gpu", False, False, "none: the demo needs none, larger policies do", "a CUDA device and its driver")
+    return Finding("gpu", False, False, "none: only larger policies need one", "a CUDA device and its driver")
 
 
 def _disk() -> Finding:

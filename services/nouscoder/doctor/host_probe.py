@@ -1,4 +1,4 @@
-"""Which namespaces and filters this kernel lets us make: each tried in a process of its own, which then ends."""
+"""Tests which namespaces and filters this kernel allows. Each test runs in its own process, which then exits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMESPACES = {
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """`refused` says why, by namespace; `seccomp_refused` is empty when a filter can be installed."""
+    """The results. `refused` has the reason for each refused namespace; `seccomp_refused` is "" if a filter works."""
 
     namespaces: tuple[str, ...]
     refused: dict[str, str]
@@ -29,7 +29,7 @@ class Probe:
 
 
 def probe_host() -> Probe:
-    """As root or not: without root the others are made inside a user namespace."""
+    """Run all tests. Without root, the other namespaces are made inside a user namespace."""
     base = 0 if os.geteuid() == 0 else kernel.CLONE_NEWUSER
     reasons = {name: _tried(functools.partial(kernel.unshare, base | flags)) for name, flags in _NAMESPACES.items()}
     made = tuple(name for name, reason in reasons.items() if not reason)
@@ -43,7 +43,7 @@ def _install_filter() -> None:
 
 
 def _tried(act: Callable[[], None]) -> str:
-    """Why it failed in a child of ours, or nothing."""
+    """Run `act` in a child process. Returns why it failed, or ""."""
     out, into = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""report.html of a run folder: one page that needs nothing but itself."""
+"""report.html of a run folder: one page that loads no other file."""
 
 from nouscoder.report.page import write_report
 

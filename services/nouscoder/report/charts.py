@@ -1,8 +1,8 @@
-"""Charts as SVG text: data in, markup out, nothing else.
+"""Charts as SVG text. Pure: data in, markup out.
 
-Colours come from the page's custom properties (`series-0` to `series-3`), so one chart serves light, dark and print.
-Series are told apart by dash and by name as well as by colour. The values of a chart travel in `data-chart`, from
-which the page's script shows them under the pointer or the arrow keys; `table` shows the same values without script.
+Colours come from the page's custom properties (`series-0` to `series-3`), so one chart works in light, dark and print.
+Series differ in dash pattern and name as well as in colour. The attribute `data-chart` holds the values of a chart; the
+page's script shows them at the pointer or with the arrow keys. `table` shows the same values without a script.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Values = tuple[float | None, ...]
 WIDTH, HEIGHT = 560, 240
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 34
 _NUM_TICKS = 5
-# Between these a difference and its logarithm are ordinary numbers.
+# Within these bounds a difference of two values and its logarithm are finite.
 _SMALLEST, _LARGEST = 1e-200, 1e200
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One curve or one layer. `values` [points], None where there is none."""
+    """One curve or one layer. `values` [points] are None where a value is missing."""
 
     name: str
     values: Values
@@ -33,7 +33,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """`xs` [points] are in order; `low` and `high` bound the vertical axis where given. `unit` follows each value."""
+    """One chart. `xs` [points] ascend. `low` and `high` bound the vertical axis if given. `unit` follows each value."""
 
     title: str
     x_label: str
@@ -60,7 +60,7 @@ class _Axis:
 
 
 def line_chart(chart: Chart) -> str:
-    """Curves over a common axis; a gap where a value is missing. Empty when no series has a value."""
+    """Curves over a common axis, with a gap where a value is missing. Empty when no series has a value."""
     present = [value for series in chart.series for value in series.values if value is not None]
     if not present:
         return ""
@@ -73,7 +73,7 @@ def line_chart(chart: Chart) -> str:
 
 
 def share_chart(chart: Chart) -> str:
-    """Bars, one a point, split by each series' share of the sum at that point. Empty when all sums are 0."""
+    """One bar per point, split by each series' share of the sum at that point. Empty when all sums are 0."""
     sums = [
         sum(max(0.0, value) for series in chart.series if (value := series.values[point]) is not None)
         for point in range(len(chart.xs))
@@ -102,7 +102,7 @@ def share_chart(chart: Chart) -> str:
 
 
 def dumbbell(before: float | None, after: float | None) -> str:
-    """Two rates in [0, 1] on one line: a ring for before, a dot for after, for a cell of a table."""
+    """Two rates in [0, 1] on one line, for a cell of a table: a ring for before, a dot for after."""
     axis = _Axis(0, 1, 8, 152)
     parts = ['<line class="rail" x1="8" x2="152" y1="9" y2="9"/>']
     if before is not None and after is not None:
@@ -126,7 +126,7 @@ def table(chart: Chart) -> str:
 
 
 def nice_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Round numbers, a constant step of 1, 2 or 5 times a power of ten apart, that enclose low and high."""
+    """Round numbers that enclose low and high. Their distance is 1, 2 or 5 times a power of ten."""
     low, high = (min(max(value, -_LARGEST), _LARGEST) for value in (low, high))
     size = max(abs(low), abs(high))
     if high - low <= max(1e-9 * size, _SMALLEST):
@@ -140,7 +140,7 @@ def nice_ticks(low: float, high: float) -> tuple[float, ...]:
 
 
 def format_number(value: float | None) -> str:
-    """Four significant digits, thousands apart by a thin space; a dash for None."""
+    """Four significant digits, with thin spaces between thousands; a dash for None."""
     if value is None:
         return "-"
     if value == 0:
@@ -161,7 +161,7 @@ def _x_axis(xs: Sequence[float]) -> _Axis:
 
 
 def _curve(series: Series, index: int, xs: Sequence[float], x_axis: _Axis, y_axis: _Axis) -> str:
-    """Runs of neighbouring values as polylines, and a dot for a value without a neighbour."""
+    """A polyline for each run of neighbouring values, and a dot for a value without a neighbour."""
     runs: list[list[str]] = [[]]
     for x, value in zip(xs, series.values, strict=True):
         if value is None:
@@ -194,7 +194,7 @@ def _y_grid(axis: _Axis, ticks: Sequence[float], labels: Sequence[str]) -> list[
 
 
 def _x_labels(chart: Chart, pixels: Sequence[float]) -> list[str]:
-    """About six of the points' own values, first and last among them, and the axis' name."""
+    """The values of about six points, including the first and the last, and the name of the axis."""
     last = len(pixels) - 1
     shown = sorted({round(last * part / 5) for part in range(6)})
     labels = [

@@ -1,4 +1,4 @@
-"""Which charts a run has: lines of metrics.jsonl in, charts out."""
+"""The charts of a run, made from the lines of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TIME_PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A chart, its SVG text, and whether it is made of layers rather than lines."""
+    """A chart, its SVG text, and whether it has layers instead of lines."""
 
     chart: Chart
     svg: str
@@ -30,7 +30,7 @@ class Drawn:
 
 
 def curves(run: RunData) -> list[Drawn]:
-    """The charts that have something to show, in reading order."""
+    """The charts with at least one value, in reading order."""
     if not run.metrics:
         return []
     batches = by_batch(run.metrics)
@@ -52,7 +52,7 @@ def by_batch(metrics: Sequence[Record]) -> list[list[Record]]:
 
 
 def pass_rate_chart(run: RunData, batches: Sequence[Lines]) -> Chart:
-    """The pass rate of the rollouts trained on, between pass@1 on held-out problems before (step 0) and after."""
+    """The pass rate of the trained rollouts, and pass@1 on held-out problems before (step 0) and after."""
     before = run.before.pass_at_1 if run.before else None
     after = run.after.pass_at_1 if run.after else None
     held_out = (before, *[None] * (len(batches) - 1), after)
@@ -66,22 +66,22 @@ def pass_rate_chart(run: RunData, batches: Sequence[Lines]) -> Chart:
         ),
         low=0,
         high=1,
-        note="Groups that all passed or all failed are filtered when zero-variance groups are dropped, which keeps the"
-        " trained-on rate near the middle; the held-out dots are the measure.",
+        note="When zero-variance groups are dropped, groups that all passed or all failed are filtered. This keeps the"
+        " rate of the rollouts trained on near the middle. The held-out dots measure progress.",
     )
 
 
 def time_chart(batches: Sequence[Lines]) -> Chart:
-    """The learner's seconds by batch and by what it did."""
+    """The learner's seconds by batch and by activity."""
     series = tuple(Series(name, _over(batches, sum, key)) for name, key in _TIME_PARTS)
     totals = [(item.name, sum(value or 0.0 for value in item.values)) for item in series]
     words = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in totals)
     xs = tuple(number(lines[0], "batch_id") or float(index) for index, lines in enumerate(batches))
-    return Chart("Where the learner's time went", "batch", xs, series, " s", note=f"In all: {words}.")
+    return Chart("Where the learner's time went", "batch", xs, series, " s", note=f"In total: {words}.")
 
 
 def _batch_charts(batches: Sequence[Lines]) -> list[Chart]:
-    """A point a batch, at its last step. Keys are those of learner/run_log.py."""
+    """Charts with one point per batch, at its last step. The keys are those of learner/run_log.py."""
 
     def chart(
         title: str, *series: Series, unit: str = "", low: float | None = None, high: float | None = None
@@ -117,7 +117,7 @@ def _batch_charts(batches: Sequence[Lines]) -> list[Chart]:
 
 
 def _step_charts(metrics: Sequence[Record]) -> list[Chart]:
-    """A point a step."""
+    """Charts with one point per step."""
     xs = tuple(number(line, "step") or 0.0 for line in metrics)
 
     def chart(title: str, name: str, key: str, low: float | None = None) -> Chart:
@@ -139,6 +139,6 @@ def _last_steps(batches: Sequence[Lines]) -> tuple[float, ...]:
 
 
 def _over(batches: Sequence[Lines], fold: Fold, key: str) -> tuple[float | None, ...]:
-    """One value a batch: `fold` over those its lines have, None where they have none."""
+    """One value per batch: `fold` over the values of its lines, None when they have none."""
     found = ([value for line in lines if (value := number(line, key)) is not None] for lines in batches)
     return tuple(fold(values) if values else None for values in found)

@@ -1,6 +1,7 @@
-"""Text made safe for the page. Programs are model output and hostile.
+"""Escapes text for the page. Programs are model output and may be hostile.
 
-INVARIANT: nothing that `escape` returns can open or close an element or an attribute, or turn the text around it.
+INVARIANT: the result of `escape` cannot open or close an element or an attribute, or change the direction of the text
+around it.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ _KEPT_CONTROLS = "\n\t"
 
 
 def escape(text: object) -> str:
-    """`text` for an element or a quoted attribute; characters that are not seen are shown as escapes."""
+    """`text` for an element or a quoted attribute. Invisible characters are shown as escapes."""
     return html.escape("".join(map(_visible, str(text))), quote=True)
 
 
 def clip(text: str) -> str:
-    """The start of a long text, with a note of how much is not shown."""
+    """The start of a long text, with a note of how many characters are missing."""
     if len(text) <= MAX_CHARACTERS:
         return text
     return f"{text[:MAX_CHARACTERS]}\n[{len(text) - MAX_CHARACTERS} more characters]"
 
 
 def _visible(character: str) -> str:
-    """Control, format (such as right-to-left override), surrogate and private characters as escapes."""
+    """An escape for control, format (such as right-to-left override), surrogate and private characters."""
     if character in _KEPT_CONTROLS or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co"):
         return character
     return f"\\u{ord(character):04x}"

@@ -1,7 +1,7 @@
-"""The page itself: a run folder in, report.html out.
+"""Makes report.html from a run folder.
 
-INVARIANT: the page asks nothing of any network. Its policy (Content-Security-Policy) allows no source at all but the
-one style sheet and the one script written into it, by their digests.
+INVARIANT: the page makes no network request. Its Content-Security-Policy allows only the one inline style sheet and the
+one inline script, by their digests.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from nouscoder.report.markup import escape
 from nouscoder.report.run_data import Record, RunData, number, read_run, whole_number
 from nouscoder.report.samples import pairs, pairs_section, training_section
 
-_CURVES_NOTE = "A point a batch, drawn at its last step; throughput, gradient norm and loss have a point a step."
+_CURVES_NOTE = "One point per batch, at its last step; throughput, gradient norm and loss have one point per step."
 _FINAL = ("trained", "filtered", "stale", "abandoned")
 
 
 def write_report(run_folder: Path) -> Path:
-    """Write report.html into the run folder, replaced whole. Raises FileNotFoundError when there is no such folder."""
+    """Write report.html into the run folder atomically. Raises FileNotFoundError when there is no such folder."""
     report = run_folder / "report.html"
     partial = run_folder / "report.html.part"
     partial.write_bytes(page(read_run(run_folder)).encode("utf8"))
@@ -100,7 +100,7 @@ def _tiles(run: RunData) -> list[str]:
 
 
 def _ledger(summary: Record) -> str:
-    """The ledger's numbers, added up again here: the page does not take the summary's word for it."""
+    """The numbers of the ledger. The balance is computed here again, not taken from the summary."""
     ledger = _ledger_of(summary)
     if ledger is None:
         return ""
@@ -141,7 +141,7 @@ def _legend(drawn: Drawn) -> str:
 
 
 def _mark(drawn: Drawn, index: int) -> str:
-    """As the series is drawn: a layer, a dot where no two neighbours have a value, else a line."""
+    """The mark of a series in the legend: a layer, a dot when no two neighbours have a value, else a line."""
     values = drawn.chart.series[index].values
     if drawn.is_layered:
         return f'<rect class="fill-{index}" x="6" y="0" width="10" height="10"/>'
@@ -151,7 +151,7 @@ def _mark(drawn: Drawn, index: int) -> str:
 
 
 def _families(run: RunData) -> str:
-    """A row a family, the largest gain first; a press on a heading sorts anew."""
+    """One row per family, the largest gain first. A click on a heading sorts by that column."""
     before = run.before.by_family if run.before else {}
     after = run.after.by_family if run.after else {}
     names = sorted({*before, *after}, key=lambda name: (before.get(name, 0.0) - after.get(name, 0.0), name))

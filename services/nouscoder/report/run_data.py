@@ -1,6 +1,6 @@
-"""What a run folder says about its run, read as it is found: files and keys may be missing, last lines may be torn.
+"""Reads a run folder. Files and keys may be missing, and last lines may be incomplete.
 
-INVARIANT: every number that leaves this module is finite; what is missing, not a number or NaN is None.
+INVARIANT: every number that this module returns is finite. A value that is missing, NaN or not a number is None.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSample:
-    """A rollout on a held-out problem and what it got."""
+    """A rollout on a held-out problem, with its verdict."""
 
     problem_id: str
     family: str
@@ -27,7 +27,7 @@ class EvaluationSample:
 
     @property
     def accepted(self) -> bool:
-        """Every hidden test passed."""
+        """Whether every hidden test passed."""
         return self.verdict == "accepted"
 
 
@@ -45,7 +45,7 @@ class EvaluationData:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """A rollout that was trained on; `oldest_version` to `newest_version` sampled its tokens."""
+    """A rollout that was trained on. Policy versions `oldest_version` to `newest_version` sampled its tokens."""
 
     step: int | None
     problem_id: str
@@ -60,7 +60,7 @@ class TrainingSample:
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """A whole run folder. `metrics` are the lines of metrics.jsonl by step, the newest of each step."""
+    """A whole run folder. `metrics` has the last line of metrics.jsonl for each step, in order of steps."""
 
     name: str
     summary: Record
@@ -94,7 +94,7 @@ def read_run(folder: Path) -> RunData:
 
 
 def number(record: Record, *names: str) -> float | None:
-    """The first of `names` that holds a finite number; a dot reaches into a record within."""
+    """The first finite number under one of `names`. A dot in a name selects a field of an inner record."""
     for name in names:
         value: Any = record
         for key in name.split("."):
@@ -106,7 +106,7 @@ def number(record: Record, *names: str) -> float | None:
 
 
 def whole_number(record: Record, *names: str) -> int | None:
-    """As `number`, rounded."""
+    """Like `number`, rounded to an integer."""
     value = number(record, *names)
     return None if value is None else round(value)
 
@@ -137,7 +137,7 @@ def _read_object(file: Path, unreadable: list[str]) -> dict[str, Any] | None:
 
 
 def _read_lines(file: Path, unreadable: list[str]) -> tuple[list[dict[str, Any]], int]:
-    """The records of a JSONL file, and how many lines were not one."""
+    """The records of a JSONL file, and the number of lines that are not a record."""
     try:
         text = file.read_text(encoding="utf8", errors="replace")
     except FileNotFoundError:
@@ -161,7 +161,7 @@ def _read_lines(file: Path, unreadable: list[str]) -> tuple[list[dict[str, Any]]
 
 
 def _by_step(records: Iterable[Record]) -> tuple[Record, ...]:
-    """In order of step; a step that was written again after a restart counts once, as written last."""
+    """The records in order of steps. Of a step that was written again after a restart, only the last record counts."""
     newest: dict[int, Record] = {}
     for record in records:
         step = whole_number(record, "step")

@@ -1,4 +1,4 @@
-"""Programs the policy wrote: the same held-out problems before and after, and rollouts of the training."""
+"""Programs written by the policy: for the same held-out problems before and after, and during training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NUM_TRAINING_SAMPLES = 24
 
 
 class Change(StrEnum):
-    """What became of a held-out problem."""
+    """How the result on a held-out problem changed."""
 
     GAINED = "gained"
     KEPT = "kept"
@@ -22,27 +22,27 @@ class Change(StrEnum):
     STILL_FAILING = "still failing"
 
 
-# How many pairs of each kind are shown: what was learnt first, but also what was not.
+# The number of pairs shown for each change: mostly what was learned, but also what was not.
 _SHOWN = {Change.GAINED: 6, Change.LOST: 3, Change.STILL_FAILING: 4, Change.KEPT: 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A rollout before and one after on the same problem."""
+    """A rollout before training and one after it, on the same problem."""
 
     before: EvaluationSample
     after: EvaluationSample
 
     @property
     def change(self) -> Change:
-        """Whether each of the two was accepted."""
+        """The change of the verdict from before to after."""
         if self.after.accepted:
             return Change.KEPT if self.before.accepted else Change.GAINED
         return Change.LOST if self.before.accepted else Change.STILL_FAILING
 
 
 def pairs(before: EvaluationData | None, after: EvaluationData | None) -> list[Pair]:
-    """Rollouts of the same problem, in order; an evaluation holds the first rollout of each problem."""
+    """Pairs of rollouts of the same problem, in order. An evaluation holds the first rollout of each problem."""
     if before is None or after is None:
         return []
     waiting: dict[str, list[EvaluationSample]] = {}
@@ -52,12 +52,12 @@ def pairs(before: EvaluationData | None, after: EvaluationData | None) -> list[P
 
 
 def chosen(found: Sequence[Pair]) -> list[Pair]:
-    """The pairs to show: of each kind a few, of different families where there are."""
+    """The pairs to show: a few for each change, from different families if possible."""
     return [pair for kind, limit in _SHOWN.items() for pair in _spread(found, kind, limit)]
 
 
 def pairs_section(found: Sequence[Pair]) -> str:
-    """The counts by change and the chosen pairs side by side."""
+    """The counts by change, and the chosen pairs side by side."""
     counts = {kind: sum(pair.change is kind for pair in found) for kind in Change}
     words = ", ".join(f"{counts[kind]} {kind.value}" for kind in Change)
     cards = "".join(_pair_card(pair) for pair in chosen(found))
@@ -65,7 +65,7 @@ def pairs_section(found: Sequence[Pair]) -> str:
 
 
 def training_section(samples: Sequence[TrainingSample]) -> str:
-    """Rollouts of the training, evenly spread over the run, each folded to a line."""
+    """Rollouts of the training at even distances over the run, each collapsed to one line."""
     last = len(samples) - 1
     parts = _NUM_TRAINING_SAMPLES - 1
     shown = sorted({round(last * part / parts) for part in range(parts + 1)})
@@ -73,13 +73,13 @@ def training_section(samples: Sequence[TrainingSample]) -> str:
 
 
 def badge(verdict: str) -> str:
-    """A verdict, told by sign and word as well as by colour."""
+    """A verdict, shown by sign and word as well as by colour."""
     kind, sign = ("good", "✓") if verdict == "accepted" else ("bad", "✗")
     return f'<span class="badge {kind}">{sign} {escape(verdict or "no verdict")}</span>'
 
 
 def _spread(found: Iterable[Pair], kind: Change, limit: int) -> list[Pair]:
-    """Up to `limit` pairs of a kind: one of each family first, then others."""
+    """Up to `limit` pairs with this change: one of each family first, then others."""
     firsts: list[Pair] = []
     others: list[Pair] = []
     seen: set[str] = set()

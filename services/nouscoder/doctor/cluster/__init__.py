@@ -1,1 +1,1 @@
-"""What a Kubernetes cluster can give: facts, the client that reads them, and a trial with pods of our own."""
+"""The checks of a Kubernetes cluster: facts, the client that reads them, and a trial with pods."""

@@ -1,4 +1,4 @@
-"""A cluster through the Kubernetes client: the one of KUBECONFIG, or that of the pod this runs in."""
+"""Reads a cluster with the Kubernetes client: that of KUBECONFIG, or that of the pod in which this runs."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from kubernetes.utils.quantity import parse_quantity
 
 from nouscoder.doctor.cluster.facts import Amount, ClusterError, Node, NotAllowed, StorageClass
 
-# Answers are Any: the client's own types call every field optional, also those that the API always fills.
+# Answers are Any, because the client's types declare every field optional, also those that the API always sets.
 REQUEST_LIMIT_S = 10.0
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 _ENDED = ("Succeeded", "Failed")
 
 
 def connect() -> Any:
-    """A client of the cluster. Raises ClusterError when nothing says which cluster."""
+    """A client of the cluster. Raises ClusterError when no cluster is configured."""
     settings = client.Configuration()
     try:
         config.load_config(client_configuration=settings)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
-        raise ClusterError(f"no cluster to look at: set KUBECONFIG, or run it in a pod ({error})") from None
+        raise ClusterError(f"no cluster is configured: set KUBECONFIG, or run this in a pod ({error})") from None
     settings.retries = 1
     return client.ApiClient(settings)
 
 
 @contextmanager
 def asked(what: str) -> Iterator[None]:
-    """Map the client's errors, once: NotAllowed for 401 and 403, ClusterError for others. `what`: `list nodes`."""
+    """Map the client's errors: 401 and 403 to NotAllowed, others to ClusterError. `what` is such as `list nodes`."""
     try:
         yield
     except ApiException as error:
@@ -51,7 +51,7 @@ class KubernetesCluster:
 
     def version(self) -> str:
         """See Cluster."""
-        with asked("ask for the version"):
+        with asked("read the version"):
             answer: Any = client.VersionApi(self._api).get_code(_request_timeout=REQUEST_LIMIT_S)
         return str(answer.git_version)
 
@@ -77,7 +77,7 @@ class KubernetesCluster:
         ]
 
     def _modes_in_use(self) -> dict[str, set[str]]:
-        """By class; nothing where the account may not look."""
+        """Access modes by storage class; empty when the account may not list volumes."""
         modes: dict[str, set[str]] = {}
         try:
             with asked("list persistentvolumes"):
@@ -108,7 +108,7 @@ class KubernetesCluster:
         """See Cluster."""
         group = name.partition(".")[2]
         with asked("list API groups"):
-            # Groups are open to every account; CustomResourceDefinitions themselves often are not.
+            # Every account may list API groups, but often not CustomResourceDefinitions.
             answer: Any = client.ApisApi(self._api).get_api_versions(_request_timeout=REQUEST_LIMIT_S)
         versions = [found.preferred_version.version for found in answer.groups if found.name == group]
         if not versions:
@@ -130,7 +130,7 @@ def _node(item: Any) -> Node:
 
 
 def _asked_for(pod: Any) -> Amount:
-    """What the scheduler counts: all containers together, or the largest init container where that is more."""
+    """The request that the scheduler counts: the sum of all containers, or the largest init container if higher."""
     together = Amount(0, 0)
     for container in pod.spec.containers:
         together = together + _requests(container)

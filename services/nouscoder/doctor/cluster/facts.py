@@ -1,4 +1,4 @@
-"""What is known of a cluster, as plain records, and what anything that reads a cluster must offer."""
+"""Records of the facts about a cluster, and the protocol of what reads them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from nouscoder.errors import NousCoderError
 
 
 class ClusterError(NousCoderError):
-    """The cluster did not answer, or not as expected; the message says what was asked."""
+    """The cluster did not answer, or not as expected. The message names the request."""
 
 
 class NotAllowed(ClusterError):
-    """The account may not ask that (RBAC): nothing is said of what there is."""
+    """RBAC does not allow the account this request, so the fact is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorageClass:
-    """`access_modes`: those of volumes that the class has made so far, for the API tells no others."""
+    """One storage class. `access_modes` are those of its existing volumes, because the API reports no others."""
 
     name: str
     provisioner: str
@@ -40,13 +40,13 @@ class Amount:
         return Amount(self.cpu_cores - other.cpu_cores, self.memory_bytes - other.memory_bytes)
 
     def holds(self, other: Amount) -> bool:
-        """`other` fits into this."""
+        """Whether `other` fits into this amount."""
         return other.cpu_cores <= self.cpu_cores + 1e-9 and other.memory_bytes <= self.memory_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """`open` is False where new pods do not go: unschedulable, not ready, or tainted NoSchedule or NoExecute."""
+    """One node. `open` is False for nodes that are unschedulable, not ready, or tainted NoSchedule or NoExecute."""
 
     name: str
     allocatable: Amount
@@ -55,28 +55,28 @@ class Node:
 
 
 class Cluster(Protocol):
-    """Reads a cluster. Each call ends within seconds; raises NotAllowed, or ClusterError."""
+    """Reads a cluster. Each call takes at most some seconds and raises NotAllowed or ClusterError."""
 
     def version(self) -> str:
-        """Of the API server, such as v1.34.4."""
+        """The version of the API server, such as v1.34.4."""
         ...
 
     def runtime_classes(self) -> dict[str, str]:
-        """Handlers by the names of RuntimeClasses."""
+        """The handler of each RuntimeClass, by its name."""
         ...
 
     def storage_classes(self) -> list[StorageClass]:
-        """All of them."""
+        """All storage classes."""
         ...
 
     def nodes(self) -> list[Node]:
-        """All of them."""
+        """All nodes."""
         ...
 
     def requested(self) -> dict[str, Amount]:
-        """What pods that have not ended ask for, by node."""
+        """The total requests of pods that have not ended, by node."""
         ...
 
     def has_crd(self, name: str) -> bool:
-        """Whether there is a CustomResourceDefinition `plural.group`."""
+        """Whether the CustomResourceDefinition `plural.group` exists."""
         ...

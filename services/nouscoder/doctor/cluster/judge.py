@@ -1,6 +1,6 @@
-"""`nouscoder doctor --cluster`: what a cluster can give the chart's default install, what is missing, how to get it.
+"""`nouscoder doctor --cluster`: whether a cluster can run the chart's default install, what is missing, how to get it.
 
-The functions here judge facts (`cluster/facts.py`) and a trial with pods (`cluster/trial.py`); they ask nobody.
+The functions here judge facts (`cluster/facts.py`) and the result of a trial (`cluster/trial.py`) and send no requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OLDEST = (1, 29)
 RUNTIME_CLASS = "gvisor"
 DEFAULT_IMAGE = "localhost/nouscoder-verifier:0.1.0"
 PATIENCE_S = 60.0
-# What the pods of the default install ask for, the largest first; a test compares it with the chart's values.
+# The requests of the default install's pods, the largest first. A test compares them with the chart's values.
 INSTALL = (
     Amount(0.25, 896 * 1024**2),  # learner, and its run
     Amount(0.2, 512 * 1024**2),  # generation
@@ -34,7 +34,7 @@ INSTALL = (
     Amount(0.05, 64 * 1024**2),  # Redis
 )
 _GVISOR_DATE = "Sun Jan 10 15:06:54 PST 2016"
-# Provisioners whose volumes many nodes can mount at once. The API does not tell.
+# Provisioners whose volumes several nodes can mount at once. The API does not report this.
 _SHARED = (
     "nfs",
     "efs.csi.aws.com",
@@ -48,9 +48,9 @@ _NO_GVISOR = "--set verifier.sandbox.backend=local, which isolates less and need
 
 
 def run_doctor_cluster(image: str, *, as_json: bool) -> tuple[str, int]:
-    """(what to print, exit code): 0 when the default install was shown to run. Takes up to a few minutes.
+    """(text to print, exit code). The exit code is 0 when the default install can run. Takes up to a few minutes.
 
-    Raises ClusterError when no cluster is given, NousCoderError when the Kubernetes client is not installed.
+    Raises ClusterError when no cluster is configured, NousCoderError when the Kubernetes client is not installed.
     """
     try:
         from nouscoder.doctor.cluster.client import KubernetesCluster, connect
@@ -68,7 +68,7 @@ def run_doctor_cluster(image: str, *, as_json: bool) -> tuple[str, int]:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block like Ctrl-C does: what is to be removed on the way out is removed."""
+    """Make SIGTERM raise SystemExit inside the block, so that the trial removes its objects."""
 
     def end(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -81,7 +81,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def examine_cluster(cluster: Cluster, trial: Callable[[str | None], TrialResult]) -> list[Finding]:
-    """Everything, in the order in which it matters. A server that does not answer is asked nothing more."""
+    """All findings, the most important first. Stops after the first one when the API server does not answer."""
     try:
         version = cluster.version()
     except ClusterError as error:
@@ -136,7 +136,7 @@ def judge_kernel(tried: TrialResult) -> Finding:
     """Judge the kernel of the trial pod. gVisor shows its name in /proc/version or in the kernel log; older versions
     show only a constant date.
     """
-    fix = f"look at the nodes' containerd: the handler must be runsc; or {_NO_GVISOR}"
+    fix = f"check containerd on the nodes: the handler must be runsc; or {_NO_GVISOR}"
     if tried.kernel_problem:
         return Finding("gVisor pod", False, True, tried.kernel_problem, f"{fix}; for another image: --image NAME")
     version = tried.kernel.partition("\n")[0]
@@ -174,7 +174,7 @@ def judge_room(facts: tuple[Sequence[Node], dict[str, Amount]]) -> Finding:
     free = [node.allocatable - requested.get(node.name, Amount(0, 0)) for node in nodes if node.open]
     total = sum(free, Amount(0, 0))
     ask = sum(INSTALL, Amount(0, 0))
-    detail = f"{_words(total)} free on {len(free)} nodes, the default install asks for {_words(ask)}"
+    detail = f"{_words(total)} free on {len(free)} nodes, the default install requests {_words(ask)}"
     for pod in INSTALL:
         place = next((index for index, room in enumerate(free) if room.holds(pod)), None)
         if place is None:
