@@ -127,7 +127,7 @@ def test_the_volume_of_tests_holds_cache_and_store(chart: ChartRig, tests: dict[
 
 @pytest.mark.parametrize("name", ["cache_bytes", "store_bytes"])
 def test_the_volume_of_tests_needs_its_numbers(chart: ChartRig, name: str) -> None:
-    with pytest.raises(helm.HelmError, match=f"config.verifier.tests.{name} is needed"):
+    with pytest.raises(helm.HelmError, match=f"config.verifier.tests.{name} must be set"):
         chart.documents(tree(f"config.verifier.tests.{name}", None))
 
 

@@ -1,6 +1,7 @@
-"""What `helm test` runs: grades three programs through the REST API and reads the metrics of every service.
+"""The script of `helm test`. It grades three programs through the REST API and reads the metrics of every service.
 
-Standard library only. Exits with 1 and one sentence a fault. It may run at any time of a run, and after its end.
+Standard library only. At the first fault it prints one sentence and exits with 1. It may run at any time of a run, and
+after its end.
 """
 
 import json
@@ -33,11 +34,11 @@ EXPECTED = {
 
 
 class Fault(Exception):
-    """Something is not as it should be; the message says what."""
+    """A check failed. The message says which and why."""
 
 
 def tls_context():
-    """How to speak to an encrypted API; None where it is not."""
+    """The TLS context of the API, or None if the API is not encrypted."""
     if not (TLS / "ca.crt").exists():
         return None
     context = ssl.create_default_context(cafile=TLS / "ca.crt")
@@ -47,7 +48,7 @@ def tls_context():
 
 
 def ask(url, body=None, token=None):
-    """(status, text). A service that does not answer yet is asked again until the time is over."""
+    """Send a request; returns (status, text). Retries until the test's end while the service does not answer."""
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     data = None if body is None else json.dumps(body).encode()
     while True:
@@ -65,7 +66,7 @@ def ask(url, body=None, token=None):
 
 
 def grade(program, token):
-    """The verdict; one that is internal_error is ours, and asked for again."""
+    """The verdict of a program. Retries after internal_error, which is a failure of the service."""
     tests = {"type": "stdin", "cases": CASES}
     limits = {"wall_time_s": 4, "cpu_time_s": 2, "memory_bytes": 256 << 20, "processes": 8}
     body = {"language": "python", "code": program, "tests": tests, "limits": limits}
@@ -80,7 +81,7 @@ def grade(program, token):
 
 
 def check_grading():
-    """A request without the token is refused, and each program gets its verdict."""
+    """Check that a request without the token is refused, and that each program gets its verdict."""
     token = TOKEN_FILE.read_text().strip() if TOKEN_FILE.exists() else None
     if token is not None:
         status, _ = ask(f"{GRADING_URL}/v1/grade", {"code": "", "tests": {"type": "stdin", "cases": CASES}})
@@ -95,7 +96,7 @@ def check_grading():
 
 
 def read_metrics(service):
-    """Series to values; the labels are part of a series' name."""
+    """Series name (including its labels) -> value."""
     status, text = ask(METRICS[service])
     if status != 200:
         raise Fault(f"{METRICS[service]} answers {status}")
@@ -104,7 +105,7 @@ def read_metrics(service):
 
 
 def check_metrics(service):
-    """Every expected metric has a series; they may come only after the service's first work."""
+    """Wait until every expected metric has a series. Some appear only after the service's first work."""
     while True:
         found = {series.split("{")[0] for series in read_metrics(service)}
         missing = [name for name in EXPECTED[service] if name not in found]
@@ -117,7 +118,7 @@ def check_metrics(service):
 
 
 def check_ledger():
-    """admitted = the sum of all other states, and something was admitted."""
+    """Check that admitted equals the sum of all other states. Waits until a rollout is admitted."""
     prefix = 'nouscoder_broker_ledger_rollouts{state="'
     while True:
         series = read_metrics("broker")
@@ -134,13 +135,13 @@ def check_ledger():
 
 
 def say(text):
-    """A line of the pod's log."""
+    """Write a line to the pod's log."""
     sys.stdout.write(f"ok: {text}\n")
     sys.stdout.flush()
 
 
 def main():
-    """All checks; the first fault ends them."""
+    """Run all checks, up to the first fault."""
     try:
         check_grading()
         for service in METRICS:

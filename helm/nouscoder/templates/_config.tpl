@@ -45,10 +45,10 @@
 {{- toYaml $tree -}}
 {{- end -}}
 
-{{/* Size of the verifier's volume of tests: the cache, the clients' tests when they are beside it, and some room. */}}
+{{/* Size of the verifier's volume of tests: the cache, the clients' tests unless they have their own store, 64 MiB more. */}}
 {{- define "nouscoder.testsVolumeSize" -}}
 {{- $tests := dig "verifier" "tests" dict .Values.config -}}
-{{- $why := "is needed: the size of the verifier's volume of tests follows from it" -}}
+{{- $why := "must be set: the size of the verifier's volume of tests is computed from it" -}}
 {{- $cached := required (printf "config.verifier.tests.cache_bytes %s" $why) $tests.cache_bytes -}}
 {{- $stored := required (printf "config.verifier.tests.store_bytes %s" $why) $tests.store_bytes -}}
 {{- add 64 (div (add (int64 $cached) (ternary 0 (int64 $stored) (not (empty $tests.store)))) 1048576) }}Mi

@@ -1,4 +1,4 @@
-{{/* Names and labels. Every helper takes the root context, or a dict of root and component where it says so. */}}
+{{/* Names and labels. Every helper takes the root context, or the dict that its comment names. */}}
 
 {{- define "nouscoder.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
@@ -63,7 +63,7 @@ app.kubernetes.io/part-of: nouscoder
 {{ .root.Values.image.registry }}/{{ .image.repository }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
 {{- end -}}
 
-{{/* The addresses that services know each other by: dict root component port */}}
+{{/* The address of a service inside the cluster: dict root component port */}}
 {{- define "nouscoder.address" -}}
 {{ include "nouscoder.fullname" .root }}-{{ .component }}.{{ .root.Release.Namespace }}.svc:{{ .port }}
 {{- end -}}
@@ -73,7 +73,7 @@ app.kubernetes.io/part-of: nouscoder
 {{ get (include "nouscoder.ports" (index . 0) | fromJson) (index . 1) }}
 {{- end -}}
 
-{{/* The one list of ports. */}}
+{{/* All port numbers, as JSON. */}}
 {{- define "nouscoder.ports" -}}
 {{ dict "verifier" 50051 "broker" 50052 "generation" 50053 "learner" 50054 "http" 8080 "pages" 8090 "metrics" 9090 "health" 8086 "redis" 6379 "runner" 7070 | toJson }}
 {{- end -}}

@@ -1,4 +1,4 @@
-{{/* Rules of NetworkPolicies, one a helper. */}}
+{{/* Rules of NetworkPolicies, one per helper. */}}
 
 {{/* Start of a component's policy: dict root component */}}
 {{- define "nouscoder.networkPolicyStart" -}}
@@ -35,13 +35,14 @@ spec:
     {{- end }}
 {{- end -}}
 
-{{/* Ingress to the metrics port; a rule without peers would let everybody in: dict root components (besides metricsFrom) */}}
+{{/* Ingress to the metrics port, from metricsFrom and `components`. Without peers there is no rule, because a rule without
+     peers admits all: dict root components */}}
 {{- define "nouscoder.metricsArrow" -}}
 {{- $components := concat (.components | default list) (ternary (list "test") list .root.Values.tests.enabled) -}}
 {{- include "nouscoder.openArrow" (dict "root" .root "peers" .root.Values.networkPolicy.metricsFrom "components" $components "ports" (list (include "nouscoder.ports" .root | fromJson).metrics)) -}}
 {{- end -}}
 
-{{/* Ingress from configured peers and from components; none of either gives no rule: dict root peers components ports */}}
+{{/* Ingress from configured peers and from components; no rule if both are empty: dict root peers components ports */}}
 {{- define "nouscoder.openArrow" -}}
 {{- if or .peers .components -}}
 - from:
@@ -69,7 +70,7 @@ spec:
 {{- end -}}
 {{- end -}}
 
-{{/* Configured further egress: dict root component */}}
+{{/* Additional egress from the values: dict root component */}}
 {{- define "nouscoder.extraEgress" -}}
 {{- with get .root.Values.networkPolicy.extraEgress .component -}}
 {{- toYaml . -}}

@@ -1,6 +1,6 @@
-{{/* What all pods have in common. */}}
+{{/* Parts that all pods share. */}}
 
-{{/* dict root values: the start of a pod's spec */}}
+{{/* The start of a pod's spec: dict root values */}}
 {{- define "nouscoder.podStart" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
@@ -27,7 +27,7 @@ affinity:
 {{- end }}
 {{- end -}}
 
-{{/* The restricted standard, and our user. */}}
+{{/* The restricted standard, and the images' user. */}}
 {{- define "nouscoder.podSecurityContext" -}}
 runAsNonRoot: true
 runAsUser: 10001
@@ -66,7 +66,7 @@ prometheus.io/path: /metrics
 {{- end }}
 {{- end -}}
 
-{{/* Liveness and readiness by grpc.health.v1 on the plain port: the kubelet shows no certificate. */}}
+{{/* Liveness and readiness by grpc.health.v1 on the plaintext port, because the kubelet shows no certificate. */}}
 {{- define "nouscoder.probes" -}}
 {{- $health := (include "nouscoder.ports" . | fromJson).health -}}
 readinessProbe:
@@ -81,7 +81,7 @@ livenessProbe:
   failureThreshold: 6
 {{- end -}}
 
-{{/* Up to ten minutes for what loads models. */}}
+{{/* Up to ten minutes, for services that load models. */}}
 {{- define "nouscoder.startupProbe" -}}
 startupProbe:
   grpc: {port: {{ (include "nouscoder.ports" . | fromJson).health }}, service: liveness}
@@ -90,7 +90,7 @@ startupProbe:
   failureThreshold: 60
 {{- end -}}
 
-{{/* SIGTERM comes when no Service sends new calls any more. */}}
+{{/* Delays SIGTERM until no Service sends new calls. */}}
 {{- define "nouscoder.lifecycle" -}}
 lifecycle:
   preStop:
@@ -114,7 +114,7 @@ lifecycle:
           items: [{key: {{ include "nouscoder.redisSecretKey" $root }}, path: redis/url}]
       {{- end }}
       {{- if eq .component "learner" }}
-      {{- /* What its evaluations show to the verifier. */}}
+      {{- /* The token that its evaluations send to the verifier. */}}
       {{- with include "nouscoder.tokensSecret" $root }}
       - secret:
           name: {{ . }}
@@ -148,7 +148,7 @@ lifecycle:
       {{- end }}
 {{- end -}}
 
-{{/* dict root component */}}
+{{/* The PodDisruptionBudget of a component: dict root component */}}
 {{- define "nouscoder.podDisruptionBudget" -}}
 apiVersion: policy/v1
 kind: PodDisruptionBudget
@@ -163,7 +163,7 @@ spec:
       {{- include "nouscoder.componentSelectorLabels" . | nindent 6 }}
 {{- end -}}
 
-{{/* A container of ours up to its command: dict root name image */}}
+{{/* The start of a container, up to its command: dict root name image */}}
 {{- define "nouscoder.containerStart" -}}
 name: {{ .name }}
 image: {{ include "nouscoder.image" . }}

@@ -1,4 +1,4 @@
-{{/* Where candidates run, and the pod that runs them. */}}
+{{/* The sandbox backend, and the pod of a runner. */}}
 
 {{/* gvisor or local. Without a cluster (helm template, helm lint) an empty value is gvisor. */}}
 {{- define "nouscoder.sandboxBackend" -}}
@@ -10,14 +10,14 @@
 {{- $names := list -}}
 {{- range $classes.items | default list -}}{{- $names = append $names .metadata.name -}}{{- end -}}
 {{- if and $classes (not (has $sandbox.runtimeClassName $names)) -}}
-{{- fail (printf "this cluster has no RuntimeClass %q (verifier.sandbox.runtimeClassName), so candidates cannot run in gVisor. What is left is weaker isolation: namespaces, seccomp and limits on the node's own kernel, inside a privileged verifier pod. Install gVisor, or ask for that with --set verifier.sandbox.backend=local" $sandbox.runtimeClassName) -}}
+{{- fail (printf "this cluster has no RuntimeClass %q (verifier.sandbox.runtimeClassName), so candidates cannot run in gVisor. The remaining isolation is weaker: namespaces, seccomp and limits on the node's own kernel, inside a privileged verifier pod. Install gVisor, or accept the weaker isolation with --set verifier.sandbox.backend=local" $sandbox.runtimeClassName) -}}
 {{- end -}}
 gvisor
 {{- end -}}
 {{- end -}}
 
-{{/* One place for what a runner may do. All of it is inside gVisor: its kernel makes the namespaces of each submission,
-     and the user that candidates become is another than the harness's. On the node the sandbox has none of this. */}}
+{{/* The privileges of a runner. They act only inside gVisor: its kernel makes the namespaces of each submission, and
+     candidates run as another user than the harness. On the node the sandbox has none of them. */}}
 {{- define "nouscoder.runnerPodSecurityContext" -}}
 runAsUser: 0
 runAsGroup: 0
@@ -33,7 +33,7 @@ capabilities:
   add: [SYS_ADMIN, SETUID, SETGID, SETPCAP, KILL, CHOWN, DAC_OVERRIDE, FOWNER]
 {{- end -}}
 
-{{/* The gateway. With backend local it makes namespaces itself, which the restricted standard forbids. */}}
+{{/* The verifier. With backend local it makes namespaces itself, which the restricted standard forbids. */}}
 {{- define "nouscoder.gatewayPodSecurityContext" -}}
 {{- if eq (include "nouscoder.sandboxBackend" .) "local" -}}
 runAsNonRoot: false
@@ -55,7 +55,7 @@ readOnlyRootFilesystem: true
 {{- end -}}
 {{- end -}}
 
-{{/* metadata and spec of a runner pod, for the gateway's template and for the Deployment. */}}
+{{/* metadata and spec of a runner pod, for the verifier's template and for the Deployment. */}}
 {{- define "nouscoder.runnerPod" -}}
 {{- $sandbox := .Values.verifier.sandbox -}}
 {{- $pool := $sandbox.pool -}}
@@ -71,7 +71,7 @@ spec:
   {{- include "nouscoder.podStart" (dict "root" . "values" $pool) | nindent 2 }}
   restartPolicy: Always
   terminationGracePeriodSeconds: 1
-  # No name is ever looked up from here.
+  # A runner resolves no names.
   dnsPolicy: None
   dnsConfig:
     nameservers: ["127.0.0.1"]

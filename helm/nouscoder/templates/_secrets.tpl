@@ -1,4 +1,4 @@
-{{/* Names of Secrets that are given or made, and what is kept of them over upgrades. */}}
+{{/* Names of Secrets, and values that upgrades keep. */}}
 
 {{- define "nouscoder.tokensSecret" -}}
 {{- with .Values.verifier.tokens -}}
@@ -22,14 +22,14 @@
 {{- ternary .Values.redis.external.secretKey "url" .Values.redis.external.enabled -}}
 {{- end -}}
 
-{{/* dict root component */}}
+{{/* The TLS Secret of a component: dict root component */}}
 {{- define "nouscoder.tlsSecret" -}}
 {{- $own := get .root.Values.tls.existingSecrets .component -}}
 {{- $secret := default .root.Values.tls.existingSecret $own -}}
 {{- required (printf "tls.enabled needs tls.existingSecret, or tls.existingSecrets.%s" .component) $secret -}}
 {{- end -}}
 
-{{/* What a Secret of this release holds already, decoded, else the new value: dict root secret key new */}}
+{{/* The value that an existing Secret of this release holds, decoded, else the new value: dict root secret key new */}}
 {{- define "nouscoder.kept" -}}
 {{- $secret := lookup "v1" "Secret" .root.Release.Namespace .secret | default dict -}}
 {{- $old := get ($secret.data | default dict) .key -}}
