@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class BrokerServiceStub:
-    """Hands out work under leases, keeps the ledger, and tells policy versions.
+    """Leases work, keeps the ledger, and announces policy versions.
     """
 
     def __init__(self, channel):
@@ -108,18 +108,18 @@ class BrokerServiceStub:
 
 
 class BrokerServiceServicer:
-    """Hands out work under leases, keeps the ledger, and tells policy versions.
+    """Leases work, keeps the ledger, and announces policy versions.
     """
 
     def LeaseTasks(self, request, context):
-        """Leases rollouts to sample, admitting new groups while admission has room.
+        """Leases rollouts to sample. Admits new groups while the bound of admission allows it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubmitRollouts(self, request, context):
-        """Hands in sampled rollouts.
+        """Submits sampled rollouts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -133,21 +133,21 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchTests(self, request, context):
-        """A file of tests in pieces, for verifiers that cannot read the run's test store.
+        """Streams a file of tests, for verifiers that cannot read the run's test store.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamRecords(self, request, context):
-        """Reads rollout records, whole or in part, in the order asked for.
+        """Reads rollout records, whole or in part, in the order of the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubmitVerdicts(self, request, context):
-        """Hands in verdicts. An internal_error is redelivered, then dead-lettered.
+        """Submits verdicts. A rollout with an internal_error is redelivered, then abandoned.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -161,7 +161,7 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CommitBatch(self, request, context):
-        """Says that a batch was trained on and can be trained on again from the learner's disk. Idempotent.
+        """Commits a batch: it was trained on, and the learner can train on it again from its disk. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -175,7 +175,7 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchPolicy(self, request, context):
-        """The newest policy now, and each newer one as it comes.
+        """Streams the newest policy, and then each newer one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -189,14 +189,14 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FinishRun(self, request, context):
-        """Ends the run: nothing is admitted any more and all that is in flight is abandoned. Idempotent.
+        """Ends the run: nothing more is admitted, and all rollouts in flight are abandoned. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Status(self, request, context):
-        """The run's state at one instant.
+        """Returns the run's state at one instant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -291,7 +291,7 @@ def add_BrokerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class BrokerService:
-    """Hands out work under leases, keeps the ledger, and tells policy versions.
+    """Leases work, keeps the ledger, and announces policy versions.
     """
 
     @staticmethod

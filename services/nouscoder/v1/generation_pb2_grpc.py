@@ -67,14 +67,14 @@ class GenerationServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Samples the tasks and streams each rollout as it ends.
+        """Samples the tasks and streams each rollout when it ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdatePolicy(self, request, context):
-        """Swaps weights between two decoding steps; running rollouts go on.
+        """Swaps weights between two decoding steps; running rollouts continue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,14 +88,14 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Goes on.
+        """Resumes decoding.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Status(self, request, context):
-        """What the engine is doing.
+        """Returns the state of the engine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

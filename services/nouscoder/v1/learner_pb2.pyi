@@ -20,7 +20,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class LearnerServiceStatusRequest(_message.Message):
-    """Nothing to say."""
+    """Empty."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -37,7 +37,7 @@ Global___LearnerServiceStatusRequest: _TypeAlias = LearnerServiceStatusRequest  
 
 @_typing.final
 class LearnerServiceStatusResponse(_message.Message):
-    """What it is doing."""
+    """The state of the learner."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -73,7 +73,7 @@ class LearnerServiceStatusResponse(_message.Message):
     loss: _builtins.float
     """Loss of the last step."""
     tokens_per_second: _builtins.float
-    """Tokens trained on a second, while training, in the last batch."""
+    """Tokens trained on per second of training, in the last batch."""
     def __init__(
         self,
         *,
@@ -99,7 +99,7 @@ Global___LearnerServiceStatusResponse: _TypeAlias = LearnerServiceStatusResponse
 
 @_typing.final
 class LearnerServicePauseRequest(_message.Message):
-    """Nothing to say."""
+    """Empty."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -116,7 +116,7 @@ Global___LearnerServicePauseRequest: _TypeAlias = LearnerServicePauseRequest  # 
 
 @_typing.final
 class LearnerServicePauseResponse(_message.Message):
-    """Done."""
+    """The answer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -133,7 +133,7 @@ Global___LearnerServicePauseResponse: _TypeAlias = LearnerServicePauseResponse  
 
 @_typing.final
 class LearnerServiceResumeRequest(_message.Message):
-    """Nothing to say."""
+    """Empty."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -150,7 +150,7 @@ Global___LearnerServiceResumeRequest: _TypeAlias = LearnerServiceResumeRequest  
 
 @_typing.final
 class LearnerServiceResumeResponse(_message.Message):
-    """Done."""
+    """The answer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -167,7 +167,7 @@ Global___LearnerServiceResumeResponse: _TypeAlias = LearnerServiceResumeResponse
 
 @_typing.final
 class LearnerServiceCheckpointRequest(_message.Message):
-    """Nothing to say."""
+    """Empty."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -184,14 +184,14 @@ Global___LearnerServiceCheckpointRequest: _TypeAlias = LearnerServiceCheckpointR
 
 @_typing.final
 class LearnerServiceCheckpointResponse(_message.Message):
-    """Done."""
+    """The answer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PATH_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     path: _builtins.str
-    """Where it is."""
+    """Its folder."""
     step: _builtins.int
     """Optimizer steps in it."""
     def __init__(
@@ -210,7 +210,7 @@ Global___LearnerServiceCheckpointResponse: _TypeAlias = LearnerServiceCheckpoint
 
 @_typing.final
 class ListPolicyFilesRequest(_message.Message):
-    """Nothing to say."""
+    """Empty."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -227,7 +227,7 @@ Global___ListPolicyFilesRequest: _TypeAlias = ListPolicyFilesRequest  # noqa: Y0
 
 @_typing.final
 class ListPolicyFilesResponse(_message.Message):
-    """The files there are."""
+    """The files of the initial policy."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -251,7 +251,7 @@ Global___ListPolicyFilesResponse: _TypeAlias = ListPolicyFilesResponse  # noqa: 
 
 @_typing.final
 class PolicyFile(_message.Message):
-    """A file of the policy the run began with."""
+    """A file of the initial policy."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -281,13 +281,13 @@ Global___PolicyFile: _TypeAlias = PolicyFile  # noqa: Y015
 
 @_typing.final
 class FetchPolicyFileRequest(_message.Message):
-    """A file wanted."""
+    """Asks for a file."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """One of those that ListPolicyFiles names."""
+    """A name from ListPolicyFiles."""
     def __init__(
         self,
         *,
@@ -303,7 +303,7 @@ Global___FetchPolicyFileRequest: _TypeAlias = FetchPolicyFileRequest  # noqa: Y0
 
 @_typing.final
 class FetchPolicyFileResponse(_message.Message):
-    """The next piece of it."""
+    """The next piece of the file."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -325,7 +325,7 @@ Global___FetchPolicyFileResponse: _TypeAlias = FetchPolicyFileResponse  # noqa: 
 
 @_typing.final
 class FetchPolicyRequest(_message.Message):
-    """A shard wanted, as a manifest names it."""
+    """Asks for a shard of a manifest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -333,7 +333,7 @@ class FetchPolicyRequest(_message.Message):
     SHA256_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
-    """Which version."""
+    """The policy version."""
     sha256: _builtins.str
     """SHA-256 of the shard, hexadecimal."""
     name: _builtins.str
@@ -355,7 +355,7 @@ Global___FetchPolicyRequest: _TypeAlias = FetchPolicyRequest  # noqa: Y015
 
 @_typing.final
 class FetchPolicyResponse(_message.Message):
-    """The next piece of it."""
+    """The next piece of the shard."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

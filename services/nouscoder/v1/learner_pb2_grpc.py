@@ -77,7 +77,7 @@ class LearnerServiceServicer:
     """
 
     def Status(self, request, context):
-        """What it is doing.
+        """Returns the state of the learner.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,35 +91,35 @@ class LearnerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Goes on.
+        """Resumes training.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Checkpoint(self, request, context):
-        """Writes a checkpoint as soon as the batch in training is done, and waits for it.
+        """Writes a checkpoint after the batch in training, and waits for it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListPolicyFiles(self, request, context):
-        """Names the files of the policy the run began with: its configuration, tokenizer and weights.
+        """Lists the files of the run's initial policy: configuration, tokenizer and weights.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchPolicyFile(self, request, context):
-        """Streams one of the files that ListPolicyFiles names.
+        """Streams one of the files of ListPolicyFiles.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchPolicy(self, request, context):
-        """Streams one shard of a published policy; NOT_FOUND when it is no longer kept.
+        """Streams one shard of a published policy; NOT_FOUND if it is no longer kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

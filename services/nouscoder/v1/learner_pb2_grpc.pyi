@@ -34,19 +34,19 @@ class LearnerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> LearnerServiceAsyncStub: ...
     Status: _grpc.UnaryUnaryMultiCallable[_learner_pb2.LearnerServiceStatusRequest, _learner_pb2.LearnerServiceStatusResponse]
-    """What it is doing."""
+    """Returns the state of the learner."""
     Pause: _grpc.UnaryUnaryMultiCallable[_learner_pb2.LearnerServicePauseRequest, _learner_pb2.LearnerServicePauseResponse]
     """Stops before the next batch."""
     Resume: _grpc.UnaryUnaryMultiCallable[_learner_pb2.LearnerServiceResumeRequest, _learner_pb2.LearnerServiceResumeResponse]
-    """Goes on."""
+    """Resumes training."""
     Checkpoint: _grpc.UnaryUnaryMultiCallable[_learner_pb2.LearnerServiceCheckpointRequest, _learner_pb2.LearnerServiceCheckpointResponse]
-    """Writes a checkpoint as soon as the batch in training is done, and waits for it."""
+    """Writes a checkpoint after the batch in training, and waits for it."""
     ListPolicyFiles: _grpc.UnaryUnaryMultiCallable[_learner_pb2.ListPolicyFilesRequest, _learner_pb2.ListPolicyFilesResponse]
-    """Names the files of the policy the run began with: its configuration, tokenizer and weights."""
+    """Lists the files of the run's initial policy: configuration, tokenizer and weights."""
     FetchPolicyFile: _grpc.UnaryStreamMultiCallable[_learner_pb2.FetchPolicyFileRequest, _learner_pb2.FetchPolicyFileResponse]
-    """Streams one of the files that ListPolicyFiles names."""
+    """Streams one of the files of ListPolicyFiles."""
     FetchPolicy: _grpc.UnaryStreamMultiCallable[_learner_pb2.FetchPolicyRequest, _learner_pb2.FetchPolicyResponse]
-    """Streams one shard of a published policy; NOT_FOUND when it is no longer kept."""
+    """Streams one shard of a published policy; NOT_FOUND if it is no longer kept."""
 
 @_typing.type_check_only
 class LearnerServiceAsyncStub(LearnerServiceStub):
@@ -54,19 +54,19 @@ class LearnerServiceAsyncStub(LearnerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Status: _aio.UnaryUnaryMultiCallable[_learner_pb2.LearnerServiceStatusRequest, _learner_pb2.LearnerServiceStatusResponse]  # type: ignore[assignment]
-    """What it is doing."""
+    """Returns the state of the learner."""
     Pause: _aio.UnaryUnaryMultiCallable[_learner_pb2.LearnerServicePauseRequest, _learner_pb2.LearnerServicePauseResponse]  # type: ignore[assignment]
     """Stops before the next batch."""
     Resume: _aio.UnaryUnaryMultiCallable[_learner_pb2.LearnerServiceResumeRequest, _learner_pb2.LearnerServiceResumeResponse]  # type: ignore[assignment]
-    """Goes on."""
+    """Resumes training."""
     Checkpoint: _aio.UnaryUnaryMultiCallable[_learner_pb2.LearnerServiceCheckpointRequest, _learner_pb2.LearnerServiceCheckpointResponse]  # type: ignore[assignment]
-    """Writes a checkpoint as soon as the batch in training is done, and waits for it."""
+    """Writes a checkpoint after the batch in training, and waits for it."""
     ListPolicyFiles: _aio.UnaryUnaryMultiCallable[_learner_pb2.ListPolicyFilesRequest, _learner_pb2.ListPolicyFilesResponse]  # type: ignore[assignment]
-    """Names the files of the policy the run began with: its configuration, tokenizer and weights."""
+    """Lists the files of the run's initial policy: configuration, tokenizer and weights."""
     FetchPolicyFile: _aio.UnaryStreamMultiCallable[_learner_pb2.FetchPolicyFileRequest, _learner_pb2.FetchPolicyFileResponse]  # type: ignore[assignment]
-    """Streams one of the files that ListPolicyFiles names."""
+    """Streams one of the files of ListPolicyFiles."""
     FetchPolicy: _aio.UnaryStreamMultiCallable[_learner_pb2.FetchPolicyRequest, _learner_pb2.FetchPolicyResponse]  # type: ignore[assignment]
-    """Streams one shard of a published policy; NOT_FOUND when it is no longer kept."""
+    """Streams one shard of a published policy; NOT_FOUND if it is no longer kept."""
 
 class LearnerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Trains, checkpoints and publishes."""
@@ -77,7 +77,7 @@ class LearnerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _learner_pb2.LearnerServiceStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_learner_pb2.LearnerServiceStatusResponse, _abc.Awaitable[_learner_pb2.LearnerServiceStatusResponse]]:
-        """What it is doing."""
+        """Returns the state of the learner."""
 
     @_abc_1.abstractmethod
     def Pause(
@@ -93,7 +93,7 @@ class LearnerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _learner_pb2.LearnerServiceResumeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_learner_pb2.LearnerServiceResumeResponse, _abc.Awaitable[_learner_pb2.LearnerServiceResumeResponse]]:
-        """Goes on."""
+        """Resumes training."""
 
     @_abc_1.abstractmethod
     def Checkpoint(
@@ -101,7 +101,7 @@ class LearnerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _learner_pb2.LearnerServiceCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_learner_pb2.LearnerServiceCheckpointResponse, _abc.Awaitable[_learner_pb2.LearnerServiceCheckpointResponse]]:
-        """Writes a checkpoint as soon as the batch in training is done, and waits for it."""
+        """Writes a checkpoint after the batch in training, and waits for it."""
 
     @_abc_1.abstractmethod
     def ListPolicyFiles(
@@ -109,7 +109,7 @@ class LearnerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _learner_pb2.ListPolicyFilesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_learner_pb2.ListPolicyFilesResponse, _abc.Awaitable[_learner_pb2.ListPolicyFilesResponse]]:
-        """Names the files of the policy the run began with: its configuration, tokenizer and weights."""
+        """Lists the files of the run's initial policy: configuration, tokenizer and weights."""
 
     @_abc_1.abstractmethod
     def FetchPolicyFile(
@@ -117,7 +117,7 @@ class LearnerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _learner_pb2.FetchPolicyFileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_learner_pb2.FetchPolicyFileResponse], _abc.AsyncIterator[_learner_pb2.FetchPolicyFileResponse]]:
-        """Streams one of the files that ListPolicyFiles names."""
+        """Streams one of the files of ListPolicyFiles."""
 
     @_abc_1.abstractmethod
     def FetchPolicy(
@@ -125,6 +125,6 @@ class LearnerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _learner_pb2.FetchPolicyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_learner_pb2.FetchPolicyResponse], _abc.AsyncIterator[_learner_pb2.FetchPolicyResponse]]:
-        """Streams one shard of a published policy; NOT_FOUND when it is no longer kept."""
+        """Streams one shard of a published policy; NOT_FOUND if it is no longer kept."""
 
 def add_LearnerServiceServicer_to_server(servicer: LearnerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

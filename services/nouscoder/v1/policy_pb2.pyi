@@ -48,19 +48,19 @@ class _PolicyTransportEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Polic
     POLICY_TRANSPORT_UNSPECIFIED: _PolicyTransport.ValueType  # 0
     """Never sent."""
     POLICY_TRANSPORT_FOLDER: _PolicyTransport.ValueType  # 1
-    """It reads them from the manifest's folder."""
+    """From the manifest's folder."""
     POLICY_TRANSPORT_LEARNER: _PolicyTransport.ValueType  # 2
-    """It asks the learner for them (LearnerService.FetchPolicy)."""
+    """From the learner (LearnerService.FetchPolicy)."""
 
 class PolicyTransport(_PolicyTransport, metaclass=_PolicyTransportEnumTypeWrapper):
-    """How a sampler gets the shards of a policy."""
+    """How a generation worker gets the shards of a policy."""
 
 POLICY_TRANSPORT_UNSPECIFIED: PolicyTransport.ValueType  # 0
 """Never sent."""
 POLICY_TRANSPORT_FOLDER: PolicyTransport.ValueType  # 1
-"""It reads them from the manifest's folder."""
+"""From the manifest's folder."""
 POLICY_TRANSPORT_LEARNER: PolicyTransport.ValueType  # 2
-"""It asks the learner for them (LearnerService.FetchPolicy)."""
+"""From the learner (LearnerService.FetchPolicy)."""
 Global___PolicyTransport: _TypeAlias = PolicyTransport  # noqa: Y015
 
 @_typing.final
@@ -111,9 +111,9 @@ class PolicyManifest(_message.Message):
     step: _builtins.int
     """Optimizer steps behind these weights."""
     folder: _builtins.str
-    """The folder of the shards, on the disk of whoever wrote them."""
+    """The folder of the shards, on the learner's disk."""
     transport: Global___PolicyTransport.ValueType
-    """How a sampler gets the shards."""
+    """How a generation worker gets the shards."""
     encoding: Global___PolicyEncoding.ValueType
     """What the shards hold."""
     base_version: _builtins.int

@@ -52,7 +52,7 @@ class GradeResponse(_message.Message):
     VERDICT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def verdict(self) -> _verdict_pb2.Verdict:
-        """What it got."""
+        """Its verdict."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class GradeBatchResponse(_message.Message):
     """From the request."""
     @_builtins.property
     def verdict(self) -> _verdict_pb2.Verdict:
-        """What it got."""
+        """Its verdict."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ Global___GradeBatchResponse: _TypeAlias = GradeBatchResponse  # noqa: Y015
 
 @_typing.final
 class CapabilitiesRequest(_message.Message):
-    """Nothing to say."""
+    """Empty."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -210,18 +210,18 @@ class CapabilitiesResponse(_message.Message):
     backend: _builtins.str
     """Sandbox backend in use."""
     num_slots: _builtins.int
-    """Submissions that can run at once."""
+    """Submissions that can run at the same time."""
     @_builtins.property
     def languages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Languages that can be graded."""
 
     @_builtins.property
     def isolation(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Isolation layers in force, one short name each."""
+        """Layers of isolation, one short name each."""
 
     @_builtins.property
     def default_limits(self) -> _verdict_pb2.Limits:
-        """Limits that apply where a request names none."""
+        """Limits of a request that sets none."""
 
     def __init__(
         self,

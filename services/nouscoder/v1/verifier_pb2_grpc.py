@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class VerifierServiceStub:
-    """Grades submissions. Knows no broker and no reward.
+    """Grades submissions, without a broker and without rewards.
     """
 
     def __init__(self, channel):
@@ -58,7 +58,7 @@ class VerifierServiceStub:
 
 
 class VerifierServiceServicer:
-    """Grades submissions. Knows no broker and no reward.
+    """Grades submissions, without a broker and without rewards.
     """
 
     def Grade(self, request, context):
@@ -69,7 +69,7 @@ class VerifierServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GradeStream(self, request, context):
-        """Grades one submission and tells each test's outcome as it comes, then the verdict.
+        """Grades one submission and streams the outcome of each test, then the verdict.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -83,7 +83,7 @@ class VerifierServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Capabilities(self, request, context):
-        """What this service can run.
+        """Returns what this service can run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,7 +121,7 @@ def add_VerifierServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class VerifierService:
-    """Grades submissions. Knows no broker and no reward.
+    """Grades submissions, without a broker and without rewards.
     """
 
     @staticmethod

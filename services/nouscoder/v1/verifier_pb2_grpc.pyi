@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class VerifierServiceStub:
-    """Grades submissions. Knows no broker and no reward."""
+    """Grades submissions, without a broker and without rewards."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -36,28 +36,28 @@ class VerifierServiceStub:
     Grade: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.GradeRequest, _verifier_pb2.GradeResponse]
     """Grades one submission."""
     GradeStream: _grpc.UnaryStreamMultiCallable[_verifier_pb2.GradeStreamRequest, _verifier_pb2.GradeStreamResponse]
-    """Grades one submission and tells each test's outcome as it comes, then the verdict."""
+    """Grades one submission and streams the outcome of each test, then the verdict."""
     GradeBatch: _grpc.StreamStreamMultiCallable[_verifier_pb2.GradeBatchRequest, _verifier_pb2.GradeBatchResponse]
     """Grades many; answers come in order of completion, matched by request_id."""
     Capabilities: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.CapabilitiesRequest, _verifier_pb2.CapabilitiesResponse]
-    """What this service can run."""
+    """Returns what this service can run."""
 
 @_typing.type_check_only
 class VerifierServiceAsyncStub(VerifierServiceStub):
-    """Grades submissions. Knows no broker and no reward."""
+    """Grades submissions, without a broker and without rewards."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Grade: _aio.UnaryUnaryMultiCallable[_verifier_pb2.GradeRequest, _verifier_pb2.GradeResponse]  # type: ignore[assignment]
     """Grades one submission."""
     GradeStream: _aio.UnaryStreamMultiCallable[_verifier_pb2.GradeStreamRequest, _verifier_pb2.GradeStreamResponse]  # type: ignore[assignment]
-    """Grades one submission and tells each test's outcome as it comes, then the verdict."""
+    """Grades one submission and streams the outcome of each test, then the verdict."""
     GradeBatch: _aio.StreamStreamMultiCallable[_verifier_pb2.GradeBatchRequest, _verifier_pb2.GradeBatchResponse]  # type: ignore[assignment]
     """Grades many; answers come in order of completion, matched by request_id."""
     Capabilities: _aio.UnaryUnaryMultiCallable[_verifier_pb2.CapabilitiesRequest, _verifier_pb2.CapabilitiesResponse]  # type: ignore[assignment]
-    """What this service can run."""
+    """Returns what this service can run."""
 
 class VerifierServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Grades submissions. Knows no broker and no reward."""
+    """Grades submissions, without a broker and without rewards."""
 
     @_abc_1.abstractmethod
     def Grade(
@@ -73,7 +73,7 @@ class VerifierServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _verifier_pb2.GradeStreamRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_verifier_pb2.GradeStreamResponse], _abc.AsyncIterator[_verifier_pb2.GradeStreamResponse]]:
-        """Grades one submission and tells each test's outcome as it comes, then the verdict."""
+        """Grades one submission and streams the outcome of each test, then the verdict."""
 
     @_abc_1.abstractmethod
     def GradeBatch(
@@ -89,6 +89,6 @@ class VerifierServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _verifier_pb2.CapabilitiesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_verifier_pb2.CapabilitiesResponse, _abc.Awaitable[_verifier_pb2.CapabilitiesResponse]]:
-        """What this service can run."""
+        """Returns what this service can run."""
 
 def add_VerifierServiceServicer_to_server(servicer: VerifierServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
