@@ -1,4 +1,4 @@
-# Each target sets up all it needs: Python 3.11+, make and a C compiler are enough.
+# Each target sets up what it needs. Python 3.11+, make and a C compiler are enough.
 PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
@@ -10,29 +10,29 @@ UV := $(firstword $(wildcard .venv/bin/uv) uv)
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
 
-# A process a core; the tests of a file stay together, for some share what takes long to start.
+# One process per core. The tests of a file run in one process, because some share fixtures that start slowly.
 test: .venv/dev.ready
 	$(BIN)/pytest -n auto --dist loadfile
 
-# Minutes long: each process killed in turn, an exact resume, the demo.
+# Takes minutes: each process killed in turn, an exact resume, the demo.
 test-heavy: .venv/dev.ready
 	$(BIN)/pytest -m heavy
 
-# Up to an hour: more seeds of the demo; the attack corpus through gVisor, and again and again at eight at once.
+# Takes up to an hour: more seeds of the demo; the attack corpus through gVisor, and repeatedly with eight at once.
 test-soak: .venv/dev.ready
 	deploy/build-runsc
 	$(BIN)/nouscoder prepare
 	$(BIN)/pytest -m soak
 
-# On a real cluster: that of KUBECONFIG, else the one that ../shared/cluster brings up here.
+# Uses the cluster of KUBECONFIG, else the one that ../shared/cluster starts on this machine.
 test-cluster: .venv/dev.ready
 	deploy/test-cluster
 
-# The commands of docs/operating.md, there too.
+# Runs the commands of docs/operating.md on the same cluster.
 test-documents: .venv/dev.ready
 	deploy/test-cluster documents
 
-# Longer than the tests do, split over all fuzzers; what they learn is kept in .fuzz/: make fuzz SECONDS=3600
+# Fuzzes for SECONDS, divided among all fuzzers, and keeps the corpus in .fuzz/: make fuzz SECONDS=3600
 fuzz: .venv/dev.ready
 	NOUSCODER_FUZZ_SECONDS=$(SECONDS) $(BIN)/pytest -s tests/fuzz -k "fuzz_target or rest_api"
 
@@ -59,7 +59,7 @@ real-input: .venv/dev.ready
 proto: .venv/dev.ready
 	deploy/proto-stubs write
 
-# Pins every dependency with hashes and without addresses. What an image holds is what the tests ran with (dev.txt).
+# Pins every dependency with hashes and without index URLs. Images get the versions that the tests use (dev.txt).
 PINS := --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11
 COMPILE = $(UV) pip compile -q $(PINS)
 lock: .venv/dev.ready
@@ -69,7 +69,7 @@ lock: .venv/dev.ready
 	for service in broker generation learner; do $(COMPILE) pyproject.toml -c requirements/dev.txt --extra $$service -o requirements/$$service.txt || exit; done
 	for group in sandbox build; do $(COMPILE) -c requirements/dev.txt --group $$group -o requirements/$$group.txt || exit; done
 
-# The images of the five kinds of pods, by whatever builds images here: make images ACCELERATOR=cpu
+# Builds the images of the five kinds of pods with the image builder of this machine: make images ACCELERATOR=cpu
 ACCELERATOR ?= cuda
 images:
 	deploy/images/build --accelerator $(ACCELERATOR)

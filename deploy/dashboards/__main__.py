@@ -15,7 +15,7 @@ BOARDS = {"run.json": RUN, "verifier.json": VERIFIER}
 
 
 def main() -> int:
-    """0 when every file is now as the code says; with --check, 1 when one is not."""
+    """Write the files and return 0. With --check, return 1 if a file is out of date."""
     parser = argparse.ArgumentParser(prog="python -m deploy.dashboards", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, fail when a file is out of date")
     check = parser.parse_args().check

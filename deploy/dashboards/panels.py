@@ -1,7 +1,7 @@
-"""What a dashboard of ours is: rows of panels, each with its unit, its sentence and its expressions.
+"""A dashboard as rows of panels, each with a unit, a description and expressions.
 
-`grafana_foundation_sdk` knows Grafana's JSON; this module knows what all our dashboards have in common: the variables,
-how wide a panel is, how legends and thresholds look.
+`grafana_foundation_sdk` defines Grafana's JSON. This module defines what all dashboards share: the variables, the
+widths of panels, the style of legends and thresholds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from grafana_foundation_sdk.models import heatmap as heatmap_models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 RATE = "$__rate_interval"
-WINDOW = "$window"  # for what happens seldom: a batch, an update of the policy
+WINDOW = "$window"  # for rare events: a batch, an update of the policy
 SCOPE = 'namespace="$namespace",app_kubernetes_io_instance="$release"'
 
 _SOURCE = models.DataSourceRef(type_val="prometheus", uid="$datasource")
@@ -39,7 +39,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A PromQL expression and how each of its series is called."""
+    """A PromQL expression and the legend of its series."""
 
     expr: str
     legend: str = ""
@@ -47,7 +47,10 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """`warn` and `bad` colour a number; a `bad` below `warn` means that less is worse. `words` name whole values."""
+    """A panel. `warn` and `bad` are thresholds of its colour; `bad` < `warn` means that less is worse.
+
+    `words` [n] are shown in place of the values 0 to n - 1. `low` and `high` bound the axis. `width` is out of 24.
+    """
 
     title: str
     description: str
@@ -64,7 +67,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """`finds` is a metric that every installation shown here exports: the variables are filled from its labels."""
+    """A dashboard. `finds` is a metric of every installation shown; its labels give the values of the variables."""
 
     uid: str
     title: str
@@ -74,18 +77,18 @@ class Board:
 
 
 def metric(name: str, *more: str) -> str:
-    """A selector of our metric in the namespace and release that were chosen; `more` are further matchers."""
+    """A selector of a metric of the project in the chosen namespace and release; `more` are further matchers."""
     return f"nouscoder_{name}{{{','.join((SCOPE, *more))}}}"
 
 
 def per_second(name: str, by: str = "", over: str = RATE) -> str:
-    """How fast a counter rises, over all processes."""
+    """The rate of a counter, over all processes."""
     grouping = f" by ({by})" if by else ""
     return f"sum{grouping} (rate({metric(name)}[{over}]))"
 
 
 def share(part: str, whole: str) -> str:
-    """`part` of `whole`, 0 while there is no whole."""
+    """`part` / `whole`, and 0 while `whole` is 0."""
     return f"{part} / clamp_min({whole}, 1e-9)"
 
 
@@ -98,12 +101,12 @@ def quantiles(name: str, over: str = RATE) -> tuple[Query, ...]:
 
 
 def buckets(name: str, over: str = RATE) -> tuple[Query, ...]:
-    """A histogram's buckets, as a heat map wants them."""
+    """A histogram's buckets for a heat map."""
     return (Query(f"sum by (le) (increase({metric(f'{name}_bucket')}[{over}]))", "{{le}}"),)
 
 
 def as_json(board: Board) -> str:
-    """The dashboard as Grafana reads it; the same text every time."""
+    """The dashboard as Grafana's JSON. Deterministic."""
     builder = (
         dashboard.Dashboard(board.title)
         .uid(board.uid)
@@ -151,7 +154,7 @@ def _variables(board: Board) -> Sequence[Variable]:
     window = (
         dashboard.IntervalVariable("window")
         .label("Window")
-        .description("Over how long seldom things are added up: longer than a batch takes")
+        .description("Period over which rare events are added up; longer than a batch takes")
         .values(",".join(choices))
         .options([models.VariableOption(text=choice, value=choice, selected=choice == "5m") for choice in choices])
         .current(models.VariableOption(text="5m", value="5m", selected=True))
@@ -234,7 +237,7 @@ def _heatmap(panel: Panel) -> heatmap.Panel:
 
 
 def _thresholds(panel: Panel) -> dashboard.ThresholdsConfig:
-    """Green first, then orange from `warn`, red from `bad`; turned round where less is worse."""
+    """Green, then orange from `warn`, red from `bad`; reversed if less is worse."""
     bounds = [(bound, color) for bound, color in ((panel.warn, "orange"), (panel.bad, "red")) if bound is not None]
     colors = [_COLORS[0], *(color for _, color in bounds)]
     values = [bound for bound, _ in bounds]

@@ -1,4 +1,4 @@
-"""The row about processes, the same on every dashboard: what each uses of the machine."""
+"""The row about processes, the same on every dashboard: the CPU and memory that each uses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from deploy.dashboards.panels import RATE, SCOPE, Panel, Query
 
 
 def process_row(*components: str) -> tuple[str, tuple[Panel, ...]]:
-    """Panels of these components' pods; all of the release when none is named."""
+    """Panels of these components' pods, or of all pods of the release if none is named."""
     scope = SCOPE
     if components:
         scope += f',app_kubernetes_io_component=~"{"|".join(components)}"'
@@ -17,7 +17,7 @@ def process_row(*components: str) -> tuple[str, tuple[Panel, ...]]:
         (
             Panel(
                 "CPU",
-                "Cores that each service process uses itself. Candidates run in processes of their own, not counted.",
+                "Cores that each service process uses. Candidates run in separate processes, which are not counted.",
                 "none",
                 (
                     Query(
@@ -28,13 +28,13 @@ def process_row(*components: str) -> tuple[str, tuple[Panel, ...]]:
             ),
             Panel(
                 "Memory",
-                "Resident memory of each service process, candidates not counted.",
+                "Resident memory of each service process, without candidates.",
                 "bytes",
                 (Query(f"{by} (process_resident_memory_bytes{{{scope}}})", legend),),
             ),
             Panel(
-                "Up since",
-                "How long each service process has run: a drop is a restart.",
+                "Uptime",
+                "Seconds since each service process started. A drop is a restart.",
                 "s",
                 (
                     Query(

@@ -1,4 +1,4 @@
-"""The *Run* dashboard: whether the policy learns, where every rollout is, and what the next step waits for."""
+"""The *Run* dashboard: whether the policy learns, the states of the rollouts, and what the next step waits for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _IN_FLIGHT = 'state!~"admitted|trained|filtered|stale|abandoned"'
 _GLANCE = (
     Panel(
         "Steps",
-        "Optimizer steps of the batches committed so far, over restarts.",
+        "Optimizer steps of all committed batches, including those before restarts.",
         "none",
         (Query(f"max({metric('broker_steps_total')})"),),
         Kind.NUMBER,
@@ -33,7 +33,7 @@ _GLANCE = (
     ),
     Panel(
         "Since the last step",
-        "Seconds since the learner's last optimizer step, or since its start. Once the run is finished it only grows.",
+        "Seconds since the learner's last optimizer step, or since its start. After the end of the run it only grows.",
         "s",
         (Query(f"time() - max({metric('learner_last_step_timestamp_seconds')})"),),
         Kind.NUMBER,
@@ -43,7 +43,7 @@ _GLANCE = (
     ),
     Panel(
         "Run",
-        "What the broker says of the run.",
+        "The state of the run, from the broker.",
         "none",
         (Query(f"max({metric('broker_run_finished')})"),),
         Kind.NUMBER,
@@ -52,7 +52,7 @@ _GLANCE = (
     ),
     Panel(
         "Ledger",
-        "admitted = trained + filtered + stale + abandoned + in flight. Anything but balanced is a defect: report it.",
+        "admitted = trained + filtered + stale + abandoned + in flight. If it is not balanced, report a defect.",
         "none",
         (Query(f"min({metric('broker_ledger_balanced')})"),),
         Kind.NUMBER,
@@ -63,7 +63,7 @@ _GLANCE = (
     ),
     Panel(
         "Pass rate",
-        "Share of accepted rollouts in the last batch trained on; 0 before the first.",
+        "Share of accepted rollouts in the last trained batch; 0 before the first.",
         "percentunit",
         (Query(f"max({metric('learner_pass_rate')})"),),
         Kind.NUMBER,
@@ -71,8 +71,8 @@ _GLANCE = (
     ),
     Panel(
         "Dead letters",
-        "Items given up after too many deliveries, over the whole run. Each is a rollout or a batch that some worker"
-        " could not do; the broker's log names it.",
+        "Rollouts given up after too many deliveries, over the whole run. No worker could process them; the broker's"
+        " log names them.",
         "none",
         (Query(f"sum({metric('broker_dead_letters_total')})"),),
         Kind.NUMBER,
@@ -86,7 +86,7 @@ _LEARNING = (
     Panel(
         "Pass rate",
         "Trained: share of accepted rollouts in the last batch, after groups with equal rewards were filtered."
-        " Graded: share of all rollouts that got a verdict in the window.",
+        " Graded: share of accepted rollouts among all that got a verdict in the window.",
         "percentunit",
         (
             Query(f"max({metric('learner_pass_rate')})", "trained"),
@@ -109,13 +109,13 @@ _LEARNING = (
     ),
     Panel(
         "Entropy",
-        "Mean entropy of the loss tokens, in nats. A fall to 0 means that the policy has stopped exploring.",
+        "Mean entropy of the loss tokens, in nats. At 0 the policy has stopped exploring.",
         "none",
         (Query(f"max({metric('learner_entropy')})", "entropy"),),
     ),
     Panel(
         "Response length",
-        "Mean tokens a rollout of the last batch, accepted ones apart. 0 until a batch had one of the kind.",
+        "Mean tokens per rollout of the last batch, for accepted and other rollouts. 0 until a batch has one of them.",
         "none",
         (
             Query(f"max({metric('learner_response_length_tokens', _ACCEPTED)})", "accepted"),
@@ -124,13 +124,14 @@ _LEARNING = (
     ),
     Panel(
         "Importance ratio",
-        "pi_theta / pi_old over the loss tokens of the last step; mismatch is pi_old / pi_sampler. Both belong near 1.",
+        "pi_theta / pi_old over the loss tokens of the last step; mismatch is pi_old / pi_sampler. Both should be about"
+        " 1.",
         "none",
         (Query(f"max by (stat) ({metric('learner_importance_ratio')})", "{{stat}}"),),
     ),
     Panel(
         "Effective sample size",
-        "Share of the loss tokens that the importance weights leave in effect, in (0, 1].",
+        "Share of the loss tokens that is effective under the importance weights, in (0, 1].",
         "percentunit",
         (Query(f"max({metric('learner_effective_sample_size')})", "share"),),
         high=1,
@@ -139,7 +140,7 @@ _LEARNING = (
     ),
     Panel(
         "Clip fraction",
-        "Share of loss tokens whose gradient the lower or the higher clip took.",
+        "Share of loss tokens whose gradient the lower or the higher clip removed.",
         "percentunit",
         (Query(f"max by (side) ({metric('learner_clip_fraction')})", "{{side}}"),),
     ),
@@ -151,7 +152,7 @@ _LEARNING = (
     ),
     Panel(
         "Staleness",
-        "Policy versions between a rollout's oldest token and its consumption, of what was trained on in the window.",
+        "Policy versions between a rollout's oldest token and its training, for rollouts trained in the window.",
         "none",
         quantiles("learner_rollout_staleness_versions", WINDOW),
     ),
@@ -160,39 +161,39 @@ _LEARNING = (
 _FLOW = (
     Panel(
         "Rollouts in flight",
-        "Where the rollouts are that have no end yet. A pile in one state names the stage that is too slow.",
+        "Rollouts in flight by state. Many rollouts in one state mean that the next stage is too slow.",
         "none",
         (Query(f"sum by (state) ({metric('broker_ledger_rollouts', _IN_FLIGHT)})", "{{state}}"),),
         Kind.STACKED,
     ),
     Panel(
         "Rollouts ended",
-        "How rollouts ended since the run began.",
+        "Final states of rollouts since the start of the run.",
         "none",
         (Query(f"sum by (state) ({metric('broker_ledger_rollouts', _FINAL)})", "{{state}}"),),
         Kind.STACKED,
     ),
     Panel(
         "Admission slots free",
-        "Rollouts that may be admitted now. 0 means that enough lies ready for the learner.",
+        "Rollouts that may be admitted now. 0 means that enough rollouts are in flight.",
         "none",
         (Query(f"sum({metric('broker_admission_slots_free')})", "free"),),
     ),
     Panel(
         "Stream lag",
-        "Entries that nobody holds: work that waits for a worker.",
+        "Entries without a lease: work that waits for a worker.",
         "none",
         (Query(f"sum by (stream) ({metric('broker_stream_lag')})", "{{stream}}"),),
     ),
     Panel(
         "Pending leases",
-        "Entries under lease: work in some worker's hands.",
+        "Entries under lease: work that a worker holds.",
         "none",
         (Query(f"sum by (stream) ({metric('broker_pending_leases')})", "{{stream}}"),),
     ),
     Panel(
         "Redeliveries and dead letters",
-        "Entries given again after a lease or a grading failed, and entries given up, in the window.",
+        "Entries delivered again after a lost lease or a failed grading, and entries given up, in the window.",
         "none",
         (
             Query(f"sum by (stream) (increase({metric('broker_redeliveries_total')}[{WINDOW}]))", "{{stream}} again"),
@@ -202,8 +203,8 @@ _FLOW = (
         ),
     ),
     Panel(
-        "Staleness of what is trained on",
-        "Rollouts trained on in the window, by staleness in policy versions.",
+        "Staleness of trained rollouts",
+        "Rollouts trained in the window, by staleness in policy versions.",
         "none",
         buckets("learner_rollout_staleness_versions", WINDOW),
         Kind.HEATMAP,
@@ -213,8 +214,9 @@ _FLOW = (
 
 _SPEED = (
     Panel(
-        "Steps a minute",
-        "Optimizer steps a minute, averaged over the window. More taken than committed: batches are trained again.",
+        "Steps per minute",
+        "Optimizer steps per minute, averaged over the window. If more are taken than committed, batches are trained"
+        " again.",
         "none",
         (
             Query(f"60 * {per_second('broker_steps_total', over=WINDOW)}", "committed"),
@@ -222,8 +224,8 @@ _SPEED = (
         ),
     ),
     Panel(
-        "Tokens a second",
-        "Sampled by all generation workers, and fed to the learner while it trains (its last batch).",
+        "Tokens per second",
+        "Tokens per second that all generation workers sample, and that the learner trains on (in its last batch).",
         "none",
         (
             Query(per_second("generation_tokens_total"), "generation"),
@@ -239,7 +241,7 @@ _SPEED = (
     ),
     Panel(
         "Policy version",
-        "Newest version that the learner published, that the broker knows, and that every generation worker has.",
+        "Newest version that the learner has published, that the broker knows, and that every generation worker has.",
         "none",
         (
             Query(f"max({metric('learner_policy_version')})", "learner"),
@@ -250,20 +252,21 @@ _SPEED = (
     ),
     Panel(
         "Policy update",
-        "Seconds for which decoding stood still for new weights, in the window.",
+        "Seconds for which decoding was stopped to load new weights, in the window.",
         "s",
         quantiles("generation_policy_update_seconds", WINDOW),
     ),
     Panel(
         "Learner waits",
-        "Share of its time that the learner did not train, by reason. Mostly batch: generation or grading is too slow.",
+        "Share of time in which the learner did not train, by reason. If mostly batch, generation or grading is too"
+        " slow.",
         "percentunit",
         (Query(f"sum by (for) (rate({metric('learner_wait_seconds_total')}[{WINDOW}]))", "{{for}}"),),
         Kind.STACKED,
     ),
     Panel(
         "Generation idle",
-        "Share of their time that generation workers decoded nothing, by reason. Mostly no_tasks: the learner or"
+        "Share of time in which generation workers decoded nothing, by reason. If mostly no_tasks, the learner or"
         " grading is too slow, or the run is finished.",
         "percentunit",
         (Query(f"avg by (reason) (rate({metric('generation_idle_seconds_total')}[{RATE}]))", "{{reason}}"),),
@@ -271,13 +274,13 @@ _SPEED = (
     ),
     Panel(
         "Model FLOPs utilization",
-        "Model FLOPs used in training, of the device's peak, in the last batch.",
+        "Model FLOPs of training as a share of the device's peak, in the last batch.",
         "percentunit",
         (Query(f"max({metric('learner_mfu')})", "learner"),),
     ),
     Panel(
-        "Rollouts graded a second",
-        "Verdicts that the broker took, a second.",
+        "Rollouts graded per second",
+        "Verdicts that the broker took, per second.",
         "none",
         (
             Query(per_second("broker_rollouts_graded_total"), "graded"),
@@ -289,7 +292,7 @@ _SPEED = (
 RUN = Board(
     uid="nouscoder-run",
     title="NousCoder / Run",
-    description="One run: does it learn, where is every rollout, what does the next step wait for.",
+    description="One run: whether it learns, the states of its rollouts, and what the next step waits for.",
     finds="nouscoder_broker_policy_version",
     rows=(
         ("At a glance", _GLANCE),

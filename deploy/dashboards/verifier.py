@@ -1,4 +1,4 @@
-"""The *Verifier* dashboard: what is graded, how fast, in which sandboxes, and what of it is our failure."""
+"""The *Verifier* dashboard: submissions, speed, sandboxes and infrastructure failures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _USABLE = f"""sum({metric("verifier_sandboxes", 'state=~"busy|free"')})"""
 
 _GLANCE = (
     Panel(
-        "Submissions a second",
+        "Submissions per second",
         "Submissions that got a verdict.",
         "none",
         (Query(per_second("verifier_submissions_total")),),
@@ -18,7 +18,7 @@ _GLANCE = (
         width=4,
     ),
     Panel(
-        "Tests a second",
+        "Tests per second",
         "Tests run.",
         "none",
         (Query(per_second("verifier_tests_total")),),
@@ -46,7 +46,8 @@ _GLANCE = (
     ),
     Panel(
         "Internal errors",
-        "Failures of ours while grading, in the window. They are tried again elsewhere and never become a reward.",
+        "Infrastructure failures in grading, in the window. Grading is retried in another sandbox; they never become a"
+        " reward.",
         "none",
         (Query(f"sum(increase({metric('verifier_internal_errors_total')}[{WINDOW}]))"),),
         Kind.NUMBER,
@@ -67,14 +68,14 @@ _GLANCE = (
 _GRADING = (
     Panel(
         "Submissions by verdict",
-        "Verdicts a second. internal_error is ours; all others are the candidates'.",
+        "Verdicts per second. internal_error is an infrastructure failure; all others are the candidates' results.",
         "none",
         (Query(per_second("verifier_submissions_total", by="verdict"), "{{verdict}}"),),
         Kind.STACKED,
     ),
     Panel(
         "Tests by outcome",
-        "Tests a second, by what the process did or whether its answer was right.",
+        "Tests per second, by outcome.",
         "none",
         (Query(per_second("verifier_tests_total", by="outcome"), "{{outcome}}"),),
         Kind.STACKED,
@@ -88,19 +89,19 @@ _GRADING = (
     ),
     Panel(
         "Submission duration",
-        "Seconds from acceptance to verdict, the wait for a sandbox included.",
+        "Seconds from acceptance to verdict, including the wait for a sandbox.",
         "s",
         quantiles("verifier_submission_duration_seconds", WINDOW),
     ),
     Panel(
         "Test duration",
-        "Wall seconds of one test.",
+        "Wall time of one test in seconds.",
         "s",
         quantiles("verifier_test_duration_seconds", WINDOW),
     ),
     Panel(
         "Submission durations",
-        "Submissions in the window, by how long they took.",
+        "Submissions in the window, by duration.",
         "s",
         buckets("verifier_submission_duration_seconds", WINDOW),
         Kind.HEATMAP,
@@ -124,39 +125,39 @@ _SANDBOXES = (
     ),
     Panel(
         "Internal errors by cause",
-        "Failures of ours in the window: sandbox (the backend said so), sandbox_silent (no answer in time), grader (a"
-        " fault in the gateway), judge (a checker or interactor failed).",
+        "Infrastructure failures in the window: sandbox (the backend reported an error), sandbox_silent (no answer in"
+        " time), grader (an error in the gateway), judge (a checker or interactor failed).",
         "none",
         (Query(f"sum by (cause) (increase({metric('verifier_internal_errors_total')}[{WINDOW}]))", "{{cause}}"),),
     ),
     Panel(
         "Runner pods by state",
-        "Pods of the RuntimeClass that candidates run in: starting, unproven (a canary decides), ready, lent to a slot,"
-        " quarantined (failed the canary; kept for you). All 0 where sandboxes are no pods.",
+        "Pods in which candidates run: starting, unproven (a canary decides), ready, lent to a slot, quarantined"
+        " (failed the canary; kept for inspection). All 0 if sandboxes are not pods.",
         "none",
         (Query(f"sum by (state) ({metric('verifier_runners')})", "{{state}}"),),
         Kind.STACKED,
     ),
     Panel(
         "Runner pods replaced",
-        "In the window, by reason. worn (it served its number of submissions) is the rule; lost (its pod died), stuck"
-        " (never came up), silent and canary (did not grade a known program, or did so wrongly) are not.",
+        "In the window, by reason. worn (it served its number of submissions) is normal. The others are not: lost (its"
+        " pod died), stuck (never started), silent (did not grade the canary), canary (graded it wrongly).",
         "none",
         (Query(f"sum by (reason) (increase({metric('verifier_runner_replacements_total')}[{WINDOW}]))", "{{reason}}"),),
         Kind.STACKED,
     ),
     Panel(
-        "Extra lanes",
-        "Sandboxes a second that were opened beside a submission's first, on idle slots.",
+        "Further sandboxes",
+        "Sandboxes per second that were opened on idle slots for submissions that already had one.",
         "none",
-        (Query(per_second("verifier_extra_lanes_total"), "lanes"),),
+        (Query(per_second("verifier_extra_lanes_total"), "sandboxes"),),
     ),
 )
 
 VERIFIER = Board(
     uid="nouscoder-verifier",
     title="NousCoder / Verifier",
-    description="The grading service: what is graded, how fast, in which sandboxes, and what fails on our side.",
+    description="The grading service: submissions, speed, sandboxes and infrastructure failures.",
     finds="nouscoder_verifier_queue_depth",
     rows=(
         ("At a glance", _GLANCE),

@@ -1,6 +1,6 @@
-"""drop_kernels.py SITE_PACKAGES: zeros in place of NVIDIA's compiled kernels, which torch's wheel carries for GPUs.
+"""drop_kernels.py SITE_PACKAGES: overwrites the compiled GPU kernels in torch's libraries with zeros, for CPU images.
 
-They are 0.3 GB that hardly compress; the libraries keep their size and layout, and a pull gets that much smaller.
+The kernels are 0.3 GB that hardly compress. The libraries keep their size and layout, and a pull is 0.3 GB smaller.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def sections(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
 
 
 def drop(library: Path) -> int:
-    """Overwrite the kernels. Returns how many bytes they had."""
+    """Overwrite the kernels of a library. Returns their bytes."""
     with library.open("r+b") as file:
         found = [(offset, num_bytes) for name, offset, num_bytes in sections(file) if name == _KERNELS]
         for offset, num_bytes in found:
@@ -44,7 +44,7 @@ def drop(library: Path) -> int:
 
 
 def main(site_packages: Path) -> None:
-    """Drop those of all libraries of torch."""
+    """Drop the kernels of all libraries of torch."""
     for library in sorted((site_packages / "torch" / "lib").glob("*.so*")):
         if dropped := drop(library):
             sys.stderr.write(f"dropped: {dropped} bytes of kernels in {library.name}\n")

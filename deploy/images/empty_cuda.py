@@ -1,8 +1,8 @@
-"""empty_cuda.py SITE_PACKAGES INTO: libraries without code in place of those of NVIDIA that torch's wheel asks for.
+"""empty_cuda.py SITE_PACKAGES INTO: makes empty libraries in place of NVIDIA's libraries that torch's wheel needs.
 
-The wheel links against 2.7 GB of libraries which a machine without a GPU loads and never calls. Each one that is not
-installed gets a small library of the same name and the same symbols, whose functions say so and abort. They are put
-below INTO at the path they are to have below the virtual environment of SITE_PACKAGES.
+The wheel links against 2.7 GB of libraries, which a machine without a GPU loads but never calls. For each one that is
+not installed the script makes a small library with the same name and symbols; its functions print a message and abort.
+Their paths relative to INTO are those that they must have in the virtual environment of SITE_PACKAGES.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ static void refuse(void) {
 }
 """
 _NVIDIA = re.compile(r"lib(cu|nv|nccl)\w*\.so\.\d+")
-_FROM_DRIVER = "libcuda.so.1"  # opened only where there is a GPU, never installed by a package
+_FROM_DRIVER = "libcuda.so.1"  # opened only if there is a GPU; no package installs it
 
 
 def needed(libraries: list[Path]) -> dict[str, dict[str, set[str]]]:
-    """What the libraries ask of NVIDIA's: symbols by version by library, the version "" for those without one."""
+    """NVIDIA's libraries that `libraries` need: library -> version ("" for none) -> symbols."""
     asked: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     bare: set[str] = set()
     for library in libraries:
@@ -44,7 +44,7 @@ def needed(libraries: list[Path]) -> dict[str, dict[str, set[str]]]:
             else:
                 bare.add(symbol)
     asked = {name: versions for name, versions in asked.items() if _NVIDIA.fullmatch(name) and name != _FROM_DRIVER}
-    for symbol in bare:  # the longest name of a library that the symbol begins with: cusparseLtInit, not cusparse
+    for symbol in bare:  # goes to the library with the longest matching name: cusparseLtInit to cusparseLt
         stems = [name for name in asked if symbol.lower().startswith(name[3:].split(".")[0].lower())]
         if stems:
             asked[max(stems, key=len)][""].add(symbol)
@@ -52,7 +52,7 @@ def needed(libraries: list[Path]) -> dict[str, dict[str, set[str]]]:
 
 
 def make(library: Path, versions: dict[str, set[str]]) -> None:
-    """Compile the empty library."""
+    """Compile the empty library `library` with the symbols of `versions`."""
     with tempfile.TemporaryDirectory() as part:
         source, script = Path(part) / "empty.c", Path(part) / "empty.map"
         symbols = sorted(set[str]().union(*versions.values()))
@@ -66,12 +66,12 @@ def make(library: Path, versions: dict[str, set[str]]) -> None:
 
 
 def main(site_packages: Path, into: Path) -> None:
-    """Make each library that is missing."""
+    """Make each missing library."""
     torch = sorted((site_packages / "torch" / "lib").glob("*.so*"))
     present = {path.name for path in (site_packages / "nvidia").rglob("*.so*")}
     real = site_packages / "nvidia" / "cu13" / "lib"  # on the search path that torch's libraries carry
     if not torch or not real.is_dir():
-        sys.exit(f"empty_cuda: {site_packages} holds no torch of the kind that looks for nvidia/cu13/lib")
+        sys.exit(f"empty_cuda: {site_packages} has no torch that searches nvidia/cu13/lib")
     folder = into / real.relative_to(site_packages.parents[2])
     folder.mkdir(parents=True)
     for name, versions in sorted(needed(torch).items()):
