@@ -1,6 +1,6 @@
-"""Files and folders that appear whole and survive a power cut, or do not appear at all.
+"""Files and folders that appear complete and survive a power failure, or do not appear at all.
 
-INVARIANT: what stands under its final name was written in full and flushed to the disk before it got that name.
+INVARIANT: a file or folder gets its final name only after it has been written completely and flushed to the disk.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import BinaryIO
 from nouscoder.errors import NousCoderError
 
 _PART = ".part"
-_READABLE = 0o644  # safetensors makes files that only their owner may read; other services read policies
+_READABLE = 0o644  # safetensors makes files that only their owner may read, but other services read policies
 
 
 class StorageError(NousCoderError):
-    """A file cannot be written; the message names it and says what to do."""
+    """A file cannot be written. The message names it and says what to do."""
 
 
 @contextmanager
 def naming_storage_faults(path: Path) -> Iterator[None]:
-    """Turns an OSError inside into a StorageError about `path`, in one sentence."""
+    """Turn an OSError inside the block into a StorageError about `path` with a message of one sentence."""
     try:
         yield
     except OSError as error:
@@ -36,7 +36,7 @@ def naming_storage_faults(path: Path) -> Iterator[None]:
             ) from error
         raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
     except Exception as error:
-        # torch and safetensors wrap what the operating system says.
+        # torch and safetensors wrap errors of the operating system.
         if "No space left" in str(error):
             raise StorageError(
                 f"the disk is full: {path} was not written; free some space and resume the run"
@@ -46,9 +46,9 @@ def naming_storage_faults(path: Path) -> Iterator[None]:
 
 @contextmanager
 def whole_folder(final: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `final` at the end, or is removed when the body raises.
+    """A folder to write into. It becomes `final` at the end, or is removed when the body raises.
 
-    A folder that stood at `final` is replaced. Raises StorageError.
+    An existing `final` is replaced. Raises StorageError.
     """
     part = final.with_name(final.name + _PART)
     with naming_storage_faults(final):
@@ -70,7 +70,7 @@ def whole_folder(final: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_file(final: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which becomes `final` at the end, or is removed when the body raises. Raises StorageError."""
+    """A file to write to. It becomes `final` at the end, or is removed when the body raises. Raises StorageError."""
     part = final.with_name(final.name + _PART)
     with naming_storage_faults(final):
         try:
@@ -87,13 +87,13 @@ def whole_file(final: Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(final: Path, data: bytes) -> None:
-    """Put `data` in the file `final`, replacing it. Raises StorageError."""
+    """Write `data` to the file `final`, which is replaced. Raises StorageError."""
     with whole_file(final) as output:
         output.write(data)
 
 
 def numbered(folder: Path, suffix: str = "") -> dict[int, Path]:
-    """What stands in `folder` under a number (`00000012` and `suffix`), ascending; part-written is left out."""
+    """The entries of `folder` named by a number (`00000012` and `suffix`), ascending, without incomplete ones."""
     found: dict[int, Path] = {}
     if folder.is_dir():
         for path in folder.iterdir():
@@ -104,7 +104,7 @@ def numbered(folder: Path, suffix: str = "") -> dict[int, Path]:
 
 
 def prune(folder: Path, keep: int, suffix: str = "") -> None:
-    """Remove all but the `keep` highest numbers, and what a crash left part-written."""
+    """Remove all but the `keep` highest numbers, and incomplete entries of a crash."""
     for path in [*numbered(folder, suffix).values()][:-keep]:
         remove(path)
     if folder.is_dir():
@@ -121,7 +121,7 @@ def remove(path: Path) -> None:
 
 
 def sha256_of(file: Path) -> str:
-    """Hexadecimal."""
+    """The SHA-256 of a file as hexadecimal digits."""
     with file.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()
 

@@ -1,4 +1,4 @@
-"""The root of errors that a person reads: the message is one sentence that names the fault and the way out."""
+"""The base classes of errors for people. The message is one sentence that names the fault and what to do."""
 
 
 class NousCoderError(Exception):
@@ -6,4 +6,4 @@ class NousCoderError(Exception):
 
 
 class Unusable(NousCoderError):
-    """What a process was given can never work (a port in use, no Redis, no namespaces): starting it again is no use."""
+    """The process can never work as configured (port in use, no Redis, no namespaces), so a restart is useless."""

@@ -1,6 +1,6 @@
-"""The lock that lets one process at a time work in a folder.
+"""A lock that allows one process at a time to work in a folder.
 
-INVARIANT: of all processes that lock the same file, one holds it; the lock ends with its process, however that ends.
+INVARIANT: at most one process holds the lock of a file. The lock is released when its process exits for any reason.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from nouscoder.errors import NousCoderError
 
 
 class FolderInUse(NousCoderError):
-    """Another process works in the folder now; the message names the folder."""
+    """Another process works in the folder. The message names the folder."""
 
 
 def lock_file(file: Path, message: str) -> TextIOWrapper:
-    """Lock `file`, which is made if it is missing; close what is returned to unlock it.
+    """Lock `file`, which is created if it is missing. Close the returned file to unlock it.
 
     Raises FolderInUse with `message` when another process holds the lock, and OSError.
     """

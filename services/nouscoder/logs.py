@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line on stderr."""
+"""Structured logs: one JSON object per line on stderr."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line of JSON; `extra` fields are kept."""
+    """Formats a record, with its `extra` fields, as one line of JSON."""
 
     def __init__(self, service: str) -> None:
         super().__init__()

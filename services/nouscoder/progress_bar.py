@@ -1,4 +1,4 @@
-"""The bar of long work: on stderr, and only where somebody looks."""
+"""A progress bar on stderr, shown only in a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def progress_bar(name: str, total: float) -> Iterator[Callable[[float], None]]:
-    """Give the function that says how much more is done."""
+    """Yields a function that advances the bar by the given amount."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:

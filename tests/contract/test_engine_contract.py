@@ -252,7 +252,7 @@ async def test_a_request_that_cannot_be_answered_is_refused_by_name(
 async def test_one_id_cannot_be_in_use_twice(engine: Engine) -> None:
     await engine.pause(LIMIT_S)
     first = engine.sample(request_of(0))
-    with pytest.raises(EngineError, match="request r0 is already here"):
+    with pytest.raises(EngineError, match="request r0: the id is in use"):
         await completion_of(engine, request_of(0))
     await engine.resume()
     await asyncio.wait_for(first, LIMIT_S)
@@ -261,7 +261,7 @@ async def test_one_id_cannot_be_in_use_twice(engine: Engine) -> None:
 async def test_closing_ends_what_is_open(config: Config, folder: Path) -> None:
     async with open_engine(config, folder, GenerationMetrics()) as engine:
         waiting = engine.sample(request_of(0))
-    with pytest.raises(EngineStopped, match="going down"):
+    with pytest.raises(EngineStopped, match="engine is stopping"):
         await waiting
-    with pytest.raises(EngineStopped, match="going down"):
+    with pytest.raises(EngineStopped, match="engine is stopping"):
         await engine.failed()

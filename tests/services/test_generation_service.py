@@ -159,7 +159,7 @@ async def test_a_file_that_is_not_what_its_manifest_says_leaves_the_old_weights(
         "SHA-256": replace(good, shards=(replace(shard, sha256="0" * 64),)),
         "bytes": replace(good, shards=(replace(shard, num_bytes=3),)),
         "cannot be read": replace(good, folder=str(tmp_path / "nowhere")),
-        "asked of the learner": replace(good, transport=Transport.LEARNER),
+        "fetched from the learner": replace(good, transport=Transport.LEARNER),
     }
     for says, manifest in faults.items():
         code, details = await refusal(bench.update(manifest))
@@ -267,7 +267,7 @@ async def test_an_engine_that_fails_ends_every_wait_with_its_error(tmp_path: Pat
             await asyncio.wait_for(engine.sample(request_of(0)), 10)
         with pytest.raises(EngineStopped, match="logits that are NaN"):
             await asyncio.wait_for(engine.failed(), 10)
-        with pytest.raises(EngineStopped, match="does not run any more"):
+        with pytest.raises(EngineStopped, match="no longer runs"):
             await asyncio.wait_for(engine.pause(1), 10)
 
 

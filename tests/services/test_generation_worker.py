@@ -234,7 +234,7 @@ async def test_a_policy_that_is_gone_is_skipped_for_the_newer_one(
         monkeypatch.setattr("nouscoder.generation.worker._NEWER_LIMIT_S", 0.05)
         gone.add(7)
         broker.manifests.put_nowait(published(tmp_path, 7))
-        with pytest.raises(PolicyGone, match="no newer policy came within 0 s of one that is gone"):
+        with pytest.raises(PolicyGone, match="no newer policy came within 0 s after a removed one"):
             await asyncio.wait_for(bench.running, 10)
 
 
@@ -355,4 +355,4 @@ async def test_a_later_policy_that_cannot_be_used_leaves_the_one_before_in_use(
 
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "_TAKING_OVER", replace(worker_module._TAKING_OVER, wait_s=0.01))
+    monkeypatch.setattr(worker_module, "_LOADING", replace(worker_module._LOADING, wait_s=0.01))

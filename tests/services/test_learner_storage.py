@@ -142,7 +142,7 @@ def test_a_torn_checkpoint_is_skipped_with_a_log_line_and_the_one_before_is_take
     newest = store.newest()
     assert newest is not None
     assert newest.progress.step == 2
-    assert [record.getMessage() for record in caplog.records] == ["skipping a torn checkpoint"]
+    assert [record.getMessage() for record in caplog.records] == ["skipping a damaged checkpoint"]
     with pytest.raises(CheckpointError, match="00000004"):
         store.at_step(4)
 

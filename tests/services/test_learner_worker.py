@@ -132,7 +132,7 @@ async def test_nothing_is_published_before_the_file_that_the_learner_waits_for(
 async def test_a_first_evaluation_that_never_comes_ends_the_wait(tmp_path: Path) -> None:
     run = waiting(Run.create(tmp_path), batch_patience_s=0.1)
     with pytest.raises(
-        LearnerError, match=r"evaluation_before.json did not come in \d+ s: is `nouscoder train` at work"
+        LearnerError, match=r"evaluation_before.json did not appear within \d+ s: does `nouscoder train` run"
     ):
         await run.start()
 
@@ -337,7 +337,7 @@ async def test_stopping_between_batches_leaves_a_checkpoint_of_the_last_one(undi
 async def test_a_broker_of_another_run_is_refused(tmp_path: Path) -> None:
     run = Run.create(tmp_path)
     run.broker = FakeBroker(lambda batch_id, version: random_batch(batch_id + 7, seed=1, policy_version=version))
-    with pytest.raises(LearnerError, match="batch 7 was given where batch 0 is next"):
+    with pytest.raises(LearnerError, match="batch 7 was leased, but batch 0 is next"):
         await run.start()
 
 

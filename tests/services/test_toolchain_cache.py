@@ -45,7 +45,7 @@ def test_a_prepared_folder_is_whole_or_not_there(cache: Path, tmp_path: Path) ->
     assert prepare(made) == folder  # the script would fail a second time
 
     failing = dataclasses.replace(made, prepare=("sh", "-c", "echo half > half; echo why >&2; exit 3"))
-    with pytest.raises(NotPrepared, match="c cannot be prepared: sh ended with 3: why"):
+    with pytest.raises(NotPrepared, match="c cannot be prepared: sh exited with status 3: why"):
         prepare(failing)
     assert list(cache.iterdir()) == [folder]
 

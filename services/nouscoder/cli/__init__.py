@@ -1,4 +1,4 @@
-"""The command line `nouscoder`: a module a group of commands; app.py joins them."""
+"""The command line `nouscoder`: one module per group of commands, joined by app.py."""
 
 from __future__ import annotations
 

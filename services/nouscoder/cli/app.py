@@ -1,4 +1,4 @@
-"""The command line: parse, then import what the command needs, then call it."""
+"""The command line: parses the command, imports its modules, then calls it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ app.add_typer(bench.bench_app, name="bench")
 
 
 def main() -> None:
-    """Entry point: a NousCoderError is one line on stderr and exit code 1."""
+    """Entry point. A NousCoderError prints one line to stderr and exits with code 1."""
     try:
         app()
     except NousCoderError as error:

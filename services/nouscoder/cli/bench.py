@@ -1,4 +1,4 @@
-"""`nouscoder bench`: figures beside their controls, measured in the same run."""
+"""`nouscoder bench`: figures and their controls, measured in the same run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from nouscoder.cli.options import JsonOption, SetOption
 
-bench_app = typer.Typer(no_args_is_help=True, help="Figures beside their controls, measured in the same run.")
+bench_app = typer.Typer(no_args_is_help=True, help="Figures and their controls, measured in the same run.")
 
 
 @bench_app.command("verifier")
@@ -18,7 +18,7 @@ def bench_verifier(
     as_json: JsonOption = False,
     overrides: SetOption = None,
 ) -> None:
-    """Grade through the REST API under load, beside bare interpreter spawns."""
+    """Grade through the REST API under load, compared with bare interpreter spawns."""
     import json
 
     import uvloop
@@ -35,7 +35,7 @@ def bench_broker(
     scale: Annotated[float, typer.Option(min=0.01, help="multiplies the number of small rollouts")] = 1.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Take rollouts through a broker process over gRPC, then one large batch of 32k tokens a rollout."""
+    """Send rollouts through a broker process over gRPC, then one large batch of 32k tokens per rollout."""
     import json
 
     from nouscoder.bench import broker
@@ -46,13 +46,13 @@ def bench_broker(
 
 @bench_app.command("verifier-load")
 def bench_verifier_load(
-    seconds: Annotated[float, typer.Option(min=1, help="how long it is overloaded")] = 600.0,
-    submissions: Annotated[int, typer.Option(min=20, help="different submissions, of every verdict")] = 500,
-    greed: Annotated[float, typer.Option(min=1, help="the first client asks so many times as often as others")] = 1.0,
+    seconds: Annotated[float, typer.Option(min=1, help="duration of the overload")] = 600.0,
+    submissions: Annotated[int, typer.Option(min=20, help="number of different submissions, for every verdict")] = 500,
+    greed: Annotated[float, typer.Option(min=1, help="request rate of the first client, relative to the others")] = 1.0,
     as_json: JsonOption = False,
     overrides: SetOption = None,
 ) -> None:
-    """Ask twice what a grading service can do, from four clients; exit code 0 when all was as it must be."""
+    """Send twice the capacity of a grading service, from four clients. Exit code 0 when all checks pass."""
     import json
 
     from nouscoder.bench import load, load_result

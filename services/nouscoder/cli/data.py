@@ -19,14 +19,14 @@ def _data() -> None:
 
 @data_app.command("inspect")
 def data_inspect(
-    file: Annotated[Path, typer.Argument(help="problem file: JSONL of ours, LeetCodeDataset or CodeContests (.gz)")],
-    flaky: Annotated[bool, typer.Option("--flaky", help="run the reference solutions, several times")] = False,
-    rounds: Annotated[int, typer.Option(min=2, help="how often each reference runs each test")] = 5,
+    file: Annotated[Path, typer.Argument(help="problems: NousCoder's JSONL, LeetCodeDataset or CodeContests (.gz)")],
+    flaky: Annotated[bool, typer.Option("--flaky", help="run the reference solutions several times")] = False,
+    rounds: Annotated[int, typer.Option(min=2, help="runs of each reference on each test")] = 5,
     as_json: JsonOption = False,
     config_file: ConfigOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """What a problem file holds; with --flaky, exit code 1 when tests are found that cannot be relied on."""
+    """Count the problems and tests of a file. With --flaky, find unreliable tests; exit code 1 when there are any."""
     from nouscoder.config import load_config
     from nouscoder.data import inspect
 

@@ -11,13 +11,13 @@ from nouscoder.cli.options import ConfigOption, SetOption
 
 
 def grade(
-    file: Annotated[Path, typer.Argument(help="JSONL, a submission a line, in the form of POST /v1/grade")],
+    file: Annotated[Path, typer.Argument(help="JSONL, one submission per line, in the form of POST /v1/grade")],
     out: Annotated[Path | None, typer.Option(help="JSONL of verdicts; default stdout")] = None,
     server: Annotated[str | None, typer.Option(help="URL of a grading service; default: grade on this machine")] = None,
     config_file: ConfigOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Grade a file of submissions; exit code 0 when each got a verdict that is not internal_error."""
+    """Grade a file of submissions. Exit code 0 when each got a verdict other than internal_error."""
     from nouscoder.cli.grade_file import grade_file
     from nouscoder.config import load_config
 
@@ -34,7 +34,7 @@ def _tokens() -> None:
 
 @tokens_app.command("new")
 def tokens_new(name: Annotated[str, typer.Argument(help="the client's name")]) -> None:
-    """Make a token: stdout gets the line to store in verifier.tokens_file, stderr the token, this once."""
+    """Make a token. Prints the line for verifier.tokens_file to stdout, and the token, only now, to stderr."""
     from nouscoder.verifier.access.api_keys import new_api_key
 
     secret, line = new_api_key(name)
@@ -43,7 +43,7 @@ def tokens_new(name: Annotated[str, typer.Argument(help="the client's name")]) -
 
 
 def prepare() -> None:
-    """Do once what the sandboxes of this host need: their first process, and go's standard library, compiled."""
+    """Compile what the sandboxes of this host need once: their init process and Go's standard library."""
     from nouscoder.verifier.sandbox.init_build import init_library_path
     from nouscoder.verifier.toolchains.languages import find_installed, registry
     from nouscoder.verifier.toolchains.toolchain_cache import prepare as prepare_language

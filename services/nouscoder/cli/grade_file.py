@@ -1,7 +1,7 @@
-"""`nouscoder grade FILE`: a JSONL of submissions in, a JSONL of verdicts out, in the same order.
+"""`nouscoder grade FILE`: reads submissions as JSONL and writes verdicts as JSONL, in the same order.
 
-INVARIANT: every line is checked before the first is graded; each gets exactly one line in the output, written as soon
-as all before it are known.
+INVARIANT: every line is checked before the first one is graded. Each has exactly one line in the output, written as
+soon as all earlier ones are known.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ Answerer = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class BadFile(NousCoderError):
-    """The file cannot be graded; the message names file and line."""
+    """The file cannot be graded. The message names the file and the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line: its id (the line's number when it has none) and the request without the id."""
+    """One line: its id, by default the number of the line, and the request without the id."""
 
     entry_id: object
     record: dict[str, Any]
 
 
 def grade_file(path: Path, config: Config, out: Path | None = None, server: str | None = None) -> int:
-    """Grade every line of `path`; the exit code: 0 when each got a verdict that is not internal_error, else 1.
+    """Grade every line of `path`. Returns the exit code: 0 when each got a verdict other than internal_error, else 1.
 
-    `out` is a file, or stdout when None; `server` is the URL of a grading service, or None to grade here.
-    Raises BadFile, before anything is graded, when a line is no submission, and Unusable when nothing can be graded.
+    `out` is a file, or None for stdout. `server` is the URL of a grading service, or None to grade on this machine.
+    Raises BadFile for an invalid line, before anything is graded, and Unusable when this machine cannot grade.
     """
     return asyncio.run(_grade_file(path, config, out, server))
 
@@ -58,13 +58,13 @@ async def _grade_file(path: Path, config: Config, out: Path | None, server: str 
     entries = read_entries(path)
     async with AsyncExitStack() as stack:
         answer, at_once = await stack.enter_async_context(_remote(server) if server else _local(config))
-        # Opened last: a service that cannot be had leaves an earlier output as it was.
+        # Opened last, so that an earlier output is not overwritten when no service is available.
         file = sys.stdout if out is None else stack.enter_context(_open_out(out))
         return await _grade_all(entries, answer, at_once, file)
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """Every submission of a file. Raises BadFile naming the first line at fault."""
+    """Every submission of a file. Raises BadFile naming the first invalid line."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -119,7 +119,7 @@ async def _remote(server: str) -> AsyncIterator[tuple[Answerer, int]]:
 
 
 async def _grade_all(entries: list[Entry], answer: Answerer, at_once: int, out: TextIO) -> int:
-    """Grade `at_once` at a time; one bad answer does not stop the others."""
+    """Grade `at_once` submissions at a time. A failed one does not stop the others."""
     slots = asyncio.Semaphore(at_once)
 
     async def line(entry: Entry) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their errors become exit codes."""
+"""Options that several commands share, and the exit code of unusable configurations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 @contextmanager
 def unusable_is_78() -> Iterator[None]:
-    """What can never work as given is one line on stderr and exit code 78, so that nobody starts it again."""
+    """Print an `Unusable` error as one line to stderr and exit with code 78, after which no supervisor restarts it."""
     from nouscoder.run.supervisor import EXIT_UNUSABLE
 
     try:

@@ -16,10 +16,10 @@ from nouscoder.run.shared_cores import wait_passively
 def demo(
     seed: Annotated[int, typer.Option(min=0, help="seed of problems, policy and sampling")] = 0,
     name: Annotated[str | None, typer.Option(help="name of the run folder; default demo-SEED")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with an earlier run of this name")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="continue an earlier run of this name")] = False,
     overrides: SetOption = None,
 ) -> None:
-    """Watch a small policy learn to program: real services, real sandboxes, about five minutes on two cores."""
+    """Train a small policy with real services and real sandboxes: about five minutes on two cores."""
     from nouscoder.demo.run import demo_run
 
     raise typer.Exit(asyncio.run(demo_run(seed=seed, name=name, resume=resume, overrides=overrides or [])))
@@ -27,10 +27,10 @@ def demo(
 
 def train(
     config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="configuration of the run, TOML or JSON")],
-    resume: Annotated[bool, typer.Option("--resume", help="go on with an earlier run of this name")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="continue an earlier run of this name")] = False,
     overrides: SetOption = None,
 ) -> None:
-    """Run the loop with processes of this machine, or with running services if run.services is "external"."""
+    """Train with service processes of this machine, or with running services if run.services is "external"."""
     from nouscoder.config import load_config
     from nouscoder.logs import configure_logs
     from nouscoder.run.loop import train as run_training
@@ -44,17 +44,17 @@ def train(
 
 
 class Part(StrEnum):
-    """What `prepare-run` can make alone."""
+    """The inputs that `prepare-run` can make separately."""
 
     PROBLEMS = "problems"
 
 
 def prepare_run(
     config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="configuration of the run, TOML or JSON")],
-    only: Annotated[Part | None, typer.Option(help="make this alone")] = None,
+    only: Annotated[Part | None, typer.Option(help="make only this")] = None,
     overrides: SetOption = None,
 ) -> None:
-    """Make what a run starts from, the demo's problems and warm-started policy, where they are not there yet."""
+    """Make the missing inputs of a run: the demo's problems and a warm-started policy."""
     from nouscoder.config import load_config
     from nouscoder.demo.prepare_run import prepare_run as prepare_the_run
     from nouscoder.logs import configure_logs

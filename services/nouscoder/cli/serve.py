@@ -22,7 +22,7 @@ class Service(StrEnum):
 
 
 def serve(
-    service: Annotated[Service, typer.Argument(help="which service")],
+    service: Annotated[Service, typer.Argument(help="the service to run")],
     config_file: ConfigOption = None,
     overrides: SetOption = None,
     grpc: Annotated[str | None, typer.Option(help="address of the gRPC API, host:port")] = None,

@@ -1,4 +1,4 @@
-"""`nouscoder status`, `why-stalled` and `doctor`: how a run and its machines are."""
+"""`nouscoder status`, `why-stalled` and `doctor`: the state of a run and of its machines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def status(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Where every rollout of a run is."""
+    """Show the state of every rollout of a run."""
     from nouscoder.cli.status_text import status_text
     from nouscoder.config import load_config
 
@@ -34,7 +34,7 @@ def why_stalled(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Name what blocks the next step."""
+    """Show what blocks the next step."""
     from nouscoder.cli.status_text import why_stalled_text
     from nouscoder.config import load_config
 
@@ -47,13 +47,13 @@ def _broker_at(address: str) -> list[str]:
 
 
 def doctor(
-    cluster: Annotated[bool, typer.Option("--cluster", help="look at the Kubernetes cluster of KUBECONFIG")] = False,
+    cluster: Annotated[bool, typer.Option("--cluster", help="check the Kubernetes cluster of KUBECONFIG")] = False,
     image: Annotated[
-        str, typer.Option(help="with --cluster: image with python3 for the pods that are tried; default the verifier's")
+        str, typer.Option(help="with --cluster: image with python3 for the trial pods; default: the verifier's")
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """What this host or cluster can give and how to get what is missing; exit code 0 when the defaults can run."""
+    """Check what this host or cluster can run, and show how to get what is missing. Exit code 0 if the defaults run."""
     if cluster:
         from nouscoder.doctor.cluster.judge import DEFAULT_IMAGE, run_doctor_cluster
 

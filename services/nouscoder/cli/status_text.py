@@ -1,4 +1,4 @@
-"""What `nouscoder status` and `nouscoder why-stalled` print."""
+"""The output of `nouscoder status` and `nouscoder why-stalled`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PATIENCE_S = 3.0
 
 
 def broker_of(config: Config) -> BrokerClient:
-    """The broker of this configuration, with the certificates that it names. Raises CertificatesUnusable."""
+    """A client of the configured broker, with the configured certificates. Raises CertificatesUnusable."""
     credentials = channel_credentials(config.tls)
     return BrokerClient(config.broker.grpc, observer_id("status"), patience_s=_PATIENCE_S, credentials=credentials)
 
@@ -44,7 +44,7 @@ async def status_text(config: Config, *, as_json: bool) -> str:
 
 
 async def why_stalled_text(config: Config, *, as_json: bool) -> str:
-    """What blocks the next step of the run, one line each, worst first. Raises PeerError."""
+    """The blockers of the run's next step, one per line, the worst first. Raises PeerError."""
     async with broker_of(config) as broker:
         blockers = await broker.why_stalled()
     if as_json:

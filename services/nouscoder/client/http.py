@@ -129,7 +129,7 @@ class Client:
     def put_tests(self, tests: Mapping[str, Any]) -> str:
         """Store tests once, with PUT /v1/tests. Returns their digest, for `tests={"digest": digest}` in `grade`.
 
-        Raises GradingFailed as `grade` does; its status is 507 when the client has stored as many bytes as it may.
+        Raises GradingFailed like `grade`, with status 507 when the client has stored its maximum number of bytes.
         """
         return str(self._request("PUT", TESTS_PATH, tests)["digest"])
 

@@ -1,1 +1,1 @@
-"""Measuring a policy: samples on problems, graded by the verifier."""
+"""Evaluation of a policy: samples on problems, graded by the verifier."""

@@ -3,8 +3,8 @@
 pass@1 is the expected share of problems that one rollout solves: the mean over problems of c / n, where c of the
 problem's n rollouts are accepted (Chen et al. 2021, 2107.03374, equation 1 at k = 1).
 
-INVARIANT: an evaluation is made of exactly `samples` verdicts of every problem, none of them internal_error, over
-rollouts of one policy version; where that cannot be had it fails, and says why.
+INVARIANT: an evaluation has exactly `samples` verdicts for every problem, none of them internal_error, and all rollouts
+are from one policy version. If that is not possible, it fails with the reason.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _WHILE_AWAY = Retry("sampling for the evaluation", (PeerUnreachable,), for_s=60.
 
 
 class EvaluationError(NousCoderError):
-    """The evaluation could not be made; the message says at which rollout and why."""
+    """The evaluation failed. The message names the rollout and the reason."""
 
 
 class _InternalError(Exception):
-    """The verdict is an error of the verifier; the text is its detail."""
+    """The verdict is internal_error. The text is its detail."""
 
 
 _AFTER_INTERNAL_ERRORS = Retry("grading for the evaluation", (_InternalError,), max_tries=4, wait_s=0.5)
@@ -59,7 +59,7 @@ class ProblemResult:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedSample:
-    """The first rollout of a problem, to look at. `verdict` is a VerdictKind's value."""
+    """The first rollout of a problem, for inspection. `verdict` is the value of a VerdictKind."""
 
     problem_id: str
     family: str
@@ -70,7 +70,7 @@ class EvaluatedSample:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was measured of policy version `policy_version`; `problems` and `samples` are in the problems' order."""
+    """The results of policy version `policy_version`. `problems` and `samples` are in the order of the problems."""
 
     policy_version: int
     problems: tuple[ProblemResult, ...]
@@ -78,12 +78,12 @@ class Evaluation:
 
     @property
     def pass_at_1(self) -> float:
-        """The mean over problems."""
+        """The mean over all problems."""
         return _mean([problem.pass_at_1 for problem in self.problems])
 
     @property
     def by_family(self) -> dict[str, float]:
-        """pass@1 over each family's problems."""
+        """pass@1 over the problems of each family."""
         families: dict[str, list[float]] = {}
         for problem in self.problems:
             families.setdefault(problem.family, []).append(problem.pass_at_1)
@@ -96,7 +96,7 @@ class Evaluation:
 
     @property
     def num_rollouts(self) -> int:
-        """Rollouts sampled and graded."""
+        """The number of rollouts that were sampled and graded."""
         return sum(problem.num_rollouts for problem in self.problems)
 
 
@@ -110,11 +110,11 @@ async def evaluate(
     manifest: PolicyManifest | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Evaluation:
-    """Sample `samples` rollouts of every problem and grade each as it comes; `progress` is told verdicts and total.
+    """Sample `samples` rollouts of every problem and grade each when it is ready.
 
-    With a manifest the service that samples is first made to use that policy, and again when it was away.
-    `sampling.seed` seeds the whole evaluation; every rollout has a seed of its own derived from it. Raises
-    EvaluationError, PeerError or PeerUnreachable.
+    `progress` is called with the number of verdicts and the total. With a manifest, `source` must first use that
+    policy; the request is repeated after each interruption. `sampling.seed` seeds the whole evaluation, and the seed of
+    each rollout derives from it. Raises EvaluationError, PeerError or PeerUnreachable.
     """
     tasks = evaluation_tasks(problems, samples, sampling)
     if not tasks:
@@ -139,7 +139,7 @@ async def evaluate(
 
 
 def evaluation_tasks(problems: Sequence[Problem], samples: int, sampling: Sampling) -> list[Task]:
-    """`samples` tasks of every problem; each seed hangs on `sampling.seed`, the problem and the position alone."""
+    """`samples` tasks for every problem. Each seed depends only on `sampling.seed`, the problem and the position."""
     return [
         Task(
             rollout_id=f"evaluation/{problem.problem_id}/{position}",
@@ -157,11 +157,11 @@ def evaluation_tasks(problems: Sequence[Problem], samples: int, sampling: Sampli
 async def _sample(
     source: GenerationClient, manifest: PolicyManifest | None, tasks: Sequence[Task], took: Callable[[Rollout], object]
 ) -> None:
-    """Sample every task once. While a service is away the missing tasks are asked for again, as _WHILE_AWAY allows."""
+    """Sample every task once. While the service does not answer, missing tasks are retried as `_WHILE_AWAY` says."""
     missing = {task.rollout_id: task for task in tasks}
 
     async def sample_some() -> None:
-        """Sample what is missing. Raises PeerUnreachable when not even one rollout came."""
+        """Sample the missing tasks. Raises PeerUnreachable when no rollout arrived."""
         num_missing = len(missing)
         try:
             if manifest is not None:
@@ -178,7 +178,7 @@ async def _sample(
 
 
 async def _grade(grader: VerifierClient, problem: Problem, rollout: Rollout) -> Verdict:
-    """The verdict of a rollout. An internal_error is graded again, and in the end an error: never a 0."""
+    """The verdict of a rollout. Retries after internal_error, then raises EvaluationError: it never counts as 0."""
     submission = problem.grading_rules().submission(problem.tests, rollout.text)
 
     async def graded() -> Verdict:
@@ -227,5 +227,5 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _seed(text: str) -> int:
-    # 0 would let the engine choose.
+    # Not 0, because seed 0 lets the engine choose.
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") or 1

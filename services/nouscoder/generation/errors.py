@@ -1,4 +1,4 @@
-"""What can be wrong with a policy. The weights in use stay in use."""
+"""Errors about policies. After each of them, the current weights stay in use."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from nouscoder.errors import NousCoderError
 
 
 class PolicyUnusable(NousCoderError):
-    """The weights are not what the manifest says, do not fit the engine, or cannot be had."""
+    """The weights differ from the manifest, do not fit the engine, or cannot be fetched."""
 
 
 class PolicyGone(PolicyUnusable):
-    """The learner does not keep this policy any more: there is, or will be, a newer one."""
+    """The learner has removed this policy, because there is or will be a newer one."""
 
 
 class PolicyMissing(NousCoderError):
@@ -18,4 +18,4 @@ class PolicyMissing(NousCoderError):
 
 
 class PolicyRefused(NousCoderError):
-    """The manifest is older than the policy in use, or another one of the same version."""
+    """The manifest is older than the policy in use, or has the same version with other weights."""

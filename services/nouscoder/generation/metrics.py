@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 
 class IdleReason(StrEnum):
-    """Why no token is being decoded."""
+    """The reasons for not decoding."""
 
     NO_TASKS = "no_tasks"
     NO_POLICY = "no_policy"
@@ -16,7 +16,7 @@ class IdleReason(StrEnum):
 
 
 class FetchResult(StrEnum):
-    """How a fetch of a policy from the learner ended."""
+    """The results of fetching a policy from the learner."""
 
     FETCHED = "fetched"
     GONE = "gone"
@@ -24,7 +24,7 @@ class FetchResult(StrEnum):
 
 
 class GenerationMetrics:
-    """The metrics and the registry they are in. Safe to use from any thread."""
+    """The metrics and their registry. Thread-safe."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -1,7 +1,7 @@
-"""Takes over published policies for one engine.
+"""Loads published policies into one engine.
 
-INVARIANT: the version in use never goes down, and weights are taken over only from files of the size and SHA-256
-that their manifest names.
+INVARIANT: the version in use never decreases, and weights are loaded only from files with the size and SHA-256 that
+the manifest names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Policies:
-    """Knows the policy in use and replaces it by newer ones."""
+    """Holds the policy in use and replaces it with newer ones."""
 
     def __init__(self, engine: Engine, source: PolicySource | None = None) -> None:
         self._engine = engine
@@ -39,10 +39,10 @@ class Policies:
             await self._taken.wait_for(lambda: self._version >= policy_version)
 
     async def update(self, manifest: PolicyManifest) -> float:
-        """Take over a policy that a client asks for. Returns the seconds for which decoding stood still.
+        """Load a policy that a client requests. Returns the seconds for which decoding paused.
 
-        The policy in use is accepted again and changes nothing. Raises PolicyRefused for an older version or for
-        other weights under the same version, and PolicyUnusable.
+        A request for the policy in use succeeds and changes nothing. Raises PolicyRefused for an older version or for
+        other weights with the same version, and PolicyUnusable.
         """
         if self._is_known(manifest):
             return self._known_again(manifest)
@@ -51,7 +51,7 @@ class Policies:
             return self._known_again(manifest) if self._is_known(manifest) else await self._take(manifest, files)
 
     async def follow(self, manifest: PolicyManifest) -> bool:
-        """Take over a policy that the broker announces. Returns False when it is not newer than the one in use.
+        """Load a policy that the broker announces. Returns False when it is not newer than the one in use.
 
         Raises PolicyUnusable, PolicyGone.
         """

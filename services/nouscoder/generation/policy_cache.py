@@ -1,7 +1,7 @@
-"""The folder where a generation worker keeps the policies that it fetched from the learner.
+"""The folder in which a generation worker keeps the policies that it has fetched from the learner.
 
-INVARIANT: a file got its final name only after its size and SHA-256 were found right; the newest `KEPT` policies are
-kept; a failed fetch leaves no partial file, and partial files of an earlier process are removed at the start.
+INVARIANT: a file gets its final name only after its size and SHA-256 have been checked. The newest `KEPT` policies are
+kept. A failed fetch leaves no partial file, and partial files of an earlier process are removed at the start.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _POLICIES = "????????-*"
 
 
 class CacheUnusable(Unusable):
-    """The cache folder cannot be used; the message names it."""
+    """The cache folder cannot be used. The message names it."""
 
 
 class PolicyCache:
-    """Belongs to one process, which holds a lock on the folder until `close`."""
+    """The cache of one process, which holds a lock on the folder until `close`."""
 
     def __init__(self, folder: Path) -> None:
         """Raises CacheUnusable."""
@@ -38,7 +38,7 @@ class PolicyCache:
         self._lock = self._take()
 
     def paths_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
-        """Where the shards of this policy are, or will be, in the manifest's order."""
+        """The paths of this policy's shards, whether or not they exist, in the order of the manifest."""
         folder = self._folder / f"{manifest.policy_version:08d}-{manifest.digest[:16]}"
         return tuple(folder / shard.name for shard in manifest.shards)
 
@@ -47,11 +47,11 @@ class PolicyCache:
         try:
             await _write(path, pieces, shard.sha256, shard.num_bytes)
         finally:
-            with suppress(OSError):  # the folder holds a shard, or was never made
+            with suppress(OSError):  # the folder is not empty, or was never made
                 path.parent.rmdir()
 
     async def keep_first(self, name: str, sha256: str, num_bytes: int, pieces: AsyncIterator[bytes]) -> None:
-        """Store a file of the first policy's folder. Raises PolicyUnusable as `keep_shard`."""
+        """Store a file of the first policy's folder. Raises PolicyUnusable like `keep_shard`."""
         await _write(self.first_folder / Path(name).name, pieces, sha256, num_bytes)
 
     def prune(self) -> None:
@@ -73,10 +73,10 @@ class PolicyCache:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.close()
-            raise CacheUnusable(f"another process uses generation.cache {self._folder}: give each its own") from None
+            raise CacheUnusable(f"another process uses generation.cache {self._folder}: each needs its own") from None
         for part in self._folder.glob(f"{_POLICIES}/*{_PART}"):
             part.unlink(missing_ok=True)
-        # The first policy's files may be those of another run. They are small, so each start fetches them again.
+        # The first policy's files may belong to another run. They are small, so each start fetches them again.
         shutil.rmtree(self.first_folder, ignore_errors=True)
         return lock
 
@@ -96,9 +96,9 @@ async def _write(final: Path, pieces: AsyncIterator[bytes], sha256: str, num_byt
                         await asyncio.to_thread(output.write, piece)
                         await asyncio.to_thread(digest.update, piece)
             if arrived != num_bytes:
-                raise PolicyUnusable(f"{final.name} came with {arrived} bytes or more, {num_bytes} were announced")
+                raise PolicyUnusable(f"{final.name} has {arrived} bytes or more, not {num_bytes}")
             if digest.hexdigest() != sha256:
-                raise PolicyUnusable(f"{final.name} came with the SHA-256 {digest.hexdigest()}, not {sha256}")
+                raise PolicyUnusable(f"{final.name} has the SHA-256 {digest.hexdigest()}, not {sha256}")
             part.replace(final)
     finally:
         part.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Where the weights of a manifest come from: a folder shared with the learner, or the learner itself.
+"""The sources of the weights of a manifest: a folder shared with the learner, or the learner itself.
 
-INVARIANT: each path that a source returns is a file of the size and SHA-256 that the manifest names, checked here.
-Whatever a policy's encoding and transport are, what a source returns holds every tensor of the policy.
+INVARIANT: each path that a source returns is a file with the size and SHA-256 of the manifest, checked here. For every
+encoding and transport of a policy, the returned files hold all tensors of the policy.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from nouscoder.rpc.learner_client import LearnerClient, RemoteFile
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
-_MAX_BAD = 3  # torn or wrong transfers of the same file, one after the other
+_MAX_BAD = 3  # incomplete or wrong transfers of one file in a row
 _AGAIN_S = 1.0
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
 
 
 class PolicySource(Protocol):
-    """Gets a policy's weights onto this machine."""
+    """Makes the weights of a policy available on this machine."""
 
     async def files_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
-        """The checked shards, in the manifest's order. Raises PolicyUnusable, PolicyGone."""
+        """The checked shards, in the order of the manifest. Raises PolicyUnusable, PolicyGone."""
         ...
 
 
 def check_shard(shard: Shard, path: Path) -> None:
-    """Raises PolicyUnusable when the file is missing, or of another size or SHA-256."""
+    """Raises PolicyUnusable when the file is missing or has another size or SHA-256."""
     try:
         num_bytes = path.stat().st_size
         if num_bytes != shard.num_bytes:
@@ -53,13 +53,13 @@ def check_shard(shard: Shard, path: Path) -> None:
 
 
 class FolderSource:
-    """Reads the manifest's own folder, which the learner writes and every generation worker can read."""
+    """Reads the folder of the manifest, which the learner writes and every generation worker can read."""
 
     async def files_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
-        """The shards in the manifest's folder."""
+        """The shards in the folder of the manifest."""
         if manifest.transport is not Transport.FOLDER:
             raise PolicyUnusable(
-                f"policy version {manifest.policy_version} must be asked of the learner:"
+                f"policy version {manifest.policy_version} must be fetched from the learner:"
                 ' set generation.policy_from to "learner"'
             )
         paths = tuple(Path(manifest.folder) / shard.name for shard in manifest.shards)
@@ -81,9 +81,9 @@ class LearnerSource:
         self._one_at_a_time = asyncio.Lock()
 
     async def first_folder(self) -> Path:
-        """Fetch the first policy's folder without its weights, which come like those of any version.
+        """Fetch the first policy's folder without its weights, which are fetched like those of any version.
 
-        Raises PeerUnreachable when the learner does not answer in time, PolicyUnusable when files keep coming wrong.
+        Raises PeerUnreachable when the learner does not answer in time, PolicyUnusable after repeated bad transfers.
         """
         log.info("fetching the policy folder from the learner")
         for file in await self._patiently("the policy's files", self._client.first_files):
@@ -92,7 +92,7 @@ class LearnerSource:
         return self._cache.first_folder
 
     async def files_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
-        """The shards in the cache, fetched where they are missing or damaged. The manifest's folder is not used."""
+        """The shards in the cache. Missing or damaged ones are fetched. The manifest's folder is not used."""
         async with self._one_at_a_time:
             paths = self._cache.paths_of(manifest)
             missing = [
@@ -131,7 +131,7 @@ class LearnerSource:
         await self._cache.keep_first(file.name, file.sha256, file.num_bytes, self._client.first_file(file.name))
 
     async def _patiently(self, what: str, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Ask again while the learner is away, for `patience_s`, and `_MAX_BAD` times when what came was wrong."""
+        """Retry for `patience_s` while the learner does not answer, and up to `_MAX_BAD` times after bad transfers."""
         damaged = Retry(
             f"{what} from the learner", (PolicyUnusable,), max_tries=_MAX_BAD, wait_s=_AGAIN_S, log_after_s=0.0
         )
@@ -139,7 +139,7 @@ class LearnerSource:
         try:
             return await away.call(lambda: damaged.call(ask))
         except PeerUnreachable as error:
-            raise PeerUnreachable(f"{what} did not come within {self._patience_s:.0f} s: {error}") from error
+            raise PeerUnreachable(f"{what} did not arrive within {self._patience_s:.0f} s: {error}") from error
 
 
 def _is_whole(shard: Shard, path: Path) -> bool:

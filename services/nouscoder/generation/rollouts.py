@@ -1,7 +1,7 @@
-"""Makes rollouts of tasks: waits for a policy that is new enough, then has the environment carry the task out.
+"""Makes rollouts from tasks: waits for a policy that is new enough, then runs the task in the environment.
 
-INVARIANT: every task started ends exactly once: with its rollout, with an error, or cancelled; a cancelled one leaves
-nothing in the engine.
+INVARIANT: every started task ends exactly once: with its rollout, with an error, or cancelled. After a cancellation the
+engine has no request of the task.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _POLICY_LIMIT_S = 900.0
 
 
 class Rollouts:
-    """Carries out tasks in one environment on one engine."""
+    """Runs tasks in one environment on one engine."""
 
     def __init__(self, environment: Environment, engine: Engine, policies: Policies) -> None:
         self._environment = environment
@@ -26,11 +26,11 @@ class Rollouts:
         self._policies = policies
 
     def start(self, task: Task) -> asyncio.Task[Rollout]:
-        """The rollout to come. It ends with TaskRefused or EngineError when there is none."""
+        """Start a task. The returned asyncio task raises TaskRefused or EngineError when there is no rollout."""
         return asyncio.create_task(self._make(task), name=f"rollout {task.rollout_id}")
 
     async def all_of(self, tasks: Sequence[Task]) -> AsyncIterator[Rollout]:
-        """Each rollout as it ends. Leaving early cancels the rest. Raises the first TaskRefused or EngineError."""
+        """The rollouts in order of completion. Leaving early cancels the rest. Raises the first error of a task."""
         started = [self.start(task) for task in tasks]
         try:
             for following in asyncio.as_completed(started):
@@ -46,7 +46,7 @@ class Rollouts:
                 await self._policies.wait_for(task.min_policy_version)
         except TimeoutError:
             raise TaskRefused(
-                f"task {task.rollout_id} needs policy version {task.min_policy_version}, which did not come in"
+                f"task {task.rollout_id} needs policy version {task.min_policy_version}, which did not arrive within"
                 f" {_POLICY_LIMIT_S:.0f} s"
             ) from None
         return await self._environment.rollout(task, self._engine)

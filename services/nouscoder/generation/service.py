@@ -1,4 +1,4 @@
-"""GenerationService over gRPC, and the process that serves it beside the worker loop."""
+"""GenerationService over gRPC, and the process that serves it together with the worker loop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from nouscoder.v1 import generation_pb2, generation_pb2_grpc
 
 FULL_NAME = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 _DRAIN_S = 3.0
-# One task is leased ahead for each `_PREFETCH_SHARE` that run.
+# One task is prefetched for each `_PREFETCH_SHARE` running tasks.
 _PREFETCH_SHARE = 4
 _PAUSE_S = 60.0
 _LONGEST_PAUSE_S = 3600.0
@@ -53,7 +53,7 @@ Context = grpc.aio.ServicerContext[object, object]
 
 
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
-    """Convert, call, convert."""
+    """The gRPC API. Each method converts the request, calls the engine, and converts the answer."""
 
     def __init__(self, engine: Engine, rollouts: Rollouts, policies: Policies) -> None:
         self._engine = engine
@@ -63,7 +63,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def Generate(  # noqa: N802
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
-        """Each rollout as it ends; a cancelled call cancels its tasks.
+        """The rollouts in order of completion. A cancelled call cancels its tasks.
 
         UNAVAILABLE without a policy, INVALID_ARGUMENT naming a task that cannot be sampled.
         """
@@ -76,10 +76,10 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def UpdatePolicy(  # noqa: N802
         self, request: generation_pb2.UpdatePolicyRequest, context: Context
     ) -> generation_pb2.UpdatePolicyResponse:
-        """Take over a policy.
+        """Load a policy.
 
-        FAILED_PRECONDITION for one that is not newer (the same one again is accepted), INVALID_ARGUMENT when its files
-        are not what the manifest says or do not fit. Then the old weights stay in use.
+        FAILED_PRECONDITION for one that is not newer (except the one in use), INVALID_ARGUMENT when its files differ
+        from the manifest or do not fit. After an error the old weights stay in use.
         """
         manifest = manifest_from(request.manifest)
         pause_s = await self._policies.update(manifest)
@@ -88,7 +88,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def Pause(  # noqa: N802
         self, request: generation_pb2.GenerationServicePauseRequest, context: Context
     ) -> generation_pb2.GenerationServicePauseResponse:
-        """Stop between two steps. INVALID_ARGUMENT when `limit_s` is not in the range that the protocol names."""
+        """Pause between two steps. INVALID_ARGUMENT when `limit_s` is not in the range that the protocol names."""
         limit_s = request.limit_s or _PAUSE_S
         if not 0 < limit_s <= _LONGEST_PAUSE_S:
             raise InvalidMessage(f"limit_s must be above 0 and at most {_LONGEST_PAUSE_S:.0f}")
@@ -105,7 +105,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def Status(  # noqa: N802
         self, request: generation_pb2.GenerationServiceStatusRequest, context: Context
     ) -> generation_pb2.GenerationServiceStatusResponse:
-        """What the engine is doing."""
+        """The state of the engine."""
         version = self._engine.policy_version
         return generation_pb2.GenerationServiceStatusResponse(
             engine=self._engine.name,
@@ -120,9 +120,9 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
 
 async def serve(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT. Generate works while the broker is away.
+    """Serve until SIGTERM or SIGINT. Generate works while the broker does not answer.
 
-    With generation.policy_from "learner" the process is alive, but not ready, until it has fetched the policy's folder.
+    With generation.policy_from "learner" the process is alive but not ready until it has fetched the policy folder.
     Raises EngineError, EnvironmentUnusable, AddressError, PeerError, PolicyUnusable, CacheUnusable or
     CertificatesUnusable.
     """

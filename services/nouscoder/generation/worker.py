@@ -1,15 +1,15 @@
-"""The worker loop: leases tasks from the broker, makes rollouts of them, hands them in, and follows the policy.
+"""The worker loop: leases tasks from the broker, makes rollouts from them, submits them, and follows the policy.
 
-INVARIANT: every leased task is submitted at most once, under a lease that this worker holds. It leaves `held` exactly
-once: submitted, lost with its lease, or given up (its lease expires, and another worker takes the task). Tasks that are
-unfinished when the worker is stopped are given up. At most `max_held` tasks are held at a time.
+INVARIANT: every leased task is submitted at most once, under a lease that this worker holds. It leaves `_held` exactly
+once: submitted, lost with its lease, or abandoned (its lease expires, and another worker leases the task). Tasks that
+are unfinished when the worker stops are abandoned. At most `_max_held` tasks are held at a time.
 
     loop     waits for                         does
     pull     a policy, and room for tasks      lease_tasks -> rollouts.start
     submit   rollouts that ended               submit_rollouts; never waits for grading
-    follow   a newer policy                    swaps the weights between two steps
+    follow   a newer policy                    replaces the weights between two steps
     drop     leases that were lost             cancels their rollouts
-The lease keeper sends heartbeats. While the broker is away the loops wait for it, and rollouts go on.
+The lease keeper sends heartbeats. While the broker does not answer, the loops wait and rollouts continue.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 _LEASE_WAIT_S = 2.0
 _FINISHED_WAIT_S = 2.0
 _DROP_EVERY_S = 0.25
-# A policy that the learner has removed is skipped at once: a newer one follows.
-_TAKING_OVER = Retry(
-    "taking over a policy",
+# A policy that the learner has removed is skipped without a retry, because a newer one follows.
+_LOADING = Retry(
+    "loading a policy",
     (PolicyUnusable,),
     max_tries=4,
     wait_s=0.5,
@@ -47,18 +47,18 @@ _TAKING_OVER = Retry(
 )
 _MAX_BAD_POLICIES = 3
 _NEWER_LIMIT_S = 900.0
-_HAND_IN_LIMIT_S = 2.0
+_SUBMIT_LIMIT_S = 2.0
 
 
 class TaskBroker(Protocol):
-    """What the worker asks of the broker; BrokerClient is one."""
+    """The calls to the broker that the worker needs; implemented by BrokerClient."""
 
     async def lease_tasks(self, max_tasks: int, wait_s: float = 10.0) -> LeasedTasks:
-        """Tasks under leases."""
+        """Lease up to `max_tasks` tasks. Waits up to `wait_s` seconds for the first."""
         ...
 
     async def submit_rollouts(self, rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
-        """Hand in (lease_id, rollout) pairs; answers the rollout ids refused."""
+        """Submit (lease_id, rollout) pairs. Returns the rollout ids that were refused."""
         ...
 
     def watch_policy(self) -> AsyncIterator[PolicyManifest]:
@@ -77,7 +77,7 @@ class _Held:
 
 
 class RolloutWorker:
-    """Holds up to `max_running` tasks, and `prefetch` more so that no place in the engine waits for the broker."""
+    """Holds up to `max_running` tasks, and `prefetch` more, so that the engine never waits for the broker."""
 
     def __init__(
         self, broker: TaskBroker, rollouts: Rollouts, policies: Policies, max_running: int, prefetch: int
@@ -86,7 +86,7 @@ class RolloutWorker:
         self._rollouts = rollouts
         self._policies = policies
         self._max_held = max_running + prefetch
-        # One call for each freed place would be a call for each rollout.
+        # Leasing for each free place would take one call per rollout.
         self._ask_for = max(1, prefetch // 2)
         self._held: dict[str, _Held] = {}
         self._ended: list[Rollout] = []
@@ -96,17 +96,17 @@ class RolloutWorker:
 
     @property
     def num_held(self) -> int:
-        """Tasks under lease here."""
+        """The number of tasks that this worker has leased."""
         return len(self._held)
 
     async def run(self) -> None:
-        """Work until cancelled. Raises when the broker refuses what must be right, or no policy can be used."""
+        """Work until cancelled. Raises PeerError when the broker refuses a call, PolicyUnusable without a policy."""
         async with self._broker.keep_leases() as keeper:
             try:
                 loops = (self._pull(keeper), self._submit(keeper), self._follow(), self._drop(keeper))
                 await run_until_stopped(asyncio.Event(), *loops)
             finally:
-                await self._hand_in_what_ended()
+                await self._submit_finished()
                 for rollout_id in list(self._held):
                     self._leave(rollout_id, keeper).future.cancel()
 
@@ -129,7 +129,7 @@ class RolloutWorker:
         rollout_id = leased.task.rollout_id
         keeper.add(leased.lease)
         known = self._held.get(rollout_id)
-        if known is not None:  # its lease was lost and came back to this worker: go on under the new one
+        if known is not None:  # this worker got the task again after its lease was lost: continue under the new one
             keeper.drop(known.lease_id)
             known.lease_id = leased.lease.lease_id
             return
@@ -144,8 +144,8 @@ class RolloutWorker:
             return
         error = None if future.cancelled() else future.exception()
         if future.cancelled() or error is not None:
-            # Another worker may fail as well. The broker counts deliveries and gives the task up in the end.
-            log.error("task given up", extra={"rollout_id": rollout_id, "reason": str(error)})
+            # If other workers fail too, the broker counts the deliveries and abandons the task.
+            log.error("task abandoned", extra={"rollout_id": rollout_id, "reason": str(error)})
             self._leave(rollout_id, keeper)
             return
         self._ended.append(future.result())
@@ -156,14 +156,14 @@ class RolloutWorker:
             await self._some_ended.wait()
             self._some_ended.clear()
             ended, self._ended = self._ended, []
-            # A lease that was lost meanwhile has taken its rollout out of `held`.
+            # A rollout whose lease was lost in the meantime is no longer in `_held`.
             pairs = [(self._held[r.rollout_id].lease_id, r) for r in ended if r.rollout_id in self._held]
             if not pairs:
                 continue
             try:
                 refused = await self._broker.submit_rollouts(pairs)
             except PeerUnreachable as error:
-                # The leases have expired by now: when the broker is back it has the same rollouts sampled again.
+                # The leases have expired by now. When the broker is back, it leases the same tasks again.
                 log.warning("rollouts lost", extra={"num_rollouts": len(pairs), "reason": str(error)})
                 refused = frozenset()
             if refused:
@@ -172,13 +172,13 @@ class RolloutWorker:
                 if rollout.rollout_id in self._held:
                     self._leave(rollout.rollout_id, keeper)
 
-    async def _hand_in_what_ended(self) -> None:
-        """Submit what is finished when the worker stops. The leases of the rest expire, and other workers take them."""
+    async def _submit_finished(self) -> None:
+        """Submit finished rollouts when the worker stops. The leases of the others expire for other workers."""
         pairs = [(held.lease_id, held.future.result()) for held in self._held.values() if _has_rollout(held.future)]
         if not pairs:
             return
         try:
-            async with asyncio.timeout(_HAND_IN_LIMIT_S):
+            async with asyncio.timeout(_SUBMIT_LIMIT_S):
                 await self._broker.submit_rollouts(pairs)
         except (TimeoutError, PeerError) as error:
             log.warning("rollouts lost", extra={"num_rollouts": len(pairs), "reason": str(error)})
@@ -192,21 +192,21 @@ class RolloutWorker:
                 async with asyncio.timeout(limit_s):
                     manifest = await anext(manifests)
             except TimeoutError:
-                raise PolicyGone(f"no newer policy came within {limit_s:.0f} s of one that is gone") from None
+                raise PolicyGone(f"no newer policy came within {limit_s:.0f} s after a removed one") from None
             try:
                 await self._take_over(manifest)
                 bad_in_a_row, limit_s = 0, None
             except PolicyGone as error:
-                log.warning("policy skipped, a newer one is on its way", extra={"reason": str(error)})
+                log.warning("policy skipped, a newer one follows", extra={"reason": str(error)})
                 limit_s = _NEWER_LIMIT_S
             except PolicyUnusable as error:
                 bad_in_a_row += 1
                 if self._policies.current is None or bad_in_a_row == _MAX_BAD_POLICIES:
                     raise
-                log.error("policy not taken over, the one before stays in use", extra={"reason": str(error)})
+                log.error("policy not loaded, the previous one stays in use", extra={"reason": str(error)})
 
     async def _take_over(self, manifest: PolicyManifest) -> None:
-        await _TAKING_OVER.call(lambda: self._policies.follow(manifest))
+        await _LOADING.call(lambda: self._policies.follow(manifest))
 
     async def _drop(self, keeper: LeaseKeeper) -> None:
         while True:

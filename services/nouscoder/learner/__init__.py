@@ -1,1 +1,1 @@
-"""The learner: advantage, objective, optimizer, checkpoints, publication."""
+"""The learner: advantages, objectives, optimizer, checkpoints, publication of policies."""

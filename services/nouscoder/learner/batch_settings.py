@@ -1,7 +1,7 @@
-"""The settings that each batch was trained with: batches/00000007.json.
+"""The settings with which each batch was trained: batches/00000007.json.
 
-A run may be resumed with other settings, for example another learning rate. A batch that is replayed must be trained
-with those of the first time, or it would make other weights than those that were published.
+A run may be resumed with other settings, for example another learning rate. A replay must train a batch with the
+settings of the first time, because other settings would give other weights than the published ones.
 
 INVARIANT: the settings of a batch never change once they are written.
 """
@@ -16,7 +16,7 @@ from nouscoder.config import LearnerSection
 from nouscoder.learner.saved_batches import SavedBatchError
 
 _SUFFIX = ".json"
-# Everything in the learner's section that the arithmetic of a step depends on, beside device and number of threads.
+# All settings of the learner's section that the arithmetic of a step depends on, except device and number of threads.
 _ARITHMETIC = {
     *("objective", "steps_per_batch", "learning_rate", "weight_decay", "adam_betas", "warmup_steps"),
     *("max_gradient_norm", "microbatch_tokens"),
@@ -24,15 +24,15 @@ _ARITHMETIC = {
 
 
 class BatchSettings:
-    """The settings in the folder batches/, beside the saved batches."""
+    """The settings in the folder batches/, next to the saved batches."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def fix(self, batch_id: int, current: LearnerSection) -> LearnerSection:
-        """The settings to train a batch with: those of the first time, else `current`, which are then kept.
+        """The settings to train a batch with: those of the first time, else `current`, which are then stored.
 
-        Raises StorageError, or SavedBatchError when the kept settings cannot be used.
+        Raises StorageError, or SavedBatchError when the stored settings cannot be used.
         """
         kept = self.kept(batch_id, current)
         if kept is None:
@@ -40,9 +40,9 @@ class BatchSettings:
         return kept or current
 
     def kept(self, batch_id: int, current: LearnerSection) -> LearnerSection | None:
-        """`current` with the settings that the batch was first trained with, None when it never was.
+        """`current` with the settings with which the batch was first trained; None when it was never trained.
 
-        Raises SavedBatchError when they cannot be used.
+        Raises SavedBatchError when the stored settings cannot be used.
         """
         path = self._path(batch_id)
         if not path.exists():

@@ -1,4 +1,4 @@
-"""Figures of a batch that need no model: advantages, staleness, lengths, and its cut into minibatches."""
+"""Figures of a batch that need no model (advantages, staleness, lengths), and its division into minibatches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nouscoder.domain.verdict import VerdictKind
 
 @dataclass(frozen=True, slots=True)
 class ScoredRollout:
-    """A graded rollout with what it is worth to the objective. `staleness` is in policy versions."""
+    """A graded rollout with its advantage. `staleness` is in policy versions."""
 
     graded: GradedRollout
     advantage: float
@@ -22,13 +22,13 @@ class ScoredRollout:
 
     @property
     def accepted(self) -> bool:
-        """Every test passed."""
+        """Whether every test passed."""
         return self.graded.verdict.kind is VerdictKind.ACCEPTED
 
 
 @dataclass(frozen=True, slots=True)
 class BatchStatistics:
-    """Of a whole batch. Lengths are mean tokens a rollout, None when the batch has no such rollout."""
+    """Figures of a whole batch. Lengths are mean tokens per rollout, None when the batch has no such rollout."""
 
     reward_mean: float
     pass_rate: float
@@ -40,9 +40,9 @@ class BatchStatistics:
 
 
 def score(batch: Batch) -> list[list[ScoredRollout]]:
-    """The batch's groups with advantages, made of the rewards that the batch carries, and staleness.
+    """The groups of the batch, with staleness and with advantages computed from the rewards in the batch.
 
-    Raises ValueError for a reward that is not finite, an empty batch, or a rollout from the future.
+    Raises ValueError for a reward that is not finite, an empty batch, or a rollout that is newer than the policy.
     """
     if not batch.rollouts:
         raise ValueError(f"batch {batch.batch_id} is empty")
@@ -60,7 +60,7 @@ def _score_group(group: Sequence[GradedRollout], policy_version: int) -> list[Sc
 def minibatches(
     groups: Sequence[list[ScoredRollout]], num_minibatches: int, seed: int, batch_id: int
 ) -> list[list[ScoredRollout]]:
-    """Deal whole groups, in an order that hangs on the seed and the batch alone, into disjoint minibatches.
+    """Distribute whole groups over disjoint minibatches, in an order that depends only on the seed and the batch.
 
     Sizes differ by at most one group. Raises ValueError when there are fewer groups than minibatches.
     """
@@ -72,7 +72,7 @@ def minibatches(
 
 
 def statistics_of(scored: Sequence[ScoredRollout]) -> BatchStatistics:
-    """Figures over all rollouts, at least one."""
+    """The figures of all rollouts. There must be at least one."""
     correct = [item.graded.rollout.num_sampled_tokens for item in scored if item.accepted]
     incorrect = [item.graded.rollout.num_sampled_tokens for item in scored if not item.accepted]
     return BatchStatistics(

@@ -1,10 +1,10 @@
 """Checkpoints: weights, optimizer, random state and progress, written by torch.distributed.checkpoint (DCP).
 
-`begin` copies the state; the copy is written while training goes on. `finish` waits for the writing and gives the
+`begin` copies the state; the copy is written while training continues. `finish` waits for the writing and gives the
 checkpoint its name.
 
-INVARIANT: `newest` returns only a checkpoint whose every file has the checksum it was saved with. A torn one is skipped
-with a log line, and the one before it is taken.
+INVARIANT: `newest` returns only a checkpoint in which every file has its recorded checksum. A damaged one is skipped
+with a log line, and the previous one is used.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _DCP_METADATA = ".metadata"
 _RANDOM_STATE = "random_state"
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 
-# One process trains: DCP says so in a warning at each save and load.
+# DCP warns at each save and load that only one process trains.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
 class CheckpointError(NousCoderError):
-    """A checkpoint cannot be used; the message names it."""
+    """A checkpoint cannot be used. The message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is: optimizer steps, and the last batch trained on (-1: none)."""
+    """The progress of a run: optimizer steps, and the last batch trained on (-1: none)."""
 
     step: int = 0
     batch_id: int = -1
@@ -62,7 +62,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A verified checkpoint on the disk."""
+    """A verified checkpoint on disk."""
 
     path: Path
     progress: Progress
@@ -81,7 +81,7 @@ class PendingCheckpoint:
         self._folder = folder
 
     def finish(self) -> Checkpoint:
-        """Wait until it is written and durable. Raises StorageError; then no trace of it is left. Call it once."""
+        """Wait until it is written and durable. Call it once. Raises StorageError, and then leaves no files."""
         with self._folder:
             try:
                 self._written.result()
@@ -94,7 +94,7 @@ class PendingCheckpoint:
 
 
 class CheckpointStore:
-    """The folder checkpoints/, one folder a checkpoint, named by its step. The newest `keep` stay."""
+    """The folder checkpoints/, with one folder per checkpoint, named by its step. The newest `keep` are kept."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder = folder
@@ -111,14 +111,14 @@ class CheckpointStore:
             return PendingCheckpoint(final, part, progress, written, folder.pop_all())
 
     def prune(self) -> None:
-        """Remove all but the newest `keep`, and what a crash left part-written. None may be pending."""
+        """Remove all but the newest `keep`, and incomplete ones of a crash. No checkpoint may be pending."""
         prune(self._folder, self._keep)
 
     def fallback_batch(self) -> int:
-        """The last batch in the oldest checkpoint that may be needed; -1: the initial policy may be needed.
+        """The last batch in the oldest checkpoint that may be needed; -1 when the initial policy may be needed.
 
-        That is the oldest one kept, for the newer ones may be torn. While fewer than `keep` are there, the initial
-        policy stands in for the missing one.
+        The oldest kept checkpoint may be needed, because the newer ones may be damaged. While fewer than `keep` exist,
+        the initial policy may be needed.
         """
         kept = [*numbered(self._folder).values()]
         if len(kept) < self._keep:
@@ -129,16 +129,16 @@ class CheckpointStore:
             return -1
 
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole, or None."""
+        """The newest undamaged checkpoint, or None."""
         for path in reversed(numbered(self._folder).values()):
             try:
                 return _verified(path)
             except CheckpointError as error:
-                log.warning("skipping a torn checkpoint", extra={"checkpoint": str(path), "fault": str(error)})
+                log.warning("skipping a damaged checkpoint", extra={"checkpoint": str(path), "fault": str(error)})
         return None
 
     def at_step(self, step: int) -> Checkpoint:
-        """The checkpoint of a step. Raises CheckpointError when there is none or it is torn."""
+        """The checkpoint of a step. Raises CheckpointError when it is missing or damaged."""
         path = numbered(self._folder).get(step)
         if path is None:
             raise CheckpointError(f"there is no checkpoint of step {step} in {self._folder}")
@@ -146,7 +146,7 @@ class CheckpointStore:
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint's state into the trainer. Raises CheckpointError or WeightsError when it is of another model."""
+    """Load a checkpoint into the trainer. Raises CheckpointError or WeightsError when it belongs to another model."""
     tensors = _load(checkpoint.path)
     torch.set_rng_state(tensors.pop(_RANDOM_STATE))
     weights = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)}
@@ -156,7 +156,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
         if name.startswith(_OPTIMIZER):
             index, _, key = name.removeprefix(_OPTIMIZER).partition(".")
             state.setdefault(int(index), {})[key] = tensor
-    # The settings (learning rate, decay, ...) are the configuration's, so they may change on resume.
+    # Settings such as the learning rate come from the configuration, so they may change on resume.
     settings = trainer.optimizer.state_dict()["param_groups"]
     try:
         trainer.optimizer.load_state_dict({"state": state, "param_groups": settings})
@@ -166,7 +166,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
 
 
 def _state_of(trainer: Trainer) -> dict[str, Tensor]:
-    """Everything a checkpoint holds, by name. The tensors are the trainer's own: `async_save` copies them."""
+    """All tensors of a checkpoint, by name. They are the trainer's own tensors, which `async_save` copies."""
     weights = {f"{_MODEL}{name}": tensor for name, tensor in weights_of(trainer.model).items()}
     optimizer = {
         f"{_OPTIMIZER}{index}.{key}": tensor.detach()
@@ -197,7 +197,7 @@ def _verified(path: Path) -> Checkpoint:
         except OSError as error:
             raise CheckpointError(f"{path / name} cannot be read: {error.strerror}") from error
         if checksums.get(name) != found:
-            raise CheckpointError(f"{path / name} has not the checksum it was saved with")
+            raise CheckpointError(f"{path / name} does not have its recorded checksum")
     return Checkpoint(path, progress)
 
 

@@ -1,7 +1,7 @@
-"""When checkpoints are made: every n batches or t seconds, in the background, and at once when somebody asks.
+"""Decides when to write checkpoints: every n batches or t seconds in the background, and at once on request.
 
 INVARIANT: at most one checkpoint is being written. It holds the state after a whole number of batches, and the broker
-knows the policy version before the checkpoint's own, so that a resumed learner can publish the next one.
+knows the policy version before the checkpoint's version, so that a resumed learner can publish the next one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from nouscoder.learner.publication import Publication
 
 log = logging.getLogger(__name__)
 
-# Each batch is another try, and the saved batches keep the run safe meanwhile; but they fill the disk.
+# Checkpoints are retried after each batch. Saved batches protect the run meanwhile, but they fill the disk.
 _MAX_FAILURES_IN_A_ROW = 5
 
 
 class Checkpoints:
-    """`training` is the thread that trains: the state is copied there and written in threads of DCP and this class."""
+    """Writes checkpoints. The state is copied in `training`, the training thread, and written in other threads."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class Checkpoints:
     async def after_batch(self) -> None:
         """Begin a checkpoint when it is due and none is being written. Returns once the state is copied.
 
-        A checkpoint that fails is reported, counted, and tried again after the next batch. Raises what the checkpoint
-        raised when too many failed in a row.
+        A failed checkpoint is logged, counted, and retried after the next batch. Raises the error of the last one when
+        too many failed in a row.
         """
         self._batches_since += 1
         is_due = (
@@ -66,7 +66,7 @@ class Checkpoints:
             await asyncio.wait({copied})
 
     async def now(self) -> Path:
-        """Have the state after the batch in training on disk; answers where. Raises NousCoderError."""
+        """Write the state after the batch in training to disk. Returns the path. Raises NousCoderError."""
         while True:
             if self._task is not None:
                 await asyncio.wait({self._task})
@@ -87,7 +87,7 @@ class Checkpoints:
         await asyncio.to_thread(self._writing.shutdown, wait=True)
 
     def _begin(self) -> tuple[asyncio.Future[PendingCheckpoint | Path], asyncio.Task[Path | Exception]]:
-        """Queue the copy behind what the training thread does now, and the writing behind the copy."""
+        """Queue the copy after the current work of the training thread, and the writing after the copy."""
         known_version = self._publication.known_version
         copied = asyncio.get_running_loop().run_in_executor(self._training, self._copy, known_version)
         return copied, asyncio.create_task(self._write(copied))
@@ -101,7 +101,7 @@ class Checkpoints:
         return self._core.begin_checkpoint()
 
     async def _write(self, copied: asyncio.Future[PendingCheckpoint | Path]) -> Path | Exception:
-        """The checkpoint's path, or why there is none."""
+        """The path of the checkpoint, or the error."""
         started, num_batches = time.monotonic(), self._batches_since
         try:
             pending = await copied

@@ -1,7 +1,7 @@
-"""The learner without the network: state of the run on disk and in memory, one batch at a time.
+"""The learner without the network: the state of the run on disk and in memory, one batch at a time.
 
-INVARIANT: from the disk the state after every committed batch can be made again, bit for bit: by the newest whole
-checkpoint and the saved batches after it, each trained with the settings it was first trained with.
+INVARIANT: the state after every committed batch can be reproduced from the disk, bit for bit, from the newest undamaged
+checkpoint and the saved batches after it. Each batch is trained with the settings of its first training.
 """
 
 from __future__ import annotations
@@ -35,51 +35,54 @@ log = logging.getLogger(__name__)
 
 
 class LearnerError(NousCoderError):
-    """The learner cannot go on; the message says why."""
+    """The learner cannot continue. The message says why."""
 
 
 class HalfTrained(LearnerError):
-    """The batch in training was left half way, so the state in memory is that of no whole number of batches."""
+    """The batch in training is incomplete, so the state in memory is not that after a whole number of batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Where a run's files are. `policy` holds the initial policy; the rest is written by the learner."""
+    """The paths of a run's files. `policy` holds the initial policy; the learner writes the others."""
 
     run: Path
     policy: Path
 
     @classmethod
     def of(cls, config: Config) -> RunFiles:
-        """Those of a configuration."""
+        """The paths for a configuration."""
         return cls(config.run.folder, config.in_run_folder(config.policy.path))
 
     @property
     def checkpoints(self) -> Path:
-        """A folder a checkpoint."""
+        """Holds one folder per checkpoint."""
         return self.run / "checkpoints"
 
     @property
     def policies(self) -> Path:
-        """A folder a published version."""
+        """Holds one folder per published version."""
         return self.run / "policies"
 
     @property
     def batches(self) -> Path:
-        """A file a batch."""
+        """Holds one file per batch."""
         return self.run / "batches"
 
 
 def prepare_thread(num_threads: int) -> None:
-    """Make this thread's arithmetic repeatable. Call it in the thread that trains, before anything else of torch."""
-    # cuBLAS is repeatable only with a fixed workspace; it reads this when it first starts.
+    """Make this thread's arithmetic deterministic. Call it in the training thread before any other use of torch."""
+    # cuBLAS is deterministic only with a fixed workspace. It reads this variable when it starts.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(num_threads)
     torch.use_deterministic_algorithms(True)
 
 
 class LearnerCore:
-    """Call everything from one thread, except what says otherwise. After each call `start` can resume from the disk."""
+    """Trains and stores batches. After each call, `start` can resume from the disk.
+
+    All methods must be called from one thread, unless their docstring allows others.
+    """
 
     def __init__(self, config: Config) -> None:
         settings = config.learner
@@ -115,7 +118,7 @@ class LearnerCore:
 
     @property
     def progress(self) -> Progress:
-        """Of the state in memory."""
+        """The progress of the state in memory."""
         return self._progress
 
     @property
@@ -125,7 +128,7 @@ class LearnerCore:
         return model
 
     def start(self) -> None:
-        """Lock the run folder, load the newest whole checkpoint or the initial policy, and read the logs."""
+        """Lock the run folder, load the newest undamaged checkpoint or the initial policy, and read the logs."""
         prepare_thread(self._config.learner.threads)
         self._lock_folder()
         torch.manual_seed(self._config.run.seed)
@@ -145,25 +148,25 @@ class LearnerCore:
         log.info("state loaded", extra={"step": self._progress.step, "batch_id": self._progress.batch_id})
 
     async def save_batch(self, batch: RecordedBatch, records: AsyncIterable[bytes]) -> None:
-        """Keep the batch for a replay; `records` are its records' bytes, in order. Call it from the event loop.
+        """Save the batch for a replay. `records` are the bytes of its records, in order. Call it in the event loop.
 
         Raises StorageError, SavedBatchError.
         """
         await self._batches.save(batch, records)
 
     def load_batch(self, batch_id: int) -> Batch:
-        """A saved batch, its records read in place. Raises SavedBatchError."""
+        """Load a saved batch. Its records stay in the memory-mapped file. Raises SavedBatchError."""
         return self._batches.load(batch_id)
 
     def train(self, batch: Batch, seconds: BatchSeconds | None = None) -> TrainedBatch:
         """Take the k steps in memory and write the batch's log lines. `seconds` are only logged.
 
-        Raises LearnerError for a batch out of turn, StorageError, SavedBatchError or TrainingError.
+        Raises LearnerError for a batch that is not the next one, StorageError, SavedBatchError or TrainingError.
         """
         if batch.batch_id != self._progress.batch_id + 1:
             raise LearnerError(
-                f"batch {batch.batch_id} was given where batch {self._progress.batch_id + 1} is next:"
-                " the broker's run and this run folder do not belong together"
+                f"batch {batch.batch_id} was leased, but batch {self._progress.batch_id + 1} is next:"
+                " the broker's state and this run folder belong to different runs"
             )
         self._in_batch = True
         try:
@@ -181,21 +184,21 @@ class LearnerCore:
         return self.train(self._batches.load(batch_id))
 
     def stage_policy(self) -> StagedPolicy:
-        """A copy of the weights, to be written while training goes on."""
+        """Copy the weights, so that they can be written while training continues."""
         return StagedPolicy.of(self.model, self._progress.policy_version, self._progress.step)
 
     def write_policy(self, policy: StagedPolicy) -> PolicyManifest:
-        """Write a policy as files that generation can load. From any thread, one at a time. Raises StorageError."""
+        """Write a policy as files that generation can load. Any thread, one at a time. Raises StorageError."""
         return self._publisher.write(policy)
 
     def begin_checkpoint(self) -> PendingCheckpoint:
         """Copy the state and start to write it. Raises StorageError, and HalfTrained inside a batch."""
         if self._in_batch:
-            raise HalfTrained("a checkpoint holds whole batches only, and the batch in training is half trained")
+            raise HalfTrained("a checkpoint holds only whole batches, and the batch in training is incomplete")
         return self._store.begin(self._started, self._progress)
 
     def finish_checkpoint(self, pending: PendingCheckpoint) -> Checkpoint:
-        """Wait until it is durable, then remove what is no longer needed. From any thread. Raises StorageError."""
+        """Wait until it is durable, then remove files that are no longer needed. Any thread. Raises StorageError."""
         checkpoint = pending.finish()
         self._store.prune()
         self._batches.prune(self._store.fallback_batch())
@@ -204,7 +207,7 @@ class LearnerCore:
         return checkpoint
 
     def interrupt(self) -> None:
-        """Stop before the next step. From any thread."""
+        """Stop before the next step. Any thread."""
         if self._trainer is not None:
             self._trainer.interrupt()
 
@@ -229,7 +232,7 @@ class LearnerCore:
         )
 
     def _lock_folder(self) -> None:
-        """One learner a run. The operating system frees the lock when the process ends, however it ends."""
+        """Allow one learner per run. The operating system frees the lock when the process exits for any reason."""
         path = self._files.checkpoints / ".lock"
         with naming_storage_faults(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -237,7 +240,7 @@ class LearnerCore:
 
 
 def _trainer(model: PreTrainedModel, config: Config) -> Trainer:
-    """A trainer of `model`; the initial policy is the reference of an objective that needs one."""
+    """A trainer of `model`. Objectives that need a reference policy get the initial one."""
     try:
         return Trainer(model, config, lambda: load_model(RunFiles.of(config).policy))
     except ValueError as error:
@@ -245,7 +248,7 @@ def _trainer(model: PreTrainedModel, config: Config) -> Trainer:
 
 
 def replay(config: Config, step: int, batch_id: int) -> TrainedBatch:
-    """Train a saved batch in memory, from the checkpoint of `step`: the same as the run did, bit for bit.
+    """Train a saved batch in memory, starting from the checkpoint of `step`. The result equals the run's, bit for bit.
 
     Step 0 is the initial policy. Raises CheckpointError, SavedBatchError or WeightsError.
     """

@@ -19,16 +19,16 @@ _COMBINE: Mapping[Reduction, Callable[[float, float], float]] = {
     Reduction.MIN: min,
     Reduction.MAX: max,
 }
-# The effective sample size is made of these two means, which are not reported themselves.
+# The effective sample size is computed from these two means, which are not reported.
 _WEIGHT, _WEIGHT_SQUARED = "weight", "weight_squared"
 
 
 @torch.no_grad()
 def policy_diagnostics(inputs: LossInputs) -> dict[str, Diagnostic]:
-    """What is reported for every objective.
+    """The diagnostics of every objective.
 
-    ratio_*: pi_theta / pi_old. mismatch_mean, mismatch_max: pi_old / pi_sampler (how far sampler and learner are
-    apart). approximate_kl (pi_old to pi_theta) and mismatch_kl (pi_sampler to pi_old): the estimator r - 1 - log r of
+    ratio_*: pi_theta / pi_old. mismatch_mean, mismatch_max: pi_old / pi_sampler (the difference between sampler and
+    learner). approximate_kl (pi_old to pi_theta) and mismatch_kl (pi_sampler to pi_old): the estimator r - 1 - log r of
     J. Schulman's "Approximating KL Divergence".
     """
     ratios = bounded_ratio(inputs.logprobs, inputs.old_logprobs)
@@ -49,7 +49,7 @@ def policy_diagnostics(inputs: LossInputs) -> dict[str, Diagnostic]:
 
 
 class StepDiagnostics:
-    """Adds up micro-batches; `result` gives the figures of the whole minibatch."""
+    """Sums over micro-batches. `result` returns the figures of the whole minibatch."""
 
     def __init__(self) -> None:
         self._num_tokens = 0
@@ -58,7 +58,7 @@ class StepDiagnostics:
 
     @torch.no_grad()
     def add(self, inputs: LossInputs, of_objective: Mapping[str, Diagnostic]) -> None:
-        """Count a micro-batch. Raises ValueError when the objective uses a name of `policy_diagnostics`."""
+        """Add a micro-batch. Raises ValueError when the objective uses a name of `policy_diagnostics`."""
         if not inputs.logprobs.numel():
             return
         of_policy = policy_diagnostics(inputs)
@@ -84,6 +84,6 @@ class StepDiagnostics:
             for name, value in self._values.items()
         }
         weight, squared = figures.pop(_WEIGHT), figures.pop(_WEIGHT_SQUARED)
-        for name in ("approximate_kl", "mismatch_kl"):  # rounding may leave a sum of zeros a hair below 0
+        for name in ("approximate_kl", "mismatch_kl"):  # rounding may leave a sum of zeros slightly below 0
             figures[name] = max(0.0, figures[name])
         return {**figures, "effective_sample_size": weight**2 / squared}

@@ -1,7 +1,7 @@
-"""A broker in memory for one learner, with the real one's rules, so that the learner can be run and tested alone.
+"""A broker in memory for one learner, with the rules of the real one, so that the learner can run and be tested alone.
 
-INVARIANT: batches are numbered from 0 and committed in order; the batch in training is given again until it is
-committed; a policy is taken only as the newest version + 1, or again with the same checksum.
+INVARIANT: batches are numbered from 0 and committed in order. The batch in training is leased again until it is
+committed. A policy is accepted only as the newest version + 1, or again with the same checksum.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LEASE_S = 60.0
 
 
 def recorded(batch: Batch) -> tuple[RecordedBatch, dict[str, bytes]]:
-    """A batch as the broker leases it, and its records by name."""
+    """A batch in the form that the broker leases, and its records by name."""
     rollouts: list[RecordedRollout] = []
     records: dict[str, bytes] = {}
     for graded in batch.rollouts:
@@ -33,22 +33,22 @@ def recorded(batch: Batch) -> tuple[RecordedBatch, dict[str, bytes]]:
 
 
 class FakeKeeper:
-    """Knows which leases are held."""
+    """Records which leases are held."""
 
     def __init__(self) -> None:
         self.held: set[str] = set()
 
     def add(self, lease: Lease) -> None:
-        """Held from now on."""
+        """Hold a lease."""
         self.held.add(lease.lease_id)
 
     def drop(self, lease_id: str) -> None:
-        """No longer held."""
+        """Stop holding a lease."""
         self.held.discard(lease_id)
 
 
 class FakeBroker:
-    """`make_batch(batch_id, policy_version)` makes what is trained on, by the weights of that version."""
+    """The broker. `make_batch(batch_id, policy_version)` makes a batch sampled with the weights of that version."""
 
     def __init__(self, make_batch: Callable[[int, int], Batch]) -> None:
         self._make_batch = make_batch
@@ -60,7 +60,7 @@ class FakeBroker:
         self.finished = False
 
     async def status(self) -> RunStatus:
-        """The run at one instant."""
+        """The current state of the run."""
         return RunStatus(
             run="fake",
             ledger=self._ledger(),
@@ -75,7 +75,7 @@ class FakeBroker:
         )
 
     async def lease_batch(self, wait_s: float = 10.0) -> LeasedBatch:
-        """The batch in training again, or a new one."""
+        """Lease the batch in training again, or a new one."""
         if self.finished:
             return LeasedBatch(run_finished=True)
         if self._in_training is None:
@@ -86,12 +86,12 @@ class FakeBroker:
         return LeasedBatch(self._in_training, lease)
 
     async def stream_records(self, ranges: Sequence[ByteRange]) -> AsyncIterator[tuple[int, bytes]]:
-        """Each record in one piece."""
+        """The bytes of each record in one piece."""
         for place, part in enumerate(ranges):
             yield place, self._records[part.name][part.offset :][: part.num_bytes]
 
     async def publish_policy(self, manifest: PolicyManifest) -> int:
-        """Take the newest version + 1, or the same again."""
+        """Accept the newest version + 1, or the newest version again."""
         newest = self.policies[-1] if self.policies else None
         if newest is not None and (newest.policy_version, newest.digest) == (manifest.policy_version, manifest.digest):
             return newest.policy_version
@@ -101,7 +101,7 @@ class FakeBroker:
         return manifest.policy_version
 
     async def commit_batch(self, batch_id: int, step: int) -> bool:
-        """Once the batch in training; again is welcome."""
+        """Commit the batch in training. Idempotent."""
         if (batch_id, step) in self.commits:
             return True
         if self._in_training is None or batch_id != self._in_training.batch_id:
@@ -111,13 +111,13 @@ class FakeBroker:
         return False
 
     async def finish_run(self, reason: str) -> Ledger:
-        """No more batches."""
+        """End the run; no further batch is leased."""
         self.finished = True
         return self._ledger()
 
     @asynccontextmanager
     async def keep_leases(self) -> AsyncIterator[FakeKeeper]:
-        """A keeper; leaving it lets go of all."""
+        """A keeper. Leaving the context drops all leases."""
         yield FakeKeeper()
 
     def _ledger(self) -> Ledger:

@@ -1,4 +1,4 @@
-"""What the device can do at most, for the model FLOPs utilisation."""
+"""The peak rate of the device, for the model FLOPs utilisation."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _LIMIT_S = 0.2
 
 
 def measured_peak_flops(device: str) -> float:
-    """Floating-point operations a second of the fastest of some float32 matrix products, on this thread's device."""
+    """Floating-point operations per second of the fastest of several float32 matrix products on `device`."""
     left = torch.ones(_SIZE, _SIZE, device=device)
     best_s = float("inf")
     end = time.monotonic() + _LIMIT_S
     while time.monotonic() < end or best_s == float("inf"):
         started = time.perf_counter()
-        # Reading one element waits for a device that works behind our back.
+        # Reading one element waits for a device that works asynchronously.
         float((left @ left)[0, 0])
         best_s = min(best_s, time.perf_counter() - started)
     return 2 * _SIZE**3 / best_s

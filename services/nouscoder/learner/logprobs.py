@@ -1,7 +1,7 @@
 """Log-probabilities and entropies of loss tokens under a causal language model of transformers.
 
-Only the hidden states that predict a loss token go through the head. At most `_MAX_LOGITS` logits are in memory at
-once: beyond that the head runs in chunks, and the backward pass computes the logits of each chunk again.
+Only hidden states that predict a loss token go through the head. At most `_MAX_LOGITS` logits are in memory at once.
+For more tokens the head runs in chunks, and the backward pass computes the logits of each chunk again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_LOGITS = 2**26  # 256 MiB of float32
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """Of each loss token of a micro-batch: logprobs [tokens] with gradient; entropies [tokens] in nats."""
+    """The scores of the loss tokens of a micro-batch: logprobs [tokens] with gradient, entropies [tokens] in nats."""
 
     logprobs: Tensor
     entropies: Tensor

@@ -15,14 +15,14 @@ _STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
 class WaitReason(StrEnum):
     """What the training thread waits for: the label `for` of `learner_wait_seconds_total`.
 
-    CHECKPOINT and PUBLISH are the copies of the state and the waits for the one before; the writing overlaps training.
+    CHECKPOINT and PUBLISH include copying the state and waiting for the previous one. Writing overlaps training.
     """
 
     BATCH = "batch"
     CHECKPOINT = "checkpoint"
     PUBLISH = "publish"
     PAUSED = "paused"
-    EVALUATION = "evaluation"  # of the first policy, which must be done before it changes
+    EVALUATION = "evaluation"  # of the first policy, before training changes it
 
 
 class CheckpointOutcome(StrEnum):
@@ -33,9 +33,9 @@ class CheckpointOutcome(StrEnum):
 
 
 class LearnerMetrics:
-    """Gauges hold the last step, or the last batch where the figure is a batch's.
+    """The metrics. Gauges show the last step, or the last batch for figures of a batch.
 
-    Every label value that is known beforehand is there from the start, at 0. So a missing figure means that this
+    Every label value that is known in advance exists from the start, with 0. A missing series therefore means that this
     process was not scraped.
     """
 
@@ -61,7 +61,7 @@ class LearnerMetrics:
         ratio = gauge("importance_ratio", "pi_theta / pi_old (mismatch: pi_old / pi_sampler).", ("stat",))
         sample_size = gauge("effective_sample_size", "Share of the loss tokens, in (0, 1].")
         clip_fraction = gauge("clip_fraction", "Share of loss tokens whose gradient the clip took.", ("side",))
-        # Diagnostics that have a metric of their own (design.md section 8), where the objective reports them.
+        # Diagnostics with their own metric (design.md section 8), if the objective reports them.
         self._named = {
             "entropy": entropy,
             "effective_sample_size": sample_size,
@@ -96,17 +96,17 @@ class LearnerMetrics:
         self._wait.labels(reason.value).inc(duration_s)
 
     def checkpointed(self, outcome: CheckpointOutcome, duration_s: float) -> None:
-        """An attempt to write a checkpoint ended."""
+        """Count an attempt to write a checkpoint."""
         self._checkpoints.labels(outcome.value).inc()
         if outcome is CheckpointOutcome.WRITTEN:
             self._checkpoint_s.set(duration_s)
 
     def published(self, policy_version: int) -> None:
-        """The broker knows this version."""
+        """Show the newest version that the broker knows."""
         self._policy_version.set(policy_version)
 
     def trained(self, batch: TrainedBatch, num_parameters: int, peak_flops: float) -> None:
-        """Show a batch. A forward and a backward pass are 6 FLOPs a parameter and token (the attention left out)."""
+        """Show a batch. Forward and backward pass take 6 FLOPs per parameter and token, without attention."""
         self._steps.inc(len(batch.steps))
         self._last_step.set(time.time())
         for scored in batch.scored:

@@ -1,6 +1,6 @@
-"""Micro-batches: rollouts of like length side by side, padded on the right, within a budget of padded tokens.
+"""Micro-batches: rollouts of similar length, padded on the right, within a budget of padded tokens.
 
-Causal attention never looks to the right, so padding on the right changes nothing and needs no mask.
+Causal attention never attends to the right, so padding on the right changes nothing and needs no mask.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from torch import Tensor
 
 from nouscoder.domain.rollout import Rollout
 
-_PAD_ID = 0  # any id will do: nothing reads what stands at padding
+_PAD_ID = 0  # any id is right, because no result depends on padding
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Some rollouts, ready for one forward pass.
+    """The rollouts of one forward pass.
 
-    rollout_indices [rows]: positions in the sequence given to `pack`. input_ids [rows, width]. Of the loss tokens, row
-    by row and in order: rows [tokens] and columns [tokens] are where the hidden state that predicts them stands,
-    targets [tokens] the tokens, sampler_logprobs [tokens] as recorded, temperatures [tokens] they were sampled at.
+    rollout_indices [rows]: positions in the sequence given to `pack`. input_ids [rows, width]. The others hold the loss
+    tokens, row by row and in order: rows [tokens] and columns [tokens] are the positions of the hidden states that
+    predict them, targets [tokens] their ids, sampler_logprobs [tokens] their recorded log-probabilities, temperatures
+    [tokens] the sampling temperatures.
     """
 
     rollout_indices: tuple[int, ...]
@@ -42,14 +43,14 @@ class MicroBatch:
 
 
 def plan(lengths: Sequence[int], max_padded_tokens: int) -> list[list[int]]:
-    """Cut indices of `lengths` into micro-batches, longest first, each of at most `max_padded_tokens` with padding.
+    """Divide the indices of `lengths` into micro-batches of at most `max_padded_tokens` with padding, longest first.
 
-    A rollout longer than the budget stands alone. Every index appears once.
+    A rollout longer than the budget has its own micro-batch. Every index appears once.
     """
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     parts: list[list[int]] = []
     for index in order:
-        # The first of a part is its longest, so it sets the width.
+        # The first rollout of a part is its longest, so it sets the width.
         if parts and (len(parts[-1]) + 1) * lengths[parts[-1][0]] <= max_padded_tokens:
             parts[-1].append(index)
         else:
@@ -58,13 +59,13 @@ def plan(lengths: Sequence[int], max_padded_tokens: int) -> list[list[int]]:
 
 
 def pack(rollouts: Sequence[Rollout], max_padded_tokens: int, device: torch.device) -> list[MicroBatch]:
-    """Micro-batches of the rollouts. Raises ValueError for a greedy rollout: its tokens have no importance ratio."""
+    """Micro-batches of the rollouts. Raises ValueError for temperature 0: such tokens have no importance ratio."""
     for rollout in rollouts:
         if rollout.sampling.temperature <= 0:
             raise ValueError(
                 f"rollout {rollout.rollout_id} was sampled at temperature 0: train on a temperature above 0"
             )
-    # The last token of a rollout predicts nothing that is in the loss, so it is not fed.
+    # The last token of a rollout predicts no loss token, so it is not an input.
     lengths = [len(rollout.token_ids) - 1 for rollout in rollouts]
     return [_pad([rollouts[i] for i in part], part, device) for part in plan(lengths, max_padded_tokens)]
 
@@ -92,5 +93,5 @@ def _pad(rollouts: Sequence[Rollout], indices: Sequence[int], device: torch.devi
 
 
 def _sampled_positions(rollout: Rollout) -> npt.NDArray[np.int64]:
-    """Where the sampled tokens stand in `token_ids`, [sampled tokens]; never 0, for the prompt comes first."""
+    """The positions of the sampled tokens in `token_ids`, [sampled tokens]. Never 0, because the prompt comes first."""
     return np.concatenate([np.arange(start, end) for start, end in rollout.sampled_ranges()])

@@ -1,4 +1,4 @@
-"""What the learner needs of the broker, as types. rpc/broker_client.py provides it."""
+"""The protocol of the broker that the learner needs. rpc/broker_client.py implements it."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ class Keeper(Protocol):
     """Sends heartbeats for leases."""
 
     def add(self, lease: Lease) -> None:
-        """Keep the lease alive from now on."""
+        """Renew this lease from now on."""
         ...
 
     def drop(self, lease_id: str) -> None:
-        """Stop keeping the lease alive."""
+        """Stop renewing the lease."""
         ...
 
 
 class Broker(Protocol):
-    """The broker's calls that the learner makes. Each raises NousCoderError when the broker refuses or stays away."""
+    """The broker's calls that the learner makes. They raise NousCoderError when it refuses or is unreachable."""
 
     async def status(self) -> RunStatus:
-        """The run at one instant."""
+        """The current state of the run."""
         ...
 
     async def lease_batch(self, wait_s: float = ...) -> LeasedBatch:
-        """The next batch, or the same as before when it has not been committed."""
+        """The next batch, or the previous one again if it has not been committed."""
         ...
 
     def stream_records(self, ranges: Sequence[ByteRange]) -> AsyncIterator[tuple[int, bytes]]:
-        """The bytes of the ranges, in order: (the range's place, bytes)."""
+        """The bytes of the ranges in order, as pairs (index of the range, bytes)."""
         ...
 
     async def publish_policy(self, manifest: PolicyManifest) -> int:
-        """Idempotent for the same version and weights."""
+        """Publish a policy. Idempotent for the same version and weights."""
         ...
 
     async def commit_batch(self, batch_id: int, step: int) -> bool:
-        """Idempotent. True: it had been committed before."""
+        """Commit a batch. Idempotent. Returns True when it was committed before."""
         ...
 
     async def finish_run(self, reason: str) -> Ledger:
@@ -53,5 +53,5 @@ class Broker(Protocol):
         ...
 
     def keep_leases(self) -> AbstractAsyncContextManager[Keeper]:
-        """A keeper of leases, which stops at the end of the context."""
+        """A keeper of leases, which stops when the context ends."""
         ...

@@ -1,7 +1,7 @@
-"""Publishes policies while training goes on.
+"""Publishes policies while training continues.
 
-INVARIANT: versions reach the broker in order, each after its files are whole. At most one publication is under way, so
-the broker knows every version but the newest one before the next batch is trained on and its weights are copied.
+INVARIANT: versions reach the broker in order, each after its files are complete. At most one publication is in
+progress. So when the weights of a version are copied, the broker knows all versions before it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nouscoder.learner.publish import StagedPolicy
 
 
 class Publication:
-    """`training` is the thread that trains: the weights are copied there and written in a thread of this class."""
+    """Publishes policies. The weights are copied in `training`, the training thread, and written in another thread."""
 
     def __init__(self, core: LearnerCore, broker: Broker, metrics: LearnerMetrics, training: Executor) -> None:
         self._core = core
@@ -33,14 +33,14 @@ class Publication:
         return self._known_version
 
     def known(self, policy_version: int) -> None:
-        """The broker has this version."""
+        """Record that the broker has this version."""
         self._known_version = max(self._known_version, policy_version)
         self._metrics.published(self._known_version)
 
     async def begin(self) -> None:
-        """Copy the weights as they are now, and publish them in the background once the one before is published.
+        """Wait for the previous publication, copy the current weights, and publish them in the background.
 
-        Raises what the publication before raised: NousCoderError.
+        Raises the NousCoderError of the previous publication.
         """
         await self.settle()
         loop = asyncio.get_running_loop()
@@ -48,17 +48,17 @@ class Publication:
         self._task = asyncio.create_task(self._publish(policy))
 
     async def settle(self) -> None:
-        """Wait until nothing is under way. Raises what the publication raised."""
+        """Wait for the publication in progress. Raises its error."""
         if self._task is not None:
             await asyncio.shield(self._task)
 
     def raise_if_failed(self) -> None:
-        """Raise what the publication raised, without waiting for it."""
+        """Raise the error of a failed publication, without waiting for one in progress."""
         if self._task is not None and self._task.done():
             self._task.result()
 
     async def close(self) -> None:
-        """Stop publishing. Files that are being written are finished first."""
+        """Stop publishing. Files that are being written are completed first."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""Published policies: policies/00000007/ holds the weights as safetensors files, whole and with their digests.
+"""Published policies: policies/00000007/ holds the complete weights as safetensors files, with their digests.
 
-INVARIANT: a published file never changes under its name while its version is among the newest `keep`; publishing the
-same weights as the same version again gives the same manifest.
+INVARIANT: a published file never changes while its version is among the newest `keep`. Publishing the same weights as
+the same version again gives the same manifest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_LIMIT = 2**63
 
 @dataclass(frozen=True, slots=True)
 class StagedPolicy:
-    """A copy of the weights of a version, made by `step` optimizer steps. Training does not change it."""
+    """A copy of the weights of a version, after `step` optimizer steps. Training does not change it."""
 
     policy_version: int
     step: int
@@ -33,7 +33,7 @@ class StagedPolicy:
 
     @classmethod
     def of(cls, model: PreTrainedModel, policy_version: int, step: int) -> StagedPolicy:
-        """Copy the model's weights as they are now."""
+        """Copy the current weights of the model."""
         weights = weights_of(model)
         if model.device.type == "cpu":  # on another device `weights_of` has copied them already
             weights = {name: tensor.clone() for name, tensor in weights.items()}
@@ -41,7 +41,7 @@ class StagedPolicy:
 
 
 class PolicyPublisher:
-    """The folder policies/. Old versions are kept for a while, as a generation worker may still be reading one."""
+    """The folder policies/. Old versions are kept for some time, because a generation worker may still read one."""
 
     def __init__(
         self, folder: Path, keep: int, transport: Transport = Transport.FOLDER, shard_bytes: int = _NO_LIMIT
@@ -55,7 +55,7 @@ class PolicyPublisher:
         """Write a version and remove the oldest. Raises StorageError."""
         final = version_folder(self._folder, policy.policy_version)
         parts = _cut(policy.weights, self._shard_bytes)
-        # After a crash the same version is often published again. Its files may be being read, so they are left alone.
+        # After a crash the same version is often published again. Workers may be reading its files, so they stay.
         if not all(_is_written(final / name, weights) for name, weights in parts.items()):
             with whole_folder(final) as part:
                 _write(part, parts)
@@ -65,12 +65,12 @@ class PolicyPublisher:
 
 
 def version_folder(folder: Path, policy_version: int) -> Path:
-    """Where a version's weights are, in the folder policies/."""
+    """The folder of a version's weights in the folder policies/."""
     return folder / f"{policy_version:08d}"
 
 
 def _cut(weights: dict[str, Tensor], shard_bytes: int) -> dict[str, dict[str, Tensor]]:
-    """File name -> its tensors, in order. A file exceeds `shard_bytes` only when a single tensor does."""
+    """The tensors of each file, by file name, in order. Only a file of a single tensor may exceed `shard_bytes`."""
     parts: list[dict[str, Tensor]] = [{}]
     num_bytes = 0
     for name, tensor in weights.items():

@@ -1,8 +1,7 @@
-"""metrics.jsonl, a line a step, and samples.jsonl, a few rollouts a batch.
+"""metrics.jsonl, with one line per step, and samples.jsonl, with a few rollouts per batch.
 
-INVARIANT: each step that was trained has exactly one line, in order of steps. The lines of a batch are durable before
-the batch is committed and before a checkpoint holds it. A batch that is trained again adds only the lines that are
-missing.
+INVARIANT: each trained step has exactly one line, in order of steps. The lines of a batch are durable before the batch
+is committed and before a checkpoint includes it. A batch that is trained again adds only missing lines.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Line = dict[str, Any]
 
 
 class Decoder(Protocol):
-    """Makes text of token ids; PolicyTokenizer is one."""
+    """Decodes token ids to text; implemented by PolicyTokenizer."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text."""
@@ -41,7 +40,7 @@ class BatchLines:
 
 @dataclass(frozen=True, slots=True)
 class BatchSeconds:
-    """What the training thread waited for between the batch before and this one, in seconds."""
+    """The waiting times of the training thread between the previous batch and this one, in seconds."""
 
     wait_for_batch: float = 0.0
     checkpoint: float = 0.0
@@ -49,11 +48,11 @@ class BatchSeconds:
 
 
 def metrics_lines(trained: TrainedBatch, policy_version: int, seconds: BatchSeconds) -> list[Line]:
-    """A line for each step. `policy_version` is the one the batch makes.
+    """One line per step. `policy_version` is the version that the batch makes.
 
     Rewards, pass rate, staleness and lengths are those of the whole batch; loss, tokens and diagnostics are those of
-    the step. `seconds` stand with the first step; train adds up to the batch's time in training. Raises ValueError when
-    a diagnostic has the name of another field.
+    the step. Only the line of the first step has `seconds`. The `train` times add up to the batch's training time.
+    Raises ValueError when a diagnostic has the name of another field.
     """
     preparation_s = trained.duration_s - sum(step.duration_s for step in trained.steps)
     lines = []
@@ -80,7 +79,7 @@ def metrics_lines(trained: TrainedBatch, policy_version: int, seconds: BatchSeco
 
 
 def sample_lines(trained: TrainedBatch, tokenizer: Decoder, count: int, seed: int) -> list[Line]:
-    """`count` rollouts of the batch, drawn by the seed and the batch; `version_range` is [oldest, newest]."""
+    """`count` rollouts of the batch, chosen by the seed and the batch. `version_range` is [oldest, newest]."""
     random = Random(f"{seed}/samples/{trained.batch_id}")
     chosen = random.sample(trained.scored, min(count, len(trained.scored)))
     return [_sample_line(trained.steps[-1].step, scored, tokenizer) for scored in chosen]
@@ -111,18 +110,18 @@ class RunLog:
         self._samples = _LineFile(folder / "samples.jsonl", lambda line: (line["step"], line["rollout_id"]))
 
     def open(self, last_step: int) -> None:
-        """Read both files and drop torn lines and lines after `last_step`, the last step that can be trained again."""
+        """Read both files. Remove incomplete lines and lines after `last_step`, the last step that can be replayed."""
         self._metrics.open(last_step)
         self._samples.open(last_step)
 
     def append(self, lines: BatchLines) -> None:
-        """Add the lines of a batch that are not there yet. Raises StorageError."""
+        """Add the missing lines of a batch. Raises StorageError."""
         self._metrics.append(lines.metrics)
         self._samples.append(lines.samples)
 
 
 class _LineFile:
-    """A file of JSON lines, each of them identified by `key`."""
+    """A file of JSON lines. `key` returns the identity of a line."""
 
     def __init__(self, file: Path, key: Callable[[Line], Hashable]) -> None:
         self._file = file
@@ -135,7 +134,7 @@ class _LineFile:
             try:
                 line = json.loads(text)
             except ValueError:
-                continue  # torn by a crash in the middle of a write
+                continue  # incomplete after a crash during a write
             if line["step"] <= last_step:
                 kept.setdefault(self._key(line), line)
         write_whole(self._file, "".join(map(_text, kept.values())).encode())

@@ -1,11 +1,11 @@
-"""Batches as they were leased: batches/00000007.batch, saved before they are trained on, so that they can be replayed.
+"""Leased batches, saved to batches/00000007.batch before training, so that they can be replayed.
 
-A file holds what the broker and generation wrote, nothing decoded: b"NCBATCH2", the size of the index (8 bytes,
+A file holds the bytes of the broker and of generation unchanged: b"NCBATCH2", the size of the index (8 bytes,
 little-endian), the index (nouscoder.v1.Batch: headers, verdicts, rewards), zeros up to a multiple of 8, then the
-rollout records back to back in the index's order. Records are read in place, through a memory map.
+rollout records in the order of the index, without gaps. Records are read in place, through a memory map.
 
-INVARIANT: a batch is trained on only from its saved file, so a replay sees the very bytes that training saw; and
-a batch that was committed is here until every checkpoint that may be needed holds its effect.
+INVARIANT: a batch is trained only from its saved file, so a replay reads the same bytes as the training. A committed
+batch is kept until every checkpoint that may be needed includes it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _START = len(_MAGIC) + 8
 
 
 class SavedBatchError(NousCoderError):
-    """A saved batch cannot be read; the message names it."""
+    """A saved batch cannot be read. The message names it."""
 
 
 class SavedBatches:
-    """The folder batches/. The newest `keep` stay, and all that are newer than the oldest checkpoint that is kept."""
+    """The folder batches/. The newest `keep` are kept, and all that are newer than the oldest kept checkpoint."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder = folder
         self._keep = keep
 
     async def save(self, batch: RecordedBatch, records: AsyncIterable[bytes]) -> None:
-        """Save a batch; `records` are the bytes of its records, in order, in pieces of any size.
+        """Save a batch. `records` are the bytes of its records, in order, in pieces of any size.
 
-        Raises SavedBatchError when there are too few or too many of them, and StorageError.
+        Raises SavedBatchError for too few or too many bytes, and StorageError.
         """
         path, index, num_bytes = self._path(batch.batch_id), encode_batch(batch), 0
         with ExitStack() as stack:
@@ -61,11 +61,11 @@ class SavedBatches:
                 remove(path)
 
     def numbers(self) -> list[int]:
-        """Which batches are saved, ascending."""
+        """The ids of the saved batches, ascending."""
         return [*numbered(self._folder, _SUFFIX)]
 
     def load(self, batch_id: int) -> Batch:
-        """Raises SavedBatchError when it is not there or not a batch."""
+        """Load a batch. Raises SavedBatchError when it is missing or invalid."""
         path = self._path(batch_id)
         try:
             with path.open("rb") as file:
@@ -82,7 +82,7 @@ class SavedBatches:
 
 def _batch_from(view: memoryview) -> Batch:
     if view[: len(_MAGIC)] != _MAGIC:
-        raise ValueError("it begins with other bytes")
+        raise ValueError("it does not begin with the bytes of a batch")
     index_bytes = int.from_bytes(view[len(_MAGIC) : _START], "little")
     index = decode_batch(bytes(view[_START : _START + index_bytes]))
     offset = _START + index_bytes + -index_bytes % 8

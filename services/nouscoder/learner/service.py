@@ -1,8 +1,8 @@
 """The learner as a process: its gRPC service, and the worker that trains.
 
-When the last batch is committed the run is finished and `serve` returns: the process exits with code 0. With
-learner.serve_after_run it keeps serving the policies until SIGTERM. On SIGTERM `serve` returns without waiting for the
-batch in training; that batch is trained again after a restart.
+When the last batch is committed, the run is finished and `serve` returns; the process exits with code 0. With
+learner.serve_after_run it keeps serving policies until SIGTERM. On SIGTERM `serve` returns without waiting for the
+batch in training, which is trained again after a restart.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _FULL_NAME = learner_pb2.DESCRIPTOR.services_by_name["LearnerService"].full_name
 STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     NousCoderError: grpc.StatusCode.FAILED_PRECONDITION,
     NoSuchPolicyFile: grpc.StatusCode.NOT_FOUND,
-    OSError: grpc.StatusCode.NOT_FOUND,  # a policy file that was pruned meanwhile
+    OSError: grpc.StatusCode.NOT_FOUND,  # a policy file was pruned in the meantime
 }
 
 
 class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
-    """Convert, call, convert."""
+    """The gRPC API of the learner. Each method converts the request, calls the worker, and converts the answer."""
 
     def __init__(self, worker: LearnerWorker, total_steps: int, policy_files: PolicyFiles) -> None:
         self._worker = worker
@@ -58,7 +58,7 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
             learner_pb2.LearnerServiceStatusRequest, learner_pb2.LearnerServiceStatusResponse
         ],
     ) -> learner_pb2.LearnerServiceStatusResponse:
-        """What it is doing."""
+        """The current state of the learner."""
         status = self._worker.status()
         answer = learner_pb2.LearnerServiceStatusResponse(
             step=status.step,
@@ -95,7 +95,7 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
             learner_pb2.LearnerServiceResumeRequest, learner_pb2.LearnerServiceResumeResponse
         ],
     ) -> learner_pb2.LearnerServiceResumeResponse:
-        """Go on."""
+        """End a pause."""
         self._worker.resume()
         return learner_pb2.LearnerServiceResumeResponse()
 
@@ -106,14 +106,14 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
             learner_pb2.LearnerServiceCheckpointRequest, learner_pb2.LearnerServiceCheckpointResponse
         ],
     ) -> learner_pb2.LearnerServiceCheckpointResponse:
-        """Write a checkpoint as soon as the running batch's steps are done: checkpoints hold whole batches."""
+        """Write a checkpoint after the steps of the batch in training, because checkpoints hold whole batches."""
         path, step = await self._worker.checkpoint()
         return learner_pb2.LearnerServiceCheckpointResponse(path=str(path), step=step)
 
     async def ListPolicyFiles(  # noqa: N802
         self, request: learner_pb2.ListPolicyFilesRequest, context: _Context
     ) -> learner_pb2.ListPolicyFilesResponse:
-        """The first policy's files; NOT_FOUND while there are none."""
+        """The files of the first policy; NOT_FOUND while there are none."""
         files = await asyncio.to_thread(self._policy_files.first)
         named = [learner_pb2.PolicyFile(name=f.name, sha256=f.sha256, num_bytes=f.num_bytes) for f in files]
         return learner_pb2.ListPolicyFilesResponse(files=named)
@@ -121,30 +121,30 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     async def FetchPolicyFile(  # noqa: N802
         self, request: learner_pb2.FetchPolicyFileRequest, context: _Context
     ) -> AsyncIterator[learner_pb2.FetchPolicyFileResponse]:
-        """One of them."""
+        """The contents of one file of the first policy."""
         async for data in _pieces(partial(self._policy_files.open_first, request.name)):
             yield learner_pb2.FetchPolicyFileResponse(data=data)
 
     async def FetchPolicy(  # noqa: N802
         self, request: learner_pb2.FetchPolicyRequest, context: _Context
     ) -> AsyncIterator[learner_pb2.FetchPolicyResponse]:
-        """A shard of a published policy."""
+        """The contents of a shard of a published policy."""
         wanted = partial(self._policy_files.open_published, request.policy_version, request.name, request.sha256)
         async for data in _pieces(wanted):
             yield learner_pb2.FetchPolicyResponse(data=data)
 
 
 async def _pieces(open_file: Callable[[], BinaryIO]) -> AsyncIterator[bytes]:
-    """The file that `open_file` opens, piece by piece, read off the event loop."""
+    """The contents of the file that `open_file` opens, in pieces, read outside the event loop."""
     with closing(chunks(await asyncio.to_thread(open_file))) as pieces:
         while data := await asyncio.to_thread(next, pieces, b""):
             yield data
 
 
 async def serve(config: Config) -> None:
-    """Train until the run's batches are done or SIGTERM. Raises NousCoderError in one sentence.
+    """Train until the run's batches are done or SIGTERM. Raises NousCoderError with a message of one sentence.
 
-    With learner.serve_after_run it serves the policies until SIGTERM when the run is finished.
+    With learner.serve_after_run it then serves the policies until SIGTERM.
     """
     registry = CollectorRegistry()
     async with AsyncExitStack() as stack:
@@ -181,5 +181,5 @@ async def serve(config: Config) -> None:
 
 async def _work_and_stay(worker: LearnerWorker, stop: asyncio.Event) -> None:
     await worker.run()
-    log.info("the run is over: its policies are served until SIGTERM")
+    log.info("the run is finished: its policies are served until SIGTERM")
     await stop.wait()

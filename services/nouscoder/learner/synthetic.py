@@ -1,4 +1,4 @@
-"""Random policies and graded batches, for benches and tests: the shapes of the real ones, drawn from a seed."""
+"""Random policies and graded batches for benchmarks and tests, with the form of real ones, from a seed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FIRST_CHARACTER = 3  # ids below are special tokens
 
 
 def random_policy(seed: int, *, hidden_size: int = 32, num_layers: int = 2, tied: bool = False) -> Qwen3ForCausalLM:
-    """A Qwen3 decoder with random weights over the character tokenizer's vocabulary."""
+    """A Qwen3 decoder with random weights and the vocabulary of the character tokenizer."""
     config = Qwen3Config(
         vocab_size=CharTokenizer().vocab_size,
         hidden_size=hidden_size,
@@ -46,7 +46,7 @@ def random_policy(seed: int, *, hidden_size: int = 32, num_layers: int = 2, tied
 
 
 def write_policy_folder(folder: Path, policy: Qwen3ForCausalLM) -> None:
-    """The policy with its tokenizer, as `config.policy.path` wants it."""
+    """Write the policy and its tokenizer as a folder for `config.policy.path`."""
     policy.save_pretrained(folder)
     CharTokenizer().save(folder)
 
@@ -61,7 +61,7 @@ def random_batch(
     max_tokens: int = 24,
     policy_version: int = 0,
 ) -> Batch:
-    """Rollouts of random characters and lengths, sampled half by the version before; each group has both rewards."""
+    """Rollouts of random characters and lengths. The previous version sampled half; each group has both rewards."""
     random = Random(f"{seed}/{batch_id}")
     rollouts: list[GradedRollout] = []
     for group in range(num_groups):
@@ -69,7 +69,7 @@ def random_batch(
         prompt = _tokens(random, prompt_tokens)
         for member in range(group_size):
             rollout = _rollout(random, f"{group_id}r{member}", group_id, prompt, max_tokens, policy_version)
-            # The first is right and the second wrong, so that no group is without signal.
+            # The first is right and the second wrong, so that no group has zero variance.
             accepted = member == 0 or (member > 1 and random.random() < 0.5)
             rollouts.append(GradedRollout(rollout, _verdict(accepted=accepted), 1.0 if accepted else -1.0))
     return Batch(batch_id, tuple(rollouts), policy_version)
@@ -86,7 +86,7 @@ def _rollout(
     older = len(tokens) // 2 if policy_version else 0
     completion = Completion(
         token_ids=int32(tokens),
-        # About what a policy that knows nothing gives to one of a hundred characters.
+        # About the log-probability of one of a hundred characters under an untrained policy.
         logprobs=float32(random.uniform(-5.5, -3.5) for _ in tokens),
         versions=spans_of([policy_version - 1] * older + [policy_version] * (len(tokens) - older)),
         finish_reason=FinishReason.LENGTH if len(tokens) == max_tokens else FinishReason.STOP,

@@ -1,8 +1,8 @@
 """The optimizer loop over one batch: k steps over disjoint minibatches of whole groups (PPO-off-policy-k).
 
-INVARIANT: the state after `train_batch` depends only on the state before, the batch and the settings, bit for bit. So a
-batch that is replayed from a checkpoint gives the same losses as the first time. If a loss, log-probability or gradient
-is not finite, TrainingError is raised before the weights of that step change.
+INVARIANT: the state after `train_batch` depends, bit for bit, only on the state before, the batch and the settings. A
+replay of a batch from a checkpoint therefore gives the same losses as the first time. If a loss, log-probability or
+gradient is not finite, TrainingError is raised before the weights of that step change.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from nouscoder.learner.packing import MicroBatch, pack
 
 
 class TrainingError(NousCoderError):
-    """Training cannot go on; the message names the step and what is not finite."""
+    """Training cannot continue. The message names the step and the value that is not finite."""
 
 
 class TrainingInterrupted(Exception):
-    """The process is ending. The batch is half trained, so it must be trained again from the state before it."""
+    """The process is stopping. The batch is incomplete and must be trained again from the state before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
     """One optimizer step. `step` counts from 1.
 
-    num_tokens are loss tokens; model_tokens are all tokens fed to the model, without padding. `diagnostics` are those
-    of every policy and those of the objective, by name.
+    num_tokens counts loss tokens; model_tokens counts all input tokens of the model without padding. `diagnostics` are
+    those of every objective and those of this one, by name.
     """
 
     step: int
@@ -56,7 +56,7 @@ class StepMetrics:
 
 @dataclass(frozen=True, slots=True)
 class TrainedBatch:
-    """What `train_batch` did. duration_s includes the recomputation of the old log-probabilities."""
+    """The result of `train_batch`. duration_s includes the computation of the old log-probabilities."""
 
     batch_id: int
     steps: tuple[StepMetrics, ...]
@@ -66,16 +66,16 @@ class TrainedBatch:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens fed to the model, without padding, a second of the whole duration."""
+        """Input tokens of the model without padding, per second of the whole duration."""
         return sum(step.model_tokens for step in self.steps) / self.duration_s
 
 
 @dataclass(frozen=True, slots=True)
 class _Minibatch:
-    """old_logprobs and reference_logprobs have one tensor [tokens] for each of `parts`.
+    """A minibatch. old_logprobs and reference_logprobs have one tensor [tokens] for each of `parts`.
 
-    A part of old_logprobs is None where the policy is still the old one; a part of reference_logprobs is None where the
-    objective does not need them.
+    The tensors of old_logprobs are None while the policy is still the old one; those of reference_logprobs are None
+    when the objective does not need them.
     """
 
     scored: Sequence[ScoredRollout]
@@ -85,11 +85,10 @@ class _Minibatch:
 
 
 class Trainer:
-    """Owns the model and its optimizer. All calls but `interrupt` come from one thread.
+    """Owns the model and its optimizer. All calls except `interrupt` must come from one thread.
 
-    `load_reference` loads the policy of the reference log-probabilities; it is called once an objective needs them.
-    `objective` is the one that the configuration names, unless another is given. Raises ValueError when they do not fit
-    together.
+    `load_reference` loads the policy for reference log-probabilities, when an objective first needs them. `objective`
+    defaults to that of the configuration. Raises ValueError when the objective needs a reference that is missing.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class Trainer:
     ) -> None:
         settings = config.learner
         self.model = model.to(settings.device)  # type: ignore[arg-type]
-        # The ratios need exactly the distribution that was sampled from, so dropout stays off.
+        # The ratios need exactly the distribution that was sampled from, so dropout is off.
         self.model.eval()
         self._load_reference = load_reference
         self._reference: PreTrainedModel | None = None
@@ -139,7 +138,7 @@ class Trainer:
         groups = score(batch)
         cut = minibatches(groups, self._settings.steps_per_batch, self._seed, batch.batch_id)
         # Old log-probabilities are those before the first of the k steps, so they are computed before it. The first
-        # step starts from the old policy itself and needs no pass of its own.
+        # step starts from the old policy and needs no separate pass.
         first, *later = cut
         prepared = [self._pack(first), *(self._with_old_logprobs(self._pack(scored)) for scored in later)]
         steps = tuple(self._take_step(minibatch) for minibatch in prepared)
@@ -195,7 +194,7 @@ class Trainer:
     def _backward(
         self, minibatch: _Minibatch, index: int, counts: MinibatchCounts, diagnostics: StepDiagnostics
     ) -> float:
-        """Add the gradient of one micro-batch; returns its share of the loss."""
+        """Add the gradient of one micro-batch. Returns its share of the loss."""
         inputs = self._loss_inputs(minibatch, index)
         terms = self._objective(inputs, counts)
         loss = float(terms.loss.detach())
@@ -224,13 +223,13 @@ class Trainer:
         )
 
     def _clip_gradient(self, loss: float) -> float:
-        """Cap the gradient's norm; returns the norm before. Raises TrainingError when it is not finite."""
+        """Clip the norm of the gradient. Returns the norm before. Raises TrainingError when it is not finite."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.max_gradient_norm))
         if not math.isfinite(norm):
             raise TrainingError(f"the gradient of step {self.step + 1} has norm {norm} (its loss is {loss})")
         return norm
 
     def _learning_rate(self) -> float:
-        """Linear warm-up. The first step after it has the configured rate in full."""
+        """The learning rate: a linear warm-up, then the configured rate."""
         warmup = self._settings.warmup_steps
         return self._settings.learning_rate * min(1.0, (self.step + 1) / (warmup + 1))

@@ -15,7 +15,7 @@ from nouscoder.errors import Unusable
 
 
 class WeightsError(Unusable):
-    """A model or its weights cannot be used; the message names the file at fault."""
+    """A model or its weights cannot be used. The message names the file."""
 
 
 def load_model(folder: Path) -> PreTrainedModel:
@@ -31,7 +31,7 @@ def load_model(folder: Path) -> PreTrainedModel:
 
 
 def empty_model(folder: Path) -> PreTrainedModel:
-    """The architecture of the policy in `folder`, for weights that come from elsewhere. Raises WeightsError."""
+    """The architecture of the policy in `folder`, without its weights. Raises WeightsError."""
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
@@ -44,7 +44,7 @@ def empty_model(folder: Path) -> PreTrainedModel:
 
 
 def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Name -> contiguous tensor on the CPU; of tensors that share storage only the first name is kept."""
+    """Contiguous tensors on the CPU, by name. Of tensors that share storage only the first is included."""
     seen: set[int] = set()
     weights: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
@@ -55,7 +55,7 @@ def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def load_weights(model: PreTrainedModel, file: Path) -> None:
-    """Put the weights in `file`, made by `weights_of`, into the model. Raises WeightsError when they do not fit."""
+    """Load the weights in `file`, made by `weights_of`, into the model. Raises WeightsError when they do not fit."""
     try:
         weights = load_file(file)
     except (OSError, SafetensorError) as error:
@@ -64,12 +64,12 @@ def load_weights(model: PreTrainedModel, file: Path) -> None:
 
 
 def put_weights(model: PreTrainedModel, weights: dict[str, Tensor], source: Path) -> None:
-    """Put weights, named as by `weights_of`, into the model. Raises WeightsError naming `source` if they do not fit."""
+    """Load weights, named as in `weights_of`, into the model. Raises WeightsError naming `source` if they differ."""
     expected = set(weights_of(model))
     if set(weights) != expected:
         odd = sorted(set(weights) ^ expected)[0]
-        raise WeightsError(f"{source} is of another model: {odd} is in only one of the two")
+        raise WeightsError(f"{source} belongs to another model: {odd} is in only one of the two")
     try:
         model.load_state_dict(weights, strict=False)
     except RuntimeError as error:
-        raise WeightsError(f"{source} is of another model: {error}") from error
+        raise WeightsError(f"{source} belongs to another model: {error}") from error

@@ -1,13 +1,13 @@
 """The learner's loop: lease a batch, save it, train k steps, publish, commit, checkpoint; at the end finish the run.
 
-INVARIANT: each batch takes effect once, steps and policy versions are consecutive, and each step has one log line,
-wherever the process dies. A batch is committed once it is saved and trained; its policy may be published and its
-checkpoint may be written later, while the next batches are trained. After a restart `_catch_up` starts from the newest
-whole checkpoint, trains the committed batches after it again from the saved batches (bit for bit), publishes the
-versions that the broker lacks (the same version with the same weights again is welcome) and commits again (idempotent).
-docs/architecture.md has a table of what happens at each moment.
+INVARIANT: each batch takes effect once, steps and policy versions are consecutive, and each step has one log line, even
+if the process is killed at any point. A batch is committed after it is saved and trained. Its policy and its checkpoint
+may be written later, while the next batches are trained. After a restart `_catch_up` starts from the newest undamaged
+checkpoint and trains the committed batches after it again from the saved batches (bit for bit). It publishes the
+versions that the broker lacks and commits the last batch again; both are idempotent. docs/architecture.md has a table
+of the effects of a kill at each point.
 
-A lost lease does no harm: the run folder's lock lets one learner work on a run, and only it commits.
+A lost lease does no harm, because the lock on the run folder allows one learner per run, and only it commits.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class LearnerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LearnerStatus:
-    """What the learner is doing. `last` is None before the first batch of this process."""
+    """The current state of the learner. `last` is None before the first batch of this process."""
 
     state: LearnerState
     state_s: float
@@ -77,7 +77,7 @@ class LearnerStatus:
 
 
 class LearnerWorker:
-    """Drives one LearnerCore, whose work runs in one dedicated thread, off the event loop."""
+    """Runs one LearnerCore, whose work is done in one dedicated thread outside the event loop."""
 
     def __init__(self, config: Config, broker: Broker, metrics: LearnerMetrics, core: LearnerCore) -> None:
         self._config = config
@@ -96,11 +96,11 @@ class LearnerWorker:
         self._is_closing = False
 
     async def run(self) -> None:
-        """Train until the run's batches are done, then end the run. Raises NousCoderError."""
+        """Train until the run's batches are done, then finish the run. Raises NousCoderError."""
         await self._start()
         if not self._peak_flops:
             self._peak_flops = await self._in_thread(lambda: measured_peak_flops(self._config.learner.device))
-        await self._pass_evaluation()
+        await self._wait_for_evaluation()
         status = await self._broker.status()
         if status.finished:
             log.info("the run is finished: nothing is left to train on", extra={"step": self._core.progress.step})
@@ -111,7 +111,7 @@ class LearnerWorker:
         self._enter(LearnerState.FINISHED)
 
     async def stop(self) -> None:
-        """Stop before the next optimizer step, write a checkpoint if no batch is half trained, and close."""
+        """Stop before the next optimizer step, write a checkpoint if no batch is incomplete, and close."""
         self._core.interrupt()
         self._is_closing = True
         try:
@@ -123,7 +123,7 @@ class LearnerWorker:
             await self.close()
 
     async def close(self) -> None:
-        """Stop before the next optimizer step, finish what is being written, and unlock the run folder."""
+        """Stop before the next optimizer step, complete files in progress, and unlock the run folder."""
         self._core.interrupt()
         self._is_closing = True
         await asyncio.to_thread(self._thread.shutdown, wait=True)
@@ -132,20 +132,20 @@ class LearnerWorker:
         self._core.close()
 
     def pause(self) -> None:
-        """Take no further batch; the one in training is finished."""
+        """Lease no further batch. The one in training is completed."""
         self._may_run.clear()
 
     def resume(self) -> None:
-        """Go on."""
+        """End a pause."""
         self._may_run.set()
 
     async def checkpoint(self) -> tuple[Path, int]:
-        """Have the state after the batch in training on disk; answers where, and its step.
+        """Write the state after the batch in training to disk. Returns its path and its step.
 
         Raises LearnerError when that takes longer than 600 seconds or the learner is still starting or stopping.
         """
         if self._is_closing:
-            raise LearnerError("the learner is stopping: its newest checkpoint is the one to resume from")
+            raise LearnerError("the learner is stopping: resume from its newest checkpoint")
         if self._state is LearnerState.STARTING:
             raise LearnerError("the learner is still starting: there is nothing to checkpoint yet")
         try:
@@ -155,18 +155,18 @@ class LearnerWorker:
         return path, int(path.name)
 
     def status(self) -> LearnerStatus:
-        """What it is doing now."""
+        """The current state."""
         progress = self._core.progress
         state_s = time.monotonic() - self._state_since
         return LearnerStatus(self._state, state_s, progress.step, progress.policy_version, self._last)
 
     async def _start(self) -> None:
-        """Load the state. Wait up to learner.folder_patience_s while another learner still holds the run folder."""
+        """Load the state. Waits up to learner.folder_patience_s while another learner holds the run folder."""
         patience_s = self._config.learner.folder_patience_s
         folder = Retry("opening the run folder", (FolderInUse,), for_s=patience_s, max_wait_s=0.5)
         await folder.call(lambda: self._in_thread(self._core.start))
 
-    async def _pass_evaluation(self) -> None:
+    async def _wait_for_evaluation(self) -> None:
         """Wait for the file learner.start_after, for at most learner.batch_patience_s. Raises LearnerError."""
         if not self._config.learner.start_after:
             return
@@ -182,17 +182,17 @@ class LearnerWorker:
             self._metrics.waited(WaitReason.EVALUATION, now - counted)
             counted = now
             if now - started > self._config.learner.batch_patience_s:
-                raise LearnerError(f"{file} did not come in {now - started:.0f} s: is `nouscoder train` at work?")
+                raise LearnerError(f"{file} did not appear within {now - started:.0f} s: does `nouscoder train` run?")
 
     async def _catch_up(self, status: RunStatus) -> None:
-        """Bring the state in memory and the broker to the same batch; see the invariant."""
+        """Bring the state in memory and the broker to the same batch (see the invariant)."""
         known_version = -1 if status.policy_version is None else status.policy_version
         self._publication.known(known_version)
         if self._core.progress.policy_version >= known_version:
             await self._publication.begin()
         while self._core.progress.policy_version < status.batches_committed:
             batch_id = self._core.progress.batch_id + 1
-            log.info("training a committed batch again: no checkpoint holds it yet", extra={"batch_id": batch_id})
+            log.info("training a committed batch again: no checkpoint includes it yet", extra={"batch_id": batch_id})
             self._last = await self._in_thread(partial(self._core.replay_saved, batch_id))
             if self._core.progress.policy_version >= known_version:
                 await self._publication.begin()
@@ -200,19 +200,19 @@ class LearnerWorker:
         progress = self._core.progress
         if known_version > progress.policy_version + 1:
             raise LearnerError(
-                f"the broker knows policy version {known_version} and the newest checkpoint makes version"
+                f"the broker knows policy version {known_version}, but the newest checkpoint has version"
                 f" {progress.policy_version}: checkpoints of this run are missing"
             )
         if progress.batch_id >= 0:
             await self._broker.commit_batch(progress.batch_id, progress.step)
 
     async def _train_batches(self) -> None:
-        """Train the run's remaining batches. At the end everything is published and in a checkpoint."""
+        """Train the remaining batches of the run. At the end all are published and in a checkpoint."""
         seconds = BatchSeconds()
         while self._core.progress.policy_version < self._config.run.total_batches:
             leased, wait_s = await self._next_batch()
             if leased is None:
-                log.warning("the run was finished by another", extra={"step": self._core.progress.step})
+                log.warning("another client finished the run", extra={"step": self._core.progress.step})
                 await self._checkpoints.now()
                 return
             batch, lease = leased
@@ -225,7 +225,7 @@ class LearnerWorker:
         await self._broker.finish_run("every batch is trained")
 
     async def _next_batch(self) -> tuple[tuple[RecordedBatch, Lease] | None, float]:
-        """The next batch with its lease, None when the run is finished; and the seconds waited."""
+        """The next batch with its lease (None when the run is finished), and the seconds waited."""
         await self._pass_pause()
         self._enter(LearnerState.WAITING_FOR_BATCH)
         started = counted = time.monotonic()
@@ -241,7 +241,7 @@ class LearnerWorker:
             if leased.run_finished:
                 return None, wait_s
             if wait_s > self._config.learner.batch_patience_s:
-                raise LearnerError(f"no batch came in {wait_s:.0f} s: ask the broker why with `nouscoder why-stalled`")
+                raise LearnerError(f"no batch within {wait_s:.0f} s: `nouscoder why-stalled` shows the reason")
             if not self._may_run.is_set():
                 await self._pass_pause()
                 counted = time.monotonic()
@@ -252,11 +252,11 @@ class LearnerWorker:
             return
         self._enter(LearnerState.PAUSED)
         started = time.monotonic()
-        await self._may_run.wait()  # a person paused it, and a person or the end of the process ends it
+        await self._may_run.wait()  # unbounded: a person ends the pause, or the process exits
         self._metrics.waited(WaitReason.PAUSED, time.monotonic() - started)
 
     async def _train_on(self, recorded: RecordedBatch, seconds: BatchSeconds) -> None:
-        """Save the batch and take its steps. `seconds` are those since the batch before."""
+        """Save the batch and take its steps. `seconds` are the waiting times since the previous batch."""
         self._enter(LearnerState.TRAINING)
         await self._core.save_batch(recorded, self._records_of(recorded))
         batch = await self._in_thread(lambda: self._core.load_batch(recorded.batch_id))
@@ -264,7 +264,7 @@ class LearnerWorker:
         self._metrics.trained(self._last, self._core.model.num_parameters(), self._peak_flops)
 
     async def _hand_over(self, batch: RecordedBatch) -> BatchSeconds:
-        """Begin to publish the policy that the batch made, commit the batch, and begin a checkpoint when it is due."""
+        """Begin to publish the new policy, commit the batch, and begin a checkpoint if it is due."""
         self._enter(LearnerState.PUBLISHING)
         started = time.monotonic()
         await self._publication.begin()
@@ -281,7 +281,7 @@ class LearnerWorker:
         return BatchSeconds(checkpoint=checkpoint_s, publish=publish_s)
 
     async def _records_of(self, batch: RecordedBatch) -> AsyncIterator[bytes]:
-        """The bytes of the batch's records, as they come."""
+        """The bytes of the batch's records, as they arrive."""
         ranges = [ByteRange(recorded.record, 0, recorded.header.record_bytes) for recorded in batch.rollouts]
         async for _, data in self._broker.stream_records(ranges):
             yield data

@@ -1,4 +1,4 @@
-"""Engines, and the one place that chooses among them."""
+"""Engines. Only this module chooses one."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["open_engine", "step_engine"]
 
 
 def open_engine(config: Config, policy_folder: Path, metrics: GenerationMetrics) -> AbstractAsyncContextManager[Engine]:
-    """The engine that `config.generation.engine` names, with the architecture in `policy_folder` and no weights yet.
+    """The engine that `config.generation.engine` names, with the architecture in `policy_folder`, without weights.
 
-    It samples from when the context is entered until it is left. Raises EngineUnusable.
+    It samples while the context is open. Raises EngineUnusable.
     """
     return SteppedEngine(step_engine(config, policy_folder), metrics)
 
 
 def step_engine(config: Config, policy_folder: Path) -> StepEngine:
-    """What decodes, one step at a time. Raises EngineUnusable."""
+    """The engine that decodes one step at a time. Raises EngineUnusable."""
     generation = config.generation
     if generation.engine == "fake":
         from nouscoder.generation.engines.fake import FakeEngine

@@ -1,6 +1,6 @@
-"""The seam between the generation service and what samples tokens: token ids in, a completion out.
+"""The interface between the generation service and engines: token ids in, a completion out.
 
-An engine knows no text, no problem and no tokenizer. What ends a completion is part of each request.
+An engine has no text, no problem and no tokenizer. Each request names the tokens that end its completion.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from nouscoder.errors import NousCoderError, Unusable
 
 
 class EngineError(NousCoderError):
-    """The engine cannot do what it was asked; the message names the request or file at fault."""
+    """The engine cannot serve a request. The message names the request or the invalid file."""
 
 
 class EngineUnusable(EngineError, Unusable):
-    """The engine can never work with the policy folder or the device it was given."""
+    """The engine can never work with the configured policy folder or device."""
 
 
 class EngineStopped(EngineError):
-    """The engine does not run any more: it failed, or the service is going down."""
+    """The engine no longer runs: it failed, or the service is stopping."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """A completion to sample: it follows `prompt_token_ids` [prompt tokens] and ends with one of `stop_token_ids`.
+    """A request for the completion of `prompt_token_ids` [prompt tokens]. It ends with one of `stop_token_ids`.
 
     The stop token is part of the completion. Without one the completion is cut at `sampling.max_new_tokens` tokens, or
-    where the engine has no room. `request_id` is unique among the requests that an engine has.
+    at the capacity of the engine. `request_id` is unique among the current requests of an engine.
     """
 
     request_id: str
@@ -42,32 +42,31 @@ class SampleRequest:
 
 
 class Engine(Protocol):
-    """Samples many requests at once, and takes over new weights while it does.
+    """Samples many requests at once, and can load new weights meanwhile.
 
-    Every request ends exactly once: with its completion, with an error, or cancelled. All methods belong to the event
-    loop. Use as an asynchronous context manager is up to `open_engine`.
+    Every request ends exactly once: with its completion, with an error, or cancelled. All methods must be called in the
+    event loop. `open_engine` opens and closes an engine.
     """
 
     name: str
 
     def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
-        """The completion to come. Cancelling the future cancels the request.
+        """A future of the completion. Cancelling it cancels the request.
 
-        It ends with EngineError when the prompt is empty or leaves no room, when the id is in use, or when the engine
-        stops.
+        It raises EngineError when the prompt is empty or too long, when the id is in use, or when the engine stops.
         """
         ...
 
     async def load_policy(self, files: Sequence[Path], policy_version: int) -> float:
-        """Take over new weights; running requests go on, and their next tokens carry the new version.
+        """Load new weights. Running requests continue, and their next tokens have the new version.
 
-        `files` are the policy's safetensors shards. Returns the seconds for which decoding stood still. Raises
-        EngineError, with the old weights untouched, when they cannot be read or do not fit.
+        `files` are the policy's safetensors shards. Returns the seconds for which decoding paused. Raises EngineError
+        and keeps the old weights when they cannot be read or do not fit.
         """
         ...
 
     async def pause(self, limit_s: float) -> None:
-        """Decode nothing until `resume`, but for `limit_s` seconds at most. Pausing again sets the limit anew."""
+        """Stop decoding until `resume`, for at most `limit_s` seconds. Another call sets the limit again."""
         ...
 
     async def resume(self) -> None:
@@ -100,7 +99,7 @@ class Engine(Protocol):
 
     @property
     def paused(self) -> bool:
-        """Decoding stands still on request."""
+        """Whether decoding is paused."""
         ...
 
     @property

@@ -1,7 +1,7 @@
-"""The `fake` engine: scripted completions, with every rule of a real engine but no model.
+"""The `fake` engine: scripted completions, with all rules of a real engine but without a model.
 
-INVARIANT: as for the torch engine: a request added leaves exactly once, and each token carries the version in use when
-it was sampled.
+INVARIANT: as for the torch engine, a request ends exactly once, and each token has the version that was in use when it
+was sampled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Script = Callable[[SampleRequest], Sequence[int]]
 
 
 def default_script(request: SampleRequest) -> list[int]:
-    """A few of the prompt's own tokens, chosen by the prompt and the seed, so that any tokenizer can decode them."""
+    """A few tokens of the prompt, chosen by the prompt and the seed, so that any tokenizer can decode them."""
     prompt = [token for token in request.prompt_token_ids if token not in request.stop_token_ids]
     if not prompt:
         return []
@@ -41,7 +41,7 @@ class _Row:
 
 
 class FakeEngine:
-    """Answers `script(request)` token by token, then a stop token. Without stop tokens the script repeats."""
+    """Samples `script(request)` token by token, then a stop token. Without stop tokens the script repeats."""
 
     name = "fake"
 
@@ -79,7 +79,7 @@ class FakeEngine:
         max_tokens = checked_max_tokens(request, self._waiting.keys() | self._running.keys(), self._max_tokens_total)
         script = [*self._script(request), *sorted(request.stop_token_ids)[:1]]
         if not request.stop_token_ids:
-            script *= max_tokens  # nothing ends it but its limit
+            script *= max_tokens  # only its limit ends it
         self._waiting[request.request_id] = _Row(request, script, max_tokens)
 
     def cancel(self, request_id: str) -> None:
@@ -88,13 +88,13 @@ class FakeEngine:
         self._running.pop(request_id, None)
 
     def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
-        """Take over the version; of the files only the length of the header is checked."""
+        """Use a new version. Only the length of each file's header is checked."""
         for file in files:
             _check_header(file)
         self._version = policy_version
 
     def step(self) -> list[tuple[str, Completion]]:
-        """One token for every request."""
+        """Sample one token for every request."""
         if self._version is None:
             raise EngineError("no policy has been loaded")
         while self._waiting and len(self._running) < self._max_running:
@@ -116,9 +116,9 @@ def _check_header(file: Path) -> None:
             header_bytes = int.from_bytes(stream.read(_HEADER_BYTES), "little")
         num_bytes = file.stat().st_size
     except OSError as error:
-        raise EngineError(f"{file} holds no weights that can be read: {error}") from error
+        raise EngineError(f"{file} holds no readable weights: {error}") from error
     if not 0 < header_bytes <= num_bytes - _HEADER_BYTES:
-        raise EngineError(f"{file} holds no weights that can be read: its header is broken")
+        raise EngineError(f"{file} holds no readable weights: its header is invalid")
 
 
 def _completion(row: _Row) -> Completion:

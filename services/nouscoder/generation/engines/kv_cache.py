@@ -1,10 +1,10 @@
 """The keys and values of every running request, one slot each.
 
-INVARIANT: slot s holds, in columns 0 .. length - 1, the keys and values of the tokens of the request in slot s and of
-no other; what lies in later columns is finite and is never attended to.
+INVARIANT: columns 0 .. length - 1 of slot s hold the keys and values of the request in slot s and of no other. Later
+columns hold finite values and are never attended to.
 
-A pass over the model is given one of the two small objects below as `past_key_values`; the attention layers call
-its `update` once a layer.
+A pass through the model gets one of the two small objects below as `past_key_values`. Each attention layer calls its
+`update` once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class PromptPass:
-    """Fills slots from prompts that are attended to on their own, so nothing is read back from the cache."""
+    """Fills slots from prompts. A prompt attends only to itself, so nothing is read from the cache."""
 
     def __init__(self, store: Tensor, first_slot: int, source_rows: Tensor) -> None:
         self._store = store
@@ -24,7 +24,7 @@ class PromptPass:
         self._source_rows = source_rows
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
-        """Keys and values [prompts, kv_heads, width, head_dim]; several slots may share one prompt."""
+        """Store keys and values [prompts, kv_heads, width, head_dim]. Several slots may share one prompt."""
         width = keys.shape[2]
         self._store[layer, 0, self._slots, :, :width] = keys[self._source_rows]
         self._store[layer, 1, self._slots, :, :width] = values[self._source_rows]
@@ -32,7 +32,7 @@ class PromptPass:
 
 
 class DecodePass:
-    """Adds one column to each of the first `len(lengths)` slots and reads back the first `longest` columns."""
+    """Adds one column to each of the first `len(lengths)` slots and reads the first `longest` columns."""
 
     def __init__(self, store: Tensor, lengths: Tensor, longest: int) -> None:
         self._store = store
@@ -50,27 +50,27 @@ class DecodePass:
 
 
 class KeyValueCache:
-    """Static storage [layers, 2, slots, kv_heads, capacity, head_dim]; running requests have the first slots."""
+    """Static storage [layers, 2, slots, kv_heads, capacity, head_dim]. Running requests use the first slots."""
 
     def __init__(self, model_config: Any, num_slots: int, capacity: int, device: torch.device) -> None:
         heads = model_config.num_attention_heads
         head_dim = getattr(model_config, "head_dim", None) or model_config.hidden_size // heads
         kv_heads = getattr(model_config, "num_key_value_heads", None) or heads
-        # Zeros, not empty: a value that is never attended to is still multiplied by a weight of 0, and 0 * NaN is NaN.
+        # Zeros, because values that are not attended to are multiplied by a weight of 0, and 0 * NaN is NaN.
         self._store = torch.zeros(
             (model_config.num_hidden_layers, 2, num_slots, kv_heads, capacity, head_dim), device=device
         )
 
     def prompt_pass(self, first_slot: int, source_rows: Tensor) -> PromptPass:
-        """Slot first_slot + i takes the prompt in row source_rows[i], `source_rows` [new requests]."""
+        """Slot first_slot + i gets the prompt in row source_rows[i], `source_rows` [new requests]."""
         return PromptPass(self._store, first_slot, source_rows)
 
     def decode_pass(self, lengths: Tensor, longest: int) -> DecodePass:
-        """`lengths` [rows]: columns in use before this token; `longest`: columns to attend over with the new one."""
+        """`lengths` [rows]: columns in use before this token. `longest`: columns to attend to, with the new one."""
         return DecodePass(self._store, lengths, longest)
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` columns of one slot over another."""
+        """Copy the first `length` columns of one slot to another."""
         self._store[:, :, target, :, :length] = self._store[:, :, source, :, :length]
 
 

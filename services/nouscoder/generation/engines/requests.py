@@ -1,4 +1,4 @@
-"""The checks that every step engine makes of a request."""
+"""The checks of a request that all step engines share."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from nouscoder.generation.engines.base import EngineError, SampleRequest
 
 
 def checked_max_tokens(request: SampleRequest, ids_in_use: Collection[str], capacity: int) -> int:
-    """Where the completion is cut, when prompt and completion have `capacity` tokens together.
+    """The maximum length of the completion when prompt and completion together may have `capacity` tokens.
 
     Raises EngineError naming the request when its id is in use, or its prompt is empty or leaves no room.
     """
     name = f"request {request.request_id}"
     num_prompt_tokens = len(request.prompt_token_ids)
     if request.request_id in ids_in_use:
-        raise EngineError(f"{name} is already here")
+        raise EngineError(f"{name}: the id is in use")
     if not num_prompt_tokens:
         raise EngineError(f"{name}: the prompt is empty")
     room = capacity - num_prompt_tokens
     if room < 1:
-        raise EngineError(f"{name}: a prompt of {num_prompt_tokens} tokens leaves no room under {capacity} in all")
+        raise EngineError(f"{name}: a prompt of {num_prompt_tokens} tokens leaves no room in a total of {capacity}")
     if request.sampling.max_new_tokens < 1:
         raise EngineError(f"{name}: max_new_tokens must be at least 1")
     return min(room, request.sampling.max_new_tokens)

@@ -1,7 +1,7 @@
-"""Choosing the next token of every row at once, each row from its own random stream.
+"""Chooses the next token of every row at once, each from its own random stream.
 
-The stream of a request is a Philox sequence keyed by its seed: its i-th number decides its i-th token, whatever the
-other rows of the batch are. The token is the inverse of the cumulative distribution at that number.
+The stream of a request is a Philox sequence with its seed as key. Its i-th number determines the i-th token,
+independently of the other rows of the batch. The token is the inverse of the cumulative distribution at that number.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from nouscoder.generation.engines.base import SampleRequest
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The tokens chosen and their log-probabilities, both [rows]."""
+    """The chosen tokens and their log-probabilities, both [rows]."""
 
     token_ids: Tensor
     logprobs: Tensor
 
 
 def seed_of(request: SampleRequest) -> int:
-    """The request's seed. For seed 0 it follows from the request id, so that a repeated request is sampled alike."""
+    """The request's seed. Seed 0 is replaced by one from the request id, so that repeated requests sample the same."""
     if request.sampling.seed:
         return request.sampling.seed % 2**64
     return int.from_bytes(blake2b(request.request_id.encode(), digest_size=8).digest(), "little")
@@ -38,12 +38,12 @@ def draws_of(request: SampleRequest, num_tokens: int) -> Tensor:
 
 
 def choose_tokens(logits: Tensor, draws: Tensor, temperature: Tensor, top_p: Tensor | None) -> Choice:
-    """Sample a token a row from `logits` [rows, vocabulary] with `draws`, `temperature` and `top_p` [rows].
+    """Sample one token per row from `logits` [rows, vocabulary] with `draws`, `temperature` and `top_p` [rows].
 
-    Temperature 0 takes the most likely token. `top_p` None means 1 everywhere. The log-probability is the sampled
-    token's under the full softmax at the sampling temperature (at temperature 0: at temperature 1), before top-p
-    truncates it, so that ratios to a policy's own probabilities are unbiased by truncation.
-    A row whose logits are not numbers gets a NaN log-probability and token 0.
+    Temperature 0 selects the most likely token. `top_p` None means 1 for all rows. The log-probability of the sampled
+    token is that of the full softmax at the sampling temperature (for temperature 0: at 1), before top-p truncation, so
+    that truncation does not bias ratios to a policy's probabilities. A row with NaN logits gets a NaN log-probability
+    and token 0.
     """
     greedy = temperature == 0
     scaled = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
@@ -52,7 +52,7 @@ def choose_tokens(logits: Tensor, draws: Tensor, temperature: Tensor, top_p: Ten
     if top_p is not None:
         probabilities = _truncate(probabilities, top_p)
     cumulative = probabilities.cumsum_(dim=-1)
-    # draws > 0 and draws * total <= total: the first entry that reaches it exists and has a probability above 0.
+    # 0 < draws * total <= total, so a first entry that reaches it exists, and its probability is above 0.
     token_ids = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None])
     token_ids = torch.where(greedy[:, None], scaled.argmax(dim=-1, keepdim=True), token_ids)
     not_numbers = torch.isnan(all_logprobs).any(dim=-1, keepdim=True)

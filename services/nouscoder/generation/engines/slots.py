@@ -1,4 +1,4 @@
-"""The running requests by slot: tensors for the next decoding step, and lists of what was sampled.
+"""The running requests by slot: tensors for the next decoding step, and lists of the sampled tokens.
 
 INVARIANT: the running requests are in slots 0 .. num_running - 1, and entry s of every vector here and of the
 key-value cache belongs to the request in slot s.
@@ -19,7 +19,7 @@ from nouscoder.generation.engines.sampling import Choice, choose_tokens, draws_o
 
 @dataclass(slots=True)
 class Row:
-    """A completion being sampled. It is cut at `max_tokens`."""
+    """A completion in progress. It is cut at `max_tokens`."""
 
     request: SampleRequest
     prompt_token_ids: tuple[int, ...]
@@ -30,23 +30,23 @@ class Row:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens whose keys and values are in the cache: all but the newest."""
+        """The number of tokens whose keys and values are in the cache: all but the newest."""
         return len(self.prompt_token_ids) + len(self.token_ids) - 1
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why it ends with its newest token; None while it goes on."""
+        """Why it ends with its newest token; None while it continues."""
         if self.token_ids[-1] in self.request.stop_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.token_ids) == self.max_tokens else None
 
     def completion(self, reason: FinishReason) -> Completion:
-        """What was sampled."""
+        """The finished completion."""
         return Completion(int32(self.token_ids), float32(self.logprobs), spans_of(self.versions), reason)
 
 
 class Slots:
-    """Vectors [slots] and random draws [slots, capacity] beside the cache; rows join at the end and leave anywhere."""
+    """Vectors [slots] and random draws [slots, capacity] next to the cache. Rows join at the end and leave anywhere."""
 
     def __init__(self, cache: KeyValueCache, num_slots: int, capacity: int, device: torch.device) -> None:
         self._cache = cache
@@ -73,7 +73,7 @@ class Slots:
         return self._length[: len(self.rows)]
 
     def join(self, rows: list[Row]) -> range:
-        """Give new requests, whose prompts are in the cache, the next slots."""
+        """Assign the next slots to new requests, whose prompts are in the cache."""
         slots = range(len(self.rows), len(self.rows) + len(rows))
         for slot, row in zip(slots, rows, strict=True):
             self._draws[slot, : row.max_tokens] = draws_of(row.request, row.max_tokens)
@@ -94,17 +94,17 @@ class Slots:
         return choose_tokens(logits, draws, self._temperature[where], top_p)
 
     def took(self, slots: range, token_ids: Tensor) -> None:
-        """Note the tokens chosen for these slots, [slots]."""
+        """Record the tokens chosen for these slots, [slots]."""
         where = slice(slots.start, slots.stop)
         self._last_token[where] = token_ids
         self._num_sampled[where] += 1
 
     def advance(self) -> None:
-        """Every running request's newest token is in the cache now."""
+        """Record that the newest token of every running request is in the cache."""
         self._length[: len(self.rows)] += 1
 
     def leave(self, slots: list[int]) -> None:
-        """Free these slots; the last running requests move into them."""
+        """Free these slots. The last running requests move into them."""
         for slot in sorted(slots, reverse=True):
             last = len(self.rows) - 1
             if slot != last:

@@ -1,7 +1,7 @@
-"""Makes an Engine of a StepEngine: one thread drives it a decoding step at a time, and the event loop waits for it.
+"""Makes an Engine from a StepEngine. One thread runs its decoding steps, and the event loop waits for results.
 
-INVARIANT: only the thread touches the step engine, so weights change and requests come and go between two steps; and
-every future handed out ends exactly once: with its completion, with an error, or cancelled.
+INVARIANT: only the thread uses the step engine, so weights and requests change only between two steps. Every returned
+future ends exactly once: with its completion, with an error, or cancelled.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
-# How long an idle thread waits before it counts the time; a command ends the wait at once.
+# The time after which an idle thread updates the idle counter. A command ends the wait at once.
 _IDLE_TICK_S = 0.2
 _JOIN_LIMIT_S = 60.0
 
 
 class StepEngine(Protocol):
-    """Continuous batching, step by step: requests wait, run together, and leave as completions.
+    """Continuous batching in steps: requests wait, run together, and end as completions.
 
-    Every request added leaves exactly once, as a completion or by `cancel`. One thread calls all methods.
+    Every added request ends exactly once, as a completion or by `cancel`. One thread calls all methods.
     """
 
     name: str
 
     def add(self, request: SampleRequest) -> None:
-        """Queue a request. Raises EngineError when its prompt is empty or leaves no room, or its id is in use."""
+        """Queue a request. Raises EngineError when its prompt is empty or too long, or its id is in use."""
         ...
 
     def cancel(self, request_id: str) -> None:
-        """Forget a request, waiting or running; unknown ids are ignored."""
+        """Remove a waiting or running request. Unknown ids are ignored."""
         ...
 
     def step(self) -> list[tuple[str, Completion]]:
-        """Admit waiting requests while there is room, decode one token for each running one, return those that ended.
+        """Admit waiting requests while there is room, and decode one token for each running request.
 
-        Answers (request id, completion) pairs. Raises EngineError before a policy is loaded and when the policy's
-        logits are not numbers.
+        Returns the requests that have ended, as (request id, completion) pairs. Raises EngineError before a policy is
+        loaded, and for NaN logits.
         """
         ...
 
     def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
-        """Take over new weights. Raises EngineError, with the old weights untouched, when they do not fit."""
+        """Load new weights. Raises EngineError and keeps the old weights when they do not fit."""
         ...
 
     @property
@@ -89,7 +89,7 @@ class SteppedEngine:
         self._closing = False
         self._paused_until_s: float | None = None
         self._idle_s = 0.0
-        # The event loop's side: futures that have not ended. The thread's side: those of requests in the engine.
+        # `_open` belongs to the event loop: unfinished futures. `_sampling` belongs to the thread: futures by request.
         self._open: set[asyncio.Future[Any]] = set()
         self._sampling: dict[str, asyncio.Future[Completion]] = {}
 
@@ -106,7 +106,7 @@ class SteppedEngine:
         self._commands.put(self._close)
         await asyncio.to_thread(self._thread.join, _JOIN_LIMIT_S)
         if not self._failure.done():
-            self._end_all(EngineStopped("the engine is going down"))
+            self._end_all(EngineStopped("the engine is stopping"))
         self._failure.exception()  # retrieved, so that asyncio does not report it as never retrieved
 
     @property
@@ -131,7 +131,7 @@ class SteppedEngine:
 
     @property
     def paused(self) -> bool:
-        """Decoding stands still on request."""
+        """Whether decoding is paused."""
         return self._paused_until_s is not None
 
     @property
@@ -140,14 +140,14 @@ class SteppedEngine:
         return self._idle_s
 
     def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
-        """The completion to come. Cancelling the future cancels the request."""
+        """A future of the completion. Cancelling it cancels the request."""
         future: asyncio.Future[Completion] = self._new_future()
         future.add_done_callback(lambda ended: self._forget(request.request_id, ended) if ended.cancelled() else None)
         self._commands.put(lambda: self._add(request, future))
         return future
 
     async def load_policy(self, files: Sequence[Path], policy_version: int) -> float:
-        """Take over weights between two steps; answers the seconds for which decoding stood still."""
+        """Load weights between two steps. Returns the seconds for which decoding paused."""
 
         def load() -> float:
             started_s = time.monotonic()
@@ -160,11 +160,11 @@ class SteppedEngine:
         return await self._ask(load)
 
     async def pause(self, limit_s: float) -> None:
-        """No step runs any more when this returns, until `resume` or for `limit_s` seconds."""
+        """Pause until `resume`, for at most `limit_s` seconds. No step runs when this returns."""
         await self._ask(lambda: setattr(self, "_paused_until_s", time.monotonic() + limit_s))
 
     async def resume(self) -> None:
-        """Go on."""
+        """End a pause."""
         await self._ask(lambda: setattr(self, "_paused_until_s", None))
 
     async def failed(self) -> None:
@@ -174,14 +174,14 @@ class SteppedEngine:
     def _new_future(self) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = self._loop.create_future()
         if self._failure.done():
-            future.set_exception(EngineStopped("the engine does not run any more"))
+            future.set_exception(EngineStopped("the engine no longer runs"))
         else:
             self._open.add(future)
             future.add_done_callback(self._open.discard)
         return future
 
     def _ask(self, work: Callable[[], Answer]) -> asyncio.Future[Answer]:
-        """Have the thread do `work` between two steps."""
+        """Run `work` in the thread between two steps."""
         future: asyncio.Future[Answer] = self._new_future()
 
         def command() -> None:
@@ -210,7 +210,7 @@ class SteppedEngine:
             _set_error(future, error)
             future.exception()
 
-    # From here on: the thread.
+    # The methods below run in the thread.
 
     def _run(self) -> None:
         try:
@@ -221,7 +221,7 @@ class SteppedEngine:
                 else:
                     self._wait(reason)
                 self._do_commands()
-        except Exception as error:  # whatever it was, those who wait must learn of it
+        except Exception as error:  # waiting callers must get any error
             log.exception("the engine failed")
             stopped = EngineStopped(f"the engine failed: {error}")
             stopped.__cause__ = error
@@ -230,7 +230,7 @@ class SteppedEngine:
     def _idle_reason(self) -> IdleReason | None:
         if self._paused_until_s is not None and time.monotonic() >= self._paused_until_s:
             self._paused_until_s = None
-            log.warning("the pause reached its time limit: decoding goes on")
+            log.warning("the pause reached its time limit: decoding continues")
         if self._engine.policy_version is None:
             return IdleReason.NO_POLICY
         if self._paused_until_s is not None:

@@ -1,11 +1,11 @@
 """The `torch` engine: continuous batching of a transformers causal language model, on a CPU or a GPU.
 
-INVARIANT: every request added is in exactly one place: waiting, running, returned once by `step`, or cancelled; and
-each sampled token carries the version of the weights that its logits came from.
+INVARIANT: every added request is in exactly one state: waiting, running, returned once by `step`, or cancelled. Each
+sampled token has the version of the weights that gave its logits.
 
 A step is one pass over the newest tokens of all running requests, and one pass over new prompts when some are admitted.
 New weights are copied in place between two steps. The keys and values in the cache are kept, as in PipelineRL
-(in-flight updates, 2509.19128 section 4), so a request goes on where it was.
+(in-flight updates, 2509.19128 section 4), so that requests continue.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from nouscoder.generation.engines.requests import checked_max_tokens
 from nouscoder.generation.engines.slots import Row, Slots
 from nouscoder.generation.engines.weights import copy_weights, read_weights
 
-# Architectures whose attention is full and whose logits are the output layer of the last hidden state, no more.
+# Architectures with full attention whose logits are the output layer applied to the last hidden state.
 SUPPORTED = ("qwen2", "qwen3")
 _MAX_PROMPT_PASS_TOKENS = 16384
 # A pass over prompts costs about as much as a decoding step, so new requests are admitted several at a time.
 _JOIN_SHARE = 8
-_PAD_ID = 0  # any id will do: nothing attends to padding
+_PAD_ID = 0  # any id is right, because nothing attends to padding
 
 Ended = list[tuple[str, Completion]]
 
 
 class TorchEngine:
-    """See the module. Not thread-safe: one thread drives it. After an EngineError from `step` it is spent."""
+    """See the module. Not thread-safe: one thread uses it. After an EngineError from `step` it cannot be used again."""
 
     name = "torch"
 
     def __init__(
         self, policy_folder: Path, *, max_running: int, max_tokens_total: int, device: str = "cpu", threads: int = 1
     ) -> None:
-        """Build the architecture that `policy_folder`/config.json describes, without weights. Raises EngineUnusable."""
+        """Build the architecture of `policy_folder`/config.json without weights. Raises EngineUnusable."""
         torch.set_num_threads(threads)
         try:
             self._device = torch.device(device)
@@ -88,19 +88,19 @@ class TorchEngine:
         self._waiting[request.request_id] = Row(request, tuple(request.prompt_token_ids), max_tokens)
 
     def cancel(self, request_id: str) -> None:
-        """Forget a request."""
+        """Remove a request."""
         if self._waiting.pop(request_id, None) is None:
             rows = enumerate(self._slots.rows)
             self._slots.leave([slot for slot, row in rows if row.request.request_id == request_id])
 
     def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
-        """Take over new weights; the cache is kept."""
+        """Load new weights. The cache is kept."""
         copy_weights(self._model, read_weights(files), f"policy version {policy_version}, {files[0]}")
         self._version = policy_version
 
     @torch.inference_mode()
     def step(self) -> Ended:
-        """One token for every request."""
+        """Decode one token for every request."""
         if self._version is None:
             raise EngineError("no policy has been loaded")
         finished: Ended = []
@@ -129,7 +129,7 @@ class TorchEngine:
         return rows
 
     def _join(self, rows: list[Row]) -> Ended:
-        """Compute each different prompt once, share it among its requests, and sample their first tokens."""
+        """Compute each distinct prompt once, copy it to the slots of its requests, and sample their first tokens."""
         prompts = list(dict.fromkeys(row.prompt_token_ids for row in rows))
         position = {prompt: index for index, prompt in enumerate(prompts)}
         sources = torch.tensor([position[row.prompt_token_ids] for row in rows], device=self._device)
@@ -141,7 +141,7 @@ class TorchEngine:
         return self._sample(self._slots.join(rows), logits)
 
     def _prompt_logits(self, prompts: Sequence[Sequence[int]], passing: PromptPass) -> Tensor:
-        """Logits after each prompt, [prompts, vocabulary]. Padding is on the right: causal attention never sees it."""
+        """Logits after each prompt, [prompts, vocabulary]. Padding is on the right, where attention ignores it."""
         width = max(len(prompt) for prompt in prompts)
         padded = torch.tensor(
             [[*prompt, *[_PAD_ID] * (width - len(prompt))] for prompt in prompts], device=self._device
@@ -160,7 +160,7 @@ class TorchEngine:
         return self._sample(range(len(self._slots)), self._head(hidden[:, 0]))
 
     def _forward(self, token_ids: Tensor, positions: Tensor, mask: Tensor | None, passing: Any) -> Tensor:
-        """Last hidden states [rows, width, hidden]. The mask goes in ready-made, so that the model builds none."""
+        """Last hidden states [rows, width, hidden]. The mask is complete, so that the model does not build one."""
         output = self._model.model(
             input_ids=token_ids,
             position_ids=positions,
@@ -176,7 +176,7 @@ class TorchEngine:
         return logits
 
     def _sample(self, slots: range, logits: Tensor) -> Ended:
-        """Choose a token for these slots, record it, and take out the requests that ended."""
+        """Choose and record a token for each of these slots, and remove the requests that have ended."""
         choice = self._slots.choose(slots, logits)
         logprobs: list[float] = choice.logprobs.tolist()
         rows = self._slots.rows[slots.start : slots.stop]
@@ -203,7 +203,7 @@ class TorchEngine:
 
 
 def _build(folder: Path, device: torch.device) -> Any:
-    """The architecture that config.json of `folder` describes, in float32. Raises EngineUnusable naming the fault."""
+    """The architecture of `folder`/config.json, in float32. Raises EngineUnusable with the reason."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)

@@ -1,4 +1,4 @@
-"""Published weights -> a model's parameters, all or nothing."""
+"""Copies published weights into the parameters of a model: all of them, or none after an error."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def read_weights(files: Sequence[Path]) -> dict[str, Tensor]:
         try:
             shard = load_file(file)
         except (OSError, SafetensorError) as error:
-            raise EngineError(f"{file} holds no weights that can be read: {error}") from error
+            raise EngineError(f"{file} holds no readable weights: {error}") from error
         twice = sorted(weights.keys() & shard.keys())
         if twice:
-            raise EngineError(f"{file}: {twice[0]} is in another shard as well")
+            raise EngineError(f"{file}: {twice[0]} is in another shard too")
         weights |= shard
     return weights
 
 
 def copy_weights(model: nn.Module, weights: dict[str, Tensor], source: str) -> None:
-    """Copy `weights` into `model` in place. Raises EngineError and changes nothing when one does not fit or is NaN."""
+    """Copy `weights` into `model` in place. Raises EngineError, and changes nothing, for unusable weights."""
     parameters: dict[str, Tensor] = model.state_dict()
     _check_names(parameters, weights, source)
     for name, tensor in weights.items():
         if tensor.shape != parameters[name].shape:
             wanted, found = list(parameters[name].shape), list(tensor.shape)
-            raise EngineError(f"{source}: {name} has the shape {found}, the policy needs {wanted}")
+            raise EngineError(f"{source}: {name} has shape {found}, the policy needs {wanted}")
         if not bool(torch.isfinite(tensor).all()):
             raise EngineError(f"{source}: {name} holds values that are not finite")
     with torch.no_grad():
@@ -46,7 +46,7 @@ def copy_weights(model: nn.Module, weights: dict[str, Tensor], source: str) -> N
 def _check_names(parameters: dict[str, Tensor], weights: dict[str, Tensor], source: str) -> None:
     unknown = sorted(set(weights) - set(parameters))
     if unknown:
-        raise EngineError(f"{source}: {unknown[0]} is no parameter of the policy")
+        raise EngineError(f"{source}: {unknown[0]} is not a parameter of the policy")
     # Tied parameters share storage and are saved once.
     covered = {parameters[name].data_ptr() for name in weights}
     missing = sorted(name for name, tensor in parameters.items() if tensor.data_ptr() not in covered)

@@ -1,4 +1,4 @@
-"""Environments, and the one place that chooses among them."""
+"""Environments. Only this module chooses one."""
 
 from __future__ import annotations
 

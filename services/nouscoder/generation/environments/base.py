@@ -1,6 +1,6 @@
-"""The seam between problem and engine: an environment turns a task into a rollout.
+"""The interface between tasks and engines: an environment makes a rollout from a task.
 
-Prompts, messages, chat templates, stop conditions, turns and tools belong to the environment. The engine sees tokens.
+Prompts, messages, chat templates, stop conditions, turns and tools belong to the environment. The engine gets tokens.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class EnvironmentUnusable(Unusable):
 
 
 class TaskRefused(NousCoderError):
-    """No rollout can be made of the task; the message names it."""
+    """No rollout can be made from the task. The message names it."""
 
 
 class Sampler(Protocol):
-    """What an environment needs of an engine."""
+    """The part of an engine that an environment needs."""
 
     def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
-        """The completion to come. Cancelling the future cancels the request."""
+        """A future of the completion. Cancelling it cancels the request."""
         ...
 
 
@@ -35,5 +35,5 @@ class Environment(Protocol):
     name: str
 
     async def rollout(self, task: Task, sampler: Sampler) -> Rollout:
-        """Carry out the task. Raises TaskRefused, or EngineError from the sampler."""
+        """Run the task. Raises TaskRefused, or EngineError from the sampler."""
         ...

@@ -1,7 +1,7 @@
-"""The tokens of one rollout while it is made: given to the policy, or sampled from it.
+"""The tokens of a rollout in progress: given to the policy, or sampled from it.
 
-INVARIANT: each token is recorded once, as it was given or sampled. A later turn is sampled after exactly these tokens,
-and the finished rollout holds exactly these tokens; text is never tokenised a second time.
+INVARIANT: each token is recorded once, as given or sampled. Later turns are sampled after exactly these tokens, and the
+finished rollout holds exactly these tokens. Text is never tokenised a second time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nouscoder.generation.environments.base import Sampler, TaskRefused
 
 
 class Episode:
-    """One rollout in the making. `give` and `sample` append to it; `finished` makes the rollout."""
+    """A rollout in progress. `give` and `sample` append tokens; `finished` makes the rollout."""
 
     def __init__(self, task: Task, sampler: Sampler, stop_token_ids: frozenset[int]) -> None:
         self._task = task
@@ -29,11 +29,11 @@ class Episode:
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that may still be sampled: `max_new_tokens` holds for the sum of all turns."""
+        """The number of tokens that may still be sampled: `max_new_tokens` is the limit of all turns together."""
         return self._task.sampling.max_new_tokens - self._num_sampled
 
     def give(self, token_ids: Sequence[int]) -> None:
-        """Append tokens that the policy did not sample: they get no loss."""
+        """Append tokens that the policy did not sample. They do not count in the loss."""
         if not token_ids:
             return
         given = int32(token_ids)
@@ -45,7 +45,7 @@ class Episode:
         self._tokens += token_ids
 
     async def sample(self, max_tokens: int | None = None) -> Completion:
-        """Sample the next turn, of at most `max_tokens` tokens, after all tokens so far. Raises EngineError."""
+        """Sample the next turn of at most `max_tokens` tokens after all tokens so far. Raises EngineError."""
         limit = self.tokens_left if max_tokens is None else min(max_tokens, self.tokens_left)
         request = SampleRequest(
             request_id=self._task.rollout_id if not self._num_turns else f"{self._task.rollout_id}/{self._num_turns}",
@@ -61,14 +61,14 @@ class Episode:
         return completion
 
     def finished(self, text: str) -> Rollout:
-        """The rollout; `text` is what is graded. Raises TaskRefused when its tokens make none."""
+        """The rollout, with the `text` to grade. Raises TaskRefused when the tokens are not a valid rollout."""
         try:
             return assemble_rollout(self._task, self._parts, text)
         except ValueError as error:
             raise TaskRefused(f"task {self._task.rollout_id}: {error}") from error
 
     def _seed_of_turn(self) -> int:
-        """Each turn has a random stream of its own, which follows from the task's seed and the turn."""
+        """The seed of this turn's random stream, derived from the task's seed and the number of the turn."""
         seed = self._task.sampling.seed
         if not seed or not self._num_turns:
             return seed

@@ -1,4 +1,4 @@
-"""The environment of single-turn code: one prompt, one completion, which is graded."""
+"""The environment for single-turn code: one prompt and one completion, which is graded."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from nouscoder.generation.environments.base import EnvironmentUnusable, Sampler,
 from nouscoder.generation.environments.episode import Episode
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError
 
-# The rollouts of a group have one prompt, and their tasks come one after the other.
+# The rollouts of a group have the same prompt, and their tasks arrive one after another.
 _CACHED_PROMPTS = 256
 
 
 class SingleTurn:
-    """Asks the prompt once, as text or as messages in the policy's chat template."""
+    """Sends the prompt once, as text or as messages in the policy's chat template."""
 
     name = "single_turn"
 
     def __init__(self, tokenizer: PolicyTokenizer, settings: EnvironmentSection) -> None:
-        """Raises EnvironmentUnusable when messages are wanted of a policy without chat template."""
+        """Raises EnvironmentUnusable when messages are configured for a policy without a chat template."""
         if settings.prompt_as == "messages" and not tokenizer.has_chat_template:
             raise EnvironmentUnusable(
                 'generation.environment.prompt_as is "messages", but the policy folder has no chat template'
@@ -31,7 +31,7 @@ class SingleTurn:
         self._prompt_ids = lru_cache(maxsize=_CACHED_PROMPTS)(self._encode_prompt)
 
     async def rollout(self, task: Task, sampler: Sampler) -> Rollout:
-        """One completion of the task's prompt."""
+        """Sample one completion of the task's prompt."""
         episode = Episode(task, sampler, self._tokenizer.stop_ids)
         try:
             episode.give(self._prompt_ids(task.prompt, task.prompt_template))
@@ -45,7 +45,7 @@ class SingleTurn:
     def _encode_prompt(self, prompt: str, template: str) -> list[int]:
         if not prompt:
             raise TokenizerError("the prompt is empty")
-        # Not str.format: a problem's statement may have braces.
+        # Not str.format, because a problem's statement may contain braces.
         text = (template or self._settings.prompt_template).replace("{prompt}", prompt)
         if self._settings.prompt_as == "text":
             return self._tokenizer.encode(text)

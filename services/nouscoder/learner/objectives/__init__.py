@@ -1,1 +1,1 @@
-"""One objective a file. `registry.py` is the only place that knows them all."""
+"""Objectives, one per file. Only `registry.py` knows all of them."""

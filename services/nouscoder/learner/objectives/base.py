@@ -1,8 +1,8 @@
 """The interface between the trainer and an objective.
 
-An objective gets tensors over the loss tokens of a micro-batch and returns a loss and named diagnostics. Nothing is
-padded: the loss tokens of the rollouts lie one after another. Counts of the whole minibatch are passed in, so the
-losses and gradients of the micro-batches add up to those of the minibatch, however it is cut.
+An objective gets tensors over the loss tokens of a micro-batch and returns a loss and named diagnostics. There is no
+padding: the tensors hold the loss tokens of one rollout after another. The counts of the whole minibatch are arguments,
+so that losses and gradients of micro-batches add up to those of the minibatch, however it is divided.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-# exp(20) is 4.9e8: far beyond any clip, and finite, as are its products with advantages in float32.
+# exp(20) is 4.9e8, far above any clip. Its products with advantages are finite in float32.
 MAX_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What an objective needs beyond what every objective gets. The trainer computes nothing that is not needed.
+    """The optional inputs of an objective. The trainer computes only those that are needed.
 
     reference_logprobs: log-probabilities under the initial policy. entropy_gradient: entropies with gradient.
     """
@@ -32,7 +32,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """The loss tokens of some rollouts.
+    """The loss tokens of one or more rollouts.
 
     logprobs [tokens] of the policy in training, with gradient. old_logprobs [tokens] of the policy at the start of the
     batch. sampler_logprobs [tokens] as recorded when the tokens were sampled. advantages [tokens]. rollout_of_token
@@ -52,14 +52,14 @@ class LossInputs:
 
 @dataclass(frozen=True, slots=True)
 class MinibatchCounts:
-    """Sizes of the whole minibatch that a micro-batch is part of: its loss tokens and its rollouts."""
+    """The numbers of loss tokens and rollouts of the whole minibatch."""
 
     num_tokens: int
     num_rollouts: int
 
 
 class Reduction(StrEnum):
-    """How the values of a diagnostic become one figure of the minibatch."""
+    """How the values of a diagnostic are reduced to one figure of the minibatch."""
 
     MEAN = "mean"
     MIN = "min"
@@ -76,10 +76,10 @@ class Diagnostic:
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveTerms:
-    """What an objective computes for a micro-batch.
+    """The results of an objective for a micro-batch.
 
-    loss [] is this micro-batch's share of the minibatch's loss. `diagnostics`: name -> values; each name becomes a
-    field of metrics.jsonl and a label of the metric learner_diagnostic.
+    loss [] is this micro-batch's share of the minibatch's loss. `diagnostics` are by name; each name becomes a field of
+    metrics.jsonl and a label of the metric learner_diagnostic.
     """
 
     loss: Tensor
@@ -87,11 +87,11 @@ class ObjectiveTerms:
 
 
 class Objective(Protocol):
-    """A loss to minimise. It has settings but no state, and it knows nothing of models."""
+    """A loss to minimise. It has settings but no state, and does not depend on the model."""
 
     @property
     def needs(self) -> Needs:
-        """What the trainer must compute for it."""
+        """The optional inputs that the trainer must compute."""
         ...
 
     def __call__(self, inputs: LossInputs, counts: MinibatchCounts) -> ObjectiveTerms:
@@ -100,10 +100,10 @@ class Objective(Protocol):
 
 
 def bounded_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """exp(numerator - denominator) of log-probabilities [tokens]; the log-ratio is kept within +-MAX_LOG_RATIO."""
+    """exp(numerator - denominator) of log-probabilities [tokens]. The log-ratio is clipped to +-MAX_LOG_RATIO."""
     return torch.exp(torch.clamp(numerator - denominator, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
 def truncated_importance_weights(old_logprobs: Tensor, sampler_logprobs: Tensor, cap: float) -> Tensor:
-    """min(C, pi_old / pi_sampler) a token [tokens], without gradient (truncated importance sampling)."""
+    """min(C, pi_old / pi_sampler) for each token [tokens], without gradient (truncated importance sampling)."""
     return bounded_ratio(old_logprobs, sampler_logprobs).clamp(max=cap).detach()

@@ -8,7 +8,7 @@ broker. With r = pi_theta / pi_old, A the token's advantage and N the loss token
     L = -1/N * sum over tokens of  w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)
     w = stop_gradient(min(C, pi_old / pi_sampler))
 
-w stands outside the clip. The tokens of overlong rollouts have advantage 0 (NousCoder's overlong filtering): they add
+w is outside the clip. The tokens of overlong rollouts have advantage 0 (NousCoder's overlong filtering): they add
 nothing to the sum, but they count in N.
 """
 
@@ -32,9 +32,9 @@ from nouscoder.learner.objectives.base import (
 
 @dataclass(frozen=True, slots=True)
 class Dapo:
-    """Its diagnostics are shares of the loss tokens.
+    """The DAPO objective. Its diagnostics are shares of the loss tokens.
 
-    clip_fraction_low, clip_fraction_high: the clip took the gradient away at that side. mismatch_truncated:
+    clip_fraction_low, clip_fraction_high: the clip at that side removed the gradient. mismatch_truncated:
     pi_old / pi_sampler is above C.
     """
 

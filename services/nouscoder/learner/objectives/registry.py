@@ -1,4 +1,4 @@
-"""Which objective belongs to which settings."""
+"""Maps objective settings to objectives."""
 
 from __future__ import annotations
 
