@@ -1,4 +1,4 @@
-"""What tests of several folders share: the settings of hypothesis, and runner pods for tests marked `cluster`."""
+"""Fixtures of several folders: the settings of hypothesis, and runner pods for tests marked `cluster`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import settings
 
 from nouscoder.verifier.sandbox import PoolConfig
 
-# The clock of a busy machine says nothing about the code, so no example has a deadline.
+# No deadline for examples, because times on a busy machine say nothing about the code.
 settings.register_profile("no-deadline", settings(), deadline=None)
 settings.load_profile("no-deadline")
 
@@ -23,7 +23,7 @@ CHART = Path(__file__).parents[1] / "helm" / "nouscoder"
 
 @pytest.fixture(scope="session")
 def runner_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolConfig]:
-    """Pods of the chart's own template, in a namespace of their own, that a gateway on this machine makes."""
+    """Pods of the chart's template in their own namespace, made by a gateway on this machine."""
     if not os.environ.get("KUBECONFIG"):
         pytest.skip("KUBECONFIG names no cluster: run make test-cluster")
     namespace = f"nouscoder-pool-{secrets.token_hex(3)}"
@@ -50,5 +50,5 @@ def runner_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolConfig
 def _output(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     if done.returncode:
-        pytest.fail(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
+        pytest.fail(f"{' '.join(command)} exited with {done.returncode}: {done.stderr[-2000:]}")
     return done.stdout

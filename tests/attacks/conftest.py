@@ -1,10 +1,10 @@
-"""The corpus: programs that attack the service, by category in programs/*.toml, and what each must get.
+"""The attack corpus: programs that attack the service, by category in programs/*.toml, with their expected verdicts.
 
-Keys of a program: `code`, or `pieces` ([text, times] joined), or `attempt` (calls of `attempt(f, *args)`, each of which
-must be refused; the program then prints "held"); `verdict` (what it must get, every one of the list being honest);
-`stdin`, `output`, or `entry_point` and `expected` for a call; `wall_s`, `cpu_s`, `memory_mib`, `processes`; `machine`
-when it knows call numbers, `backends` when it means nothing on others, `why` in words. @PROJECT@, @PORT@, @ABSTRACT@,
-@SOCKET@ and @SECRET@ are filled in by the test.
+Keys of a program: `code`, or `pieces` ([text, times], joined), or `attempt` (calls of `attempt(f, *args)`, all of which
+must be refused; the program then prints "held"); `verdict` (one verdict, or a list of acceptable ones); `stdin`,
+`output`, or `entry_point` and `expected` for a call; `wall_s`, `cpu_s`, `memory_mib`, `processes`; `machine` for
+programs with system call numbers, `backends` for programs that have a meaning only there, `why` for the reason. The
+test fills in @PROJECT@, @PORT@, @ABSTRACT@, @SOCKET@ and @SECRET@.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KEYS = {
     "code", "pieces", "attempt", "verdict", "why", "stdin", "stdin_bytes", "output", "entry_point", "expected",
     "wall_s", "cpu_s", "memory_mib", "processes", "machine", "backends",
 }  # fmt: skip
-_QUICK_S = 0.5  # the wall limit of what can only end by it
+_QUICK_S = 0.5  # the wall limit of programs that only the limit ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class Attack:
     table: Mapping[str, Any]
 
     def submission(self, filled: Mapping[str, str], patience: float = 1.0) -> Submission:
-        """As two equal tests, so that the process that compiled and one that was forked later are both attacked.
+        """The program with two equal tests, so that it runs in the process that compiled and in one forked later.
 
-        `patience` multiplies the time limits of those that can end in another way, for a crowded machine.
+        On a busy machine, `patience` multiplies the time limits of programs that can also end in another way.
         """
         secret = {"@SECRET@": secrets.token_hex(16), **filled}
         table = self.table
@@ -82,7 +82,7 @@ def _fill(value: Any, filled: Mapping[str, str]) -> Any:
 
 
 def load_attacks() -> dict[str, Attack]:
-    """The whole corpus, by "category/name". Raises AssertionError naming a table that is not of the form above."""
+    """The whole corpus, by "category/name". Raises AssertionError naming a table of another form."""
     attacks = {}
     for file in sorted(PROGRAMS.glob("*.toml")):
         for name, table in tomllib.loads(file.read_text(encoding="utf8")).items():
@@ -104,7 +104,7 @@ def attacks() -> dict[str, Attack]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes `attack` runs for each program."""
+    """Run each test with a parameter `attack` for every program."""
     if "attack" in metafunc.fixturenames:
         corpus = load_attacks()
         metafunc.parametrize("attack", corpus.values(), ids=corpus.keys())

@@ -1,6 +1,6 @@
-"""Every program of programs/*.toml, through the grader and every backend that this host can run: it gets the verdict it
-must get, leaves nothing behind, and an honest submission right after it is graded as ever. Through `runsc`, where a
-fork takes milliseconds, with the soak tests.
+"""Grades every program of programs/*.toml in every backend that this host can run. Each program gets an expected
+verdict and leaves nothing behind, and an honest submission after it is accepted. The tests of `runsc`, in which a fork
+takes milliseconds, are soak tests.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Attack(Protocol):
 
 
 def family(pid: int) -> dict[int, str]:
-    """The living processes below `pid`: pid to name."""
+    """The names of the running descendants of `pid`, by pid."""
     found: dict[int, str] = {}
     todo = [pid]
     while todo:
@@ -67,17 +67,17 @@ def family(pid: int) -> dict[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class HostState:
-    """What no submission may change on the host."""
+    """State of the host that no submission may change."""
 
     mounts: str
     cgroups: frozenset[str]
     objects: tuple[int, ...]  # System V shared memory, semaphores, message queues
-    strange_files: frozenset[str]  # of users that only sandboxes have
+    strange_files: frozenset[str]  # files of users that only sandboxes use
     num_descriptors: int
 
     @staticmethod
     def now() -> HostState:
-        """As it is."""
+        """The current state."""
         own = f"nouscoder-{os.getpid()}"
         cgroups = {folder for folder, _, _ in os.walk("/sys/fs/cgroup") if own in folder}
         objects = tuple(len(Path(f"/proc/sysvipc/{kind}").read_text().split("\n")) for kind in ("shm", "sem", "msg"))
@@ -104,12 +104,12 @@ print(json.dumps([sorted(names), sorted(open("/proc/1/mounts")), files, len(os.l
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """Of the processes below this one, and of the host. gVisor's own helper processes are told by their name."""
+    """Reads this process's descendants and the host's state. gVisor's helper processes are recognised by name."""
 
     backend: str
 
     async def look(self) -> tuple[int, HostState]:
-        """How many processes there are, and the rest."""
+        """The number of processes, and the state."""
         return len([name for name in family(os.getpid()).values() if self._is_ours(name)]), HostState.now()
 
     def _is_ours(self, name: str) -> bool:
@@ -118,13 +118,13 @@ class HostView:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """Of the runner pod in use, from inside: this host runs no candidate."""
+    """Reads the state inside the runner pod in use, because this host runs no candidate."""
 
     sandbox: GvisorSandbox
     namespace: str
 
     async def look(self) -> tuple[int, Any]:
-        """How many processes there are, and the rest."""
+        """The number of processes, and the state."""
         (name,) = self.sandbox.pool.names
         command = ("kubectl", "exec", "-n", self.namespace, name, "--", "python3", "-I", "-S", "-c", LOOK_IN_POD)
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
@@ -136,7 +136,7 @@ class PodView:
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """A started backend with one slot, and what a quiet place looks like with it."""
+    """A started backend with one slot, and the state of its idle environment."""
 
     sandbox: Sandbox
     grader: Grader
@@ -146,12 +146,12 @@ class Arena:
     state: Any
 
     async def check_canary(self) -> None:
-        """An honest submission is graded as ever."""
+        """Check that an honest submission is accepted."""
         verdict = await self.grader.grade(CANARY)
         assert verdict.kind is VerdictKind.ACCEPTED, verdict
 
     async def check_nothing_left(self) -> None:
-        """Back to the quiet place, within a limit."""
+        """Wait for the idle state, at most SETTLE_S seconds."""
         end = asyncio.get_running_loop().time() + SETTLE_S
         while True:
             num_processes, state = await self.view.look()
@@ -162,7 +162,7 @@ class Arena:
 
 
 async def open_arena(backend: str, filled: Mapping[str, str], slots: int = 1, pool: PoolConfig = NO_POOL) -> Arena:
-    """Skips with what is missing when this host cannot run the backend."""
+    """Start a backend. Skips with the reason when this host cannot run it."""
     try:
         sandbox = open_sandbox(SandboxConfig(backend=backend, slots=slots, pool=pool))
         await sandbox.start()
@@ -217,7 +217,7 @@ async def arena(request: pytest.FixtureRequest) -> AsyncIterator[Arena]:
 
 
 def check(attack: Attack, verdict: Verdict) -> None:
-    """The right verdict, for both tests, and no word of ours in it."""
+    """Check that both tests have an expected verdict and that it shows nothing of the service."""
     assert verdict.kind in attack.verdicts, verdict
     if verdict.kind is not VerdictKind.COMPILE_ERROR:
         assert verdict.graded == 2
@@ -225,7 +225,7 @@ def check(attack: Attack, verdict: Verdict) -> None:
 
 
 def is_meant(attack: Attack, backend: str) -> bool:
-    """Whether it says anything about this machine and backend."""
+    """Whether the attack has a meaning on this machine and backend."""
     machines = (attack.table.get("machine", platform.machine()),)
     return platform.machine() in machines and backend in attack.table.get("backends", (backend,))
 
@@ -244,10 +244,10 @@ async def test_attack(arena: Arena, attack: Attack) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("backend", ["local", "runsc"])
-async def test_the_corpus_again_and_again_leaves_the_service_as_it_was(
+async def test_repeated_rounds_of_the_corpus_leave_memory_and_descriptors_unchanged(
     attacks: Mapping[str, Attack], backend: str
 ) -> None:
-    """ROUNDS times, eight at once, in an order of its own each time: memory and descriptors stay what they were."""
+    """ROUNDS rounds, eight attacks at once, each round in another order: memory and descriptors do not grow."""
     filled = {"@PROJECT@": str(PROJECT), "@PORT@": "9", "@ABSTRACT@": "nobody", "@SOCKET@": "/tmp/no.socket"}
     arena = await open_arena(backend, filled, slots=CONCURRENCY)
     meant = [attack for attack in attacks.values() if is_meant(attack, backend)]

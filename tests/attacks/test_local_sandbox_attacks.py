@@ -1,4 +1,4 @@
-"""What the `local` sandbox's own parts keep, beside the corpus of attacks: views, slots, what close leaves."""
+"""Attacks on parts of the `local` sandbox, in addition to the corpus: visible state, slots, state after close."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 
 
 async def run(sandbox: Sandbox, code: str, stdin: bytes = b"", entry_point: str | None = None) -> RunResult:
-    """Two runs of the attack, then the canary, which must not notice."""
+    """Run the attack twice, then a canary, which must not be affected."""
     async with sandbox.session(Program(PYTHON, code, LIMITS, entry_point)) as session:
         await session.run(stdin)
         result = await session.run(stdin)
@@ -61,7 +61,7 @@ async def run(sandbox: Sandbox, code: str, stdin: bytes = b"", entry_point: str 
     return result
 
 
-async def test_nothing_is_kept_between_runs(sandbox: Sandbox) -> None:
+async def test_no_data_is_kept_between_runs(sandbox: Sandbox) -> None:
     code = (
         "import os, sys\n"
         "print(sorted(os.listdir('/tmp')), os.environ.get('KEPT'), hasattr(sys, 'kept'), len(sys.path))\n"
@@ -74,12 +74,12 @@ async def test_nothing_is_kept_between_runs(sandbox: Sandbox) -> None:
     assert outputs.pop().startswith(b"['main.py'] None False")
 
 
-async def test_only_its_own_process_is_visible(sandbox: Sandbox) -> None:
+async def test_a_candidate_sees_only_its_own_process(sandbox: Sandbox) -> None:
     code = "import os; print([p for p in os.listdir('/proc') if p.isdigit()] == [str(os.getpid())], os.getuid())"
     assert (await run(sandbox, code)).stdout == b"True 1000\n"
 
 
-async def test_no_capability_is_left(sandbox: Sandbox) -> None:
+async def test_a_candidate_has_no_capability(sandbox: Sandbox) -> None:
     code = (
         "names = ('CapInh', 'CapPrm', 'CapEff', 'CapAmb', 'NoNewPrivs', 'Seccomp:')\n"
         "print([line.split()[1] for line in open('/proc/self/status') if line.startswith(names)])"
@@ -87,7 +87,7 @@ async def test_no_capability_is_left(sandbox: Sandbox) -> None:
     assert (await run(sandbox, code)).stdout.decode() == f"{['0' * 16] * 4 + ['1', '2']}\n"
 
 
-async def test_a_killed_zygote_is_a_sandbox_error_and_the_slot_comes_back() -> None:
+async def test_a_killed_zygote_is_a_sandbox_error_and_the_slot_works_again() -> None:
     sandbox = open_sandbox(SandboxConfig(slots=1))
     assert isinstance(sandbox, LocalSandbox)
     try:
@@ -110,22 +110,22 @@ async def test_a_killed_zygote_is_a_sandbox_error_and_the_slot_comes_back() -> N
         await sandbox.close()
 
 
-async def test_a_zygote_killed_at_any_moment_takes_its_sandboxes_with_it() -> None:
-    """Its first process lives on when its parent dies before it has asked to die too; nothing then ends it."""
+async def test_a_zygote_killed_at_any_time_leaves_no_sandbox() -> None:
+    """A sandbox whose parent is killed before it has set PR_SET_PDEATHSIG gets no signal, and must exit by itself."""
     sandbox = open_sandbox(SandboxConfig(slots=1, start_limit_s=5))
     assert isinstance(sandbox, LocalSandbox)
     try:
         await sandbox.start()
     except SandboxUnavailable as error:
         pytest.skip(str(error))
-    many = replace(LIMITS, processes=4096)  # the dead count in the slot's group until this machine has reaped them
+    many = replace(LIMITS, processes=4096)  # dead processes count in the slot's group until they are reaped
     try:
-        for tenth_ms in range(0, 80, 4):  # the sandbox that stands by is being made in these
+        for tenth_ms in range(0, 80, 4):  # the standby sandbox is made during this time
             async with sandbox.session(Program(PYTHON, CANARY, many)) as session:
                 assert (await session.run(b"1")).stdout == b"2\n"
             await asyncio.sleep(tenth_ms * 1e-4)
             async with asyncio.timeout(5):
-                await sandbox._slots[0].stop()  # until nobody holds an end of its pipes
+                await sandbox._slots[0].stop()  # waits until no process has an end of its pipes
     finally:
         await sandbox.close()
 
@@ -163,7 +163,7 @@ async def test_close_leaves_no_process_mount_or_descriptor() -> None:
 
 
 def _mounts() -> list[str]:
-    """Those of this machine, but a cluster's, which come and go with its pods."""
+    """The mounts of this machine, without those of a cluster's pods."""
     lines = Path("/proc/mounts").read_text().splitlines()
     return [line for line in lines if not any(word in line for word in ("containerd", "kubelet", "netns", "buildah"))]
 

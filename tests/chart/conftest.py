@@ -1,4 +1,4 @@
-"""What tests of the chart share: Helm's own engine (no cluster, no program), and readers of what it renders."""
+"""Fixtures of the chart's tests: Helm's engine as a library (no cluster, no program), and readers of its output."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Document = dict[str, Any]
 
 
 class ChartRig:
-    """The chart, rendered as `helm install nouscoder` in the namespace `here` would."""
+    """Renders the chart like `helm install nouscoder` in the namespace `here`."""
 
-    # The five renders that are kept as golden files, by name.
+    # The values of the five golden files, by name.
     kept: dict[str, dict[str, Any]]
 
     def __init__(self, chart: helm.Chart) -> None:
@@ -62,7 +62,7 @@ class ChartRig:
         return self._chart.render(values or {}, name=name, namespace=NAMESPACE)
 
     def documents(self, values: dict[str, Any] | None = None, name: str = "nouscoder") -> list[Document]:
-        """Every resource; the caller may change them."""
+        """Every resource. The caller may change them."""
         key = json.dumps([values, name], sort_keys=True)
         if key not in self._known:
             texts = [text for template, text in self.templates(values, name).items() if template.endswith(".yaml")]
@@ -76,7 +76,7 @@ class ChartRig:
         return found[0]
 
     def golden_text(self, values: dict[str, Any]) -> str:
-        """What a golden file holds: every resource but the dashboards, random values masked."""
+        """The text of a golden file: every resource except the dashboards, with random values masked."""
         parts = []
         for template, text in sorted(self.templates(values).items()):
             if template.endswith(".yaml") and "dashboards" not in template and text.strip():
@@ -86,7 +86,7 @@ class ChartRig:
 
 
 def pod_specs(documents: list[Document]) -> dict[str, Document]:
-    """Every pod of a render by kind/name: its metadata and spec; the runner in the verifier's template is one too."""
+    """The metadata and spec of every rendered pod, by kind/name, including the runner in the verifier's template."""
     found: dict[str, Document] = {}
     for one in documents:
         name = f"{one['kind']}/{one['metadata']['name']}"

@@ -1,4 +1,4 @@
-"""The script of `helm test` finds what is wrong: run against a small stand-in for the services."""
+"""The script of `helm test` detects faults. It runs against a small fake of the services."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SERVICES = ("verifier", "broker", "generation", "learner")
 
 
 class Installed:
-    """What the stand-in answers; tests change it."""
+    """The answers of the fake, which tests change."""
 
     def __init__(self) -> None:
         self.verdicts = {"sum(": "accepted", "print(3)": "wrong_answer", "while": "time_limit_exceeded"}
@@ -42,7 +42,7 @@ class Installed:
         return {"verdict": verdict, "duration_s": 0.1, "backend": "gvisor"}
 
     def run(self, services: tuple[str, ...] = SERVICES, limit_s: float = 0.3) -> tuple[int, str]:
-        """(exit code, what the script said)."""
+        """(exit code, output of the script)."""
         told = subprocess.run(
             [sys.executable, "-I", str(SCRIPT)],
             env={
@@ -87,14 +87,14 @@ def installed() -> Iterator[Installed]:
     thread.join(5)
 
 
-def test_it_passes_when_all_is_well(installed: Installed) -> None:
+def test_it_passes_for_a_working_release(installed: Installed) -> None:
     code, told = installed.run()
     assert code == 0, told
     assert "30 admitted = 4 queued + 16 trained + 10 filtered" in told
     assert told.count("ok: ") == 8
 
 
-def test_it_asks_a_verifier_alone_for_no_ledger(installed: Installed) -> None:
+def test_it_checks_no_ledger_of_a_verifier_alone(installed: Installed) -> None:
     code, told = installed.run(("verifier",))
     assert code == 0, told
     assert "ledger" not in told
@@ -130,7 +130,7 @@ def test_it_fails_when_nothing_was_admitted(installed: Installed) -> None:
     assert "admitted no rollout" in told
 
 
-def test_it_fails_when_nobody_answers(installed: Installed) -> None:
+def test_it_fails_when_no_service_answers(installed: Installed) -> None:
     installed.address = "http://127.0.0.1:9"
     code, told = installed.run()
     assert code == 1

@@ -1,6 +1,6 @@
-"""What the chart does with what it finds in a cluster: a RuntimeClass or none, and Secrets that it made before.
+"""The chart's use of existing objects of a cluster: a RuntimeClass, and Secrets of an earlier install.
 
-The cluster is a small HTTP server that answers what `lookup` asks.
+The cluster is a small HTTP server that answers Helm's `lookup`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Cluster:
         ]
 
     def answer(self, path: str) -> tuple[int, Any]:
-        """What the API says to a GET."""
+        """The API's answer to a GET."""
         path = path.partition("?")[0]
         self.asked.append(path)
         if path == "/apis/node.k8s.io/v1/runtimeclasses":
@@ -119,13 +119,13 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     thread.join(5)
 
 
-def test_gvisor_is_taken_where_it_is(cluster: Cluster) -> None:
+def test_gvisor_is_used_if_its_runtime_class_exists(cluster: Cluster) -> None:
     cluster.runtime_classes = ["kata", "gvisor"]
     assert {one["kind"] for one in cluster.render()} >= {"Role", "RoleBinding"}
 
 
 @pytest.mark.parametrize("there", [[], ["kata"]])
-def test_without_gvisor_the_install_says_what_is_left_and_asks(cluster: Cluster, there: list[str]) -> None:
+def test_without_gvisor_the_install_fails_and_names_the_alternative(cluster: Cluster, there: list[str]) -> None:
     cluster.runtime_classes = there
     with pytest.raises(helm.HelmError) as refused:
         cluster.render()
@@ -135,13 +135,13 @@ def test_without_gvisor_the_install_says_what_is_left_and_asks(cluster: Cluster,
     assert "--set verifier.sandbox.backend=local" in told
 
 
-def test_the_weaker_isolation_is_given_to_who_asks_for_it(cluster: Cluster) -> None:
+def test_the_weaker_isolation_is_installed_on_request(cluster: Cluster) -> None:
     documents = cluster.render({"verifier": {"sandbox": {"backend": "local"}}})
     assert not [one for one in documents if "Role" in one["kind"]]
     assert "/apis/node.k8s.io/v1/runtimeclasses" not in cluster.asked
 
 
-def test_another_name_of_the_runtime_class(cluster: Cluster) -> None:
+def test_the_name_of_the_runtime_class_can_be_changed(cluster: Cluster) -> None:
     cluster.runtime_classes = ["runsc"]
     documents = cluster.render({"verifier": {"sandbox": {"runtimeClassName": "runsc"}}})
     template = next(one for one in documents if "runner-pod.json" in one.get("data", {}))
@@ -149,10 +149,10 @@ def test_another_name_of_the_runtime_class(cluster: Cluster) -> None:
 
 
 def test_secrets_are_made_once(cluster: Cluster) -> None:
-    """An upgrade finds those of the install; clients that were added stay, and Redis keeps its password."""
+    """An upgrade keeps the Secrets of the install, with clients that were added and the password of Redis."""
     cluster.runtime_classes = ["gvisor"]
     first = secrets(cluster.render())
-    assert first != secrets(cluster.render()), "random ones are different each time"
+    assert first != secrets(cluster.render()), "random values differ between installs"
     cluster.secrets = first
     first["nouscoder-verifier-tokens"]["tokens"] += f"another:{'0' * 64}\n"
     assert secrets(cluster.render()) == first

@@ -1,4 +1,4 @@
-"""What the chart renders: the kept renders stand, Kubernetes knows every field, the program reads the configuration."""
+"""The chart's output: it equals the golden files, Kubernetes has every field, the program reads the configuration."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ OLDEST = "1.29"
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_render_is_the_kept_one(chart: ChartRig, name: str) -> None:
-    """NOUSCODER_UPDATE_GOLDEN=1 writes what is rendered now; the difference is then to be read."""
+def test_render_equals_the_golden_file(chart: ChartRig, name: str) -> None:
+    """NOUSCODER_UPDATE_GOLDEN=1 writes the current output to the files; review the difference."""
     file, text = GOLDEN / f"{name}.yaml", chart.golden_text(chart.kept[name])
     if os.environ.get("NOUSCODER_UPDATE_GOLDEN"):
         file.write_text(text, "utf8")
@@ -43,7 +43,7 @@ def test_lint_finds_nothing(chart: ChartRig, name: str) -> None:
 
 @pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
 def test_kubernetes_knows_every_field(chart: ChartRig, version: str) -> None:
-    """Of every resource of every variant, and of the pod that the verifier makes of its template."""
+    """Checks every resource of every variant, and the pod that the verifier makes from its template."""
     documents = [one for values in chart.variants.values() for one in chart.documents(values)]
     documents += [runner_pod(one) for one in documents if "runner-pod.json" in one.get("data", {})]
     different = {json.dumps(one, sort_keys=True): one for one in documents}.values()
@@ -60,7 +60,7 @@ def test_a_field_that_kubernetes_does_not_know_is_found(chart: ChartRig) -> None
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_program_reads_the_configuration(chart: ChartRig, name: str, tmp_path: Path) -> None:
+def test_the_program_reads_the_rendered_configuration(chart: ChartRig, name: str, tmp_path: Path) -> None:
     config = configuration(chart, chart.variants[name], tmp_path)
     assert config.verifier.http == "0.0.0.0:8080"
     assert config.verifier.grpc == "nouscoder-verifier.here.svc:50051"
@@ -76,15 +76,15 @@ def test_the_index_of_problems_has_a_volume(chart: ChartRig, tmp_path: Path) -> 
     assert {"name": "index", "mountPath": folder} in pod["containers"][0]["volumeMounts"]
 
 
-def test_defaults_are_the_demo(chart: ChartRig, tmp_path: Path) -> None:
-    """Every setting of configs/demo.toml, to the number."""
+def test_the_default_values_are_the_demo_recipe(chart: ChartRig, tmp_path: Path) -> None:
+    """All settings equal those of configs/demo.toml."""
     demo = tomllib.loads((ROOT / "configs" / "demo.toml").read_text("utf8"))
     rendered = json.loads(chart.one("ConfigMap", "nouscoder-config")["data"]["config.json"])
     assert flat(demo).items() <= flat(rendered).items()
 
 
 def test_numbers_keep_their_kind(chart: ChartRig, tmp_path: Path) -> None:
-    """YAML's numbers arrive as floats in Helm; whole ones must not become 64.0, nor small ones 0."""
+    """Helm reads YAML's numbers as floats. Integers must not become 64.0, nor small numbers 0."""
     values = {
         "config": {
             "learner": {"learning_rate": 1e-7, "peak_flops": 989e12, "weight_decay": 0},
@@ -104,14 +104,14 @@ def test_numbers_keep_their_kind(chart: ChartRig, tmp_path: Path) -> None:
     assert config.broker.drop_zero_variance is False
 
 
-def test_null_takes_the_programs_default(chart: ChartRig, tmp_path: Path) -> None:
+def test_null_selects_the_default_of_the_program(chart: ChartRig, tmp_path: Path) -> None:
     config = configuration(chart, {"config": {"learner": {"learning_rate": None}, "demo": None}}, tmp_path)
     assert config.learner.learning_rate == Config().learner.learning_rate
     assert config.demo == Config().demo
 
 
-def test_all_pods_together_ask_for_little(chart: ChartRig) -> None:
-    """The defaults are for two cores, some of which the cluster itself needs."""
+def test_all_pods_together_request_few_resources(chart: ChartRig) -> None:
+    """The defaults are for two cores, and the cluster itself needs a part of them."""
     documents = chart.documents()
     workloads = [one for one in documents if one["kind"] in ("Deployment", "StatefulSet")]
     asked = sum(
@@ -122,7 +122,7 @@ def test_all_pods_together_ask_for_little(chart: ChartRig) -> None:
     assert asked + (pool["size"] + pool["spares"]) * requested(runner) < 1.2
 
 
-def test_a_changed_configuration_restarts_its_readers(chart: ChartRig) -> None:
+def test_a_changed_configuration_restarts_the_pods_that_read_it(chart: ChartRig) -> None:
     changed = {"config": {"learner": {"objective": {"clip_high": 0.3}}}}
     for kind, name in (("Deployment", "broker"), ("Deployment", "generation"), ("StatefulSet", "learner")):
         was, now = (
@@ -142,8 +142,8 @@ def test_what_is_kept_on_uninstall(chart: ChartRig) -> None:
     assert kept == {("PersistentVolumeClaim", "nouscoder-runs"), ("PersistentVolumeClaim", "nouscoder-redis")}
 
 
-def test_every_mounted_thing_is_there(chart: ChartRig) -> None:
-    """No pod waits for a Secret, ConfigMap or claim that nobody makes; what is given is named by the values."""
+def test_every_mounted_object_exists(chart: ChartRig) -> None:
+    """Every Secret, ConfigMap and claim of a pod is made by the chart or named in the values."""
     given = {"certificates", "redis-of-ours", "nouscoder-problems", "nouscoder-policy", "problems", "models", "runs"}
     for name, values in chart.variants.items():
         documents = chart.documents(values)
@@ -167,7 +167,7 @@ def test_two_releases_in_a_namespace_share_nothing(chart: ChartRig) -> None:
     assert not both[0] & both[1]
 
 
-def test_drain_fits_into_the_grace(chart: ChartRig) -> None:
+def test_the_drain_fits_into_the_grace_period(chart: ChartRig) -> None:
     values = {"config": {"verifier": {"drain_s": 55.5}}}
     spec = chart.one("Deployment", "nouscoder-verifier", values)["spec"]["template"]["spec"]
     assert spec["terminationGracePeriodSeconds"] >= 55.5 + 3 + 10
@@ -201,7 +201,7 @@ def requested(container: dict[str, Any]) -> float:
 
 
 def references(documents: list[dict[str, Any]]) -> set[tuple[str, str]]:
-    """(kind, name) of all that pods mount or read."""
+    """(kind, name) of every object that pods mount or read."""
     found: set[tuple[str, str]] = set()
 
     def look(node: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a pod of the chart may do: the restricted Pod Security Standard, tokens of the API, and who reaches whom."""
+"""The rights of the chart's pods: the restricted Pod Security Standard, API tokens, and network connections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def containers_of(spec: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def violations(pod: Pod) -> list[str]:
-    """What the standard's level `restricted` (Kubernetes 1.29) has against a pod; empty when it is let in."""
+    """A pod's violations of the standard's level `restricted` (Kubernetes 1.29); empty when it is admitted."""
     spec = pod["spec"]
     found = [f"{key}: true" for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
     for volume in spec.get("volumes", []):
@@ -57,7 +57,7 @@ def _faults(container: dict[str, Any], of_pod: dict[str, Any]) -> Iterator[str]:
         yield "hostPort"
 
 
-def test_every_pod_is_restricted_but_those_the_readme_names(pods: dict[str, dict[str, Pod]]) -> None:
+def test_every_pod_is_restricted_except_those_that_the_readme_names(pods: dict[str, dict[str, Pod]]) -> None:
     found = {(variant, name): violations(pod) for variant, named in pods.items() for name, pod in named.items()}
     assert len(found) > 50
     for (variant, name), faults in found.items():
@@ -105,7 +105,7 @@ def test_only_the_gateway_of_a_managed_pool_has_a_token(pods: dict[str, dict[str
 
 
 def test_the_gateways_account_is_always_named(pods: dict[str, dict[str, Pod]]) -> None:
-    """Left out, an upgrade from a managed pool keeps the account that it deletes, and no pod can start."""
+    """Without a name, an upgrade from a managed pool would keep the account that it deletes, and no pod could start."""
     for variant, named in pods.items():
         account = named["Deployment/nouscoder-verifier"]["spec"]["serviceAccountName"]
         assert account == ("default" if variant in ("unmanaged", "local") else "nouscoder-verifier")
@@ -123,8 +123,8 @@ def test_the_gateway_may_handle_pods_of_its_namespace_and_nothing_else(chart: Ch
         assert roles[0]["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": verbs}]
 
 
-def test_roots_are_read_only_and_services_are_not_told(pods: dict[str, dict[str, Pod]]) -> None:
-    """The environment of a pod with service links would name every Service of the namespace to candidates."""
+def test_roots_are_read_only_and_no_service_links_are_set(pods: dict[str, dict[str, Pod]]) -> None:
+    """With service links, the environment of a pod would show every Service of the namespace to candidates."""
     for named in pods.values():
         for pod in named.values():
             assert pod["spec"]["enableServiceLinks"] is False
@@ -134,7 +134,7 @@ def test_roots_are_read_only_and_services_are_not_told(pods: dict[str, dict[str,
                 assert not container["image"].endswith(":latest")
 
 
-def test_a_runner_holds_its_key_and_nothing_else(pods: dict[str, dict[str, Pod]]) -> None:
+def test_a_runner_has_only_its_key(pods: dict[str, dict[str, Pod]]) -> None:
     runners = (
         pods["default"]["ConfigMap/nouscoder-sandbox/runner-pod.json"],
         pods["unmanaged"]["Deployment/nouscoder-sandbox"],
@@ -148,8 +148,8 @@ def test_a_runner_holds_its_key_and_nothing_else(pods: dict[str, dict[str, Pod]]
     assert runners[0]["spec"] == runners[1]["spec"]
 
 
-def test_passwords_are_files_and_no_arguments(pods: dict[str, dict[str, Pod]]) -> None:
-    """Only the runner's key is in an environment, from a Secret."""
+def test_passwords_are_files_and_not_arguments(pods: dict[str, dict[str, Pod]]) -> None:
+    """Only the runner's key is an environment variable, from a Secret."""
     from_secrets = {
         one["name"]
         for named in pods.values()
@@ -172,8 +172,8 @@ METRICS = {("any namespace", "TCP 9090"), ("test", "TCP 9090")}
 GRADING = {(who, f"TCP {port}") for who in ("this namespace", "test") for port in (8080, 50051)}
 BROKER_CLIENTS = {(who, "TCP 50052") for who in ("verifier", "generation", "learner")}
 
-# component: (who comes in, what it goes out to), everything there is
-ARROWS: dict[str, tuple[set[tuple[str, str]], set[tuple[str, str]]]] = {
+# All connections: component -> (allowed clients, allowed servers)
+CONNECTIONS: dict[str, tuple[set[tuple[str, str]], set[tuple[str, str]]]] = {
     "redis": ({("broker", "TCP 6379")}, set()),
     "broker": (BROKER_CLIENTS | METRICS, {("redis", "TCP 6379")} | DNS),
     "verifier": (
@@ -196,37 +196,37 @@ ARROWS: dict[str, tuple[set[tuple[str, str]], set[tuple[str, str]]]] = {
 }
 
 
-def test_the_arrows_are_these(chart: ChartRig) -> None:
-    assert arrows(chart.documents()) == ARROWS
+def test_the_network_policies_allow_only_the_listed_connections(chart: ChartRig) -> None:
+    assert connections(chart.documents()) == CONNECTIONS
 
 
-def test_arrows_of_the_verifier_alone(chart: ChartRig) -> None:
-    assert arrows(chart.documents(chart.variants["verifier-only"])) == {
+def test_connections_of_the_verifier_alone(chart: ChartRig) -> None:
+    assert connections(chart.documents(chart.variants["verifier-only"])) == {
         "verifier": (GRADING | METRICS, {("sandbox", "TCP 7070")} | API | DNS),
-        "sandbox": ARROWS["sandbox"],
+        "sandbox": CONNECTIONS["sandbox"],
         "test": (set(), {("verifier", "TCP 8080"), ("verifier", "TCP 9090")} | DNS),
     }
 
 
-def test_arrows_of_other_variants(chart: ChartRig) -> None:
-    local = arrows(chart.documents(chart.variants["local"]))
+def test_connections_of_other_variants(chart: ChartRig) -> None:
+    local = connections(chart.documents(chart.variants["local"]))
     assert local["verifier"][1] == {("broker", "TCP 50052")} | DNS
-    unmanaged = arrows(chart.documents(chart.variants["unmanaged"]))
+    unmanaged = connections(chart.documents(chart.variants["unmanaged"]))
     assert unmanaged["verifier"][1] == {("sandbox", "TCP 7070"), ("broker", "TCP 50052")} | DNS
-    external = arrows(chart.documents(chart.variants["external-redis"]))
+    external = connections(chart.documents(chart.variants["external-redis"]))
     assert external["broker"][1] == {("anybody", "TCP 6379")} | DNS
     assert "redis" not in external
 
 
-def test_no_peers_are_nobody_and_not_everybody(chart: ChartRig) -> None:
-    """In a NetworkPolicy a rule without peers means everybody."""
-    closed = arrows(chart.documents(chart.variants["closed"]))
+def test_a_rule_without_peers_is_never_rendered(chart: ChartRig) -> None:
+    """In a NetworkPolicy a rule without peers allows all peers."""
+    closed = connections(chart.documents(chart.variants["closed"]))
     assert closed["verifier"][0] == {("learner", "TCP 50051"), ("learner", "TCP 9090")}
     assert closed["broker"][0] == BROKER_CLIENTS
     assert "test" not in closed
 
 
-def test_every_pod_is_denied_what_no_arrow_allows(chart: ChartRig, pods: dict[str, dict[str, Pod]]) -> None:
+def test_every_pod_is_denied_all_other_connections(chart: ChartRig, pods: dict[str, dict[str, Pod]]) -> None:
     for variant, values in chart.variants.items():
         if variant == "open":
             continue
@@ -240,18 +240,18 @@ def test_every_pod_is_denied_what_no_arrow_allows(chart: ChartRig, pods: dict[st
         assert all(selected <= pod["metadata"]["labels"].items() for pod in pods[variant].values())
 
 
-def test_both_ends_of_an_arrow_agree(chart: ChartRig) -> None:
-    """Traffic passes only where the one may go out and the other lets it in."""
+def test_both_ends_of_a_connection_allow_it(chart: ChartRig) -> None:
+    """Traffic passes only if the client may connect and the server admits it."""
     for variant in set(chart.variants) - {"open"}:
-        found = arrows(chart.documents(chart.variants[variant]))
+        found = connections(chart.documents(chart.variants[variant]))
         going = {(name, to, port) for name, (_, out) in found.items() for to, port in out if to in found}
         coming = {(who, name, port) for name, (into, _) in found.items() for who, port in into if who in found}
         assert going - coming == set(), variant
         assert {one for one in coming - going if one[2] != "TCP 50051"} == set(), variant
 
 
-def arrows(documents: list[dict[str, Any]]) -> dict[str, tuple[set[tuple[str, str]], set[tuple[str, str]]]]:
-    """By component: (peer, port) that come in and that it goes out to."""
+def connections(documents: list[dict[str, Any]]) -> dict[str, tuple[set[tuple[str, str]], set[tuple[str, str]]]]:
+    """The allowed (peer, port) pairs of each component: incoming, outgoing."""
     found = {}
     for one in documents:
         if one["kind"] == "NetworkPolicy" and one["metadata"]["name"] != "nouscoder-default-deny":

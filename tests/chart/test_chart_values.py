@@ -1,4 +1,4 @@
-"""The values: every one is described, bad ones are refused by name, and what is said of them is up to date."""
+"""The values: all are described, invalid ones are refused by name, and their documents are up to date."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "nouscoder"
 
-# (value, what is given for it)
+# (value, invalid setting)
 BAD: list[tuple[str, Any]] = [
     ("surprise", 1),
     ("verifer.replicas", 2),
@@ -116,7 +116,7 @@ def test_a_bad_value_is_refused_by_name(chart: ChartRig, value: str, given: Any)
     [({}, 2048), ({"cache_bytes": 3 * 1024**3}, 4096), ({"store": "s3://bucket/tests", "cache_bytes": 2**21}, 2)],
 )
 def test_the_volume_of_tests_holds_cache_and_store(chart: ChartRig, tests: dict[str, Any], mebibytes: int) -> None:
-    """64 MiB more than both bounds; a store elsewhere takes no room."""
+    """The volume has 64 MiB more than both bounds. A store elsewhere needs no space in it."""
     pod = chart.one("Deployment", "nouscoder-verifier", tree("config.verifier.tests", tests))["spec"]["template"][
         "spec"
     ]
@@ -131,7 +131,7 @@ def test_the_volume_of_tests_needs_its_numbers(chart: ChartRig, name: str) -> No
         chart.documents(tree(f"config.verifier.tests.{name}", None))
 
 
-def test_a_pool_without_its_manager_is_shared(chart: ChartRig) -> None:
+def test_an_unmanaged_pool_is_a_deployment(chart: ChartRig) -> None:
     values = {"verifier": {"replicas": 3, "sandbox": {"pool": {"managed": False, "size": 4}}}}
     assert chart.one("Deployment", "nouscoder-sandbox", values)["spec"]["replicas"] == 12
     rolling = chart.one("Deployment", "nouscoder-verifier", values)["spec"]["strategy"]["rollingUpdate"]
@@ -150,7 +150,7 @@ def test_every_value_is_described_and_every_object_closed() -> None:
         for name, child in node.get("properties", {}).items():
             assert len(child.get("description", "")) > 5 or "config" in path, f"{path}.{name} has no description"
         if node.get("properties"):
-            assert node.get("additionalProperties") is False, f"{path} lets unknown values in"
+            assert node.get("additionalProperties") is False, f"{path} admits unknown values"
 
 
 def test_every_setting_of_the_program_is_described() -> None:
@@ -162,7 +162,7 @@ def test_every_default_is_a_known_value_with_a_comment(chart: ChartRig) -> None:
     lines = (CHART / "values.yaml").read_text("utf8").splitlines()
     for number, line in enumerate(lines):
         key = re.match(r"( *)([A-Za-z_]+):", line)
-        if key is None or key[2] in ("requests", "limits"):  # what they are is said of the resources
+        if key is None or key[2] in ("requests", "limits"):  # the comment is at the resources
             continue
         section = line.rstrip().endswith(":")
         assert section or lines[number - 1].lstrip().startswith("#"), f"values.yaml:{number + 1} has no comment"
@@ -170,7 +170,7 @@ def test_every_default_is_a_known_value_with_a_comment(chart: ChartRig) -> None:
 
 
 def test_every_value_has_a_default(chart: ChartRig) -> None:
-    """So that values.yaml shows all there is; what is of the program (config) shows what the demo changes."""
+    """values.yaml shows all values. Its `config` shows only the settings that the demo changes."""
     missing = [path for path in leaves(schema(), "") if path.split(".")[0] not in ("config", "global")]
     missing = [path for path in missing if not found(chart.defaults, path)]
     assert missing == []
@@ -182,7 +182,7 @@ def test_documents_are_up_to_date() -> None:
     assert told.returncode == 0, told.stderr
 
 
-def test_what_the_templates_set_is_not_offered() -> None:
+def test_values_do_not_offer_what_the_templates_set() -> None:
     offered = set(leaves(schema()["properties"]["config"], ""))
     known = set(settings(Config().model_dump(), ""))
     assert offered <= known
@@ -223,7 +223,7 @@ def tree(path: str, value: Any) -> dict[str, Any]:
 
 
 def names(message: str, value: str) -> bool:
-    """Whether the message names the value, or the section and the key in it that is not known there."""
+    """Whether the message names the value, or its section and the unknown key."""
     pointer = "/" + value.replace(".", "/")
     if value in message or pointer in message:
         return True

@@ -1,4 +1,4 @@
-"""How a release is watched: its dashboards, and that scrapers find every service with the labels these choose by."""
+"""Monitoring of a release: its dashboards, and scraping of every service with the labels that the dashboards use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def dashboards(documents: list[Document]) -> dict[str, Document]:
     return {one["metadata"]["name"]: one for one in found}
 
 
-def test_the_dashboards_come_as_configmaps_that_grafanas_sidecar_finds(chart: Chart) -> None:
+def test_the_dashboards_are_configmaps_that_grafanas_sidecar_finds(chart: Chart) -> None:
     found = dashboards(chart.documents({}))
     assert set(found) == {"nouscoder-dashboard-run", "nouscoder-dashboard-verifier"}
     titles = {json.loads(text)["title"] for one in found.values() for text in one["data"].values()}
@@ -36,11 +36,11 @@ def test_the_dashboards_come_as_configmaps_that_grafanas_sidecar_finds(chart: Ch
     assert all(one["metadata"]["labels"]["grafana_dashboard"] == "1" for one in found.values())
 
 
-def test_without_the_loop_there_is_only_the_verifiers_dashboard(chart: Chart) -> None:
+def test_without_the_loop_only_the_verifier_has_a_dashboard(chart: Chart) -> None:
     assert set(dashboards(chart.documents({"loop": {"enabled": False}}))) == {"nouscoder-dashboard-verifier"}
 
 
-def test_dashboards_go_where_they_are_wanted_or_stay_away(chart: Chart) -> None:
+def test_the_namespace_of_dashboards_can_be_set_and_they_can_be_disabled(chart: Chart) -> None:
     values = {"dashboards": {"namespace": "grafana", "labels": {"team": "rl"}}}
     for one in dashboards(chart.documents(values)).values():
         assert one["metadata"]["namespace"] == "grafana"
@@ -48,14 +48,12 @@ def test_dashboards_go_where_they_are_wanted_or_stay_away(chart: Chart) -> None:
     assert dashboards(chart.documents({"dashboards": {"enabled": False}})) == {}
 
 
-def test_service_monitors_are_asked_for(chart: Chart) -> None:
+def test_service_monitors_are_rendered_on_request(chart: Chart) -> None:
     assert of_kind(chart.documents({}), "ServiceMonitor") == []
 
 
 @pytest.mark.parametrize("loop", [True, False])
-def test_each_service_monitor_finds_one_service_and_hands_on_what_dashboards_choose_by(
-    chart: Chart, loop: bool
-) -> None:
+def test_each_service_monitor_selects_one_service_and_adds_the_labels_of_dashboards(chart: Chart, loop: bool) -> None:
     monitor = {"enabled": True, "labels": {"release": "prometheus"}, "interval": "7s"}
     documents = chart.documents({"loop": {"enabled": loop}, "serviceMonitor": monitor})
     scraped = []
@@ -73,7 +71,7 @@ def test_each_service_monitor_finds_one_service_and_hands_on_what_dashboards_cho
     assert sorted(scraped) == sorted(SERVICES if loop else ("verifier",))
 
 
-def test_pods_are_annotated_and_labelled_for_scrapers_that_look_at_pods(chart: Chart) -> None:
+def test_pods_have_annotations_and_labels_for_scrapers_of_pods(chart: Chart) -> None:
     documents = chart.documents({})
     pods = [
         one["spec"]["template"]["metadata"]
@@ -86,8 +84,8 @@ def test_pods_are_annotated_and_labelled_for_scrapers_that_look_at_pods(chart: C
     assert all(set(CHOSEN_BY) <= set(pod["labels"]) for pod in scraped)
 
 
-def test_the_run_reaches_the_learner_beside_it_without_leaving_the_pod(chart: Chart) -> None:
-    """Through its Service it would be a connection of a pod to itself, which the NetworkPolicies do not allow."""
+def test_the_run_reaches_the_learner_in_its_own_pod_over_loopback(chart: Chart) -> None:
+    """Through the Service, the pod would connect to itself, which the NetworkPolicies do not allow."""
     documents = chart.documents({})
     learner = next(one for one in of_kind(documents, "StatefulSet") if one["metadata"]["name"] == "nouscoder-learner")
     (config,) = [one for one in of_kind(documents, "ConfigMap") if "config.json" in one["data"]]
@@ -95,7 +93,7 @@ def test_the_run_reaches_the_learner_beside_it_without_leaving_the_pod(chart: Ch
     assert learner["spec"]["template"]["spec"]["hostAliases"] == [{"ip": "127.0.0.1", "hostnames": [host]}]
 
 
-def test_the_runs_evaluations_show_a_token_that_is_there(chart: Chart) -> None:
+def test_the_evaluations_of_the_run_use_an_existing_token(chart: Chart) -> None:
     documents = chart.documents({})
     (config,) = [one for one in of_kind(documents, "ConfigMap") if "config.json" in one["data"]]
     file = json.loads(config["data"]["config.json"])["run"]["verifier_token_file"]

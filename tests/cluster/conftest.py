@@ -1,4 +1,4 @@
-"""A release of the chart in a namespace of its own, and what a person would ask kubectl and helm about it."""
+"""A release of the chart in its own namespace, controlled with kubectl and helm."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
 
 
 def output_of(*command: str, limit_s: float = 60, given: str | None = None) -> str:
-    """Stdout; fails with all it said when the command fails."""
+    """The stdout of a command. Fails with all its output when the command fails."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, input=given, check=False)
     if done.returncode:
-        pytest.fail(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+        pytest.fail(f"{' '.join(command)} exited with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     return done.stdout
 
 
 @dataclass(frozen=True, slots=True)
 class PodState:
-    """A pod, as far as the tests care."""
+    """The state of a pod that the tests need."""
 
     name: str
     component: str
@@ -45,7 +45,7 @@ class PodState:
 
 @dataclass
 class Release:
-    """The chart, installed."""
+    """An installed release of the chart."""
 
     namespace: str
 
@@ -58,23 +58,23 @@ class Release:
         return output_of("kubectl", "-n", self.namespace, *words, limit_s=limit_s)
 
     def install(self, *words: str) -> None:
-        """`helm install`, with the images that the environment names."""
+        """`helm install` with the images that the environment names."""
         tag = ("--set", f"image.tag={TAG}") if TAG else ()
         self.helm("install", NAME, str(CHART), *tag, *words)
 
     def pods(self) -> list[PodState]:
-        """Those that are not being deleted."""
+        """The pods that are not being deleted."""
         items = json.loads(self.kubectl("get", "pods", "-o", "json"))["items"]
         return [_pod_state(item) for item in items if "deletionTimestamp" not in item["metadata"]]
 
     def pod(self, component: str) -> PodState:
-        """The first of a component."""
+        """The first pod of a component."""
         found = [pod for pod in self.pods() if pod.component == component and not pod.ended]
         assert found, f"no pod of {component}"
         return found[0]
 
     def until(self, condition: Callable[[], Any], what: str, limit_s: float, every_s: float = 2.0) -> Any:
-        """Wait for a true answer, and give it; fails with the state of the pods when the time is over."""
+        """Wait for a true result and return it. Fails with the state of the pods after `limit_s`."""
         end = time.monotonic() + limit_s
         while not (answer := condition()):
             if time.monotonic() > end:
@@ -83,12 +83,12 @@ class Release:
         return answer
 
     def all_ready(self, wanted: set[str]) -> bool:
-        """Every pod of the release is ready, and there is one of each component wanted."""
+        """Whether every pod of the release is ready and every component in `wanted` has one."""
         pods = [pod for pod in self.pods() if pod.component != "test"]
         return {pod.component for pod in pods} >= wanted and all(pod.ready for pod in pods)
 
     def status(self) -> dict[str, Any]:
-        """`nouscoder status` of the broker, {} while it cannot be had."""
+        """The output of `nouscoder status` in the broker, {} while it fails."""
         command = ("exec", f"deploy/{NAME}-broker", "-c", "broker", "--")
         said = subprocess.run(
             ["kubectl", "-n", self.namespace, *command, "nouscoder", "status", "--broker", "127.0.0.1:50052", "--json"],
@@ -100,11 +100,11 @@ class Release:
         return dict(json.loads(said.stdout)) if said.returncode == 0 else {}
 
     def step(self) -> int:
-        """Batches committed so far; -1 while nobody tells."""
+        """The number of committed batches; -1 while it is unknown."""
         return int(self.status().get("batches_committed", -1))
 
     def run_file(self, name: str) -> str:
-        """A file of the run folder, "" while it is not there."""
+        """A file of the run folder; "" while it is missing."""
         said = subprocess.run(
             [
                 "kubectl",
@@ -127,7 +127,7 @@ class Release:
 
     @contextlib.contextmanager
     def forward(self, what: str, port: int) -> Iterator[int]:
-        """A port of this machine that leads to `what`, such as svc/NAME."""
+        """Forward a port of this machine to `what`, such as svc/NAME. Yields the port."""
         command = ["kubectl", "-n", self.namespace, "port-forward", what, f":{port}"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             try:
@@ -145,7 +145,7 @@ class Release:
         return self.kubectl("get", "secret", name, "-o", f"go-template={template}")
 
     def picture(self) -> str:
-        """What a person would look at first."""
+        """The state of the pods, for failure messages."""
         said = [
             self.kubectl("get", "pods", "-o", "wide"),
             self.kubectl("get", "events", "--sort-by=.lastTimestamp")[-3000:],
@@ -169,7 +169,7 @@ def _pod_state(item: dict[str, Any]) -> PodState:
 
 @pytest.fixture(scope="module")
 def release() -> Iterator[Release]:
-    """A namespace for one release; it goes with all that is in it."""
+    """A namespace for one release, which is deleted afterwards."""
     namespace = f"nouscoder-test-{secrets.token_hex(3)}"
     output_of("kubectl", "create", "namespace", namespace)
     try:

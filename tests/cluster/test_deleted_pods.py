@@ -1,4 +1,4 @@
-"""Each kind of pod is deleted mid-run, gently and by force: the run completes and the ledger balances."""
+"""Deletes each kind of pod during a run, with and without a grace period: the run completes and the ledger balances."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = (
 FORCED = ("--grace-period=0", "--force")
 
 
-def test_every_kind_of_pod_may_be_deleted_mid_run(release: Any) -> None:
+def test_every_kind_of_pod_can_be_deleted_during_a_run(release: Any) -> None:
     release.install(*(word for value in SMALL for word in ("--set-json", value)))
     release.until(lambda: release.step() >= 1, "the run has begun", 600)
     for how in (FORCED, ()):

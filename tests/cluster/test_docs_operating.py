@@ -1,7 +1,7 @@
-"""The commands of docs/operating.md, run in their order on a real cluster; each must give what the document says.
+"""Runs the commands of docs/operating.md in order on a real cluster. Each must give its documented output.
 
-Three things differ from the document: the namespace is one of the test's own, the run is a short one with a small
-policy (`SMALL`), and images and Prometheus are those that the environment names.
+Three things differ from the document: the test uses its own namespace, the run is short and has a small policy
+(`SMALL`), and the environment names the images and Prometheus.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROMETHEUS = os.environ.get("NOUSCODER_PROMETHEUS", "http://10.244.0.1:9090")
 TAG = os.environ.get("NOUSCODER_IMAGE_TAG", "")
 LIMIT_S = 900.0
 PATIENCE_S = 240.0
-# Small enough for a minute's start, long enough that the run goes on while the document is read.
+# Small enough to start within a minute, long enough to last during all commands.
 SMALL = f"""
 image: {{tag: "{TAG}"}}
 config:
@@ -43,7 +43,7 @@ config:
 
 @dataclass(frozen=True)
 class Block:
-    """A block of the document; `eventually` is tried again until it gives what it should."""
+    """A block of the document. One with `eventually` is retried until its output is right."""
 
     line: int
     script: str
@@ -52,7 +52,7 @@ class Block:
 
 
 def blocks() -> list[Block]:
-    """All of them, in order."""
+    """All blocks, in order."""
     text = (ROOT / "docs" / "operating.md").read_text(encoding="utf8")
     found = []
     for match in BLOCK.finditer(text):
@@ -71,7 +71,7 @@ def namespace() -> Iterator[str]:
     subprocess.run(["kubectl", "delete", "namespace", name, "--ignore-not-found", "--timeout=180s"], check=True)
 
 
-def test_the_document_from_install_to_uninstall(namespace: str, tmp_path: Path) -> None:
+def test_the_commands_of_the_document_give_their_documented_output(namespace: str, tmp_path: Path) -> None:
     values = tmp_path / "small.yaml"
     values.write_text(SMALL)
     (tmp_path / "nouscoder").write_text(f'#!/bin/sh\nexec {sys.executable} -m nouscoder "$@"\n')

@@ -1,4 +1,4 @@
-"""`nouscoder doctor --cluster` on a real cluster: what it finds is there, and nothing of its own stays."""
+"""`nouscoder doctor --cluster` on a real cluster: its findings are right, and it leaves no objects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def own_namespaces() -> list[str]:
     return kubectl("get", "namespaces", "-l", selector, "-o", "name").split()
 
 
-def test_it_finds_what_kubectl_shows_and_removes_what_it_made() -> None:
+def test_findings_equal_those_of_kubectl_and_no_object_is_left() -> None:
     done = subprocess.run([*COMMAND, "--json"], capture_output=True, text=True, timeout=280, check=False)
     record = json.loads(done.stdout)
     findings = {one["name"]: one for one in record["findings"]}
@@ -47,14 +47,14 @@ def test_it_finds_what_kubectl_shows_and_removes_what_it_made() -> None:
     assert findings["storage"]["ok"] is bool(default)
     assert all(name in findings["storage"]["detail"] for name in default)
     assert all(one["fix"] for one in record["findings"] if not one["ok"])
-    # A trial that failed is no answer: both of these must have been found out.
+    # A failed trial is no result: both of these must be known.
     assert findings["NetworkPolicy"]["known"]
     assert findings["PodSecurity"]["ok"]
     assert own_namespaces() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_removes_what_it_made(number: signal.Signals) -> None:
+def test_an_interrupted_doctor_removes_its_objects(number: signal.Signals) -> None:
     running = subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 60
     while not own_namespaces():
@@ -66,7 +66,7 @@ def test_interrupted_it_removes_what_it_made(number: signal.Signals) -> None:
     assert own_namespaces() == []
 
 
-def test_an_image_that_is_not_there_is_named() -> None:
+def test_a_missing_image_is_named() -> None:
     command = [*COMMAND[:-1], "localhost/nothing-of-this-name:0", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     findings = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
@@ -76,8 +76,8 @@ def test_an_image_that_is_not_there_is_named() -> None:
     assert own_namespaces() == []
 
 
-def test_an_account_without_rights_is_told_so(tmp_path: Path) -> None:
-    """The rights of a service account that has been given none, with the CA and address of the real cluster."""
+def test_missing_rights_are_reported(tmp_path: Path) -> None:
+    """Uses a service account without rights, with the CA and the address of the real cluster."""
     settings = json.loads(kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
     token = kubectl("create", "token", "default", "-n", "kube-public").strip()
     settings["users"][0]["user"] = {"token": token}
@@ -89,14 +89,14 @@ def test_an_account_without_rights_is_told_so(tmp_path: Path) -> None:
     )
     findings = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
     assert done.returncode == 1
-    assert findings["API server"]["ok"]  # the version is open to everybody
+    assert findings["API server"]["ok"]  # every account may read the version
     assert findings["Prometheus operator"]["known"]
     for name in ("RuntimeClass", "storage", "room", "NetworkPolicy"):
         assert not findings[name]["known"], name
         assert "may not" in findings[name]["detail"]
 
 
-def test_the_client_keeps_the_contract_of_cluster() -> None:
+def test_the_client_fulfils_the_protocol_of_cluster() -> None:
     cluster = KubernetesCluster(connect())
     assert cluster.version().startswith("v1.")
     assert all(cluster.runtime_classes().values())

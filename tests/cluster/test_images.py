@@ -1,4 +1,4 @@
-"""The images as they are: what their layers hold, and what runs in them as any user on a read-only root.
+"""The built images: the contents of their layers, and the programs in them, run as any user on a read-only root.
 
 Needs a cluster (KUBECONFIG) and the images (make images); run by make test-cluster.
 """
@@ -29,7 +29,7 @@ ALL = (*SERVICES, "sandbox")
 ARCHIVES = Path(os.environ.get("CLUSTER_CACHE", "/var/cache/k8s-cluster")) / "images"
 POD_LIMIT_S = 120.0
 
-# Printed by every image: who it runs as, and what there is that should not be.
+# Printed by every image: its user, and contents that should not exist.
 FACTS = """
 import importlib.util, json, os, shutil, subprocess, sys
 def refused(path):
@@ -113,7 +113,7 @@ def _kubectl(*words: str, given: str | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def namespace() -> Iterator[str]:
-    """A namespace that takes only pods of the restricted kind."""
+    """A namespace that admits only restricted pods."""
     if "KUBECONFIG" not in os.environ:
         pytest.fail("no cluster: set KUBECONFIG, and have kubectl on PATH")
     name = f"images-{uuid.uuid4().hex[:8]}"
@@ -137,7 +137,7 @@ def _pod(image: str, script: str) -> dict[str, Any]:
         "securityContext": confined,
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
     }
-    # No runAsUser: the image's own user must be a number that is not root's, else the kubelet refuses it.
+    # No runAsUser: the kubelet refuses an image whose user is not a number or is root.
     spec = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
@@ -149,7 +149,7 @@ def _pod(image: str, script: str) -> dict[str, Any]:
 
 
 def _run(namespace: str, image: str, script: str) -> str:
-    """What the script printed. Fails with the pod's state when it did not succeed."""
+    """The output of the script. Fails with the state of the pod when it does not succeed."""
     pod = _pod(image, script)
     name = pod["metadata"]["name"]
     _kubectl("-n", namespace, "apply", "-f", "-", given=json.dumps(pod))
@@ -167,20 +167,20 @@ def _run(namespace: str, image: str, script: str) -> str:
 
 @pytest.fixture(scope="module", params=ALL)
 def probed(request: pytest.FixtureRequest, namespace: str) -> tuple[str, dict[str, Any]]:
-    """One image's name and what it said of itself."""
+    """The name of an image and the output of its probe."""
     name: str = request.param
     script = FACTS + (COMMAND if name in SERVICES else "") + OF_SERVICE[name] + "\nprint(json.dumps(facts))"
     return name, json.loads(_run(namespace, name, script).splitlines()[-1])
 
 
 def test_each_image_runs_as_a_plain_user_on_a_read_only_root(probed: tuple[str, dict[str, Any]]) -> None:
-    """As uid 10001 without anything else said, with a home it may write to."""
+    """By default it runs as uid 10001 with a writable home."""
     _, facts = probed
     assert (facts["uid"], facts["gid"], facts["home"], facts["read_only"]) == (10001, 10001, "/tmp", True)
 
 
-def test_service_images_hold_what_they_need_and_no_more(probed: tuple[str, dict[str, Any]]) -> None:
-    """No model library in verifier and broker, no Redis server, no compiler, no pip beside the service."""
+def test_service_images_hold_only_what_they_need(probed: tuple[str, dict[str, Any]]) -> None:
+    """Verifier and broker have no model library; no image has a Redis server, a compiler or pip."""
     name, facts = probed
     if name == "sandbox":
         assert set(facts["tools"]) == {"gcc", "g++", "cc", "ld", "as"}
@@ -199,8 +199,8 @@ def test_service_images_hold_what_they_need_and_no_more(probed: tuple[str, dict[
     assert all(named for _, _, named in facts["command"])
 
 
-def test_each_image_can_do_its_work(probed: tuple[str, dict[str, Any]]) -> None:
-    """The service imports, and what it stands on works: a gradient step, a compiled init, a C++ program."""
+def test_the_service_of_each_image_works(probed: tuple[str, dict[str, Any]]) -> None:
+    """The service can be imported and its tools work: a gradient step, a compiled init, a C++ program."""
     name, facts = probed
     if name == "verifier":
         assert facts["init"].startswith("/opt/nouscoder/init/init-")
@@ -217,10 +217,10 @@ def test_each_image_can_do_its_work(probed: tuple[str, dict[str, Any]]) -> None:
 
 @cache
 def _archive(name: str) -> tuple[dict[str, Any], list[str]]:
-    """The configuration of an image, and the paths of its files that hold something."""
+    """The configuration of an image, and the paths of its non-empty files."""
     path = ARCHIVES / f"{_tag(name).replace('/', '_').replace(':', '_')}.tar"
     if not path.is_file():
-        pytest.skip(f"{path} is not there: images were not built by the cluster's own builder")
+        pytest.skip(f"{path} does not exist: the images were not built by the cluster's builder")
     with tarfile.open(path) as archive:
 
         def blob(digest: str) -> Any:
@@ -231,7 +231,7 @@ def _archive(name: str) -> tuple[dict[str, Any], list[str]]:
         paths: set[str] = set()
         for layer in manifest["layers"]:
             with tarfile.open(fileobj=blob(layer["digest"]), mode="r|*") as files:
-                # Empty files too are left out: a builder leaves some where it mounted its own.
+                # Empty files are skipped, because a builder leaves some at its mount points.
                 held = [member for member in files if member.size or member.issym() or "/.wh." in member.name]
             new = {member.name.removeprefix("./").removeprefix("/") for member in held}
             removed = {path.replace("/.wh.", "/") for path in new if "/.wh." in path}
@@ -245,7 +245,7 @@ def _below(path: str, folders: set[str]) -> bool:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_image_says_what_it_is(name: str) -> None:
+def test_each_image_has_labels_a_numeric_user_and_an_entrypoint(name: str) -> None:
     """OCI labels, a numeric user, an entrypoint."""
     config = _archive(name)[0]["config"]
     labels = {key.rsplit(".", 1)[1]: value for key, value in config["Labels"].items() if "opencontainers" in key}
@@ -259,16 +259,16 @@ def test_the_image_says_what_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_nothing_of_the_build_is_left(name: str) -> None:
-    """No cache of pip, no package lists, no wheel, no source tree, nothing in /tmp, nothing of the building machine."""
+def test_images_hold_no_files_of_the_build(name: str) -> None:
+    """No pip cache, package lists, wheel, source tree, files in /tmp, or files of the build machine."""
     left = re.compile(
         r"root/\.cache/|var/lib/apt/lists/.|opt/.*\.whl$|src/|wheel/|made/|etc/pip\.conf$|run/build/|tmp/."
     )
     assert [path for path in _archive(name)[1] if left.match(path)] == []
 
 
-def test_the_sandbox_image_holds_nothing_else_of_ours() -> None:
-    """The harness, its init, the agent and the candidates' libraries; no service, no configuration, no problem."""
+def test_the_sandbox_image_holds_no_other_part_of_the_project() -> None:
+    """It has the harness, its init, the agent and the candidates' libraries; no service, configuration or problem."""
     paths = _archive("sandbox")[1]
     ours = [path for path in paths if "nouscoder" in path]
     assert {path.split("/")[2] for path in ours if path.startswith("opt/nouscoder/")} == {

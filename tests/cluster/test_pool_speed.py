@@ -1,4 +1,4 @@
-"""Figures, not verdicts: the bench of the verifier through the runner pool, beside `local` in the same run."""
+"""Runs the verifier's bench with the runner pool and with `local`, and prints both figures without judging them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 SCALE = "0.1"
 
 
-def test_tests_a_second_through_the_pool_beside_local(runner_pool: PoolConfig) -> None:
+def test_the_rate_of_the_pool_is_compared_with_local(runner_pool: PoolConfig) -> None:
     pool = {
         "backend": "gvisor",
         "slots": "2",

@@ -1,5 +1,5 @@
-"""What runs in a runner pod reaches nobody: neither a candidate, which has no network, nor somebody who broke out of
-its namespaces into the pod, whom the policies stop. The same places answer those who may speak to them.
+"""Processes in a runner pod reach no peer: a candidate has no network, and network policies stop a process that has
+escaped into the pod. The same peers answer allowed clients.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NAMES = ["kubernetes.default.svc.cluster.local", "nouscoder-broker", "localhost.
 
 @dataclass(frozen=True)
 class Places:
-    """Host, port and kind of what must not be reached, and who may reach it."""
+    """The (host, port, kind) of every peer that must not be reached, and of those that the verifier may reach."""
 
     all: list[tuple[str, int, str]]
     of_verifier: list[tuple[str, int, str]]
@@ -59,7 +59,7 @@ class Places:
 
 @pytest.fixture(scope="module")
 def loop(release: Any) -> Any:
-    """A release with the loop on, ready."""
+    """A ready release with the loop enabled."""
     release.install(*(word for value in SMALL for word in ("--set-json", value)))
     release.until(lambda: release.all_ready(COMPONENTS), "every pod is ready", 420)
     return release
@@ -67,7 +67,7 @@ def loop(release: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def places(loop: Any) -> Places:
-    """Of this cluster, as it is now."""
+    """The peers in this cluster."""
     items = json.loads(loop.kubectl("get", "pods", "-o", "json"))["items"]
     address: dict[str, list[dict[str, Any]]] = {}
     for item in items:
@@ -91,11 +91,11 @@ def places(loop: Any) -> Places:
 
 
 def program(places: list[tuple[str, int, str]], names: list[str]) -> str:
-    """Prints what of it can be reached."""
+    """A program that prints which of these peers it can reach."""
     return f"PLACES, NAMES = {[list(place) for place in places]!r}, {names!r}\n{LOOK}"
 
 
-async def test_a_candidate_reaches_nobody(loop: Any, places: Places) -> None:
+async def test_a_candidate_has_no_network(loop: Any, places: Places) -> None:
     token = loop.secret("nouscoder-verifier-tokens", "token")
     with loop.forward("svc/nouscoder-verifier", 8080) as port:
         async with AsyncClient(f"http://127.0.0.1:{port}", token=token) as client:
@@ -109,8 +109,8 @@ async def test_a_candidate_reaches_nobody(loop: Any, places: Places) -> None:
     print(f"{len(places.all)} places, {len(NAMES)} names: none reached by a candidate")
 
 
-def test_who_breaks_out_into_the_pod_reaches_nobody(loop: Any, places: Places) -> None:
-    """The runner's own network namespace, which candidates are not in: here the NetworkPolicy is all there is."""
+def test_a_process_in_the_pods_network_namespace_reaches_no_peer(loop: Any, places: Places) -> None:
+    """Candidates are not in the runner's network namespace. Inside it, only the NetworkPolicy protects."""
     pod = loop.pod("sandbox")
     own = json.loads(loop.kubectl("get", "pod", pod.name, "-o", "json"))["status"]["podIP"]
     others = [place for place in places.all if place[0] != own]
@@ -118,16 +118,16 @@ def test_who_breaks_out_into_the_pod_reaches_nobody(loop: Any, places: Places) -
     assert said == "reached []"
 
 
-def test_the_same_places_answer_who_may_speak_to_them(loop: Any, places: Places) -> None:
-    """Else the two tests above would prove nothing."""
+def test_the_same_peers_answer_allowed_clients(loop: Any, places: Places) -> None:
+    """Shows that the two tests above could have reached the peers without the policy."""
     pod = loop.pod("verifier")
     said = _inside(loop, pod.name, "verifier", program(places.of_verifier, NAMES[:1]))
     wanted = [*map(list, places.of_verifier), [NAMES[0], 80, "name"]]
     assert said == f"reached {wanted}"
 
 
-def test_nobody_else_reaches_a_runner_or_redis(loop: Any, places: Places) -> None:
-    """From the generation pod, which has nothing to do with either."""
+def test_other_pods_reach_neither_runners_nor_redis(loop: Any, places: Places) -> None:
+    """Tests from the generation pod, which needs neither of them."""
     closed = [place for place in places.all if place[1] in (7070, 6379)]
     assert len(closed) >= 3
     assert _inside(loop, loop.pod("generation").name, "generation", program(closed, [])) == "reached []"

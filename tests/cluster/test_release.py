@@ -1,5 +1,5 @@
-"""`helm install` with its defaults, to the end of the run and beyond: the tests of this file go through the life of one
-release, in their order.
+"""`helm install` with the default values, until after the end of the run. The tests of this file use one release, in
+order.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Release(Protocol):
 
 
 def goes_on(release: Release, num_steps: int, limit_s: float) -> int:
-    """Until that many more batches are committed; the ledger balances whenever it is looked at."""
+    """Wait until that many more batches are committed. The ledger must balance at every check."""
     start = max(release.step(), 0)
 
     def far_enough() -> bool:
@@ -63,7 +63,7 @@ def test_every_pod_is_ready_within_five_minutes(release: Release) -> None:
     print(f"every pod ready after {time.monotonic() - started:.0f} s")
 
 
-def test_the_run_goes_on_through_an_upgrade_and_a_rollback(release: Release) -> None:
+def test_the_run_continues_during_an_upgrade_and_a_rollback(release: Release) -> None:
     goes_on(release, 4, 600)
     before = {pod.component: pod.uid for pod in release.pods()}
     release.helm(
@@ -110,7 +110,7 @@ def test_the_run_learns_and_completes(release: Release) -> None:
     assert status["balanced"]
     steps = [json.loads(line)["step"] for line in release.run_file("metrics.jsonl").splitlines()]
     assert steps == sorted(set(steps))
-    assert release.all_ready(COMPONENTS)  # and nothing restarts because the run is over
+    assert release.all_ready(COMPONENTS)  # the end of the run restarts no pod
 
 
 def test_helm_test_passes(release: Release) -> None:
@@ -119,7 +119,7 @@ def test_helm_test_passes(release: Release) -> None:
     assert "Succeeded" in said
 
 
-def test_uninstall_leaves_what_the_document_says(release: Release) -> None:
+def test_uninstall_leaves_the_documented_objects(release: Release) -> None:
     release.helm("uninstall", "nouscoder", "--wait", "--timeout", "3m")
     selector = "app.kubernetes.io/instance=nouscoder"
 

@@ -1,4 +1,4 @@
-"""The grading API alone: graded from outside the cluster through a port-forward, and refused without a token."""
+"""The grading API alone: it grades for clients outside the cluster through a port-forward, and needs a token."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def grader(release: Any) -> Any:
     return release
 
 
-def test_nothing_but_the_verifier_is_installed(grader: Any) -> None:
+def test_only_the_verifier_is_installed(grader: Any) -> None:
     assert {pod.component for pod in grader.pods()} == {"verifier", "sandbox"}
 
 
-def test_without_a_token_it_is_401(grader: Any) -> None:
+def test_a_request_without_a_token_gets_401(grader: Any) -> None:
     with grader.forward("svc/nouscoder-verifier", 8080) as port:
         body = json.dumps({"language": "python", "code": "print(1)", "tests": {"type": "stdin", "cases": []}}).encode()
         for header in ({}, {"Authorization": "Bearer wrong"}):
@@ -47,7 +47,7 @@ def test_without_a_token_it_is_401(grader: Any) -> None:
             assert refused.value.code == 401
 
 
-async def test_a_client_outside_grades_what_local_accepted(grader: Any) -> None:
+async def test_a_client_outside_the_cluster_gets_the_verdicts_of_local(grader: Any) -> None:
     """The reference solutions of 200 real problems, all of which a bare Python process accepts."""
     if not LEETCODE.exists():
         pytest.skip(f"{LEETCODE} is missing: put the real problems there to run this test")

@@ -1,4 +1,4 @@
-"""What every store of files does, whatever keeps them."""
+"""The contract of every blob store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read(blobs: Blobs, name: str) -> bytes:
     return b"".join(blobs.read(name))
 
 
-def test_what_is_put_is_read_and_replaced_whole(blobs: Blobs, tmp_path: Path) -> None:
+def test_a_blob_is_read_as_written_and_replaced_atomically(blobs: Blobs, tmp_path: Path) -> None:
     blobs.put("tests/ab/one", b"first")
     large = tmp_path / "large"
     large.write_bytes(bytes(range(256)) * 20_000)
@@ -31,7 +31,7 @@ def test_what_is_put_is_read_and_replaced_whole(blobs: Blobs, tmp_path: Path) ->
     assert read(blobs, "tests/ab/one") == b""
 
 
-def test_what_is_not_there_is_said_so_and_deleting_it_is_no_error(blobs: Blobs) -> None:
+def test_a_missing_blob_is_reported_and_deleting_it_is_no_error(blobs: Blobs) -> None:
     assert not blobs.exists("tests/ab/one")
     with pytest.raises(NoSuchBlob):
         read(blobs, "tests/ab/one")
@@ -60,6 +60,6 @@ def test_a_name_that_could_leave_the_store_is_refused(blobs: Blobs, name: str) -
             act()
 
 
-def test_a_url_of_no_store_is_refused() -> None:
+def test_an_unsupported_url_is_refused() -> None:
     with pytest.raises(BlobsUnusable, match="gopher://x is no store"):
         open_blobs("gopher://x")

@@ -1,4 +1,4 @@
-"""One suite for every engine: what the service relies on, whichever engine is configured."""
+"""The contract of every engine: one suite for all engines that can be configured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_RUNNING, MAX_TOKENS_TOTAL, VOCABULARY = 4, 40, 64
 STOP = frozenset({2})
 LIMIT_S = 60.0
 
-# Tiny tensors: more threads would only wait for each other.
+# The tensors are tiny, so more threads would only wait for each other.
 torch.set_num_threads(1)
 
 
@@ -62,7 +62,7 @@ def weights(folder: Path) -> Path:
 
 @pytest.fixture
 async def new_engine(config: Config, folder: Path) -> AsyncIterator[Engine]:
-    """Without a policy yet."""
+    """An engine without a policy."""
     async with open_engine(config, folder, GenerationMetrics()) as opened:
         yield opened
 
@@ -108,7 +108,7 @@ def test_a_folder_that_holds_no_policy_is_refused_by_name(tmp_path: Path, conten
         open_engine(load_config(None, []), tmp_path, GenerationMetrics())
 
 
-async def test_every_request_ends_once_with_a_completion_that_follows_its_prompt(engine: Engine) -> None:
+async def test_every_request_ends_once_with_a_completion_of_its_prompt(engine: Engine) -> None:
     requests = [request_of(number, max_new_tokens=2 + number % 7) for number in range(15)]
     futures = [engine.sample(request) for request in requests]
     most = 0
@@ -125,7 +125,7 @@ async def test_every_request_ends_once_with_a_completion_that_follows_its_prompt
         assert versions_of(completion) == [3]
 
 
-async def test_the_same_request_gives_the_same_completion_whatever_runs_beside_it(engine: Engine) -> None:
+async def test_a_completion_does_not_depend_on_the_other_requests(engine: Engine) -> None:
     first = await completion_of(engine, request_of(0))
     others = [engine.sample(request_of(number)) for number in range(1, 6)]
     assert await completion_of(engine, request_of(0)) == first
@@ -139,8 +139,8 @@ async def test_a_stop_token_of_the_request_ends_the_completion_and_belongs_to_it
     assert (len(endless.token_ids), endless.finish_reason) == (20, FinishReason.LENGTH)
 
 
-def test_every_token_carries_the_version_it_was_sampled_under(config: Config, folder: Path, weights: Path) -> None:
-    """Step by step, so that the swap comes after a known number of tokens."""
+def test_every_token_has_the_version_with_which_it_was_sampled(config: Config, folder: Path, weights: Path) -> None:
+    """Uses single steps, so that the new weights come after a known number of tokens."""
     stepped = step_engine(config, folder)
     stepped.load_policy([weights], 3)
     stepped.add(request_of(0, max_new_tokens=7, stop=frozenset()))
@@ -187,7 +187,7 @@ async def test_a_request_waits_for_the_first_policy(new_engine: Engine, weights:
     assert versions_of(await asyncio.wait_for(future, LIMIT_S)) == [0]
 
 
-async def test_a_cancelled_request_frees_its_place_and_its_id_may_come_again(engine: Engine) -> None:
+async def test_a_cancelled_request_frees_its_place_and_its_id(engine: Engine) -> None:
     await engine.pause(LIMIT_S)
     futures = [engine.sample(request_of(number)) for number in range(7)]
     await until(lambda: engine.num_waiting == 7)
@@ -220,7 +220,7 @@ async def test_pausing_stops_decoding_until_resume(engine: Engine) -> None:
     assert (engine.paused, engine.num_tokens > 0) == (False, True)
 
 
-async def test_a_pause_that_nobody_ends_is_over_at_its_limit(engine: Engine) -> None:
+async def test_a_pause_ends_at_its_time_limit(engine: Engine) -> None:
     await engine.pause(0.3)
     assert (engine.paused, engine.num_tokens) == (True, 0)
     await completion_of(engine, request_of(0))
@@ -249,7 +249,7 @@ async def test_a_request_that_cannot_be_answered_is_refused_by_name(
     assert engine.num_waiting == 0
 
 
-async def test_one_id_cannot_be_in_use_twice(engine: Engine) -> None:
+async def test_an_id_that_is_in_use_is_refused(engine: Engine) -> None:
     await engine.pause(LIMIT_S)
     first = engine.sample(request_of(0))
     with pytest.raises(EngineError, match="request r0: the id is in use"):
@@ -258,7 +258,7 @@ async def test_one_id_cannot_be_in_use_twice(engine: Engine) -> None:
     await asyncio.wait_for(first, LIMIT_S)
 
 
-async def test_closing_ends_what_is_open(config: Config, folder: Path) -> None:
+async def test_closing_an_engine_ends_open_requests(config: Config, folder: Path) -> None:
     async with open_engine(config, folder, GenerationMetrics()) as engine:
         waiting = engine.sample(request_of(0))
     with pytest.raises(EngineStopped, match="engine is stopping"):

@@ -1,4 +1,4 @@
-"""One suite for every record store: Redis, a shared folder, an object store (two local ones of its library)."""
+"""The contract of every record store: Redis, a shared folder, an object store (two local ones of its library)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield ObjectRecords("memory:///")
 
 
-async def test_ranges_come_back_in_order(store: RecordStore) -> None:
+async def test_ranges_are_returned_in_order(store: RecordStore) -> None:
     await store.put("g000001-0.7-0.1", RECORD)
     await store.put("g000001-1.8-0.2", RECORD[::-1])
     whole = [ByteRange("g000001-1.8-0.2", 0, 1024), ByteRange("g000001-0.7-0.1", 0, 1024)]
@@ -43,13 +43,13 @@ async def test_ranges_come_back_in_order(store: RecordStore) -> None:
     assert await store.read([]) == []
 
 
-async def test_a_record_that_is_not_there_is_empty_among_others(store: RecordStore) -> None:
+async def test_a_missing_record_is_empty(store: RecordStore) -> None:
     await store.put("g000001-0.7-0.1", RECORD)
     wanted = [ByteRange("g000009-0.1-0.1", 0, 10), ByteRange("g000001-0.7-0.1", 0, 3)]
     assert await store.read(wanted) == [b"", RECORD[:3]]
 
 
-async def test_the_same_record_again_is_welcome_and_deleted_ones_are_gone(store: RecordStore) -> None:
+async def test_a_record_can_be_written_again_and_deleted(store: RecordStore) -> None:
     names = [f"g000001-{member}.7-0.1" for member in range(3)]
     for name in [*names, *names]:
         await store.put(name, RECORD)
@@ -59,13 +59,13 @@ async def test_the_same_record_again_is_welcome_and_deleted_ones_are_gone(store:
     await store.delete([])
 
 
-async def test_large_records_come_back_whole(store: RecordStore) -> None:
+async def test_large_records_are_read_completely(store: RecordStore) -> None:
     record = RECORD * 2000
     await store.put("g000001-0.7-0.1", record)
     assert b"".join(await store.read([ByteRange("g000001-0.7-0.1", 0, len(record))])) == record
 
 
-async def test_a_store_that_is_away_raises_the_one_error(tmp_path: Path) -> None:
+async def test_an_unreachable_store_raises_record_store_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     client = Redis.from_url(f"unix://{tmp_path}/no.sock")
     for store in (RedisRecords(client, "p:"), FolderRecords(tmp_path / "file")):

@@ -1,4 +1,4 @@
-"""What every sandbox backend keeps: sessions, order, exits, compile failures, results. `fake` runs from a table."""
+"""The contract of every sandbox backend: sessions, order, exits, compile failures, results. `fake` has a table."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_code_that_does_not_compile_fails_on_entry(sandbox: Sandbox, code:
         async with sandbox.session(Program(PYTHON, code, SHORT)):
             pytest.fail("the session must not open")
     assert "Error" in caught.value.detail
-    async with sandbox.session(Program(PYTHON, DOUBLE, SHORT)) as session:  # and the slot is as good as before
+    async with sandbox.session(Program(PYTHON, DOUBLE, SHORT)) as session:  # and the slot still works
         assert (await session.run(b"4")).stdout == b"8\n"
 
 
@@ -149,7 +149,7 @@ def test_an_unknown_backend_is_named() -> None:
         open_sandbox(SandboxConfig(backend="warp"))
 
 
-def test_config_names_the_bad_field() -> None:
+def test_an_invalid_setting_is_named() -> None:
     with pytest.raises(ValueError, match="slots"):
         SandboxConfig(slots=-1)
     with pytest.raises(ValueError, match="tmp_bytes"):
@@ -167,7 +167,7 @@ EXTRA = {
 TABLE.update(EXTRA)
 
 
-async def test_a_run_is_given_arguments_and_files_and_the_next_is_not(sandbox: Sandbox) -> None:
+async def test_arguments_and_files_are_those_of_one_run(sandbox: Sandbox) -> None:
     async with sandbox.session(Program(PYTHON, GIVEN, SHORT)) as session:
         for _ in range(2):  # the process that compiled, and one that did not
             result = await session.run(b"", args=("a", "b"), files={"a": b"1", "b": b"2"})
@@ -178,7 +178,7 @@ async def test_a_run_is_given_arguments_and_files_and_the_next_is_not(sandbox: S
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "main.py", "a\0"])
-async def test_a_name_that_is_no_plain_free_name_is_refused(sandbox: Sandbox, name: str) -> None:
+async def test_file_names_that_are_taken_or_not_plain_are_refused(sandbox: Sandbox, name: str) -> None:
     async with sandbox.session(Program(PYTHON, DOUBLE, SHORT)) as session:
         with pytest.raises(ValueError, match="name of a file"):
             await session.run(b"", files={name: b""})
@@ -186,7 +186,7 @@ async def test_a_name_that_is_no_plain_free_name_is_refused(sandbox: Sandbox, na
             await session.run(b"", args=("a\0",))
 
 
-async def test_two_programs_converse_and_are_told_of_the_others_end(sandbox: Sandbox) -> None:
+async def test_two_programs_converse_and_see_the_end_of_each_other(sandbox: Sandbox) -> None:
     async with sandbox.pair(Program(PYTHON, SAYS, SHORT), Program(PYTHON, HEARS, SHORT)) as (one, other):
         for _ in range(2):
             said, heard = await one.converse(other, args=("x",))
@@ -194,7 +194,7 @@ async def test_two_programs_converse_and_are_told_of_the_others_end(sandbox: San
             assert (heard.exit, heard.exit_code, heard.stdout) == (Exit.EXITED, 0, b"5 x\n")
 
 
-async def test_the_partner_that_does_not_compile_is_told_apart(sandbox: Sandbox) -> None:
+async def test_a_partner_that_does_not_compile_has_its_own_error(sandbox: Sandbox) -> None:
     with pytest.raises(PartnerCompileFailed):
         async with sandbox.pair(Program(PYTHON, DOUBLE, SHORT), Program(PYTHON, "def (", SHORT)):
             pytest.fail("the pair must not open")
@@ -204,7 +204,7 @@ async def test_the_partner_that_does_not_compile_is_told_apart(sandbox: Sandbox)
     assert type(caught.value) is CompileFailed
 
 
-async def test_more_pairs_than_slots_take_turns(sandbox: Sandbox) -> None:
+async def test_more_pairs_than_slots_wait_for_each_other(sandbox: Sandbox) -> None:
     async def one() -> bytes:
         async with sandbox.pair(Program(PYTHON, DOUBLE, SHORT), Program(PYTHON, DOUBLE, SHORT)) as (first, second):
             middle = await first.run(b"1")

@@ -56,5 +56,5 @@ def test_light_modules_load_neither_torch_nor_transformers(module: str) -> None:
     assert answer.stdout.strip() == "[]"
 
 
-def test_no_module_is_called_utils() -> None:
+def test_no_module_is_named_utils() -> None:
     assert not list(SOURCE.rglob("*util*.py"))

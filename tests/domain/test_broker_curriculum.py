@@ -14,14 +14,14 @@ from nouscoder.config import load_config
 _IDS = [f"p{i}" for i in range(7)]
 
 
-def test_every_epoch_asks_each_problem_exactly_once() -> None:
+def test_every_epoch_has_each_problem_exactly_once() -> None:
     curriculum = Curriculum(_IDS, seed=3)
     epochs = [curriculum.problems_from(7 * epoch, 7) for epoch in range(4)]
     assert all(Counter(epoch) == Counter(_IDS) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1
 
 
-def test_a_new_curriculum_goes_on_from_any_cursor() -> None:
+def test_a_new_curriculum_continues_from_any_cursor() -> None:
     whole = Curriculum(_IDS, seed=3).problems_from(0, 40)
     for cursor in (0, 6, 7, 13, 29):
         assert Curriculum(_IDS, seed=3).problems_from(cursor, 11) == whole[cursor : cursor + 11]

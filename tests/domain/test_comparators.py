@@ -68,7 +68,7 @@ CLOSE = Comparator(ComparatorKind.TOKENS, 1e-6)
         (CLOSE, "1.0", b"1." + b"0" * 5000, False),
     ],
 )
-def test_text_is_compared_as_the_comparator_says(
+def test_each_comparator_compares_text_by_its_rule(
     comparator: Comparator, expected: str, actual: bytes, same: bool
 ) -> None:
     assert same_text(expected, actual, comparator) is same
@@ -109,7 +109,7 @@ def test_text_is_compared_as_the_comparator_says(
         (math.inf, 1e308, False),
     ],
 )
-def test_values_are_compared_as_python_would_but_for_bools_and_rounding(
+def test_values_are_compared_like_python_except_bools_and_rounding(
     expected: object, actual: object, same: bool
 ) -> None:
     assert same_value(expected, actual) is same
@@ -121,7 +121,7 @@ def test_a_float_tolerance_widens_the_comparison_of_values_but_not_of_integers()
     assert not same_value([1000], [1001], 1e-2)
 
 
-def test_nesting_as_deep_as_memory_allows_is_compared_without_recursion() -> None:
+def test_deeply_nested_values_are_compared_without_recursion() -> None:
     left: list[object] = []
     right: list[object] = []
     for _ in range(100_000):
@@ -138,7 +138,7 @@ def test_a_result_that_is_not_one_json_value_is_unreadable(encoded: bytes) -> No
         parse_result(encoded, 10**8)
 
 
-def test_a_result_far_longer_than_what_is_expected_is_not_even_parsed() -> None:
+def test_a_result_far_longer_than_expected_is_not_parsed() -> None:
     with pytest.raises(UnreadableResult, match="far more"):
         parse_result(b"[" + b"[]," * 10_000 + b"[]]", result_bound("[1, 2]"))
 
@@ -159,7 +159,7 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_every_value_equals_itself_after_the_way_through_json_and_fits_its_bound(value: object) -> None:
+def test_every_value_equals_itself_after_json_and_fits_its_bound(value: object) -> None:
     for encoded in (json.dumps(value), json.dumps(value, indent=2), json.dumps(value, ensure_ascii=False)):
         data = encoded.encode("utf8", "surrogatepass")
         if b"\xed" not in data:  # a lone surrogate has no UTF-8
@@ -167,11 +167,13 @@ def test_every_value_equals_itself_after_the_way_through_json_and_fits_its_bound
 
 
 @given(json_values, json_values)
-def test_values_that_are_the_same_are_so_both_ways(one: object, other: object) -> None:
+def test_the_comparison_of_values_is_symmetric(one: object, other: object) -> None:
     assert same_value(one, other) is same_value(other, one)
 
 
 @given(st.text(), st.binary(), st.sampled_from(list(ComparatorKind)), st.sampled_from([0.0, 1e-6]))
-def test_no_output_breaks_a_comparator(expected: str, actual: bytes, kind: ComparatorKind, tolerance: float) -> None:
+def test_no_output_makes_a_comparator_raise(
+    expected: str, actual: bytes, kind: ComparatorKind, tolerance: float
+) -> None:
     assert same_text(expected, actual, Comparator(kind, tolerance)) in (True, False)
     assert same_text(expected, expected.encode("utf8", "surrogatepass"), Comparator(kind, tolerance))

@@ -60,7 +60,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
             load_config(broken)
 
 
-def test_json_is_read_too_and_null_means_the_default(tmp_path: Path) -> None:
+def test_json_is_supported_and_null_means_the_default(tmp_path: Path) -> None:
     tree = Config(run=RunSection(name="mine", seed=3)).model_dump(mode="json")
     tree["learner"]["learning_rate"] = None
     tree["demo"] = None
@@ -78,7 +78,7 @@ def sections(model: type[BaseModel], path: str = "") -> list[tuple[str, type[Bas
     return found
 
 
-def test_every_key_says_what_it_is() -> None:
+def test_every_key_has_a_description() -> None:
     silent = [
         f"{path}.{name}"
         for path, model in sections(Config)[1:]
@@ -98,6 +98,6 @@ def test_every_key_says_what_it_is() -> None:
         (["generation.policy_patience_s=0"], "generation.policy_patience_s: "),
     ],
 )
-def test_what_does_not_go_together_is_refused(overrides: list[str], sentence: str) -> None:
+def test_contradictory_settings_are_refused(overrides: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         load_config(None, overrides)

@@ -33,7 +33,7 @@ def test_asserts_become_call_cases() -> None:
         "assert candidate(x) == 2",
     ],
 )
-def test_any_other_statement_is_refused(statement: str) -> None:
+def test_other_statements_are_refused(statement: str) -> None:
     with pytest.raises(ValueError, match=r"not of the form|malformed"):
         list(call_cases(f"def check(candidate):\n    {statement}"))
 

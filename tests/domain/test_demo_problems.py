@@ -44,9 +44,7 @@ each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: fam
 
 
 @each_family
-def test_the_program_passes_its_tests_which_come_from_an_independent_oracle(
-    family: Family, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_program_passes_the_tests_of_an_independent_oracle(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in (0, 1):
         for problem in samples(family, seed):
             assert len(problem.tests) >= 10
@@ -68,7 +66,7 @@ def test_wrong_variants_and_every_kind_of_mistake_fail_some_test(
             assert not passes(program, problem, monkeypatch), (problem.problem_id, program)
 
 
-def test_there_are_forty_families_and_more_with_names_and_statements_of_their_own() -> None:
+def test_there_are_at_least_forty_families_with_distinct_names_and_statements() -> None:
     assert len(FAMILIES) >= 40
     assert len({family.name for family in FAMILIES}) == len(FAMILIES)
     assert len({family.statement for family in FAMILIES}) == len(FAMILIES)
@@ -107,7 +105,7 @@ def test_a_request_for_more_problems_than_exist_is_refused() -> None:
         problems(Split.HELD_OUT, 100_000, seed=0)
 
 
-def test_texts_are_short_and_the_tokenizer_knows_their_characters() -> None:
+def test_texts_are_short_and_in_the_vocabulary() -> None:
     tokenizer = CharTokenizer()
     for family in FAMILIES:
         for parameters in (family.space[0], family.space[-1]):
@@ -118,7 +116,7 @@ def test_texts_are_short_and_the_tokenizer_knows_their_characters() -> None:
             assert tokenizer.decode(tokenizer.encode(prompt_of(problem) + problem.program))
 
 
-def test_demonstrations_are_wrong_as_often_as_the_noise_says() -> None:
+def test_the_share_of_wrong_demonstrations_is_the_noise_probability() -> None:
     random = Random(0)
     drawn = random.choices(problems(Split.TRAIN, 200, seed=0), k=4000)
     right = sum(demonstrate(problem, random, noise=0.6) == problem.program for problem in drawn)
@@ -127,7 +125,7 @@ def test_demonstrations_are_wrong_as_often_as_the_noise_says() -> None:
     assert all(demonstrate(problem, random, noise=1.0) != problem.program for problem in drawn[:500])
 
 
-def test_an_excerpt_holds_a_parameter_on_both_sides_and_a_wide_one_is_the_whole() -> None:
+def test_an_excerpt_has_a_parameter_on_both_sides_and_a_wide_one_is_complete() -> None:
     random = Random(0)
     for problem in problems(Split.TRAIN, 120, seed=0):
         prompt, program, _ = excerpt(problem, 0, random)
@@ -137,5 +135,5 @@ def test_an_excerpt_holds_a_parameter_on_both_sides_and_a_wide_one_is_the_whole(
         assert (prompt_of(problem), problem.program, True) in whole
 
 
-def test_places_count_the_filled_in_characters() -> None:
+def test_places_are_positions_in_the_filled_template() -> None:
     assert places("n*{a}+{b}.", (12, 345)) == [("a", 2, 4), ("b", 5, 8)]

@@ -11,7 +11,7 @@ from nouscoder.demo.tokenizer import BOS_ID, EOS_ID, PAD_ID, CharTokenizer, Toke
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 
 
-def test_every_printable_character_and_the_newline_come_back() -> None:
+def test_every_printable_character_and_the_newline_are_decoded_as_encoded() -> None:
     tokenizer = CharTokenizer()
     text = "".join(map(chr, range(32, 127))) + "\n"
     ids = tokenizer.encode(text)
@@ -20,7 +20,7 @@ def test_every_printable_character_and_the_newline_come_back() -> None:
     assert not {PAD_ID, BOS_ID, EOS_ID} & set(ids)
 
 
-def test_a_prompt_begins_with_bos_and_decoding_leaves_special_tokens_out() -> None:
+def test_a_prompt_begins_with_bos_and_decoding_skips_special_tokens() -> None:
     tokenizer = CharTokenizer()
     ids = tokenizer.encode_prompt("ab")
     assert ids[0] == BOS_ID
@@ -32,7 +32,7 @@ def test_an_unknown_character_is_named() -> None:
         CharTokenizer().encode("caf\u00e9")
 
 
-def test_the_saved_tokenizer_is_hugging_faces_with_the_same_ids(tmp_path: Path) -> None:
+def test_the_saved_tokenizer_loads_in_transformers_with_the_same_ids(tmp_path: Path) -> None:
     tokenizer = CharTokenizer()
     tokenizer.save(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"tokenizer.json", "tokenizer_config.json"}

@@ -30,7 +30,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def test_the_loss_falls_and_progress_tells_every_step() -> None:
+def test_the_loss_falls_and_every_step_is_reported() -> None:
     seen: list[WarmStartProgress] = []
     metrics = warm_start(build_policy(seed=0, size=TINY), TRAIN, seed=0, budget=SHORT, on_progress=seen.append)
     assert [progress.step for progress in seen] == list(range(1, SHORT.num_steps + 1))
@@ -73,7 +73,7 @@ def test_a_policy_that_is_not_finite_is_reported() -> None:
         warm_start(policy, TRAIN, seed=0, budget=SHORT)
 
 
-def test_a_policy_comes_back_from_its_folder_with_the_same_answers(tmp_path: Path) -> None:
+def test_a_policy_gives_the_same_outputs_after_loading(tmp_path: Path) -> None:
     policy = build_policy(seed=1, size=TINY)
     save_policy(policy, tmp_path)
     assert (tmp_path / "config.json").is_file()
@@ -83,7 +83,7 @@ def test_a_policy_comes_back_from_its_folder_with_the_same_answers(tmp_path: Pat
         assert torch.equal(load_policy(tmp_path)(input_ids=ids).logits, policy.train(False)(input_ids=ids).logits)
 
 
-def test_building_a_policy_leaves_the_global_random_state_alone() -> None:
+def test_building_a_policy_does_not_change_the_global_random_state() -> None:
     torch.manual_seed(9)
     expected = torch.rand(1)
     torch.manual_seed(9)

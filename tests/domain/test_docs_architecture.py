@@ -59,7 +59,7 @@ def test_the_document_names_many_paths() -> None:
     assert len(pictured_paths()) > 30
 
 
-def test_the_loops_that_the_run_draws_exist() -> None:
+def test_the_loops_in_the_docstring_of_the_run_exist() -> None:
     """`Class._method, _other ... path/file.py` in the docstring of run/loop.py."""
     text = (PACKAGE / "run" / "loop.py").read_text(encoding="utf8")
     loops = re.findall(r"^    ([A-Z]\w+)\.(.*?)  +(\w+/\w+\.py)$", text, flags=re.M)

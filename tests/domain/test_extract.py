@@ -42,6 +42,6 @@ def test_the_last_fenced_block_after_the_reasoning_is_the_program(completion: st
 
 
 @given(st.lists(st.sampled_from(["```", "~~~", "```python", "\n", "x", " ", "<think>", "</think>", "\r"])).map("".join))
-def test_any_text_is_taken_and_what_is_found_is_part_of_it(completion: str) -> None:
+def test_a_found_program_is_part_of_the_text_for_any_text(completion: str) -> None:
     code = extract_code(completion)
     assert code is None or (code.strip() and code in completion.replace("\r\n", "\n"))

@@ -79,7 +79,7 @@ def test_each_token_has_the_loss_and_gradient_of_the_formula(name: str) -> None:
     assert gradient[0] == pytest.approx(expected_slope, rel=1e-9)
 
 
-def test_the_clip_takes_the_gradient_only_at_its_own_side() -> None:
+def test_the_clip_removes_the_gradient_only_at_its_own_side() -> None:
     _, gradient, low, high = run(list(CASES.values()))
     flat = dict(zip(CASES, gradient, strict=True))
     assert {name for name, slope in flat.items() if slope == 0} == {

@@ -58,7 +58,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("name", ["problems.jsonl", "problems.jsonl.zst"])
-def test_problems_survive_the_file(tmp_path: Path, name: str) -> None:
+def test_problems_are_read_as_written(tmp_path: Path, name: str) -> None:
     file = tmp_path / "deep" / name
     save_problems(file, [STDIN, CALL, *OTHERS])
     assert load_problems(file) == [STDIN, CALL, *OTHERS]
@@ -83,14 +83,14 @@ def test_a_fault_is_named_with_its_line(tmp_path: Path, text: str, sentence: str
         load_problems(file)
 
 
-def test_a_problem_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+def test_a_duplicate_problem_id_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "problems.jsonl"
     save_problems(file, [STDIN, STDIN])
     with pytest.raises(ProblemFileError, match="line 2: problem_id 'a' is there twice"):
         load_problems(file)
 
 
-def test_a_file_and_the_api_spell_tests_and_comparators_alike(tmp_path: Path) -> None:
+def test_problem_files_and_the_api_have_the_same_form_of_tests(tmp_path: Path) -> None:
     """One form: what stands in a problem file is a request of the grading API."""
     file = tmp_path / "problems.jsonl"
     save_problems(file, [STDIN, CALL, *OTHERS])
@@ -111,7 +111,7 @@ def test_a_compressed_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text_is_code", [True, False])
-def test_a_completion_is_code_or_an_answer_that_holds_code(text_is_code: bool) -> None:
+def test_a_completion_is_code_or_an_answer_that_contains_code(text_is_code: bool) -> None:
     problem = replace(CALL, text_is_code=text_is_code)
     submission = problem.grading_rules(run_all_tests=True).submission(problem.tests, "text", problem.problem_id)
     assert (submission.code, submission.completion) == (("text", None) if text_is_code else (None, "text"))

@@ -94,7 +94,7 @@ class Structure(HTMLParser):
         self.texts.append(data)
 
 
-def test_the_headline_has_the_result_and_the_ledgers_numbers(tmp_path: Path) -> None:
+def test_the_headline_shows_the_result_and_the_ledger(tmp_path: Path) -> None:
     text = " ".join("".join(Structure(page_of(tmp_path, summary=SUMMARY)).texts).split())
     assert "0.250 → 0.750" in text
     assert "+0.500" in text
@@ -103,7 +103,7 @@ def test_the_headline_has_the_result_and_the_ledgers_numbers(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("change", [{"balanced": False}, {"ledger": {**SUMMARY["ledger"], "admitted": 11}}])  # type: ignore[dict-item]
-def test_a_ledger_is_only_called_balanced_when_the_run_says_so_and_its_numbers_add_up(
+def test_a_ledger_is_shown_as_balanced_only_if_the_summary_says_so_and_it_adds_up(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:
     page = page_of(tmp_path, summary={**SUMMARY, **change})
@@ -111,7 +111,7 @@ def test_a_ledger_is_only_called_balanced_when_the_run_says_so_and_its_numbers_a
     assert "✓ balanced" not in page
 
 
-def test_an_empty_run_folder_gives_a_page_that_says_so(tmp_path: Path) -> None:
+def test_the_page_of_an_empty_run_folder_says_that_it_is_empty(tmp_path: Path) -> None:
     page = write_report(tmp_path).read_text(encoding="utf8")
     assert "has not ended" in page
     assert Structure(page).open == []
@@ -123,7 +123,7 @@ def test_a_missing_run_folder_is_named(tmp_path: Path) -> None:
         write_report(tmp_path / "nowhere")
 
 
-def test_torn_lines_are_left_out_and_counted_and_broken_files_named(tmp_path: Path) -> None:
+def test_incomplete_lines_are_counted_and_broken_files_are_named(tmp_path: Path) -> None:
     lines = '{"step": 1, "batch_id": 0, "loss": 0.5}\n{"step": 2, "loss"\n[3]\n{"step": NaN}\n'
     page = page_of(tmp_path, metrics=lines, summary="{", evaluation_before="[]", evaluation_after={"samples": 7})
     assert "2 lines of metrics.jsonl and samples.jsonl could not be read" in page
@@ -131,19 +131,19 @@ def test_torn_lines_are_left_out_and_counted_and_broken_files_named(tmp_path: Pa
     assert Structure(page).elements.count("figure") == 1  # the one loss that is there
 
 
-def test_a_step_written_again_after_a_restart_counts_once_as_written_last(tmp_path: Path) -> None:
+def test_of_a_step_written_twice_the_last_line_counts(tmp_path: Path) -> None:
     lines = [{"step": step, "loss": loss} for step, loss in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.9))]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert [(line["step"], line["loss"]) for line in read_run(tmp_path).metrics] == [(1, 0.1), (2, 0.9), (3, 0.3)]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "3", True, None, [1], 10**400])
-def test_what_is_not_a_finite_number_is_none(value: object) -> None:
+def test_values_other_than_finite_numbers_are_none(value: object) -> None:
     assert number({"a": value}, "a") is None
     assert number({"a": value, "b": 2}, "a", "b") == 2
 
 
-def test_hostile_text_anywhere_adds_no_element_and_no_attribute(tmp_path: Path) -> None:
+def test_hostile_text_adds_no_element_and_no_attribute(tmp_path: Path) -> None:
     def build(text: str) -> Structure:
         evaluation = {
             "pass_at_1": 0.5,
@@ -173,7 +173,7 @@ def test_hostile_text_anywhere_adds_no_element_and_no_attribute(tmp_path: Path) 
 
 
 @given(st.text(st.characters(codec=None, categories=None)))
-def test_escaped_text_reads_back_as_one_text_and_can_be_encoded(text: str) -> None:
+def test_escaped_text_is_one_text_node_and_can_be_encoded(text: str) -> None:
     parsed = Structure(f"<pre>{escape(text)}</pre>")
     assert parsed.elements == ["pre"]
     escape(text).encode("utf8")
@@ -210,11 +210,11 @@ def test_ticks_are_even_few_and_enclose_the_values(one: float, other: float) -> 
         (1e-5, "1.00e-05"),
     ],
 )
-def test_numbers_are_shown_short(value: float | None, shown: str) -> None:
+def test_numbers_are_shown_with_few_digits(value: float | None, shown: str) -> None:
     assert format_number(value) == shown
 
 
-def test_a_line_has_a_gap_where_a_value_is_missing_and_its_values_lie_where_they_should() -> None:
+def test_a_line_has_a_gap_at_a_missing_value_and_its_points_are_right() -> None:
     series = Series("loss", (0.0, 1.0, None, 0.5, None, 1.0, 0.0))
     svg = line_chart(Chart("t", "step", tuple(map(float, range(1, 8))), (series,), low=0, high=1))
     assert svg.count("<polyline") == 2
@@ -251,19 +251,19 @@ def test_shares_fill_each_bar_and_are_in_proportion() -> None:
     assert sum(heights) == pytest.approx(194, abs=2)
 
 
-def test_values_are_there_without_script_too() -> None:
+def test_values_are_visible_without_a_script() -> None:
     chart = Chart("t", "step", (1.0, 2.0), (Series("a<b", (0.5, None)),))
     assert '<th scope="col">a&lt;b</th>' in table(chart)
     assert '<tr><th scope="row">2</th><td>-</td></tr>' in table(chart)
 
 
-def test_a_dumbbell_tells_gain_from_loss() -> None:
+def test_a_dumbbell_shows_gain_or_loss() -> None:
     assert "change gain" in dumbbell(0.2, 0.8)
     assert "change loss" in dumbbell(0.8, 0.2)
     assert "change" not in dumbbell(None, 0.2)
 
 
-def test_the_seconds_of_a_batch_are_added_over_its_steps() -> None:
+def test_the_seconds_of_a_batch_are_the_sum_over_its_steps() -> None:
     lines = [
         {"step": 1, "batch_id": 0, "seconds": {"train": 1.0, "wait_for_batch": 2.0}},
         {"step": 2, "batch_id": 0, "seconds": {"train": 3.0, "wait_for_batch": 0.0, "publish": 0.5}},
@@ -292,7 +292,7 @@ def test_the_pairs_shown_are_of_different_families_first() -> None:
     assert [pair.before.family for pair in shown] == list("abcdef")
 
 
-def test_families_without_figures_of_their_own_are_counted_from_the_samples(tmp_path: Path) -> None:
+def test_missing_figures_of_families_are_computed_from_the_samples(tmp_path: Path) -> None:
     before, after = samples_of("no_code", "accepted"), samples_of("accepted", "accepted")
     page = page_of(tmp_path, evaluation_before={"samples": before}, evaluation_after={"samples": after})
     assert '<th scope="row">sums</th><td>0.50</td><td>1.00</td><td>+0.50</td>' in page

@@ -16,7 +16,7 @@ def verdict(kind: VerdictKind, passed: int = 0, total: int = 10, graded: int = 1
 
 
 @pytest.mark.parametrize("rule", RewardRule)
-def test_an_internal_error_has_no_reward_under_any_rule(rule: RewardRule) -> None:
+def test_an_internal_error_has_no_reward_by_any_rule(rule: RewardRule) -> None:
     with pytest.raises(ValueError, match="internal_error"):
         reward_of_verdict(verdict(VerdictKind.INTERNAL_ERROR), rule)
 

@@ -45,7 +45,7 @@ some_versions = st.lists(st.integers(0, 9), min_size=1, max_size=30)
 
 
 @given(some_versions)
-def test_spans_unfold_to_the_versions_and_never_repeat(versions: list[int]) -> None:
+def test_spans_decode_to_the_versions_and_neighbours_differ(versions: list[int]) -> None:
     spans = spans_of(versions)
     assert [span.policy_version for span in spans for _ in range(span.num_tokens)] == versions
     assert all(a.policy_version != b.policy_version for a, b in pairwise(spans))
@@ -58,7 +58,7 @@ def test_staleness_counts_from_the_oldest_token(versions: list[int], ahead: int)
 
 
 @given(some_versions)
-def test_a_rollout_from_the_future_raises(versions: list[int]) -> None:
+def test_a_rollout_newer_than_the_policy_raises(versions: list[int]) -> None:
     with pytest.raises(ValueError, match="newer than the newest known"):
         staleness_of(rollout(versions), max(versions) - 1)
 
@@ -89,7 +89,7 @@ def test_oldest_and_newest_version(versions: list[int]) -> None:
     assert (made.oldest_version, made.newest_version) == (min(versions), max(versions))
 
 
-def test_a_rollout_of_several_turns_keeps_what_was_given_out_of_the_sampled_arrays() -> None:
+def test_the_sampled_arrays_of_several_turns_exclude_given_tokens() -> None:
     first = Completion(int32([5, 6]), float32([-0.5, -0.25]), spans_of([3, 3]), FinishReason.STOP)
     second = Completion(int32([8]), float32([-1.0]), spans_of([3]), FinishReason.LENGTH)
     made = assemble_rollout(Task("r", "g", "p", "", Sampling()), [int32([1, 2]), first, int32([7]), second], "t")

@@ -96,7 +96,7 @@ async def play(events: list[Event]) -> Office:
 
 
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 20)), max_size=80))
-def test_no_client_is_served_twice_while_another_waits(events: list[Event]) -> None:
+def test_no_other_client_is_served_twice_while_a_client_waits(events: list[Event]) -> None:
     """The invariant of fair_queue.py over any history of arrivals, ends, cancellations and extra slots."""
     asyncio.run(play(events))
 
@@ -141,7 +141,7 @@ async def test_a_full_queue_refuses_the_newest_of_the_client_that_fills_it() -> 
     assert served == ["flood-0", "small-0", "flood-1", "small-1"]
 
 
-async def test_an_extra_slot_is_given_only_while_a_slot_is_idle_and_nobody_waits() -> None:
+async def test_an_extra_slot_is_given_only_while_a_slot_is_idle_and_no_submission_waits() -> None:
     slots = FairSlots(2, 4, lambda waiting, busy: None)
     async with slots.slot("a"):
         assert slots.take_extra()

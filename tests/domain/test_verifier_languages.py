@@ -17,7 +17,7 @@ def test_the_registry_holds_the_documented_languages() -> None:
     assert "-O2" in (registry()["cpp"].compile or ())
 
 
-def test_a_language_is_offered_only_with_all_its_tools(tmp_path: Path) -> None:
+def test_a_language_is_installed_only_with_all_its_tools(tmp_path: Path) -> None:
     tool = tmp_path / "java"
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)

@@ -67,14 +67,14 @@ def request(**fields: object) -> dict[str, object]:
         (json.dumps(request(reveal="all")).encode(), "reveal"),
     ],
 )
-def test_what_is_no_submission_is_refused_by_field(body: bytes, field: str) -> None:
+def test_an_invalid_request_is_refused_with_its_field(body: bytes, field: str) -> None:
     with pytest.raises(InvalidSubmission) as refusal:
         parse_submission(body)
     assert refusal.value.field == field
     assert str(refusal.value).startswith(field)
 
 
-def test_a_type_of_tests_that_is_none_is_refused_with_the_list() -> None:
+def test_an_unknown_type_of_tests_is_refused_with_the_list() -> None:
     with pytest.raises(InvalidSubmission, match=r"tests\.type: 'guess' is none of stdin, call, assert, checker"):
         parse_submission(json.dumps(request(tests={"type": "guess", "cases": []})))
 
@@ -97,13 +97,13 @@ JUDGE = {"language": "c", "code": "int main(){}"}
         ({"type": "math", "cases": [{"expected": "1/2"}]}, MathTests((MathCase("1/2"),))),
     ],
 )
-def test_every_type_of_tests_reaches_the_submission_and_survives_the_protocol(tests: object, record: Tests) -> None:
+def test_every_type_of_tests_is_unchanged_by_schema_and_protocol(tests: object, record: Tests) -> None:
     submission = parse_submission(json.dumps(request(tests=tests)))
     assert submission.tests == record
     assert submission_from(submission_to(submission)) == submission
 
 
-def test_profile_prelude_and_tolerances_survive_the_protocol() -> None:
+def test_profile_prelude_and_tolerances_are_unchanged_by_the_protocol() -> None:
     comparator = {"type": "unordered_lines", "absolute_tolerance": 0.25, "relative_tolerance": 0.5}
     submission = parse_submission(json.dumps(request(profile="lcb", prelude="lcb", comparator=comparator)))
     assert (submission.profile, submission.prelude) == (Profile.LCB, Prelude.LCB)

@@ -60,7 +60,7 @@ def plain_console(width: int = 80) -> tuple[Console, io.StringIO]:
     return Console(file=stream, width=width), stream
 
 
-def test_a_plain_line_holds_every_figure_and_the_whole_ledger() -> None:
+def test_a_plain_line_has_every_figure_and_the_whole_ledger() -> None:
     line = plain_line(snapshot_of())
     for part in (
         "batch 24/30",
@@ -79,7 +79,7 @@ def test_a_plain_line_holds_every_figure_and_the_whole_ledger() -> None:
         assert part in line
 
 
-def test_a_ledger_that_does_not_add_up_is_said_to_be_so_in_both_forms() -> None:
+def test_both_views_show_an_unbalanced_ledger() -> None:
     assert "balanced NO" in plain_line(snapshot_of(ledger=LOST))
     assert "NOT BALANCED" in drawn(snapshot_of(ledger=LOST))
     assert "NOT BALANCED" not in drawn(snapshot_of())
@@ -95,7 +95,7 @@ def test_the_balance_is_red_or_green() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])
-def test_the_panel_fits_its_width_and_drops_nothing(width: int) -> None:
+def test_the_panel_fits_its_width_and_shows_everything(width: int) -> None:
     text = drawn(snapshot_of(message="learner died with signal 9 and was started again"), width)
     lines = text.splitlines()
     assert max(map(len, lines)) == width
@@ -121,7 +121,7 @@ def test_a_snapshot_of_a_run_that_has_just_begun_can_be_shown() -> None:
     assert "pass rate - | reward - | staleness - max -" in plain_line(start)
 
 
-def test_text_from_elsewhere_cannot_break_the_line_or_drive_the_terminal() -> None:
+def test_external_text_cannot_break_lines_or_control_the_terminal() -> None:
     hostile = snapshot_of(message="a\nb\x1b[2J [bold]c[/bold] \u202ed é")
     assert "\x1b" not in drawn(hostile)
     assert "[bold]c[/bold]" in drawn(hostile)
@@ -137,11 +137,11 @@ def test_the_sparkline_has_a_fixed_scale_and_keeps_the_newest() -> None:
     assert sparkline((0.0,) * 50 + (1.0,), width=3) == "▁▁█"
 
 
-def test_durations_read_as_a_clock() -> None:
+def test_durations_are_shown_like_a_clock() -> None:
     assert [duration(s) for s in (None, 0, 59.6, 247, 3723)] == ["-", "0m00s", "1m00s", "4m07s", "1h02m03s"]
 
 
-def test_plain_lines_come_with_every_batch_and_else_at_most_every_two_seconds() -> None:
+def test_plain_lines_are_printed_for_every_batch_and_at_most_every_two_seconds() -> None:
     now = [0.0]
     console, stream = plain_console()
     with PlainView(console, clock=lambda: now[0]) as view:
@@ -172,7 +172,7 @@ def test_the_progress_of_a_phase_is_printed_at_its_start_and_end() -> None:
     ]
 
 
-def test_the_live_view_draws_in_place_and_leaves_a_clean_terminal() -> None:
+def test_the_live_view_redraws_in_place_and_restores_the_terminal() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=80, force_terminal=True, legacy_windows=False, _environ={"TERM": "xterm"})
     view = open_view(console)
