@@ -51,7 +51,7 @@ BAD: list[tuple[str, Any]] = [
     ("config.generation.policy_from", "folder"),
     ("config.learner.learning_rate", 0),
     ("config.learner.adam_betas", [0.9]),
-    ("config.learner.reward", "kind"),
+    ("config.broker.reward", "kind"),
     ("config.learner.objective.clip_low", 1),
     ("config.learner.objective.name", "ppo3"),
     ("config.verifier.tokens_file", "/tmp/tokens"),

@@ -91,7 +91,7 @@ async def synchronous_losses(config: Config, policy: Path, folder: Path) -> list
             for task in tasks_of(config, curriculum, number):
                 rollout = await environment.rollout(task, engine)
                 verdict = verdict_of(rollout.text)
-                reward = reward_of(encode_rollout(rollout)[0], verdict, config.learner.reward)
+                reward = reward_of(encode_rollout(rollout)[0], verdict, config.broker.reward)
                 graded.append(GradedRollout(rollout, verdict, reward))
             losses += [step.loss for step in trainer.train_batch(Batch(number, tuple(graded), number)).steps]
     return losses

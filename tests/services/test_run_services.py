@@ -107,7 +107,7 @@ CHANGES = {
     "broker.group_size": "4",
     "broker.batch_size": "32",
     "learner.steps_per_batch": "2",
-    "learner.reward": "binary",
+    "broker.reward": "binary",
     "generation.sampling.temperature": "0.5",
     "generation.sampling.top_p": "0.5",
     "generation.environment.prompt_as": "messages",

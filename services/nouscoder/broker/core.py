@@ -243,7 +243,7 @@ class Broker:
     def _grading(self, entry: LeasedEntry) -> RecordedGrading:
         header, record = decode_header(entry.values[0]), entry.values[1].decode()
         problem = self._problem(header.problem_id)
-        rules = replace(problem.rules, run_all_tests=self._config.learner.reward is RewardRule.SOFT)
+        rules = replace(problem.rules, run_all_tests=self._config.broker.reward is RewardRule.SOFT)
         return RecordedGrading(self._lease(entry), header, record, problem.tests_digest, rules)
 
     def _lease(self, entry: LeasedEntry) -> Lease:
@@ -271,7 +271,7 @@ class Broker:
         if verdict.is_ours or header is None:
             return None
         try:
-            return reward_of(decode_header(header), verdict, self._config.learner.reward)
+            return reward_of(decode_header(header), verdict, self._config.broker.reward)
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
 

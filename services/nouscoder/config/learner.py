@@ -6,7 +6,6 @@ from pydantic import Field
 
 from nouscoder.config.base import Section
 from nouscoder.config.objective import DapoSettings, ObjectiveSettings
-from nouscoder.domain.reward import RewardRule
 
 
 class LearnerSection(Section):
@@ -18,9 +17,6 @@ class LearnerSection(Section):
         "", description="address of a second port for health checks, not encrypted; empty: no port"
     )
     objective: ObjectiveSettings = DapoSettings()
-    reward: RewardRule = Field(
-        RewardRule.SIGN, description="sign: 1 accepted, -1 else; binary: 1 or 0; soft: the share of tests passed"
-    )
     steps_per_batch: int = Field(4, ge=1, description="PPO-off-policy-k: optimizer steps for each batch")
     learning_rate: float = Field(1e-6, gt=0, description="learning rate of AdamW after the warm-up")
     weight_decay: float = Field(0.0, ge=0, description="weight decay of AdamW")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -77,7 +78,7 @@ def open_channel(address: str, credentials: grpc.ChannelCredentials | None = Non
     return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
 
 
-class ServiceClient:
+class ServiceClient(ABC):
     """Base of the clients, one a service: a channel, patience, and errors in words.
 
     Use as `async with`. A call that the service does not answer is repeated for `patience_s` seconds: methods of all
@@ -96,9 +97,9 @@ class ServiceClient:
         self._patience_s = patience_s
         self._credentials = credentials
 
+    @abstractmethod
     def _connect(self, channel: grpc.aio.Channel) -> None:
-        """Make the stubs. Subclasses implement it."""
-        raise NotImplementedError
+        """Make the stubs of the service."""
 
     async def __aenter__(self) -> Self:
         self._channel = open_channel(self._address, self._credentials)

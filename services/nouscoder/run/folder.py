@@ -32,7 +32,7 @@ class RunChanged(RunFolderError, Unusable):
 # What cannot change within a run: what was sampled, graded or measured before would not fit what comes after.
 FIXED = (
     *("run.seed", "problems.train", "problems.held_out", "problems.held_out_samples", "policy.path"),
-    *("broker.group_size", "broker.batch_size", "learner.steps_per_batch", "learner.reward"),
+    *("broker.group_size", "broker.batch_size", "broker.reward", "learner.steps_per_batch"),
     *("generation.sampling.temperature", "generation.sampling.top_p", "generation.sampling.max_new_tokens"),
     *(f"generation.environment.{name}" for name in ("prompt_as", "prompt_template", "system_prompt")),
     *("demo.train_problems", "demo.held_out_problems", "demo.warm_start_share"),
