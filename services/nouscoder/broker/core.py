@@ -98,7 +98,7 @@ class Broker:
         for _, header, record in rollouts:
             if header.record_bytes != len(record) or header.text_offset + header.text_bytes > len(record):
                 raise InvalidRequest(f"the header of rollout {header.rollout_id} does not fit its record")
-        await self.records.write([(item.record, record) for item, (_, _, record) in zip(items, rollouts, strict=True)])
+        await self.records.write({item.record: record for item, (_, _, record) in zip(items, rollouts, strict=True)})
         refused = await streams.submit_sampled(self.store, worker_id, items)
         self.waits.grading.fire()
         return refused

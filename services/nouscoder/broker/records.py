@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
 from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest
 from nouscoder.broker.store import Store
@@ -25,7 +25,7 @@ _MAX_PIECES = 256
 _MAX_RANGES = 65536
 _MAX_STREAMS = 8
 _MAX_DELETED = 256
-# Records are put side by side, but not all of a message's at once.
+# Messages whose records are put at the same time.
 _MAX_PUTS = 8
 _NAME = re.compile(r"g\d+-\d+\.\d+-\d+\.\d+")
 
@@ -62,20 +62,12 @@ class Records:
         self._streams = asyncio.Semaphore(_MAX_STREAMS)
         self._puts = asyncio.Semaphore(_MAX_PUTS)
 
-    async def write(self, records: Sequence[tuple[str, bytes]]) -> None:
+    async def write(self, records: Mapping[str, bytes]) -> None:
         """Announce the names, then keep the records. Raises InvalidRequest for a name that is not one."""
-        names = [_checked(name) for name, _ in records]
-        await self._store.run("announce_records", *names)
-
-        async def put(name: str, record: bytes) -> None:
-            async with self._puts:
-                await self._kept.put(name, record)
-
+        await self._store.run("announce_records", *(_checked(name) for name in records))
         try:
-            if len(records) == 1:
-                await put(*records[0])
-                return
-            await asyncio.gather(*(put(name, record) for name, record in records))
+            async with self._puts:
+                await self._kept.put(records)
         except RecordStoreError as error:
             raise BrokerUnavailable(str(error)) from error
 

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 
 _VERSION = "1"
 _INDEX = "problems.sqlite"
+_MOST_KEPT = 256  # problems without their tests: some kB each
 
 
 class NotInIndex(NousCoderError):
@@ -64,12 +66,14 @@ class ProblemIndex:
         self._database = sqlite3.connect(f"file:{file}?mode=ro", uri=True, check_same_thread=False)
         rows = self._database.execute("SELECT problem_id FROM problems ORDER BY number")
         self.problem_ids: tuple[str, ...] = tuple(problem_id for (problem_id,) in rows)
+        # Each rollout of a group asks for the same problem twice.
+        self.problem = lru_cache(_MOST_KEPT)(self._read)
 
     def close(self) -> None:
         """Close the file."""
         self._database.close()
 
-    def problem(self, problem_id: str) -> IndexedProblem:
+    def _read(self, problem_id: str) -> IndexedProblem:
         """The problem with this id. Raises NotInIndex."""
         row = self._database.execute("SELECT record FROM problems WHERE problem_id = ?", (problem_id,)).fetchone()
         if row is None:

@@ -9,7 +9,7 @@ import asyncio
 import os
 import secrets
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,9 +26,9 @@ class FolderRecords:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    async def put(self, name: str, record: bytes) -> None:
-        """Write, then rename."""
-        await self._in_thread(f"write record {name}", self._put, name, record)
+    async def put(self, records: Mapping[str, bytes]) -> None:
+        """Write each file under another name, then rename it."""
+        await self._in_thread(f"write records {', '.join(records)}", self._put_all, records)
 
     async def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Each range from its file."""
@@ -40,6 +40,10 @@ class FolderRecords:
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{zlib.crc32(name.encode()) % _NUM_FOLDERS:02x}" / name
+
+    def _put_all(self, records: Mapping[str, bytes]) -> None:
+        for name, record in records.items():
+            self._put(name, record)
 
     def _put(self, name: str, record: bytes) -> None:
         path = self._path(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
@@ -23,8 +23,11 @@ class ObjectRecords:
         except (BaseError, ValueError) as error:
             raise RecordStoreError(f"broker.records.url {url} names no object store: {error}") from error
 
-    async def put(self, name: str, record: bytes) -> None:
-        """One object a record."""
+    async def put(self, records: Mapping[str, bytes]) -> None:
+        """One object a record, all at once."""
+        await asyncio.gather(*(self._put(name, record) for name, record in records.items()))
+
+    async def _put(self, name: str, record: bytes) -> None:
         try:
             await obstore.put_async(self._store, name, record)
         except (BaseError, OSError) as error:

@@ -1,12 +1,12 @@
 """Where rollout records are kept while their rollouts are in flight: one interface, chosen by `broker.records`.
 
-A record is opaque bytes under a name that is never used twice for different bytes. Who writes it has noted the name
-before (broker/lua/announce_records.lua), so that a record whose rollout was refused is found and deleted.
+A record is opaque bytes. A name is never used twice for different bytes. The writer announces the name first
+(broker/lua/announce_records.lua), so that the record of a refused rollout is found and deleted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,8 +27,8 @@ class ByteRange:
 class RecordStore(Protocol):
     """Raises RecordStoreError."""
 
-    async def put(self, name: str, record: bytes) -> None:
-        """Keep a record. The same record again is welcome."""
+    async def put(self, records: Mapping[str, bytes]) -> None:
+        """Keep records by name. After an error some are kept; putting the same ones again is allowed."""
         ...
 
     async def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
