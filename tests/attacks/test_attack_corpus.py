@@ -129,8 +129,8 @@ class PodView:
         command = ("kubectl", "exec", "-n", self.namespace, name, "--", "python3", "-I", "-S", "-c", LOOK_IN_POD)
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         async with asyncio.timeout(20):
-            told, _ = await process.communicate()
-        names, *rest = json.loads(told)
+            output, _ = await process.communicate()
+        names, *rest = json.loads(output)
         return len(names), rest
 
 

@@ -43,7 +43,7 @@ class Installed:
 
     def run(self, services: tuple[str, ...] = SERVICES, limit_s: float = 0.3) -> tuple[int, str]:
         """(exit code, output of the script)."""
-        told = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-I", str(SCRIPT)],
             env={
                 "PATH": os.environ["PATH"],
@@ -55,7 +55,7 @@ class Installed:
             text=True,
             timeout=30,
         )
-        return told.returncode, told.stdout
+        return done.returncode, done.stdout
 
 
 @pytest.fixture
@@ -88,50 +88,50 @@ def installed() -> Iterator[Installed]:
 
 
 def test_it_passes_for_a_working_release(installed: Installed) -> None:
-    code, told = installed.run()
-    assert code == 0, told
-    assert "30 admitted = 4 queued + 16 trained + 10 filtered" in told
-    assert told.count("ok: ") == 8
+    code, output = installed.run()
+    assert code == 0, output
+    assert "30 admitted = 4 queued + 16 trained + 10 filtered" in output
+    assert output.count("ok: ") == 8
 
 
 def test_it_checks_no_ledger_of_a_verifier_alone(installed: Installed) -> None:
-    code, told = installed.run(("verifier",))
-    assert code == 0, told
-    assert "ledger" not in told
+    code, output = installed.run(("verifier",))
+    assert code == 0, output
+    assert "ledger" not in output
 
 
 @pytest.mark.parametrize(("part", "verdict"), [("sum(", "wrong_answer"), ("while", "internal_error")])
 def test_it_fails_on_a_wrong_verdict(installed: Installed, part: str, verdict: str) -> None:
     installed.verdicts[part] = verdict
-    code, told = installed.run()
+    code, output = installed.run()
     assert code == 1
-    assert f"got {verdict}, not" in told
+    assert f"got {verdict}, not" in output
 
 
 def test_it_fails_on_an_unbalanced_ledger(installed: Installed) -> None:
     installed.ledger["trained"] += 1
-    code, told = installed.run()
+    code, output = installed.run()
     assert code == 1
-    assert "does not balance" in told
+    assert "does not balance" in output
 
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_it_fails_when_a_metric_is_missing(installed: Installed, service: str) -> None:
     installed.metrics[service] = "other 1\n"
-    code, told = installed.run()
+    code, output = installed.run()
     assert code == 1
-    assert f"/{service}/metrics has no nouscoder_" in told
+    assert f"/{service}/metrics has no nouscoder_" in output
 
 
 def test_it_fails_when_nothing_was_admitted(installed: Installed) -> None:
     installed.ledger = {"admitted": 0, "queued": 0}
-    code, told = installed.run()
+    code, output = installed.run()
     assert code == 1
-    assert "admitted no rollout" in told
+    assert "admitted no rollout" in output
 
 
 def test_it_fails_when_no_service_answers(installed: Installed) -> None:
     installed.address = "http://127.0.0.1:9"
-    code, told = installed.run()
+    code, output = installed.run()
     assert code == 1
-    assert "does not answer" in told
+    assert "does not answer" in output

@@ -129,10 +129,10 @@ def test_without_gvisor_the_install_fails_and_names_the_alternative(cluster: Clu
     cluster.runtime_classes = there
     with pytest.raises(helm.HelmError) as refused:
         cluster.render()
-    told = str(refused.value)
-    assert 'no RuntimeClass "gvisor"' in told
-    assert "the node's own kernel" in told
-    assert "--set verifier.sandbox.backend=local" in told
+    message = str(refused.value)
+    assert 'no RuntimeClass "gvisor"' in message
+    assert "the node's own kernel" in message
+    assert "--set verifier.sandbox.backend=local" in message
 
 
 def test_the_weaker_isolation_is_installed_on_request(cluster: Cluster) -> None:

@@ -178,8 +178,8 @@ def test_every_value_has_a_default(chart: ChartRig) -> None:
 
 def test_documents_are_up_to_date() -> None:
     command = [sys.executable, str(ROOT / "deploy" / "chart-docs"), "check"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert told.returncode == 0, told.stderr
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_values_do_not_offer_what_the_templates_set() -> None:

@@ -1,4 +1,4 @@
-"""Group advantages: normalised, blind to shift and scale, zero for overlong rollouts and for groups without signal."""
+"""Group advantages: normalised, invariant to shift and scale, zero for overlong rollouts and zero-variance groups."""
 
 from __future__ import annotations
 

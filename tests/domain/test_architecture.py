@@ -1,4 +1,4 @@
-"""The structure that docs/architecture.md promises: who may import what."""
+"""The import rules of docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DOMAIN = sorted(file.stem for file in (SOURCE / "domain").glob("*.py"))
 
 
 def imported_modules(file: Path) -> set[str]:
-    """Absolute names of all that a file imports, wherever in the file."""
+    """The absolute names of all imports of a file, also those inside functions."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf8"))):
         if isinstance(node, ast.Import):
@@ -43,7 +43,7 @@ def test_stubs_are_imported_by_rpc_and_service_modules_only() -> None:
         and any(module.startswith("nouscoder.v1") for module in imported_modules(file))
     }
     strangers = {user for user in users if not user.startswith("rpc/") and not user.endswith("/service.py")}
-    assert users, "the search itself must find the stubs"
+    assert users, "the search must find the stubs"
     assert not strangers
 
 

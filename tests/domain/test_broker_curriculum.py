@@ -1,4 +1,4 @@
-"""The curriculum: pure, complete every epoch, and resumable from its cursor alone."""
+"""The curriculum: pure, complete in every epoch, and resumable from its cursor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_new_curriculum_continues_from_any_cursor() -> None:
     assert Curriculum(_IDS, seed=4).problems_from(0, 40) != whole
 
 
-def test_no_problem_is_an_error() -> None:
+def test_an_empty_list_of_problems_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one problem"):
         Curriculum([], seed=0)
 

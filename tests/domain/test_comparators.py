@@ -1,4 +1,4 @@
-"""Comparing outputs and values: truth tables, and bounds on what hostile output can cost."""
+"""Comparison of outputs and values: truth tables, and bounds on the cost of hostile output."""
 
 from __future__ import annotations
 

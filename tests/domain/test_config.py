@@ -1,4 +1,4 @@
-"""The configuration tree: closed, typed, one sentence for every fault."""
+"""The configuration tree: closed, typed, with one sentence for every fault."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_json_is_supported_and_null_means_the_default(tmp_path: Path) -> None:
 
 
 def sections(model: type[BaseModel], path: str = "") -> list[tuple[str, type[BaseModel]]]:
-    """Every section of the tree under its path."""
+    """Every section of the tree, by its path."""
     found: list[tuple[str, type[BaseModel]]] = [(path, model)]
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):

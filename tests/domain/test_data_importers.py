@@ -1,4 +1,4 @@
-"""Reading the two real data sets' formats, and refusing what is not of them."""
+"""The importers read the formats of the two real data sets and refuse other input."""
 
 from __future__ import annotations
 

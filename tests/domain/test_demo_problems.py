@@ -1,4 +1,4 @@
-"""The demo's problems: right programs pass, wrong ones fail, and the two splits share nothing."""
+"""The demo's problems: right programs pass, wrong ones fail, and the two splits are disjoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nouscoder.demo.tokenizer import CharTokenizer
 
 
 def printed(program: str, text: str, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    """What the program prints for the input, run in this process; None when it raises."""
+    """The output of the program for this input, run in this process; None when it raises."""
     out = io.StringIO()
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
     try:

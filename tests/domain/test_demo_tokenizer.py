@@ -1,4 +1,4 @@
-"""The character tokenizer: it loses nothing, names what it cannot read, and comes back from its folder the same."""
+"""The character tokenizer: it is lossless, names unknown characters, and is the same after loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The supervised phase: it learns, it repeats by seed, only program tokens count, and a broken policy is reported."""
+"""The supervised phase: it learns, is deterministic, trains only program tokens, and reports a broken policy."""
 
 from __future__ import annotations
 

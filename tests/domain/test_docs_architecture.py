@@ -1,4 +1,4 @@
-"""docs/architecture.md and run/loop.py name only what exists."""
+"""docs/architecture.md and run/loop.py name only existing files and methods."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ SUFFIXES = ("py", "lua", "toml", "md", "proto", "tpl", "c", "css", "js", "yaml")
 
 
 def tracked() -> list[str]:
-    """Every file and folder of the repository, from its root."""
+    """The paths of every file and folder of the repository, from its root."""
     tops = [ROOT / name for name in ("services", "docs", "helm", "deploy", "configs", "proto", "tests")]
     return [str(path.relative_to(ROOT)) for top in tops for path in (top, *top.rglob("*")) if ".pyc" not in path.name]
 
 
 def named_paths() -> list[str]:
-    """What stands in backticks and is a path of the project: folder/, folder/file.py or file.py."""
+    """The texts in backticks that are paths of the project: folder/, folder/file.py or file.py."""
     prose = re.sub(r"```.*?```", "", TEXT, flags=re.S)
     pattern = rf"(?:[a-z_0-9]+/)*(?:[a-z_0-9]+/|[a-z_0-9]+\.(?:{'|'.join(SUFFIXES)}))"
     return sorted({name for name in re.findall(r"`([^`\s]+)`", prose) if re.fullmatch(pattern, name)})
 
 
 def pictured_paths() -> list[Path]:
-    """The paths of the picture that opens the document, each below the line that it is indented under."""
+    """The paths of the tree at the beginning of the document, with their parent folders."""
     picture = TEXT.split("```")[1]
     found, folders = [], [ROOT]
     for line in picture.splitlines():

@@ -1,4 +1,4 @@
-"""docs/operating.md names every value that a run cannot change, and no other, as refused."""
+"""docs/operating.md lists exactly the values that a run cannot change as refused."""
 
 from __future__ import annotations
 

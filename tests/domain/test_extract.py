@@ -1,4 +1,4 @@
-"""Which part of a model's answer is the program."""
+"""Extraction of the program from a model's answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DAPO against a formula written out by hand, and what a minibatch may be cut into without a change."""
+"""DAPO equals a formula written by hand, and does not depend on the division of a minibatch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Token:
 def reference(
     token: Token, num_tokens: int, low: float = 0.2, high: float = 0.28, cap: float = 2.0
 ) -> tuple[float, float]:
-    """Loss of one token and its derivative by the new log-probability, in plain arithmetic."""
+    """The loss of one token and its derivative by the new log-probability, in plain arithmetic."""
     ratio = math.exp(token.new - token.old)
     weight = min(cap, math.exp(token.old - token.sampler))
     unclipped = ratio * token.advantage

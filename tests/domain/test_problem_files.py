@@ -1,4 +1,4 @@
-"""Problem files: what is written is read again, and a fault is named with its line."""
+"""Problem files: problems are read as they were written, and a fault is named with its line."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_duplicate_problem_id_is_refused(tmp_path: Path) -> None:
 
 
 def test_problem_files_and_the_api_have_the_same_form_of_tests(tmp_path: Path) -> None:
-    """One form: what stands in a problem file is a request of the grading API."""
+    """The tests of a problem file are a valid part of a request to the grading API."""
     file = tmp_path / "problems.jsonl"
     save_problems(file, [STDIN, CALL, *OTHERS])
     for line, problem in zip(file.read_text(encoding="utf8").split("\n"), [STDIN, CALL, *OTHERS], strict=False):

@@ -1,4 +1,4 @@
-"""The report without a browser: what it reads, what it draws, and that nothing in a run folder can break it."""
+"""The report without a browser: what it reads and draws, and that no content of a run folder breaks it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SUMMARY = {
 
 
 def page_of(folder: Path, **contents: Any) -> str:
-    """The page of a folder with these files: a text as it is, a list as lines, anything else as JSON."""
+    """The page of a folder with these files: a string is the text, a list gives lines, other values give JSON."""
     names = {"metrics": "metrics.jsonl", "samples": "samples.jsonl"}
     for name, content in contents.items():
         if isinstance(content, list):
@@ -63,7 +63,7 @@ def evaluation_of(samples: list[dict[str, str]]) -> EvaluationData:
 
 
 class Structure(HTMLParser):
-    """Checks that elements nest, and collects them with all text that is shown."""
+    """Checks that elements are nested correctly, and collects them and all visible text."""
 
     VOID = ("meta", "line", "rect", "circle", "polyline")
 

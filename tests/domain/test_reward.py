@@ -1,4 +1,4 @@
-"""What a verdict is worth, and that our own failures are worth nothing at all."""
+"""The reward of each verdict. Infrastructure failures have none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rollout's arrays agree, and versions survive run-length encoding."""
+"""The arrays of a rollout agree, and run-length encoding keeps the versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one JSON form of tests: what is written is read again, and its digest is that of its bytes."""
+"""The JSON form of tests: it is read as it was written, and its digest is that of its bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots shared between clients: round robin, bounded, nothing lost."""
+"""Slots shared between clients: round robin, bounded, no submission lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Event = tuple[str, int]
 
 @dataclass
 class Office:
-    """Clients arrive, wait, are served and leave. Records who was served when."""
+    """Clients arrive, wait, are served and leave. Records the order of service."""
 
     slots: FairSlots = field(default_factory=lambda: FairSlots(2, MAX_WAITING, lambda waiting, busy: None))
     waiting: list[tuple[str, asyncio.Task[None]]] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Office:
     passed_over: dict[str, dict[str, int]] = field(default_factory=dict)  # waiting client -> others served meanwhile
 
     async def come(self, client: str) -> None:
-        """One submission, from arrival to its end."""
+        """Handle one submission, from its arrival to its end."""
         try:
             async with self.slots.slot(client):
                 self.serve(client)
@@ -43,7 +43,7 @@ class Office:
             assert refusal.retry_after_s >= 1  # noqa: PT017
 
     def serve(self, client: str) -> None:
-        """Note it, and who of the others was passed over."""
+        """Record the client, and the waiting clients that it was served before."""
         self.served.append(client)
         self.passed_over.pop(client, None)
         for other in CLIENTS:
@@ -80,7 +80,7 @@ async def play(events: list[Event]) -> Office:
         assert office.extra == office.slots.extra <= office.slots.busy <= 2
         assert office.slots.waiting <= MAX_WAITING
         assert office.slots.waiting == sum(map(len, office.slots._queues.values()))
-        assert office.slots.busy == 2 or not office.slots.waiting, "a slot is idle while somebody waits"
+        assert office.slots.busy == 2 or not office.slots.waiting, "a slot is idle while a client waits"
     for _ in range(office.extra):
         office.slots.give_back_extra()
     while office.slots.busy or office.slots.waiting:
@@ -156,7 +156,7 @@ async def test_an_extra_slot_is_given_only_while_a_slot_is_idle_and_no_submissio
         await asyncio.sleep(0)
         assert (slots.waiting, slots.take_extra()) == (1, False)
         slots.give_back_extra()
-        assert not slots.take_extra(), "it is another's now"
+        assert not slots.take_extra(), "another submission has it now"
         await asyncio.wait_for(task, 1)
         assert served.is_set()
     assert (slots.busy, slots.extra, slots.waiting) == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""What callers and the grading core load."""
+"""The modules that callers and the grading core load."""
 
 from __future__ import annotations
 

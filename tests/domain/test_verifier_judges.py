@@ -1,4 +1,4 @@
-"""Judges are pure: what a checker's, an interactor's and a driver's words are worth."""
+"""Judges are pure: the ruling for each result of a checker, an interactor or the lcb driver."""
 
 from __future__ import annotations
 

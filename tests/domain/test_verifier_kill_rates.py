@@ -1,4 +1,4 @@
-"""What is learned of a problem's tests: bounded, apart for each client and set of tests, and no more than counts."""
+"""Kill rates of tests: bounded, separate for each client and set of tests, and only counts."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_number_and_the_length_of_tables_are_bounded() -> None:
     first = table(rates, stdin("a"), "p0")
     for number in range(1, 10):
         assert table(rates, stdin("a"), f"p{number}") is not None
-        assert table(rates, stdin("a"), "p0") is first, "what is used is not the one to go"
+        assert table(rates, stdin("a"), "p0") is first, "a used table is not evicted"
         assert len(rates._tables) <= 3
     assert table(rates, stdin("a", "b", "c")) is None
     assert table(rates, stdin("a"), problem_id="") is None

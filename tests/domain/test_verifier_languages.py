@@ -1,4 +1,4 @@
-"""Languages are data: what the file says, what this host has, and what is refused."""
+"""Languages are data: the registry, the languages of this host, and invalid tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The REST API's requests: what is no submission is refused by the name of the field."""
+"""The REST API's requests: an invalid one is refused with the name of its field."""
 
 from __future__ import annotations
 

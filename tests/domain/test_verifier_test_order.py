@@ -1,4 +1,4 @@
-"""The order in which tests are run."""
+"""The order in which tests run."""
 
 from __future__ import annotations
 

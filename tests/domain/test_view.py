@@ -1,4 +1,4 @@
-"""The terminal view: what a snapshot says, that it fits 80 columns, and when plain lines are printed."""
+"""The terminal view: its figures, its width of 80 columns, and when plain lines are printed."""
 
 from __future__ import annotations
 

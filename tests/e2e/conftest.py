@@ -1,4 +1,4 @@
-"""Runs of the real loop, driven from outside like a person would: processes, signals and files."""
+"""Runs of the real loop, controlled from outside by processes, signals and files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-# The smallest loop that is still the whole loop: a policy that knows nothing, so groups without signal are kept.
+# The smallest complete loop. Its policy is untrained, so zero-variance groups are kept.
 TINY = (
     "demo.train_problems=60",
     "demo.held_out_problems=6",
@@ -34,7 +34,7 @@ TINY = (
 
 
 class LoopRun:
-    """One `nouscoder demo` on the tiny loop, in a folder of the test."""
+    """One `nouscoder demo` with the tiny loop, in a folder of the test."""
 
     def __init__(self, root: Path, name: str, overrides: tuple[str, ...]) -> None:
         self.root = root
@@ -45,7 +45,7 @@ class LoopRun:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, resume: bool = False) -> None:
-        """Begin, or go on."""
+        """Start or resume the run."""
         command = [sys.executable, "-m", "nouscoder", "demo", "--name", self.name]
         for override in self._overrides:
             command += ["--set", override]
@@ -54,28 +54,28 @@ class LoopRun:
             self.process = subprocess.Popen(arguments, stdout=output, stderr=output)
 
     def wait(self, limit_s: float = 180) -> int:
-        """The exit code."""
+        """Wait for the end. Returns the exit code."""
         assert self.process is not None
         return self.process.wait(limit_s)
 
     def until(self, condition: Callable[[], bool], what: str, limit_s: float = 120) -> None:
-        """Wait for a condition, failing with the output when the run ends before or the time is over."""
+        """Wait for a condition. Fails with the output when the run ends first, or after `limit_s`."""
         assert self.process is not None
         end = time.monotonic() + limit_s
         while not condition():
             code = self.process.poll()
             if code is not None:
-                pytest.fail(f"the run ended with {code} before {what}:\n{self.text()[-3000:]}")
+                pytest.fail(f"the run exited with {code} before {what}:\n{self.text()[-3000:]}")
             if time.monotonic() > end:
                 pytest.fail(f"{what} did not happen within {limit_s} s:\n{self.text()[-3000:]}")
             time.sleep(0.05)
 
     def text(self) -> str:
-        """All it printed."""
+        """All output of the run."""
         return self.output.read_text(encoding="utf8", errors="replace")
 
     def pids(self, marker: str = "") -> dict[int, str]:
-        """Living processes of this run whose command line holds `marker`."""
+        """The running processes of this run whose command line contains `marker`."""
         found: dict[int, str] = {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -90,10 +90,10 @@ class LoopRun:
         return found
 
     def pid(self, service: str) -> int:
-        """The pid of a service, waiting for it to be there."""
+        """The pid of a service. Waits until it runs."""
         found: dict[int, str] = {}
 
-        def look() -> bool:  # once: a process that was restarted in between would be missed by a second look
+        def look() -> bool:  # one listing, because a second one could miss a process that restarts in between
             found.update(self.pids(f"serve {service} "))
             return bool(found)
 
@@ -101,7 +101,7 @@ class LoopRun:
         return min(found)
 
     def steps(self) -> list[dict[str, Any]]:
-        """metrics.jsonl so far."""
+        """The current lines of metrics.jsonl."""
         file = self.folder / "metrics.jsonl"
         if not file.exists():
             return []
@@ -109,18 +109,18 @@ class LoopRun:
         return [json.loads(line) for line in lines]
 
     def summary(self) -> dict[str, Any]:
-        """summary.json."""
+        """The contents of summary.json."""
         value: dict[str, Any] = json.loads((self.folder / "summary.json").read_text(encoding="utf8"))
         return value
 
     def broker(self) -> str:
-        """The broker's address."""
+        """The address of the broker."""
         import tomllib
 
         return str(tomllib.loads((self.folder / "config.toml").read_text())["broker"]["grpc"])
 
     def status(self) -> dict[str, Any]:
-        """`nouscoder status --json`, the command itself."""
+        """The output of the command `nouscoder status --json`."""
         command = [sys.executable, "-m", "nouscoder", "status", "--json", "--broker", self.broker()]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
         value: dict[str, Any] = json.loads(answer.stdout)
@@ -138,16 +138,16 @@ class LoopRun:
                 continue
 
     def wait_until_gone(self, limit_s: float = 10) -> None:
-        """Until no process of the run is left."""
+        """Wait until no process of the run is left."""
         end = time.monotonic() + limit_s
         while self.pids():
-            assert time.monotonic() < end, f"left behind: {self.pids()}"
+            assert time.monotonic() < end, f"still running: {self.pids()}"
             time.sleep(0.05)
 
 
 @pytest.fixture
 def loop_run(tmp_path: Path) -> Iterator[Callable[..., LoopRun]]:
-    """Makes runs, and leaves none running."""
+    """Makes runs. Kills all of them after the test."""
     runs: list[LoopRun] = []
 
     def make(*overrides: str, name: str = "tiny") -> LoopRun:
@@ -162,25 +162,25 @@ def loop_run(tmp_path: Path) -> Iterator[Callable[..., LoopRun]]:
 
 @pytest.fixture(scope="session")
 def grading_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`nouscoder serve verifier` on a free port, with the real sandbox and no token; the URL of its REST API."""
-    told = tmp_path_factory.mktemp("verifier") / "log"
+    """The URL of the REST API of `nouscoder serve verifier` on a free port, with the real sandbox and no token."""
+    log_file = tmp_path_factory.mktemp("verifier") / "log"
     command = [sys.executable, "-m", "nouscoder", "serve", "verifier", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
     environment = {key: value for key, value in os.environ.items() if key != "NOUSCODER_VERIFIER_TOKENS"}
-    with told.open("wb") as log:
+    with log_file.open("wb") as log:
         process = subprocess.Popen(command, stderr=log, env=environment)
     try:
-        yield f"http://{_http_address(process, told)}"
+        yield f"http://{_http_address(process, log_file)}"
     finally:
         process.terminate()
         process.wait(30)
 
 
-def _http_address(process: subprocess.Popen[bytes], told: Path, limit_s: float = 60) -> str:
+def _http_address(process: subprocess.Popen[bytes], log_file: Path, limit_s: float = 60) -> str:
     end = time.monotonic() + limit_s
     while time.monotonic() < end and process.poll() is None:
-        lines = [json.loads(line) for line in told.read_text().splitlines() if line.endswith("}")]
+        lines = [json.loads(line) for line in log_file.read_text().splitlines() if line.endswith("}")]
         for line in lines:
             if "http" in line:
                 return str(line["http"])
         time.sleep(0.05)
-    pytest.fail(f"the verifier does not listen:\n{told.read_text()[-2000:]}")
+    pytest.fail(f"the verifier does not listen:\n{log_file.read_text()[-2000:]}")

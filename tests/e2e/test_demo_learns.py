@@ -1,4 +1,4 @@
-"""`nouscoder demo` as the newcomer runs it: the policy learns and the ledger balances."""
+"""`nouscoder demo` with its defaults: the policy learns and the ledger balances."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
         pytest.param(2, marks=pytest.mark.soak),
     ],
 )
-def test_held_out_pass_at_1_rises_by_three_tenths(tmp_path: Path, seed: int) -> None:
+def test_held_out_pass_at_1_rises_by_at_least_0_3(tmp_path: Path, seed: int) -> None:
     command = [sys.executable, "-m", "nouscoder", "demo", "--seed", str(seed), "--set", f'run.root="{tmp_path}"']
     run = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]

@@ -1,6 +1,6 @@
-"""The commands that README.md and docs/grading.md show are run as they stand, against a running service.
+"""Runs the commands of README.md and docs/grading.md unchanged, with a running service.
 
-A block is run when its fence says `sh tested`; what its output must hold follows in a comment, `<!-- gives: ... -->`.
+A block is run if its fence is `sh tested`. A following comment `<!-- gives: ... -->` names a part of its output.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GIVES = re.compile(r"<!-- gives: (.*) -->")
 
 
 def blocks() -> list[tuple[str, str, str]]:
-    """(where, script, the line after) of every block."""
+    """(position, script, next line) of every block."""
     found = []
     for name in ("README.md", "docs/grading.md"):
         text = (ROOT / name).read_text(encoding="utf8")
@@ -32,13 +32,15 @@ def blocks() -> list[tuple[str, str, str]]:
 BLOCKS = blocks()
 
 
-def test_both_documents_have_blocks_and_each_says_what_it_gives() -> None:
+def test_both_documents_have_blocks_with_their_output() -> None:
     assert {where.split(":")[0] for where, _, _ in BLOCKS} == {"README.md", "docs/grading.md"}
     assert [where for where, _, after in BLOCKS if not GIVES.fullmatch(after)] == []
 
 
 @pytest.mark.parametrize(("script", "after"), [block[1:] for block in BLOCKS], ids=[block[0] for block in BLOCKS])
-def test_a_documented_command_does_what_it_says(script: str, after: str, grading_url: str, tmp_path: Path) -> None:
+def test_a_documented_command_gives_its_documented_output(
+    script: str, after: str, grading_url: str, tmp_path: Path
+) -> None:
     script = script.replace("http://127.0.0.1:8080", grading_url).replace(".venv/bin/nouscoder", "nouscoder")
     (tmp_path / "nouscoder").write_text(f'#!/bin/sh\nexec {sys.executable} -m nouscoder "$@"\n')
     (tmp_path / "nouscoder").chmod(0o755)

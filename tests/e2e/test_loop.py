@@ -1,4 +1,4 @@
-"""The whole loop as a person runs it: it ends, it survives, it resumes, it stops, and it says what is wrong."""
+"""The whole loop from the command line: it completes, survives kills, resumes, stops, and reports faults."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ NUM_STEPS = 8  # 4 batches of 2 steps
 
 
 def trained_rollouts(folder: Path) -> list[str]:
-    """Ids of the rollouts in the saved batches."""
+    """The ids of the rollouts in the saved batches."""
     saved = SavedBatches(folder / "batches", keep=100)
     batches = [saved.load(int(file.stem)) for file in sorted((folder / "batches").glob("*.batch"))]
     return [graded.rollout.rollout_id for batch in batches for graded in batch.rollouts]
 
 
 def assert_complete(run: Any) -> None:
-    """The run ended as planned: every step once, every rollout at most once, the ledger balanced."""
+    """Check that the run completed: every step once, every rollout at most once, the ledger balanced."""
     assert run.wait() == 0, run.text()[-3000:]
     summary = run.summary()
     assert summary["steps"] == NUM_STEPS
@@ -44,7 +44,7 @@ def assert_complete(run: Any) -> None:
     run.wait_until_gone()
 
 
-def test_the_demo_runs_to_its_end_in_separate_processes_and_stands_still_without_the_verifier(
+def test_the_demo_completes_in_separate_processes_and_makes_no_progress_without_the_verifier(
     loop_run: MakeRun,
 ) -> None:
     run = loop_run("learner.keep_checkpoints=3")
@@ -69,7 +69,7 @@ def test_the_demo_runs_to_its_end_in_separate_processes_and_stands_still_without
 
 
 def assert_nothing_is_scored_without(run: Any, verifier: int) -> None:
-    """While the verifier is stopped no rollout is scored and no reward changes; the ledger balances all the same."""
+    """While the verifier is stopped, no rollout is graded and no reward changes, and the ledger stays balanced."""
     os.kill(verifier, signal.SIGSTOP)
     try:
         settled = settled_status(run)
@@ -81,7 +81,7 @@ def assert_nothing_is_scored_without(run: Any, verifier: int) -> None:
         os.kill(verifier, signal.SIGCONT)
 
 
-def test_every_service_may_be_killed_in_one_run(loop_run: MakeRun) -> None:
+def test_every_service_can_be_killed_in_one_run(loop_run: MakeRun) -> None:
     run = loop_run()
     run.start()
     for number, service in enumerate(SERVICES):
@@ -92,7 +92,7 @@ def test_every_service_may_be_killed_in_one_run(loop_run: MakeRun) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_service_killed_in_the_middle_of_a_run_costs_nothing(loop_run: MakeRun, service: str) -> None:
+def test_a_run_completes_after_a_service_is_killed(loop_run: MakeRun, service: str) -> None:
     run = loop_run()
     run.start()
     run.until(lambda: len(run.steps()) >= 2, "the first batch")
@@ -103,7 +103,7 @@ def test_a_service_killed_in_the_middle_of_a_run_costs_nothing(loop_run: MakeRun
 
 
 def settled_status(run: Any) -> dict[str, Any]:
-    """The status once all that was graded before the stop is trained on: two looks a second apart agree."""
+    """The status after all rollouts graded before the stop are trained: it is equal twice, a second apart."""
     last: dict[str, Any] = run.status()
     for _ in range(20):
         time.sleep(0.4)
@@ -121,13 +121,13 @@ def test_ctrl_c_stops_everything_within_five_seconds_and_the_run_resumes(loop_ru
     pressed = time.monotonic()
     run.process.send_signal(signal.SIGINT)
     assert run.wait(10) == 130
-    assert time.monotonic() - pressed < 5  # the promise itself, not a speed figure
+    assert time.monotonic() - pressed < 5  # a documented limit, not a speed measurement
     run.wait_until_gone(1)
     resume_and_compare(run)
 
 
 @pytest.mark.heavy
-def test_a_run_killed_as_a_whole_resumes_at_the_next_step(loop_run: MakeRun) -> None:
+def test_a_completely_killed_run_resumes_at_the_next_step(loop_run: MakeRun) -> None:
     run = loop_run()
     run.start()
     run.until(lambda: len(run.steps()) >= 4, "step 4")
@@ -137,7 +137,7 @@ def test_a_run_killed_as_a_whole_resumes_at_the_next_step(loop_run: MakeRun) -> 
 
 
 def resume_and_compare(run: Any) -> None:
-    """The resumed run ends as planned, and the lines of whole batches are those of before."""
+    """Check that the resumed run completes, and that the lines of complete batches are unchanged."""
     before = run.steps()
     before = before[: len(before) - len(before) % 2]
     run.start(resume=True)
@@ -183,7 +183,7 @@ def test_a_bad_value_is_one_sentence() -> None:
     assert answer.stderr.strip() == "nouscoder: unknown key broker.lease"
 
 
-def test_resuming_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+def test_resuming_a_missing_run_is_one_sentence(tmp_path: Path) -> None:
     answer = nouscoder("demo", "--name", "missing", "--resume", "--set", f'run.root="{tmp_path}"')
     assert answer.returncode == 1
     assert "there is no run to resume" in answer.stderr

@@ -1,4 +1,4 @@
-"""The playground in headless Chromium: every example runs, by keyboard too, offline but for its own service."""
+"""The playground in headless Chromium: every example runs, also by keyboard, without other network access."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LIMIT_S = 20.0
 
 
 class Chromium:
-    """A browser driven over a pipe with the DevTools protocol: JSON messages, each ended by a NUL byte."""
+    """A browser controlled over a pipe with the DevTools protocol: JSON messages, each followed by a NUL byte."""
 
     def __init__(self, program: str, profile: Path) -> None:
         reading_end, self._commands = _pipe()
@@ -34,7 +34,7 @@ class Chromium:
                 "--disable-extensions",
             ),
             *("--remote-debugging-pipe", f"--user-data-dir={profile}", "--window-size=1280,900"),
-            # A proxy that is not there: nothing but the service under test can be reached.
+            # The proxy does not exist, so only the service under test can be reached.
             *("--proxy-server=127.0.0.1:9", "--proxy-bypass-list=127.0.0.1"),
         ]
         # The browser reads commands from descriptor 3 and writes answers to descriptor 4.
@@ -53,7 +53,7 @@ class Chromium:
         self._session: str | None = None
 
     def open(self, url: str) -> None:
-        """A new tab at `url`, loaded."""
+        """Open a new tab at `url` and wait until it has loaded."""
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -62,7 +62,7 @@ class Chromium:
         self.until("document.readyState === 'complete' && document.getElementById('code').value !== ''")
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
-        """One command and its answer; events that come meanwhile are kept."""
+        """Send one command and return its answer. Events that arrive meanwhile are kept."""
         self._last_id += 1
         message: dict[str, Any] = {"id": self._last_id, "method": method, "params": params}
         if self._session is not None:
@@ -79,14 +79,14 @@ class Chromium:
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
             data = os.read(self._answers, 1 << 20)
-            assert data, "the browser is gone"
+            assert data, "the browser has exited"
             self._rest += data
         line, self._rest = self._rest.split(b"\0", 1)
         record: dict[str, Any] = json.loads(line)
         return record
 
     def value(self, expression: str) -> Any:
-        """What a JavaScript expression gives."""
+        """The value of a JavaScript expression."""
         answer = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
@@ -99,17 +99,17 @@ class Chromium:
             time.sleep(0.02)
 
     def press(self, key: str, code: int, modifiers: int = 0, text: str = "") -> None:
-        """One key, down and up; modifiers: 2 is Ctrl, 8 is Shift."""
+        """Press and release one key. Modifiers: 2 is Ctrl, 8 is Shift."""
         common = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
         self.ask("Input.dispatchKeyEvent", type="keyDown", **common, **({"text": text} if text else {}))
         self.ask("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def type(self, text: str) -> None:
-        """Text into what has the focus."""
+        """Type text into the focused element."""
         self.ask("Input.insertText", text=text)
 
     def shoot(self, file: Path) -> None:
-        """A screenshot of the whole page."""
+        """Save a screenshot of the whole page."""
         size = self.ask("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
         shot = self.ask("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
@@ -124,7 +124,7 @@ class Chromium:
 
 
 def _pipe() -> tuple[int, int]:
-    """(read from, write to), both clear of the numbers that the browser is told to use."""
+    """A pipe (read end, write end), whose numbers differ from those that the browser uses."""
     ends = os.pipe()
     high = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends)
     for end in ends:
@@ -155,14 +155,14 @@ OUTCOMES = "[...document.querySelectorAll('#outcomes li')].map((item) => item.cl
 
 
 def troubles(page: Chromium) -> list[str]:
-    """What the browser complains of: exceptions, blocked requests, violations of the policy (advice is none)."""
+    """The errors of the browser: exceptions, blocked requests, violations of the policy. Advice is not included."""
     kinds = ("Runtime.exceptionThrown", "Log.entryAdded", "Network.loadingFailed")
     found = [event for event in page.events if event.get("method") in kinds]
     return [json.dumps(one) for one in found if one["params"].get("entry", {}).get("level") not in ("verbose", "info")]
 
 
 def asked(page: Chromium) -> set[str]:
-    """Every address that the page asked for."""
+    """Every address that the page requested."""
     sent = [event for event in page.events if event.get("method") == "Network.requestWillBeSent"]
     return {event["params"]["request"]["url"] for event in sent}
 
@@ -204,7 +204,7 @@ def test_the_example_of_every_test_type_is_accepted(new_page: Callable[[], Chrom
     assert troubles(page) == []
 
 
-def test_the_editor_indents_numbers_its_lines_and_lets_the_keyboard_out(new_page: Callable[[], Chromium]) -> None:
+def test_the_editor_indents_numbers_its_lines_and_can_be_left_by_keyboard(new_page: Callable[[], Chromium]) -> None:
     page = new_page()
     page.value("document.getElementById('code').select()")
     page.type("if 1:")
@@ -223,7 +223,7 @@ def test_the_editor_indents_numbers_its_lines_and_lets_the_keyboard_out(new_page
     assert page.value("document.activeElement.id") == "type"
 
 
-def test_what_a_program_prints_stays_text_and_bad_tests_are_said_in_words(new_page: Callable[[], Chromium]) -> None:
+def test_program_output_stays_text_and_invalid_tests_have_a_message(new_page: Callable[[], Chromium]) -> None:
     page = new_page()
     hostile = "print('<img src=x onerror=document.title=1><script>document.title=2</script>')"
     page.value(f"document.getElementById('code').value = {json.dumps(hostile)}; document.getElementById('run').click()")
@@ -243,7 +243,7 @@ def test_what_a_program_prints_stays_text_and_bad_tests_are_said_in_words(new_pa
 
 
 def test_light_and_dark(new_page: Callable[[], Chromium], tmp_path: Path) -> None:
-    """Screenshots to look at, in $PLAYGROUND_SHOTS where that is set; text must stand out from what it is on."""
+    """Text must contrast with its background. Saves screenshots to $PLAYGROUND_SHOTS if that is set."""
     page = new_page()
     page.value("document.getElementById('run').click()")
     page.until(f"{BADGE} !== null")
@@ -258,7 +258,7 @@ def test_light_and_dark(new_page: Callable[[], Chromium], tmp_path: Path) -> Non
     assert page.value("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-# WCAG 2's contrast ratio between an element's text and the nearest background that is painted.
+# WCAG 2's contrast ratio between an element's text and the nearest painted background.
 CONTRAST = """(selector) => {
   const element = document.querySelector(selector);
   const numbers = (color) => color.match(/[\\d.]+/g).map(Number);

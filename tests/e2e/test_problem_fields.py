@@ -1,4 +1,4 @@
-"""A problem's prelude reaches its grading: programs sampled in a run get the verdict that the API gives them."""
+"""A problem's prelude is used in its grading: programs sampled in a run get the same verdict as from the API."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ MADE_UP = {
 
 
 def leetcode(tmp_path: Path) -> list[tuple[LeetCodeProblem, str]]:
-    """Problems, each with what a policy answers: a made-up one, and the first 30 of the real set where that is at hand.
+    """Problems, each with an answer of a policy: an invented one, and the first 30 of the real set if that exists.
 
-    An answer is a method with its helpers, without the imports that LeetCode has made before.
+    An answer is a method with its helpers, without the imports that LeetCode provides.
     """
     real = gzip.decompress(DATA.read_bytes()).splitlines()[:30] if DATA.exists() else []
     lines = [json.dumps(MADE_UP).encode(), *real]
@@ -46,7 +46,7 @@ def leetcode(tmp_path: Path) -> list[tuple[LeetCodeProblem, str]]:
 
 
 @pytest.mark.timeout(300)
-async def test_leetcode_methods_sampled_in_a_run_know_the_names_that_leetcode_gives_them(tmp_path: Path) -> None:
+async def test_sampled_leetcode_methods_can_use_the_names_that_leetcode_imports(tmp_path: Path) -> None:
     items = leetcode(tmp_path)
     save_problems(tmp_path / "train.jsonl", [item.problem for item, _ in items])
     sandbox = open_sandbox(SandboxConfig(backend="local", slots=2))

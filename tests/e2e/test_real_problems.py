@@ -1,8 +1,8 @@
-"""Real input through the REST API of a really running service.
+"""Real problems through the REST API of a running service.
 
 LeetCode: the reference solutions get `accepted` wherever a bare Python process that runs the data set's own `check`
-accepts them. CodeContests: an empty program, print(0), an endless loop and a memory hog get the right verdict on every
-problem. pytest takes a spread sample; the whole of both sets: `python tests/e2e/test_real_problems.py`.
+accepts them. CodeContests: an empty program, print(0), an endless loop and a program that uses too much memory get the
+right verdict on every problem. pytest uses a sample; `python tests/e2e/test_real_problems.py` uses both sets.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Answer = TypeVar("Answer")
 
 @contextmanager
 def running_service() -> Iterator[str]:
-    """The URL of `nouscoder serve verifier` in a process of its own, started with its defaults."""
+    """The URL of `nouscoder serve verifier` in a separate process with its defaults."""
     command = [sys.executable, "-m", "nouscoder", "serve", "verifier"]
     addresses = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
     process = subprocess.Popen([*command, *addresses], stderr=subprocess.PIPE, text=True, cwd=ROOT)
@@ -52,7 +52,7 @@ def running_service() -> Iterator[str]:
     finally:
         process.terminate()
         process.communicate(timeout=30)
-    assert process.returncode == 0, "the service must drain and end well"
+    assert process.returncode == 0, "the service must drain and exit with code 0"
 
 
 def _url(process: subprocess.Popen[str]) -> str:
@@ -66,7 +66,7 @@ def _url(process: subprocess.Popen[str]) -> str:
 
 
 async def each(items: Sequence[Item], work: Callable[[Item], Awaitable[Answer]]) -> list[Answer]:
-    """`work` of every item, a few at a time."""
+    """Run `work` for every item, a few at a time."""
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def one(item: Item) -> Answer:
@@ -78,7 +78,7 @@ async def each(items: Sequence[Item], work: Callable[[Item], Awaitable[Answer]])
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a problem's program should get and what it got."""
+    """The expected and the actual verdict of a program on a problem."""
 
     problem_id: str
     program: str
@@ -88,7 +88,7 @@ class Judged:
 
     @property
     def right(self) -> bool:
-        """Whether the verdict is the truth."""
+        """Whether the verdict is the expected one."""
         return self.verdict == self.truth
 
 
@@ -108,7 +108,7 @@ async def bare_check(item: LeetCodeProblem) -> bool:
 
 
 async def judge_leetcode(url: str, problems: Sequence[LeetCodeProblem]) -> list[Judged]:
-    """The reference solutions, graded by the service and by a bare process."""
+    """Grade the reference solutions with the service and with a bare process."""
     async with AsyncClient(url) as client:
 
         async def one(item: LeetCodeProblem) -> Judged:
@@ -126,12 +126,12 @@ async def judge_leetcode(url: str, problems: Sequence[LeetCodeProblem]) -> list[
 
 
 def same_tokens(output: str, tests: StdinTests) -> bool:
-    """Whether a program that always prints `output` is right, said without the code under test."""
+    """Whether a program that always prints `output` is right, computed without the code under test."""
     return all(case.output.split() == output.split() for case in tests.cases)
 
 
 async def judge_contests(url: str, problems: Sequence[Problem]) -> list[Judged]:
-    """Four programs on each problem."""
+    """Grade four programs on each problem."""
     async with AsyncClient(url) as client:
 
         async def one(work: tuple[Problem, str]) -> Judged:
@@ -152,8 +152,8 @@ async def judge_contests(url: str, problems: Sequence[Problem]) -> list[Judged]:
         return await each([(problem, name) for problem in problems for name in names], one)
 
 
-def told(judged: Sequence[Judged]) -> str:
-    """Counts, then every disagreement."""
+def report_of(judged: Sequence[Judged]) -> str:
+    """The counts, then every difference."""
     counts = Counter((one.program, one.truth, one.verdict) for one in judged)
     lines = [f"{n:4} x {program}: truth {truth}, verdict {verdict}" for (program, truth, verdict), n in counts.items()]
     lines += [f"DISAGREEMENT {one}" for one in judged if not one.right]
@@ -178,13 +178,13 @@ async def test_reference_solutions_are_accepted_where_the_data_set_accepts_them(
     with_library = [item for item in problems if "sortedcontainers" in item.program]
     judged = await judge_leetcode(url, problems[::4] + with_library)
     assert len(judged) == 51
-    assert all(one.right for one in judged), told(judged)
+    assert all(one.right for one in judged), report_of(judged)
 
 
-async def test_worthless_programs_get_the_right_verdict_on_real_problems(url: str) -> None:
+async def test_wrong_programs_get_the_right_verdict_on_real_problems(url: str) -> None:
     judged = await judge_contests(url, read_code_contests(_needed(CODE_CONTESTS))[::15])
     assert len(judged) == 44
-    assert all(one.right for one in judged), told(judged)
+    assert all(one.right for one in judged), report_of(judged)
 
 
 async def _whole() -> AsyncIterator[tuple[str, list[Judged], float]]:
@@ -198,12 +198,12 @@ async def _whole() -> AsyncIterator[tuple[str, list[Judged], float]]:
 
 
 async def main() -> int:
-    """Both sets, whole; exit code 1 when any verdict is wrong."""
+    """Grade both complete sets. Exit code 1 when any verdict is wrong."""
     wrong = 0
     async for title, judged, seconds in _whole():
         wrong += sum(not one.right for one in judged)
         print(f"{title}: {len(judged)} verdicts in {seconds:.1f} s, bare checks among them")
-        print(told(judged))
+        print(report_of(judged))
     print("no disagreement" if not wrong else f"{wrong} disagreements")
     return 1 if wrong else 0
 

@@ -1,4 +1,4 @@
-"""report.html in a real browser: it draws its curves, stays off the network, and no program in it comes alive."""
+"""report.html in a real browser: it draws its curves, makes no network request, and executes no program in it."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def write_lines(file: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def write_run(folder: Path) -> None:
-    """A whole run folder, its lines as learner/run_log.py writes them."""
+    """Write a complete run folder with the lines of learner/run_log.py."""
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
     steps = range(1, NUM_BATCHES * STEPS_PER_BATCH + 1)
@@ -156,7 +156,7 @@ def write_run(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Seen:
-    """What became of a page: its DOM after its script has run, and the addresses it asked for (not the browser)."""
+    """The result of loading a page: its DOM after its script has run, and the addresses that the page requested."""
 
     dom: str
     asked: tuple[str, ...]
@@ -172,7 +172,7 @@ def browse(page: Path, work: Path) -> Seen:
         *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
         *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
         *("--disable-dev-shm-usage", f"--user-data-dir={work / 'profile'}", "--window-size=1280,900"),
-        # A proxy that is not there: what the browser asks for on its own account does not leave the machine either.
+        # The proxy does not exist, so the browser's own requests do not leave the machine either.
         *("--proxy-server=127.0.0.1:9", "--proxy-bypass-list=<-loopback>", f"--log-net-log={net_log}"),
         *("--dump-dom", page.as_uri()),
     ]
@@ -205,7 +205,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(folder)
 
 
-def test_the_page_shows_its_curves_stays_off_the_network_and_lets_no_program_run(report: Path, tmp_path: Path) -> None:
+def test_the_page_shows_its_curves_and_neither_uses_the_network_nor_runs_a_program(
+    report: Path, tmp_path: Path
+) -> None:
     seen = browse(report, tmp_path)
     dom = seen.dom
     assert seen.asked == ()
@@ -215,15 +217,15 @@ def test_the_page_shows_its_curves_stays_off_the_network_and_lets_no_program_run
     assert elements.count("rect", "fill-") >= 4 * NUM_BATCHES
     assert elements.count("article", "pair") == 14
     assert elements.count("svg", "dumbbell") == 45
-    # Model output became text: the page has its one script, no image, and its own title.
+    # Model output is text: the page has only its own script, no image, and its own title.
     assert elements.count("script") == 1
     assert elements.count("img") == 0
     assert "<title>NousCoder run" in dom
     assert "<title>alive" not in dom
 
 
-def test_the_pages_policy_keeps_a_script_and_an_image_out_even_if_one_slipped_in(report: Path, tmp_path: Path) -> None:
-    """Without the policy both do get in, and are seen to."""
+def test_the_policy_of_the_page_blocks_an_injected_script_and_image(report: Path, tmp_path: Path) -> None:
+    """As a control: without the policy, both are loaded and detected."""
     slipped = "<script>document.title = 'alive'</script><img src=http://127.0.0.1:9/slipped></body>"
     page = report.read_text(encoding="utf8").replace("</body>", slipped)
     found = []
@@ -234,7 +236,7 @@ def test_the_pages_policy_keeps_a_script_and_an_image_out_even_if_one_slipped_in
     assert found == [((), False), (("http://127.0.0.1:9/slipped",), True)]
 
 
-def test_curves_answer_pointer_and_arrow_keys_and_the_table_sorts(report: Path, tmp_path: Path) -> None:
+def test_curves_react_to_pointer_and_arrow_keys_and_the_table_sorts(report: Path, tmp_path: Path) -> None:
     driver = """<script>
 const svg = document.querySelector("svg.chart"), readout = svg.closest("figure").querySelector(".readout");
 const box = svg.getBoundingClientRect();
@@ -254,7 +256,7 @@ document.body.replaceChildren(Object.assign(document.createElement("pre"), {text
 </script>"""
     page = report.read_text(encoding="utf8")
     driven = tmp_path / "driven.html"
-    # The page's own policy would (rightly) refuse the driver.
+    # The page's policy would refuse the driver.
     driven.write_text(
         page.replace('http-equiv="Content-Security-Policy"', "").replace("</body>", driver), encoding="utf8"
     )
@@ -268,7 +270,7 @@ document.body.replaceChildren(Object.assign(document.createElement("pre"), {text
     assert (hidden, is_sorted) == ("true", "true")
 
 
-def test_every_chart_has_what_it_draws_and_samples_say_where_they_come_from(report: Path) -> None:
+def test_every_chart_has_values_and_samples_have_their_origin(report: Path) -> None:
     page = report.read_text(encoding="utf8")
     for title in (
         *("Pass rate", "Reward", "Staleness", "Response length", "Overlong rollouts", "Entropy", "Importance ratio"),
@@ -279,8 +281,8 @@ def test_every_chart_has_what_it_draws_and_samples_say_where_they_come_from(repo
     assert "step 1 · sum_plus-3 · reward -1 · policy version 1 to 3 · staleness 2<" in page
 
 
-def test_the_learner_writes_the_very_lines_that_this_report_was_drawn_from() -> None:
-    """The keys here are those of the learner's own writers, so no chart is named after a key nobody writes."""
+def test_the_learner_writes_the_lines_that_this_report_reads() -> None:
+    """The keys in these tests are those that the learner writes, so every chart has a written key."""
     from nouscoder.learner.run_log import BatchSeconds, metrics_lines, sample_lines
 
     trained = trained_batch()
@@ -301,7 +303,7 @@ class CharacterTokenizer:
 
 
 def trained_batch() -> TrainedBatch:
-    """A batch of one rollout and one step, made of the learner's own records."""
+    """A batch of one rollout and one step, made from the learner's records."""
     import torch
 
     from nouscoder.learner.batch_statistics import ScoredRollout, statistics_of

@@ -1,4 +1,4 @@
-"""A policy that really learns, killed as a whole and resumed: the same losses as one that was never interrupted."""
+"""A run that is killed and resumed has the same losses as an uninterrupted one, with a policy that learns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEARNING = (
 
 
 def uninterrupted_losses(config: Config) -> list[float]:
-    """The losses of one learner in memory that trains the saved batches from first to last, a loss a step."""
+    """The losses of one learner in memory that trains all saved batches in order, one loss per step."""
     from nouscoder.learner.core import RunFiles, prepare_thread
     from nouscoder.learner.saved_batches import SavedBatches
     from nouscoder.learner.trainer import Trainer
@@ -61,6 +61,6 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(loop_run: Callable
 
 
 def trained_once(folder: Path) -> bool:
-    """The ledger counts every rollout of the run's batches once."""
+    """Whether the ledger counts every rollout of the run's batches once."""
     summary = json.loads((folder / "summary.json").read_text())
     return bool(summary["balanced"] and summary["ledger"]["trained"] == NUM_BATCHES * 32)

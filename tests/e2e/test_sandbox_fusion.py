@@ -1,4 +1,4 @@
-"""SandboxFusion's own client package gets what it parses from POST /run_code, over the real sandbox."""
+"""SandboxFusion's client package can parse the answers of POST /run_code, with the real sandbox."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sandbox_fusion.models import RunCodeRequest, RunCodeResponse
 
 
 def run(url: str, code: str, **fields: Any) -> RunCodeResponse:
-    """One request by the client package, once, as the package itself would send and parse it."""
+    """Send one request with the client package, without its retries."""
     request = RunCodeRequest(code=code, language=fields.pop("language", "python"), **fields)
     return sandbox_fusion.run_code(request, endpoint=url, max_attempts=1, client_timeout=60)
 
 
-def test_a_program_that_ends_well_is_success(grading_url: str) -> None:
+def test_a_program_with_exit_code_0_is_success(grading_url: str) -> None:
     answer = run(grading_url, "print(int(input()) + 1)", stdin="41")
     assert (answer.status, answer.message, answer.compile_result, answer.files) == ("Success", "", None, {})
     assert answer.run_result is not None
@@ -36,9 +36,7 @@ def test_a_program_that_ends_well_is_success(grading_url: str) -> None:
         ("import os\nos.kill(os.getpid(), 11)", -11, ""),
     ],
 )
-def test_a_program_that_ends_badly_is_failed_and_finished(
-    grading_url: str, code: str, return_code: int, stderr: str
-) -> None:
+def test_a_failing_program_is_failed_and_finished(grading_url: str, code: str, return_code: int, stderr: str) -> None:
     answer = run(grading_url, code)
     assert answer.status == "Failed"
     assert answer.run_result is not None
@@ -46,14 +44,14 @@ def test_a_program_that_ends_badly_is_failed_and_finished(
     assert stderr in (answer.run_result.stderr or "")
 
 
-def test_a_program_that_takes_too_long_is_told_so(grading_url: str) -> None:
+def test_a_program_over_its_time_limit_is_reported(grading_url: str) -> None:
     answer = run(grading_url, "print('begun', flush=True)\nwhile True: pass", run_timeout=0.5)
     assert answer.status == "Failed"
     assert answer.run_result is not None
     assert (answer.run_result.status, answer.run_result.stdout) == ("TimeLimitExceeded", "begun\n")
 
 
-def test_files_are_there_to_be_read(grading_url: str) -> None:
+def test_files_can_be_read(grading_url: str) -> None:
     data = {"data.bin": base64.b64encode(b"\x00\xff7").decode(), "nothing": None}
     answer = run(grading_url, "import os\nprint(open('data.bin', 'rb').read(), os.path.exists('nothing'))", files=data)
     assert answer.run_result is not None
@@ -71,12 +69,12 @@ def test_files_are_there_to_be_read(grading_url: str) -> None:
         ({"code": None}, "code"),
     ],
 )
-def test_what_cannot_be_run_is_422_by_field(grading_url: str, fields: dict[str, Any], field: str) -> None:
+def test_an_invalid_run_is_422_with_its_field(grading_url: str, fields: dict[str, Any], field: str) -> None:
     answer = httpx.post(f"{grading_url}/run_code", json={"code": "1", "language": "python", **fields})
     assert (answer.status_code, answer.json()["field"]) == (422, field)
 
 
-def test_the_memory_limit_holds(grading_url: str) -> None:
+def test_the_memory_limit_is_enforced(grading_url: str) -> None:
     body = {"code": "x = bytearray(10**9)", "language": "python", "memory_limit_MB": 200}
     result = httpx.post(f"{grading_url}/run_code", json=body, timeout=60).json()
     assert result["status"] == "Failed"

@@ -1,7 +1,7 @@
-"""Hand-checked truth: what a person's own shell says of each program of semantics/*.toml, and what LiveCodeBench says.
+"""The programs of semantics/*.toml with hand-checked verdicts: those of a real process, and those of LiveCodeBench.
 
-`verdict` must come out under the process profile for every program; `lcb`, where it is told, under the lcb profile.
-A language that this host lacks is left out, by name.
+Every program must get `verdict` with the process profile, and `lcb`, if given, with the lcb profile. Programs in
+languages that this host lacks are skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nouscoder.verifier.toolchains.languages import installed
 _PUBLISHED = "NOUSCODER_LCB_TESTING_UTIL"
 _CODES = {True: "accepted", False: "wrong_answer", -1: "runtime_error", -2: "wrong_answer"}
 _CODES |= {-3: "time_limit_exceeded", -4: "runtime_error"}
-# stdin must be empty for the program; the result goes out by a descriptor that the grader does not touch.
+# The program's stdin must be empty. The result is written to a descriptor that the grader does not use.
 _RUN_PUBLISHED = """
 import importlib.util, json, os, sys
 sample, code, timeout_s = json.load(sys.stdin)
@@ -85,7 +85,7 @@ def _programs() -> list[dict[str, Any]]:
 
 
 def _tests(program: Mapping[str, Any]) -> dict[str, Any]:
-    """The request's field `tests`, from the short forms of the tables."""
+    """The request's field `tests`, made from the short forms of the tables."""
     if "tests" in program:
         return dict(program["tests"])
     if "call" in program:
@@ -136,7 +136,7 @@ async def grader() -> AsyncIterator[Grader]:
 
 
 async def _differences(grader: Grader, profile: str, truth: str) -> list[str]:
-    """The programs whose verdict under `profile` is not what their column `truth` says."""
+    """The programs whose verdict with `profile` differs from their column `truth`."""
     programs = [program for program in _programs() if truth in program and _can_run(program)]
     work = (grader.grade(_submission(program, profile)) for program in programs)
     verdicts = await asyncio.gather(*work)
@@ -147,7 +147,7 @@ async def _differences(grader: Grader, profile: str, truth: str) -> list[str]:
     ]
 
 
-def test_the_tables_hold_what_is_promised() -> None:
+def test_the_tables_have_the_documented_size() -> None:
     programs = _programs()
     names = [program["name"] for program in programs]
     assert len(programs) >= 150
@@ -155,20 +155,20 @@ def test_the_tables_hold_what_is_promised() -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_the_process_profile_tells_the_truth_of_every_program(grader: Grader) -> None:
+async def test_the_process_profile_gives_the_right_verdict_for_every_program(grader: Grader) -> None:
     assert await _differences(grader, "process", "verdict") == []
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_the_lcb_profile_says_what_livecodebench_says(grader: Grader) -> None:
+async def test_the_lcb_profile_gives_the_verdict_of_livecodebench(grader: Grader) -> None:
     assert await _differences(grader, "lcb", "lcb") == []
 
 
 @pytest.mark.skipif(
     _PUBLISHED not in os.environ, reason=f"{_PUBLISHED} names no copy of LiveCodeBench's testing_util.py"
 )
-def test_the_lcb_column_is_what_the_published_grader_itself_says(tmp_path: Path) -> None:
-    """The control: the same programs through a copy of the published file, which is no part of this project."""
+def test_the_lcb_column_equals_the_verdicts_of_the_published_grader(tmp_path: Path) -> None:
+    """A control: the same programs with a copy of the published file, which is not part of this project."""
     programs = [program for program in _programs() if "lcb" in program]
     said = {program["name"]: _published_verdict(program, tmp_path) for program in programs}
     assert len(said) >= 150
@@ -180,13 +180,13 @@ def _lcb_column(programs: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def _published_verdict(program: Mapping[str, Any], folder: Path) -> str:
-    """What run_test of the published file says, in a process of its own, under its own bound on the whole."""
+    """The verdict of `run_test` of the published file, in a separate process, within its own total time limit."""
     tests, code = _tests(program), program["code"]
     timeout_s = int(program.get("wall_time_s", _LIMITS["wall_time_s"]))
     sample: dict[str, Any] = {"inputs": [], "outputs": []}
     for case in tests["cases"]:
         if tests["type"] == "call":
-            # It knows no call without arguments: such an f is given one that it does not look at.
+            # It supports no call without arguments, so such an `f` gets one that it ignores.
             sample["fn_name"] = "f"
             sample["inputs"].append("\n".join(json.dumps(arg) for arg in case["args"] or [0]))
             sample["outputs"].append(json.dumps(case["expected"]))

@@ -1,4 +1,4 @@
-"""`nouscoder serve verifier` as a process: tokens from a file read again on SIGHUP, audit log, TLS and health port."""
+"""`nouscoder serve verifier` as a process: tokens reloaded on SIGHUP, audit log, TLS and health port."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def until(condition: Callable[[], bool], what: str, limit_s: float = 30) -> None
 
 
 class Service:
-    """The process and what it logs."""
+    """The process and its log."""
 
     def __init__(self, folder: Path, *settings: str) -> None:
         self.folder = folder
@@ -44,16 +44,16 @@ class Service:
         self.process = subprocess.Popen(command, stderr=self._log, env=environment)
 
     def logged(self) -> list[dict[str, Any]]:
-        """Every whole line of the log."""
+        """Every complete line of the log."""
         return [json.loads(line) for line in (self.folder / "log").read_text().splitlines() if line.endswith("}")]
 
     def address(self, name: str) -> str:
-        """Where http, health or grpc listens."""
+        """The address of http, health or grpc."""
         until(lambda: self.process.poll() is not None or any(name in line for line in self.logged()), f"{name} listens")
         return str(next(line[name] for line in self.logged() if name in line))
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM. Returns the exit code."""
         self.process.terminate()
         try:
             return self.process.wait(30)
@@ -63,7 +63,7 @@ class Service:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[tuple[Service, dict[str, str]]]:
-    """With a token, an audit log and TLS."""
+    """A service with a token, an audit log and TLS."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is missing: install it to make the certificate of this test")
     certificate = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-x509", "-days", "2")
@@ -87,7 +87,7 @@ def service(tmp_path: Path) -> Iterator[tuple[Service, dict[str, str]]]:
         running.stop()
 
 
-def test_a_service_with_all_its_locks(service: tuple[Service, dict[str, str]], tmp_path: Path) -> None:
+def test_a_service_with_tokens_audit_log_and_tls(service: tuple[Service, dict[str, str]], tmp_path: Path) -> None:
     running, secrets = service
     url = f"https://{running.address('http')}"
     health = f"http://{running.address('health')}"
@@ -101,7 +101,7 @@ def test_a_service_with_all_its_locks(service: tuple[Service, dict[str, str]], t
     run = httpx.post(f"{url}/run_code", json={"code": "1", "language": "python"}, headers=headers, verify=trust)
     assert run.json()["status"] == "Success"
 
-    # A second client is let in, the first one out, and the audit log is begun anew.
+    # A second client is added, the first one is removed, and the audit log is moved away.
     secret, line = new_api_key("bob")
     (tmp_path / "tokens").write_text(line + "\n")
     (tmp_path / "audit.jsonl").rename(tmp_path / "audit.old")
@@ -112,16 +112,16 @@ def test_a_service_with_all_its_locks(service: tuple[Service, dict[str, str]], t
         assert client.grade(**BODY)["cached"]
     assert running.stop() == 0
 
-    def told(name: str) -> list[tuple[str, str, str]]:
+    def audited(name: str) -> list[tuple[str, str, str]]:
         lines = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
         return [(line["client"], line["language"], line["verdict"]) for line in lines]
 
-    assert told("audit.old") == [("ann", "python", "accepted"), ("ann", "python", "Success")]
-    assert told("audit.jsonl") == [("bob", "python", "accepted")]
+    assert audited("audit.old") == [("ann", "python", "accepted"), ("ann", "python", "Success")]
+    assert audited("audit.jsonl") == [("bob", "python", "accepted")]
     assert '"mine"' in (tmp_path / "audit.old").read_text()
     assert "print(3)" not in (tmp_path / "audit.old").read_text()
-    for told_once in (secrets["ann"], secret):
-        assert told_once not in (tmp_path / "log").read_text()
+    for secret_text in (secrets["ann"], secret):
+        assert secret_text not in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_service_with_all_its_locks(service: tuple[Service, dict[str, str]], t
         ('verifier.tls={certificate="none.pem",key="none.pem"}', "TLS cannot be set up from none.pem, none.pem"),
     ],
 )
-def test_what_can_never_work_is_one_sentence_and_exit_78(tmp_path: Path, setting: str, message: str) -> None:
+def test_an_unusable_configuration_is_one_sentence_and_exit_78(tmp_path: Path, setting: str, message: str) -> None:
     running = Service(tmp_path, setting, 'verifier.sandbox.backend="fake"')
     code = running.process.wait(30)
     last = (tmp_path / "log").read_text().splitlines()[-1]

@@ -1,6 +1,6 @@
-"""What a person's own shell would say of a program is what the `process` profile says (research/grading.md, section 2).
+"""The `process` profile gives the verdict that a program would get in a shell (research/grading.md, section 2).
 
-The programs that in-process graders get wrong, through the grader and the real `local` sandbox.
+Grades programs that in-process graders judge wrongly, with the real `local` sandbox.
 """
 
 from __future__ import annotations

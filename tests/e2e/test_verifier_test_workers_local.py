@@ -17,7 +17,7 @@ from nouscoder.verifier.sandbox import SandboxConfig, open_sandbox
 
 NUM_TESTS = 24
 CASES = tuple(StdinCase(f"{index:02d}", str(index * index)) for index in range(NUM_TESTS))
-# Uses CPU for a moment, and answers wrongly if an earlier test has left a file behind.
+# Uses CPU for a short time, and gives a wrong answer if an earlier test has left a file.
 CODE = """
 import os, time
 number, clean = int(input()), not os.path.exists("/tmp/left")
@@ -33,7 +33,7 @@ CHECKER = JudgeProgram(
 
 @asynccontextmanager
 async def local_grader() -> AsyncIterator[tuple[Grader, CollectorRegistry]]:
-    """A grader with two slots, independent of the machine."""
+    """A grader with two slots, whatever the machine has."""
     sandbox, registry = open_sandbox(SandboxConfig(backend="local", slots=2)), CollectorRegistry()
     await sandbox.start()
     try:

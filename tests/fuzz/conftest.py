@@ -1,7 +1,7 @@
-"""A verifier process with the real sandbox, and what must hold after whatever was sent to it.
+"""A verifier process with the real sandbox, and checks of its state after any input.
 
-With NOUSCODER_FUZZ_SECONDS (see `make fuzz`) the fuzzers share that time, draw other inputs each time and keep what
-they learn in `.fuzz/`; without it each has a few seconds and the same inputs always.
+With NOUSCODER_FUZZ_SECONDS (see `make fuzz`) the fuzzers share that time, use new inputs in each run and keep their
+corpus in `.fuzz/`. Without it each has a few seconds and always the same inputs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Seconds for one target and for the REST API. `thorough` ones differ from run to run and keep their corpus."""
+    """Seconds for one target and for the REST API. With `thorough`, each run has new inputs and keeps its corpus."""
 
     target_s: int
     rest_s: int
@@ -38,7 +38,7 @@ class Budget:
 
 @pytest.fixture(scope="session")
 def budget(request: pytest.FixtureRequest) -> Budget:
-    """The REST API has as much as all targets together."""
+    """The REST API gets as much time as all targets together."""
     given = os.environ.get("NOUSCODER_FUZZ_SECONDS")
     if given is None:
         return Budget(1, 15, False)
@@ -48,7 +48,7 @@ def budget(request: pytest.FixtureRequest) -> Budget:
 
 
 class VerifierProcess:
-    """`nouscoder serve verifier` with the local backend, small limits of its own and no token."""
+    """`nouscoder serve verifier` with the local backend, small limits and no token."""
 
     def __init__(self, folder: Path) -> None:
         self._log = folder / "log"
@@ -78,12 +78,12 @@ class VerifierProcess:
         pytest.fail(f"the verifier does not listen:\n{self._log.read_text()[-2000:]}")
 
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
-        """One request with a limit of time; what is no bytes and no iterator is sent as JSON."""
+        """Send one request with a time limit. A body other than bytes or an iterator is sent as JSON."""
         content = body if isinstance(body, bytes | Iterator) else json.dumps(body).encode()
         return self._client.post(path, content=content, headers=headers)
 
     def refuses(self, path: str, body: Any, status: int, field: str | None = None) -> str:
-        """The field at fault, named in one sentence of bounded length, with this status."""
+        """Check that the answer has this status and one short sentence with the field. Returns the invalid field."""
         answer = self.post(path, body)
         assert answer.status_code == status, answer.text[:500]
         fault = answer.json()
@@ -95,7 +95,7 @@ class VerifierProcess:
         return str(fault["field"])
 
     def check_health(self) -> None:
-        """A canary submission is graded, and nothing was logged that is an error of ours."""
+        """Check that a canary submission is accepted and that the service has logged no error."""
         body = {
             "code": f"print(int(input()) + 1)  # {next(_numbers)}",
             "tests": {"type": "stdin", "cases": [{"input": "41", "output": "42"}]},
@@ -109,7 +109,7 @@ class VerifierProcess:
         assert not bad, "\n".join(bad)[:4000]
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM. Returns the exit code."""
         self._client.close()
         self.process.terminate()
         try:
@@ -120,7 +120,7 @@ class VerifierProcess:
 
 
 def _is_harmless(line: str) -> bool:
-    if re.match(r"I\d{4} .* fork_posix", line):  # gRPC's own way to say that nothing happened
+    if re.match(r"I\d{4} .* fork_posix", line):  # an informational message of gRPC
         return True
     try:
         record: dict[str, Any] = json.loads(line)
@@ -131,7 +131,7 @@ def _is_harmless(line: str) -> bool:
 
 @pytest.fixture(scope="session")
 def running_verifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VerifierProcess]:
-    """The process."""
+    """The running process."""
     process = VerifierProcess(tmp_path_factory.mktemp("fuzzed"))
     yield process
     assert process.stop() == 0
@@ -139,6 +139,6 @@ def running_verifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Verif
 
 @pytest.fixture
 def verifier(running_verifier: VerifierProcess) -> Iterator[VerifierProcess]:
-    """The process, found healthy after the test."""
+    """The process, whose health is checked after the test."""
     yield running_verifier
     running_verifier.check_health()

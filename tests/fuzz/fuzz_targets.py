@@ -1,9 +1,9 @@
-"""Coverage-guided fuzzing (atheris on libFuzzer) of what reads, in the gateway, what clients and candidates say.
+"""Coverage-guided fuzzing (atheris on libFuzzer) of the gateway's parsers of input from clients and candidates.
 
     python tests/fuzz/fuzz_targets.py TARGET [libFuzzer options] [corpus folders, or files to replay]
 
-A target takes any bytes and asserts what must hold of them; libFuzzer ends the process at the first that does not, so
-each target is a run of its own. Parts of an input are separated by the byte 1e, so that seeds can be read and edited.
+A target takes any bytes and asserts its properties. libFuzzer ends the process at the first violation, so each target
+is a separate run. The byte 1e separates the parts of an input, so that seeds can be read and edited.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _loop = asyncio.new_event_loop()
 
 
 def _parts(data: bytes, most: int) -> list[bytes]:
-    """Exactly `most` parts."""
+    """The parts of an input, padded to exactly `most`."""
     parts = data.split(SEPARATOR, most - 1)
     return parts + [b""] * (most - len(parts))
 
@@ -82,7 +82,7 @@ def _text(data: bytes) -> str:
 
 
 def extract(data: bytes) -> None:
-    """What is found is a part of the completion, and is found again in a completion that holds nothing else."""
+    """A found program is a part of the completion, and is found again in a completion that holds only it."""
     completion = _text(data)
     code = extract_code(completion)
     submission = Submission(StdinTests((StdinCase("", ""),)), completion=completion)
@@ -101,7 +101,7 @@ def extract(data: bytes) -> None:
 
 
 def text(data: bytes) -> None:
-    """Comparators are reflexive and symmetric; stricter ones accept no more than laxer ones."""
+    """Comparators are reflexive and symmetric. A stricter one accepts no more than a laxer one."""
     one, raw = _parts(data, 2)
     expected, other = _text(one), _text(raw)
     same = {}
@@ -122,7 +122,7 @@ def text(data: bytes) -> None:
 
 
 def value(data: bytes) -> None:
-    """Values equal themselves, whichever way they are written, and comparing them is symmetric."""
+    """Values equal themselves in every notation, and the comparison is symmetric."""
     values = []
     for part in _parts(data, 2):
         with contextlib.suppress(UnreadableResult):
@@ -134,16 +134,16 @@ def value(data: bytes) -> None:
         assert same_value(one, one)
         try:
             bound = result_bound(json.dumps(one))
-            told = [json.dumps(one), json.dumps(one, ensure_ascii=False), json.dumps(_with_integers(one))]
+            texts = [json.dumps(one), json.dumps(one, ensure_ascii=False), json.dumps(_with_integers(one))]
         except (TypeError, RecursionError, ValueError):  # a HugeInt; deeper than json can write; too many digits
             continue
-        for written in told:
+        for written in texts:
             with contextlib.suppress(UnicodeEncodeError):  # a lone surrogate has no UTF-8
                 assert same_value(one, parse_result(written.encode(), bound)), written
 
 
 def _with_integers(one: object) -> object:
-    """The same value with its whole floats as integers, which are longer."""
+    """The same value with integral floats as integers, which have more digits."""
     if isinstance(one, list):
         return [_with_integers(item) for item in one]
     if isinstance(one, dict):
@@ -155,7 +155,7 @@ def _with_integers(one: object) -> object:
 
 
 def _refused_well(act: Callable[[], None]) -> None:
-    """`act`; a refusal, if there is one, is short and names its field."""
+    """Run `act` and check that a refusal is short and names its field."""
     try:
         act()
     except InvalidMessage:
@@ -171,7 +171,7 @@ def _refused_well(act: Callable[[], None]) -> None:
 
 
 def _take(submission: Submission) -> None:
-    """All that the gateway does before a sandbox is asked for."""
+    """Run all steps of the gateway before it needs a sandbox."""
     validate(submission, _BOUNDS)
     text_to_grade(submission)
     judge = judge_for(submission)
@@ -180,7 +180,7 @@ def _take(submission: Submission) -> None:
 
 
 def request(data: bytes) -> None:
-    """A body is a submission that can be graded, or is refused by its field."""
+    """A body is a valid submission, or is refused with its field."""
     _refused_well(lambda: _take(parse_submission(data)))
     _refused_well(lambda: _run(data))
 
@@ -192,33 +192,33 @@ def _run(data: bytes) -> None:
 
 
 def message(data: bytes) -> None:
-    """The same for a gRPC message."""
+    """A gRPC message is a valid submission, or is refused with its field."""
     with contextlib.suppress(DecodeError):
-        told = verdict_pb2.Submission.FromString(data)
-        _refused_well(lambda: _tell(told))
+        received = verdict_pb2.Submission.FromString(data)
+        _refused_well(lambda: _receive(received))
 
 
-def _tell(told: verdict_pb2.Submission) -> None:
-    submission = submission_from(told)
+def _receive(received: verdict_pb2.Submission) -> None:
+    submission = submission_from(received)
     _take(submission)
     assert repr(submission_from(submission_to(submission))) == repr(submission)
 
 
 class _Accepting:
-    """A grader that accepts whatever could be graded."""
+    """A grader that accepts every valid submission."""
 
     backend = "none"
     num_slots = 2
     unfinished = 0
 
     async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
-        """Accepted."""
+        """Return an accepted verdict."""
         validate(submission, _BOUNDS)
         return Verdict(VerdictKind.ACCEPTED, 1, 1, 1, 0.0, self.backend)
 
 
 def batch(data: bytes) -> None:
-    """Every line of a batch gets one answer, which is one line of strict JSON."""
+    """Every line of a batch has one answer, which is one line of strict JSON."""
     lines = data.split(b"\n")
     answers = _loop.run_until_complete(_all(batch_lines(_Accepting(), lines)))
     assert len(answers) == sum(bool(line.strip()) for line in lines)
@@ -237,7 +237,7 @@ def _no_constant(name: str) -> object:
     raise AssertionError(f"{name} is no JSON")
 
 
-# what a candidate did
+# results of candidates
 
 
 def _judges() -> list[Judge]:
@@ -261,13 +261,13 @@ _EXITS = list(Exit)
 
 
 def outcome(data: bytes) -> None:
-    """Whatever a process leaves behind has an outcome, and a failure that can be shown; none of it is our failure."""
+    """Every result of a process has an outcome other than internal_error, and a failure that can be encoded."""
     head = data[0] if data else 0
     stdout, stderr, result = _parts(data[1:], 3)
     exit_ = _EXITS[head % len(_EXITS)]
-    told = RunResult(exit_, head >> 6, head % 32, 0.1, 0.1, 1000, stdout, stderr, result if head & 32 else None)
+    ran = RunResult(exit_, head >> 6, head % 32, 0.1, 0.1, 1000, stdout, stderr, result if head & 32 else None)
     for judge in _JUDGES:
-        results = judge.split(told) if isinstance(judge, LcbJudge) else [told] * judge.num_tests
+        results = judge.split(ran) if isinstance(judge, LcbJudge) else [ran] * judge.num_tests
         assert len(results) == judge.num_tests
         for index, one in enumerate(results):
             _check_outcome(judge, index, one)
@@ -283,16 +283,16 @@ def _check_outcome(judge: Judge, index: int, result: RunResult) -> None:
     assert 0 <= result.wall_time_s < math.inf
     assert 0 <= result.cpu_time_s < math.inf
     shown = failure_of(judge, index, kind, result)
-    for told in (shown.input, shown.expected, shown.output, shown.stderr):
-        assert len(told) <= CLIP_CHARS + 3
-        told.encode()  # gRPC carries UTF-8 alone
+    for shown_text in (shown.input, shown.expected, shown.output, shown.stderr):
+        assert len(shown_text) <= CLIP_CHARS + 3
+        shown_text.encode()  # gRPC allows only UTF-8
 
 
 # frames
 
 
 def frame(data: bytes) -> None:
-    """A RESULT payload is one in one way only, or a ValueError."""
+    """A RESULT payload has exactly one encoding, or raises ValueError."""
     with contextlib.suppress(ValueError):
         assert frames.pack_result(frames.unpack_result(data)) == data
 
@@ -304,7 +304,7 @@ _LINEAR = frozenset({"extract", "text", "value", "outcome"})
 
 
 def _with_a_clock(target: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """`target`, and for some inputs the same again much longer, in bounded CPU time."""
+    """`target`, run again with some inputs repeated STRETCH times, within a bound on CPU time."""
 
     def timed(data: bytes) -> None:
         target(data)
@@ -318,7 +318,7 @@ def _with_a_clock(target: Callable[[bytes], None]) -> Callable[[bytes], None]:
 
 
 def main(argv: list[str]) -> None:
-    """Fuzz one target until libFuzzer's options say that it is enough."""
+    """Fuzz one target within the limits of libFuzzer's options."""
     if len(argv) < 2 or argv[1] not in TARGETS:
         raise SystemExit(f"usage: fuzz_targets.py {'|'.join(TARGETS)} [libFuzzer options] [folders or files]")
     target = TARGETS[argv[1]]

@@ -1,4 +1,4 @@
-"""What schemathesis does not know of this API: how lines of JSON are written, which answers are a failure of ours."""
+"""Hooks for schemathesis: the encoding of JSON lines, and a check that the service itself does not fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import schemathesis
 
 @schemathesis.serializer("application/x-ndjson")
 def write_lines(_: schemathesis.SerializationContext, value: Any) -> bytes:
-    """A line an item; what is no list is one line."""
+    """One line per item. A value other than a list is one line."""
     items = value if isinstance(value, list) else [value]
     return b"".join(json.dumps(item).encode() + b"\n" for item in items)
 
@@ -19,7 +19,7 @@ def write_lines(_: schemathesis.SerializationContext, value: Any) -> bytes:
 def no_failure_of_ours(
     _: schemathesis.CheckContext, response: schemathesis.Response, case: schemathesis.Case[Any]
 ) -> None:
-    """An internal error is right only where a request brings a judge, or a gold answer, that can be at fault."""
+    """An internal error is allowed only if the request has a judge program or a gold answer, which may be invalid."""
     requests = case.body if isinstance(case.body, list) else [case.body]
     if response.status_code != 200 or any(map(_brings_a_judge, requests)):
         return

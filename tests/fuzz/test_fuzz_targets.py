@@ -1,4 +1,4 @@
-"""No input that libFuzzer comes upon breaks what reads hostile text: see fuzz_targets.py for what must hold."""
+"""libFuzzer finds no input that breaks a parser of hostile text. fuzz_targets.py has the properties."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 HERE = Path(__file__).parent
 TARGETS = sorted(folder.name for folder in (HERE / "seeds").iterdir())
-START_S = 60.0  # to import what is fuzzed on a busy machine
+START_S = 60.0  # time to import the targets on a busy machine
 HANG_S = 10
 
 pytestmark = pytest.mark.skipif(
@@ -30,14 +30,14 @@ class Budget(Protocol):
 
 
 def run_target(target: str, *arguments: str, limit_s: float) -> subprocess.CompletedProcess[str]:
-    """fuzz_targets.py in a process of its own."""
+    """Run fuzz_targets.py in a separate process."""
     command = [sys.executable, str(HERE / "fuzz_targets.py"), target, *arguments]
     return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=limit_s)
 
 
-@pytest.mark.timeout(0)  # the processes have limits of their own
+@pytest.mark.timeout(0)  # the processes have their own limits
 @pytest.mark.parametrize("fuzz_target", TARGETS)
-def test_no_input_breaks(fuzz_target: str, budget: Budget, tmp_path: Path) -> None:
+def test_no_input_breaks_a_target(fuzz_target: str, budget: Budget, tmp_path: Path) -> None:
     corpus = (budget.kept / "corpus" if budget.thorough else tmp_path) / fuzz_target
     crashes = budget.kept / "crashes"
     for folder in (corpus, crashes):
@@ -59,16 +59,16 @@ def test_no_input_breaks(fuzz_target: str, budget: Budget, tmp_path: Path) -> No
     found = re.search(r"Test unit written to (\S+)", done.stderr)
     if found:
         replay = f"{sys.executable} {HERE / 'fuzz_targets.py'} {fuzz_target} {found[1]}"
-        pytest.fail(f"again with: {replay}\n{done.stdout[-4000:]}\n{done.stderr[-1500:]}")
+        pytest.fail(f"reproduce with: {replay}\n{done.stdout[-4000:]}\n{done.stderr[-1500:]}")
     assert done.returncode == 0, done.stderr[-3000:]
     executed = re.search(r"number_of_executed_units: (\d+)", done.stderr)
     assert executed is not None, done.stderr[-3000:]
-    assert int(executed[1]) > 100, "hardly anything was tried"
+    assert int(executed[1]) > 100, "too few inputs"
     print(f"{fuzz_target}: {executed[1]} inputs")
 
 
-def test_a_property_that_does_not_hold_is_found_and_can_be_replayed(tmp_path: Path) -> None:
-    """The same machinery over a comparator that is made wrong on purpose."""
+def test_a_violated_property_is_found_and_can_be_replayed(tmp_path: Path) -> None:
+    """Runs the fuzzer with a comparator that is wrong on purpose."""
     broken = tmp_path / "broken.py"
     broken.write_text(
         f"import sys; sys.path.insert(0, {str(HERE)!r})\n"

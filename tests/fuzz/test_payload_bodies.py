@@ -1,5 +1,5 @@
-"""Bodies that are no JSON of ours, too large, or no HTTP: the right refusal, in one sentence, by a service that grades
-on as ever.
+"""Bodies that are invalid JSON, invalid requests, too large, or invalid HTTP: each is refused with one sentence, and
+the service keeps grading.
 """
 
 from __future__ import annotations
@@ -66,21 +66,21 @@ NOT_JSON: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", NOT_JSON)
-def test_what_is_no_json_is_422_body(verifier: Verifier, name: str) -> None:
+def test_invalid_json_is_422_body(verifier: Verifier, name: str) -> None:
     for path in ONE_BODY:
         verifier.refuses(path, NOT_JSON[name], 422, "body")
 
 
 @pytest.mark.parametrize("path", ONE_BODY)
-def test_json_that_is_no_object_is_422_body(verifier: Verifier, path: str) -> None:
+def test_json_other_than_an_object_is_422_body(verifier: Verifier, path: str) -> None:
     for body in (b"[]", b"1", b"null", b"true", b'"text"', b"NaN", b"[{}]"):
         verifier.refuses(path, body, 422, "body")
 
 
-# what is taken, for all that
+# unusual bodies that are accepted
 
 
-def test_nul_is_a_character_like_others_where_texts_are_free(verifier: Verifier) -> None:
+def test_nul_is_an_ordinary_character_in_free_texts(verifier: Verifier) -> None:
     echo = "import sys\nsys.stdout.write(sys.stdin.read())"
     tests = {"type": "stdin", "cases": [{"input": "a\0b\0", "output": "a\0b\0"}]}
     exact = grade_body(code=echo, tests=tests, comparator={"type": "exact"})
@@ -97,12 +97,12 @@ def test_of_two_equal_keys_the_last_counts_in_a_body_and_in_a_line(verifier: Ver
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/xml", "application/x-www-form-urlencoded", "nonsense", ""])
-def test_the_content_type_is_not_looked_at(verifier: Verifier, kind: str) -> None:
+def test_the_content_type_is_ignored(verifier: Verifier, kind: str) -> None:
     answer = verifier.post(GRADE, grade_body(), **{"Content-Type": kind})
     assert (answer.status_code, answer.json()["verdict"]) == (200, "accepted")
 
 
-def test_limits_that_nothing_fits_into_are_the_candidates_failure(verifier: Verifier) -> None:
+def test_limits_that_are_too_small_are_the_candidates_failure(verifier: Verifier) -> None:
     found = {}
     for limit, value in (
         ("wall_time_s", 1e-9),
@@ -129,7 +129,7 @@ def test_limits_that_nothing_fits_into_are_the_candidates_failure(verifier: Veri
 # batches
 
 
-def test_every_line_of_a_batch_is_answered_by_itself(verifier: Verifier) -> None:
+def test_every_line_of_a_batch_has_its_own_answer(verifier: Verifier) -> None:
     good = json.dumps({"id": "good", **grade_body()}).encode()
     bad = [body for name, body in NOT_JSON.items() if body.strip() and b"\n" not in body and name != "byte order mark"]
     deep_id = b'{"id": ' + b"[" * 900 + b"]" * 900 + b"," + json.dumps(grade_body()).encode()[1:]
@@ -150,7 +150,7 @@ def test_every_line_of_a_batch_is_answered_by_itself(verifier: Verifier) -> None
         assert len(fault["error"]) < 500
 
 
-def test_an_id_comes_back_as_it_was(verifier: Verifier) -> None:
+def test_an_id_is_returned_unchanged(verifier: Verifier) -> None:
     for id_ in ("x", "", 0, -1, 10**30, 1.5, None, "\ud800", "\0", "é", True):
         answer = json.loads(verifier.post(BATCH, {"id": id_, **grade_body()}).text)
         assert (answer["id"], answer["verdict"]) == (id_, "accepted")
@@ -166,12 +166,12 @@ def chunks() -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("path", [*ONE_BODY, BATCH])
-def test_100_mb_are_413_declared_and_in_chunks(verifier: Verifier, path: str) -> None:
+def test_100_mb_are_413_with_content_length_and_in_chunks(verifier: Verifier, path: str) -> None:
     verifier.refuses(path, b"x" * LARGE, 413, "body")
     verifier.refuses(path, chunks(), 413, "body")
 
 
-def test_a_body_that_is_announced_as_too_large_is_refused_before_it_comes(verifier: Verifier) -> None:
+def test_a_body_with_a_too_large_content_length_is_refused_before_it_is_sent(verifier: Verifier) -> None:
     host, _, port = verifier.http.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=ANSWER_S) as connection:
         connection.sendall(b"POST /v1/grade HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000000\r\n\r\n")
@@ -190,14 +190,14 @@ def test_a_body_that_is_announced_as_too_large_is_refused_before_it_comes(verifi
     ],
     ids=["negative", "twice", "superscript", "chunk", "long header", "noise"],
 )
-def test_what_is_no_http_is_400(verifier: Verifier, head: bytes) -> None:
+def test_invalid_http_is_400(verifier: Verifier, head: bytes) -> None:
     host, _, port = verifier.http.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=ANSWER_S) as connection:
         connection.sendall(head)
         assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_fault_of_ours(verifier: Verifier) -> None:
+def test_a_client_that_disconnects_during_its_body_causes_no_error(verifier: Verifier) -> None:
     host, _, port = verifier.http.rpartition(":")
     for path in (*ONE_BODY, BATCH):
         with socket.create_connection((host, int(port)), timeout=ANSWER_S) as connection:

@@ -1,4 +1,4 @@
-"""gRPC messages that are wrong: INVALID_ARGUMENT (for size RESOURCE_EXHAUSTED) with one sentence, never our failure."""
+"""Invalid gRPC messages give INVALID_ARGUMENT (RESOURCE_EXHAUSTED for size) with one sentence, never INTERNAL."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Verifier(Protocol):
 
 @pytest.fixture
 def channel(verifier: Verifier) -> Iterator[grpc.Channel]:
-    """A channel without a bound on what it sends."""
+    """A channel without a limit on the size of sent messages."""
     with grpc.insecure_channel(verifier.grpc, options=[("grpc.max_send_message_length", -1)]) as channel:
         yield channel
 
 
 def refusal(channel: grpc.Channel, message: bytes) -> tuple[grpc.StatusCode, str]:
-    """What Grade says to these bytes."""
+    """The answer of Grade to these bytes."""
     call = channel.unary_unary(GRADE, request_serializer=bytes, response_deserializer=bytes)
     with pytest.raises(grpc.RpcError) as refused:
         call(message, timeout=ANSWER_S)
@@ -50,15 +50,15 @@ def refusal(channel: grpc.Channel, message: bytes) -> tuple[grpc.StatusCode, str
 
 def changed(base: verdict_pb2.Submission = STDIN, **fields: Any) -> bytes:
     """A request with fields of the submission set by name: `tests__call__cases__0__args_json`."""
-    told = verdict_pb2.Submission()
-    told.CopyFrom(base)
+    message = verdict_pb2.Submission()
+    message.CopyFrom(base)
     for path, value in fields.items():
         *before, last = path.split("__")
-        at: Any = told
+        at: Any = message
         for part in before:
             at = at[int(part)] if part.isdigit() else getattr(at, part)
         setattr(at, last, value)
-    return verifier_pb2.GradeRequest(submission=told).SerializeToString()
+    return verifier_pb2.GradeRequest(submission=message).SerializeToString()
 
 
 ARGS, KWARGS, EXPECTED = (f"tests__call__cases__0__{name}_json" for name in ("args", "kwargs", "expected"))
@@ -98,7 +98,7 @@ ARGS, KWARGS, EXPECTED = (f"tests__call__cases__0__{name}_json" for name in ("ar
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_value_that_cannot_be_is_an_invalid_argument(channel: grpc.Channel, message: bytes, field: str) -> None:
+def test_an_impossible_value_is_an_invalid_argument(channel: grpc.Channel, message: bytes, field: str) -> None:
     code, details = refusal(channel, message)
     assert code is grpc.StatusCode.INVALID_ARGUMENT, details
     assert details.startswith(field), details
@@ -111,13 +111,13 @@ def test_a_value_that_cannot_be_is_an_invalid_argument(channel: grpc.Channel, me
     [
         b"\xff" * 100,
         b"\x0a\xff\xff\xff\xff\x0f",
-        b"\x0a\x04\x0a\x02\xff\xfe",  # code that is no UTF-8
+        b"\x0a\x04\x0a\x02\xff\xfe",  # code that is not UTF-8
         b"\x0a\x05\x0a\x03\xed\xa0\x80",  # code that is a surrogate
         b"\x0b" * 100_000,  # groups in groups
     ],
     ids=["noise", "length", "UTF-8", "surrogate", "groups"],
 )
-def test_bytes_that_are_no_message_are_an_invalid_argument(channel: grpc.Channel, message: bytes) -> None:
+def test_bytes_other_than_a_message_are_an_invalid_argument(channel: grpc.Channel, message: bytes) -> None:
     code, details = refusal(channel, message)
     assert code is grpc.StatusCode.INVALID_ARGUMENT, details
     assert 3 < len(details) < 500
@@ -128,13 +128,13 @@ def test_bytes_that_are_no_message_are_an_invalid_argument(channel: grpc.Channel
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error.details()
 
 
-def test_100_mb_are_too_large_a_message(channel: grpc.Channel) -> None:
+def test_a_message_of_100_mb_is_too_large(channel: grpc.Channel) -> None:
     code, details = refusal(channel, changed(code="x" * 100_000_000))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED, details
     assert "larger" in details
 
 
-def test_what_json_can_say_beyond_numbers_is_taken(channel: grpc.Channel) -> None:
+def test_json_values_other_than_finite_numbers_are_accepted(channel: grpc.Channel) -> None:
     call = channel.unary_unary(
         GRADE,
         request_serializer=bytes,
@@ -142,6 +142,6 @@ def test_what_json_can_say_beyond_numbers_is_taken(channel: grpc.Channel) -> Non
     )
     assert Comparator().absolute == 0
     for json_value in ("NaN", "1e400", '"\\u0000"', "1" + "0" * 4000):
-        told = changed(CALL, **{ARGS: f"[{json_value}]", EXPECTED: json_value})
-        verdict = call(told, timeout=ANSWER_S).verdict
+        payload = changed(CALL, **{ARGS: f"[{json_value}]", EXPECTED: json_value})
+        verdict = call(payload, timeout=ANSWER_S).verdict
         assert verdict.kind == verdict_pb2.VERDICT_KIND_ACCEPTED, (json_value[:20], verdict)

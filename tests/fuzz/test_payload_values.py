@@ -1,4 +1,4 @@
-"""Wrong values in every field of a request: 422 in one sentence that names the field, by a service that grades on."""
+"""Wrong values in any field of a request give 422 with one sentence that names the field. Grading continues."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ WRONG: tuple[Any, ...] = (None, True, 7, 1.5, -1, 10**30, "7", "", "\0", [], [1]
 
 
 def leaves(value: Any, path: str = "") -> Iterator[str]:
-    """Every field, those that hold others too: `tests.cases[0].input`."""
+    """Every field, also those that contain others: `tests.cases[0].input`."""
     if path:
         yield path
     if isinstance(value, dict):
@@ -80,7 +80,7 @@ def replaced(body: Any, path: str, value: Any) -> Any:
 
 
 def is_right(field: str, old: Any, value: Any) -> bool:
-    """Whether `value` may stand where `old` stands, by the words of docs/verdicts.md and docs/grading.md."""
+    """Whether docs/verdicts.md and docs/grading.md allow `value` in place of `old`."""
     last = field.rpartition(".")[2]
     match old:
         case _ if last in ("args[0]", "expected") and "math" not in field:
@@ -101,7 +101,7 @@ def is_right(field: str, old: Any, value: Any) -> bool:
 
 
 def wrong_requests() -> Iterator[tuple[str, Any]]:
-    """(the field at fault, the whole request)."""
+    """(the invalid field, the whole request)."""
     for tests in (None, *OTHER_TESTS.values()):
         whole = WHOLE if tests is None else {**WHOLE, "tests": tests}
         for field in leaves(whole):
@@ -117,14 +117,14 @@ def wrong_requests() -> Iterator[tuple[str, Any]]:
                 yield f"{field}.colour", replaced(whole, field, {**old, "colour": "red"})
 
 
-def test_a_wrong_value_in_any_field_is_422_by_that_field(verifier: Verifier) -> None:
+def test_a_wrong_value_in_any_field_is_422_with_that_field(verifier: Verifier) -> None:
     odd = []
     requests = list(wrong_requests())
     for field, body in requests:
         answer = verifier.post(GRADE, body)
         fault = answer.json()
         named = str(fault.get("field"))
-        # A wrong type of tests can show in the fields that the other type lacks, one source too few in the body.
+        # A wrong type of tests may be reported at the fields that the type lacks, a missing source at the body.
         fits = field.startswith(named) or named.startswith(field) or (field == "code" and named == "body")
         if answer.status_code != 422 or not fits or not fault["detail"].startswith(f"{named}: "):
             odd.append((field, answer.status_code, answer.text[:200], json.dumps(body)[:300]))
@@ -136,25 +136,25 @@ NUMBERS = ("NaN", "Infinity", "-Infinity", "1e400", "-1e400", "1" + "0" * 5000, 
 
 
 @pytest.mark.parametrize("limit", ["wall_time_s", "cpu_time_s", "memory_bytes", "output_bytes", "processes"])
-def test_a_limit_that_is_no_sane_number_is_422(verifier: Verifier, limit: str) -> None:
+def test_an_invalid_limit_is_422(verifier: Verifier, limit: str) -> None:
     for number in NUMBERS:
         body = json.dumps(grade_body(limits={limit: "NUMBER"})).replace('"NUMBER"', number).encode()
-        # A number with more digits than a number may have is no JSON of ours.
+        # A number with too many digits is refused as invalid JSON.
         verifier.refuses(GRADE, body, 422, "body" if len(number) > 4300 else f"limits.{limit}")
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number[:12])
 @pytest.mark.parametrize("field", ["run_timeout", "memory_limit_MB"])
-def test_a_limit_of_run_code_that_is_no_sane_number_is_422(verifier: Verifier, field: str, number: str) -> None:
+def test_an_invalid_limit_of_run_code_is_422(verifier: Verifier, field: str, number: str) -> None:
     if field == "memory_limit_MB" and number in ("-1", "0", "1e-400"):
-        return  # SandboxFusion's way to ask for the default
+        return  # SandboxFusion's value for the default
     body = json.dumps({**RUN, field: "NUMBER"}).replace('"NUMBER"', number).encode()
     named = {"run_timeout": ("run_timeout", "limits.wall_time_s"), "memory_limit_MB": (field, "limits.memory_bytes")}
     assert verifier.refuses(RUN_CODE, body, 422) in ("body" if len(number) > 4300 else "", *named[field])
 
 
 @pytest.mark.parametrize("tolerance", ["float_tolerance", "absolute_tolerance", "relative_tolerance"])
-def test_a_tolerance_that_is_no_number_is_422(verifier: Verifier, tolerance: str) -> None:
+def test_an_invalid_tolerance_is_422(verifier: Verifier, tolerance: str) -> None:
     for number in ("NaN", "Infinity", "1e400", "-1", "true"):
         body = json.dumps(grade_body(comparator={tolerance: "NUMBER"})).replace('"NUMBER"', number).encode()
         verifier.refuses(GRADE, body, 422, f"comparator.{tolerance}")
@@ -182,7 +182,7 @@ def test_a_tolerance_that_is_no_number_is_422(verifier: Verifier, tolerance: str
     ],
     ids=lambda fields: str(fields)[:40],
 )
-def test_names_and_sizes_that_cannot_be_are_422(verifier: Verifier, fields: dict[str, Any], named: str | None) -> None:
+def test_impossible_names_and_sizes_are_422(verifier: Verifier, fields: dict[str, Any], named: str | None) -> None:
     assert verifier.refuses(GRADE, grade_body(**fields), 422, named)
 
 
@@ -204,5 +204,5 @@ def test_names_and_sizes_that_cannot_be_are_422(verifier: Verifier, fields: dict
     ],
     ids=lambda files: str(files)[:30],
 )
-def test_a_file_that_cannot_be_given_is_422(verifier: Verifier, files: Any, named: str | None) -> None:
+def test_an_invalid_file_is_422(verifier: Verifier, files: Any, named: str | None) -> None:
     assert verifier.refuses(RUN_CODE, {**RUN, "files": files}, 422, named).startswith("files")

@@ -1,4 +1,4 @@
-"""Clients that send slower than anybody needs are told so, and hold nothing for ever."""
+"""Clients that send too slowly get an error, and hold no connection for ever."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Accepting:
 
 @pytest.fixture
 async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
-    """The REST API with little patience; it answers others after the test as ever."""
+    """The REST API with short time limits. After the test it must still answer other clients."""
     monkeypatch.setattr(body, "READ_PATIENCE_S", PATIENCE_S)
     monkeypatch.setattr(listener, "HEAD_PATIENCE_S", PATIENCE_S)
     app = make_app(Accepting(), CollectorRegistry(), DrainState(), 10_000)
@@ -48,7 +48,7 @@ async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
 
 
 async def trickled(address: str, head: bytes, part: bytes) -> bytes:
-    """What is answered to `head` and then `part` again and again, until the other side closes or answers."""
+    """The answer to `head` and repeated `part`s, until the service closes the connection or answers."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
 
@@ -73,7 +73,7 @@ async def trickled(address: str, head: bytes, part: bytes) -> bytes:
 
 
 async def _until_said(reader: asyncio.StreamReader) -> bytes:
-    """All that comes up to the end of a fault, or of the connection."""
+    """The received bytes up to the end of an error answer, or of the connection."""
     said = b""
     while b"}" not in said and (more := await reader.read(4096)):
         said += more
@@ -86,7 +86,7 @@ async def _until_said(reader: asyncio.StreamReader) -> bytes:
     [("Transfer-Encoding: chunked", b"1\r\n \r\n"), ("Content-Length: 5000", b" "), ("Content-Length: 5000", b"")],
     ids=["chunks", "bytes", "nothing"],
 )
-async def test_a_body_that_trickles_in_is_408(address: str, path: str, header: str, part: bytes) -> None:
+async def test_a_slow_body_is_408(address: str, path: str, header: str, part: bytes) -> None:
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{header}\r\n\r\n".encode()
     answer = await trickled(address, head, part)
     assert answer.startswith(b"HTTP/1.1 408 "), answer
@@ -98,6 +98,6 @@ async def test_a_body_that_trickles_in_is_408(address: str, path: str, header: s
     [(b"", b""), (b"POST", b""), (b"GET / HTTP/1.1\r\n", b"A: b\r\n")],
     ids=["nothing", "half a line", "headers"],
 )
-async def test_a_head_that_never_ends_is_hung_up_on(address: str, head: bytes, part: bytes) -> None:
+async def test_the_connection_of_an_endless_head_is_closed(address: str, head: bytes, part: bytes) -> None:
     answer = await trickled(address, head, part)
     assert answer == b"" or answer.startswith(b"HTTP/1.1 408 "), answer

@@ -1,15 +1,15 @@
-"""A broker over 24,000 problems of 200 tests, 2 MB each: what its start, its memory and its leases cost.
+"""Measures the start, memory and leases of a broker with 24,000 problems of 200 tests and 2 MB each.
 
     .venv/bin/python tests/load/many_problems.py FOLDER [--problems 24000] [--tests 200]
 
-There are --distinct sets of tests, which the problems share; each test has 10 kB and compresses well, because 48 GB of
-text would not fit here. The index is built from generated problems, and each set of tests is written once; how fast an
-index is built from a problem file is measured on --file-problems problems with tests of their own. Then a broker
-process starts on the index that is there, and a verifier's work is imitated: leases of gradings, and tests that are
-fetched through a cache of 64 MiB.
+The problems share --distinct sets of tests. Each test has 10 kB and compresses well, because 48 GB of text would not
+fit on the disk. The index is built from generated problems, and each set of tests is written once. The speed of
+building an index from a problem file is measured with --file-problems problems that have their own tests. Then a broker
+process starts with the existing index, and the script leases gradings and fetches their tests through a cache of
+64 MiB, like a verifier.
 
-The broker starts twice. The first start compiles Python's modules (`start_uncompiled_s`); the second finds them
-compiled (`start_s`), as in an image, where pip has compiled them.
+The broker starts twice. The first start compiles Python modules (`start_uncompiled_s`). The second one uses compiled
+modules (`start_s`), like a broker in an image.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ INPUT_BYTES = 10_000
 
 
 class OnceStore(TestStore):
-    """Writes equal tests once, known by their name: the sets repeat in the order in which they were first given."""
+    """Writes only the first `num_distinct` sets of tests, because the sets repeat in the same order."""
 
     def __init__(self, folder: Path, num_distinct: int) -> None:
         super().__init__(open_blobs(str(folder)))
@@ -54,7 +54,7 @@ class OnceStore(TestStore):
         self._num_asked = 0
 
     def put(self, tests: Tests, admit: Callable[[StoredTests], None] | None = None) -> StoredTests:
-        """As TestStore.put."""
+        """See TestStore.put."""
         if self._num_asked < self._num_distinct:
             self._written.append(super().put(tests, admit))
         self._num_asked += 1
@@ -62,14 +62,14 @@ class OnceStore(TestStore):
 
 
 def made_tests(number: int, num_tests: int) -> StdinTests:
-    """Tests that no other number has, which compress well."""
+    """Tests that are unique for this number and compress well."""
     line = f"{number} {number * 7919 % 10007}\n"
     inputs = line * (INPUT_BYTES // len(line))
     return StdinTests(tuple(StdinCase(f"{test}\n{inputs}", f"{number + test}\n") for test in range(num_tests)))
 
 
 def generated(num_problems: int, num_tests: int, num_distinct: int) -> Iterator[Problem]:
-    """Problems; those from `num_distinct` on have the tests of the ones before."""
+    """Problems. Those from `num_distinct` on have the tests of earlier ones."""
     last = made_tests(0, num_tests)
     for number in range(num_problems):
         if number < num_distinct:
@@ -78,12 +78,12 @@ def generated(num_problems: int, num_tests: int, num_distinct: int) -> Iterator[
 
 
 def memory_mib(pid: int, field: str) -> float:
-    """VmRSS: resident memory of a process now; VmHWM: the most that it ever had."""
+    """VmRSS (current resident memory) or VmHWM (its peak) of a process [MiB]."""
     return int(Path(f"/proc/{pid}/status").read_text().split(f"{field}:")[1].split()[0]) / 1024
 
 
 def build(folder: Path, problems: Iterator[Problem], num_distinct: int) -> float:
-    """Seconds to build the index and the test store of these problems. The problem file is an empty one."""
+    """Seconds to build the index and the test store of these problems. The problem file is empty."""
     file = folder / "train.jsonl"
     file.touch()
     index = folder / "train.jsonl.index"
@@ -101,7 +101,7 @@ def build_from_file(folder: Path, num_problems: int, num_tests: int) -> float:
 
 
 def start_broker(folder: Path) -> tuple[subprocess.Popen[bytes], str, float]:
-    """The process, its address, and the seconds from its start until it answers."""
+    """Start a broker. Returns the process, its address, and the seconds until it answers."""
     settings = [f"problems.train={folder / 'train.jsonl'}", f"run.root={folder}", "broker.grpc=127.0.0.1:0"]
     command = [sys.executable, "-m", "nouscoder", "serve", "broker", *(f"--set={one}" for one in settings)]
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
@@ -115,13 +115,13 @@ def start_broker(folder: Path) -> tuple[subprocess.Popen[bytes], str, float]:
 
 
 def stop_broker(process: subprocess.Popen[bytes]) -> None:
-    """End it and wait for its end."""
+    """Stop the broker and wait until it exits."""
     process.terminate()
     process.communicate(timeout=30)
 
 
 async def work(address: str, folder: Path, num_gradings: int) -> dict[str, Any]:
-    """Sample and lease gradings, and fetch their tests through a small cache."""
+    """Submit rollouts, lease their gradings, and fetch their tests through a small cache."""
     async with BrokerClient(address, "load-h-0-1") as broker:
         await broker.publish_policy(PolicyManifest(0, 0, "/policies/0", (Shard("a.safetensors", "a" * 64, 1),)))
         tasks = (await broker.lease_tasks(num_gradings)).tasks
@@ -154,12 +154,12 @@ async def work(address: str, folder: Path, num_gradings: int) -> dict[str, Any]:
 
 
 def on_disk(folder: Path) -> int:
-    """Bytes of all files."""
+    """The total size of all files in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def main() -> None:
-    """Build, start, work; prints one JSON object."""
+    """Run all measurements and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--problems", type=int, default=24_000)
@@ -168,27 +168,27 @@ def main() -> None:
     parser.add_argument("--file-problems", type=int, default=200)
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
-    told: dict[str, Any] = {"problems": asked.problems, "tests_a_problem": asked.tests}
-    told["distinct"] = asked.distinct
+    figures: dict[str, Any] = {"problems": asked.problems, "tests_a_problem": asked.tests}
+    figures["distinct"] = asked.distinct
     if not (asked.folder / "train.jsonl.index" / "problems.sqlite").exists():
-        told["build_s"] = round(
+        figures["build_s"] = round(
             build(asked.folder, generated(asked.problems, asked.tests, asked.distinct), asked.distinct), 1
         )
         (asked.folder / "file").mkdir(exist_ok=True)
         from_file_s = build_from_file(asked.folder / "file", asked.file_problems, asked.tests)
-        told["from_file_problems_per_s"] = round(asked.file_problems / from_file_s, 1)
-    told["index_bytes"] = (asked.folder / "train.jsonl.index" / "problems.sqlite").stat().st_size
+        figures["from_file_problems_per_s"] = round(asked.file_problems / from_file_s, 1)
+    figures["index_bytes"] = (asked.folder / "train.jsonl.index" / "problems.sqlite").stat().st_size
     process, _, uncompiled_s = start_broker(asked.folder)
     stop_broker(process)
     process, address, start_s = start_broker(asked.folder)
     try:
-        told |= {"start_uncompiled_s": round(uncompiled_s, 2), "start_s": round(start_s, 2)}
-        told |= {"rss_after_start_mib": round(memory_mib(process.pid, "VmRSS"), 1)}
-        told |= asyncio.run(work(address, asked.folder, 192))
-        told["peak_rss_mib"] = round(memory_mib(process.pid, "VmHWM"), 1)
+        figures |= {"start_uncompiled_s": round(uncompiled_s, 2), "start_s": round(start_s, 2)}
+        figures |= {"rss_after_start_mib": round(memory_mib(process.pid, "VmRSS"), 1)}
+        figures |= asyncio.run(work(address, asked.folder, 192))
+        figures["peak_rss_mib"] = round(memory_mib(process.pid, "VmHWM"), 1)
     finally:
         stop_broker(process)
-    sys.stdout.write(json.dumps(told, indent=1) + "\n")
+    sys.stdout.write(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

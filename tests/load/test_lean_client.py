@@ -1,4 +1,4 @@
-"""The load's own HTTP client: one answer a request or a LoadFault, and nothing that arrives unasked goes unseen."""
+"""The HTTP client of the load tests: one answer or LoadFault per request, and stray bytes are counted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Kind: a\r\n\r\nhi"
 
 @asynccontextmanager
 async def served(handle: Handler) -> AsyncIterator[tuple[str, list[int]]]:
-    """A server that gives each whole request to `handle`; its URL and a number a connection."""
+    """A server that passes each complete request to `handle`. Yields its URL and the numbers of its connections."""
     connections: list[int] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -36,7 +36,7 @@ async def served(handle: Handler) -> AsyncIterator[tuple[str, list[int]]]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", connections
 
 
-async def test_requests_share_a_connection_and_answers_may_come_in_pieces() -> None:
+async def test_requests_share_a_connection_and_answers_may_arrive_in_pieces() -> None:
     async def handle(body: bytes, writer: asyncio.StreamWriter) -> None:
         for at in range(len(OK)):
             writer.write(OK[at : at + 1])
@@ -50,7 +50,7 @@ async def test_requests_share_a_connection_and_answers_may_come_in_pieces() -> N
         assert client.num_stray_bytes == 0
 
 
-async def test_requests_at_once_have_connections_of_their_own_up_to_the_limit() -> None:
+async def test_concurrent_requests_have_separate_connections_up_to_the_limit() -> None:
     release = asyncio.Event()
 
     async def handle(body: bytes, writer: asyncio.StreamWriter) -> None:
@@ -66,7 +66,7 @@ async def test_requests_at_once_have_connections_of_their_own_up_to_the_limit() 
         assert len(connections) == 2
 
 
-async def test_a_second_answer_to_one_request_is_seen() -> None:
+async def test_a_second_answer_to_one_request_is_detected() -> None:
     async def handle(body: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(OK + OK)
 
@@ -86,7 +86,7 @@ async def test_a_second_answer_to_one_request_is_seen() -> None:
         (b"HTTP/1.1 200 OK\r\n\r\n", "no Content-Length"),
     ],
 )
-async def test_what_is_no_answer_is_a_fault(answer: bytes, message: str) -> None:
+async def test_an_invalid_answer_is_a_fault(answer: bytes, message: str) -> None:
     async def handle(body: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(answer)
         writer.close()
@@ -96,7 +96,7 @@ async def test_what_is_no_answer_is_a_fault(answer: bytes, message: str) -> None
             await client.post("/", b"")
 
 
-async def test_nothing_is_waited_for_longer_than_the_limit() -> None:
+async def test_no_wait_is_longer_than_the_limit() -> None:
     async def handle(body: bytes, writer: asyncio.StreamWriter) -> None:
         return None
 
@@ -105,7 +105,7 @@ async def test_nothing_is_waited_for_longer_than_the_limit() -> None:
             await client.post("/", b"")
 
 
-def test_only_plain_http_addresses_are_taken() -> None:
+def test_only_plain_http_addresses_are_accepted() -> None:
     for url in ("https://127.0.0.1:1", "127.0.0.1:1", "http://127.0.0.1"):
         with pytest.raises(LoadFault, match="not of the form"):
             LeanClient(url)

@@ -1,4 +1,4 @@
-"""The load's submissions: every verdict, all different, the same for a seed."""
+"""The submissions of the load tests: every verdict, all different, deterministic by seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nouscoder.verifier.api.schema import parse_submission
 from nouscoder.verifier.toolchains.languages import registry
 
 
-def test_it_holds_every_verdict_of_a_candidate_and_no_submission_twice() -> None:
+def test_the_mixture_has_every_verdict_of_a_candidate_and_no_submission_twice() -> None:
     samples = mixture(500, frozenset(registry()))
     kinds = Counter(sample.truth for sample in samples)
     assert set(kinds) == {kind.value for kind in VerdictKind} - {"internal_error"}
@@ -21,6 +21,6 @@ def test_it_holds_every_verdict_of_a_candidate_and_no_submission_twice() -> None
         parse_submission(sample.body)
 
 
-def test_a_seed_makes_the_same_ones_again_and_a_missing_language_is_left_out() -> None:
+def test_a_seed_gives_the_same_submissions_and_missing_languages_are_skipped() -> None:
     assert mixture(60, {"python"}, 3) == mixture(60, {"python"}, 3) != mixture(60, {"python"}, 4)
     assert {json.loads(s.body).get("language", "python") for s in mixture(200, {"python"})} == {"python"}

@@ -1,4 +1,4 @@
-"""The grading service at twice its capacity: nothing lost, doubled or wrong, and equal shares. No speed is asserted."""
+"""The grading service at twice its capacity: no answer lost, duplicated or wrong, and equal shares."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from nouscoder.bench.load_result import LoadPlan, LoadResult, as_record, as_text
 
 
 def check(result: LoadResult) -> None:
-    """Everything that `complaints` names, and that it has looked at something."""
+    """Check that there is no complaint, and that enough was measured."""
     assert complaints(result) == [], as_text(result)
     assert as_record(result)["complaints"] == []
     check_answers(result)
 
 
 def check_answers(result: LoadResult) -> None:
-    """As many as there were requests, of the kinds there may be."""
+    """Check the number and the statuses of the answers."""
     assert sum(result.statuses.values()) == sum(client.num_sent for client in result.clients)
     assert sum(client.num_verdicts for client in result.clients) == result.statuses[200] == result.num_metered
     assert result.statuses[429] == sum(client.num_refused for client in result.clients) > 0
     assert all(seconds >= 1 for seconds in result.retry_after_s)
-    assert len(result.verdicts) == 8  # every verdict but internal_error
+    assert len(result.verdicts) == 8  # every verdict except internal_error
 
 
-async def test_twice_the_capacity_loses_doubles_and_changes_nothing() -> None:
+async def test_twice_the_capacity_loses_duplicates_and_changes_no_answer() -> None:
     check(await bench_load(LoadPlan(num_seconds=10, num_submissions=100, overload=3)))
 
 
-async def test_who_asks_five_times_as_often_gets_no_larger_share() -> None:
+async def test_a_client_with_five_times_the_rate_gets_no_larger_share() -> None:
     result = await bench_load(LoadPlan(num_seconds=8, num_submissions=100, greed=5))
-    # The others ask for little more than their share, so that for moments they leave some of it to whom asks more.
+    # The others send little more than their share, so for short times they leave a part of it to the first client.
     assert [complaint for complaint in complaints(result) if not complaint.startswith("the shares")] == []
     check_answers(result)
     greedy, *others = result.clients

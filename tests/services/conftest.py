@@ -1,4 +1,4 @@
-"""What tests of the broker share: one real Redis for the session, and a fresh run on it for each test."""
+"""Fixtures of the broker's tests: one real Redis for the session, with a fresh run for each test."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _runs = itertools.count()
 
 
 class BrokerRig:
-    """Makes brokers of fresh runs on one Redis, and the records that workers would send."""
+    """Makes brokers of fresh runs in one Redis, and the records that workers send."""
 
     problems = tuple(
         Problem(
@@ -63,16 +63,16 @@ class BrokerRig:
         self.index = ProblemIndex(folder / "problems.sqlite", store)
 
     def config(self, *overrides: str) -> Config:
-        """G = 4, B = 8, k = 2 in a run of its own, then the overrides."""
+        """The configuration of a new run with G = 4, B = 8, k = 2, and the overrides."""
         small = ["broker.group_size=4", "broker.batch_size=8", "broker.pipeline_k=2"]
         return load_config(None, [f"run.name=test-{next(_runs)}", *small, *overrides])
 
     def broker(self, config: Config) -> Broker:
-        """A broker; another one of the same config is a restarted one."""
+        """A broker. A second one with the same configuration is a restarted one."""
         return Broker(config, self.url, self.index)
 
     def impatient_store(self, broker: Broker) -> Store:
-        """The same run under rules by which every lease has expired already."""
+        """The store of the same run with rules by which every lease has expired."""
         section = broker._config.broker.model_copy(update={"lease_s": 1e-9, "batch_lease_s": 1e-9})
         return Store(self.url, broker._config.run.name, Rules.of(section))
 
@@ -89,14 +89,14 @@ class BrokerRig:
 
     @staticmethod
     def groups(batch: RecordedBatch) -> dict[str, list[str]]:
-        """The rollout ids of a batch by group, in order."""
+        """The rollout ids of a batch, by group, in order."""
         found: dict[str, list[str]] = {}
         for recorded in batch.rollouts:
             found.setdefault(recorded.header.group_id, []).append(recorded.header.rollout_id)
         return found
 
     def sampled(self, item: LeasedTask, version: int = 0) -> tuple[str, RolloutHeader, bytes]:
-        """What a generation worker hands in for a leased task."""
+        """The rollout that a generation worker submits for a leased task."""
         return (item.lease.lease_id, *encode_rollout(self.rollout(item.task, version)))
 
     @staticmethod
@@ -105,14 +105,14 @@ class BrokerRig:
         return Verdict(kind=kind, passed=passed, total=1, graded=1, duration_s=0.01, backend="test")
 
     async def sample(self, broker: Broker, max_tasks: int = 100, version: int = 0) -> tuple[LeasedTask, ...]:
-        """Lease and hand in rollouts as one generation worker."""
+        """Lease and submit rollouts as one generation worker."""
         leased = (await broker.lease_tasks("generation-h-0-1", max_tasks, 0)).tasks
         submitted = [self.sampled(item, version) for item in leased]
         assert await broker.submit_rollouts("generation-h-0-1", submitted) == []
         return leased
 
     async def grade(self, broker: Broker, kind_of: Callable[[str], VerdictKind]) -> tuple[RecordedGrading, ...]:
-        """Lease and grade everything there is as one grading worker; `kind_of` takes a rollout id."""
+        """Lease and grade all rollouts as one grading worker. `kind_of` maps a rollout id to its verdict."""
         leased = (await broker.lease_grading("verifier-h-0-1", 1000, 0)).gradings
         items = [(item.lease.lease_id, item.rollout_id, self.verdict(kind_of(item.rollout_id))) for item in leased]
         assert await broker.submit_verdicts("verifier-h-0-1", items) == []
@@ -120,13 +120,13 @@ class BrokerRig:
 
     @staticmethod
     def mixed(rollout_id: str) -> VerdictKind:
-        """Half of every group is accepted."""
+        """A verdict kind with which half of every group is accepted."""
         return VerdictKind.ACCEPTED if int(rollout_id[-1]) % 2 else VerdictKind.WRONG_ANSWER
 
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PolicyTokenizer:
-    """The demo's characters, as product code reads them from a policy folder."""
+    """The demo's tokenizer, loaded from a policy folder."""
     folder = tmp_path_factory.mktemp("tokenizer")
     CharTokenizer().save(folder)
     return load_tokenizer(folder)
@@ -134,7 +134,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PolicyTokenizer:
 
 @pytest.fixture
 def single_turn(tokenizer: PolicyTokenizer) -> SingleTurn:
-    """The environment of single-turn code over that tokenizer."""
+    """The environment for single-turn code with that tokenizer."""
     return SingleTurn(tokenizer, EnvironmentSection())
 
 
@@ -147,7 +147,7 @@ def broker_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerRig]:
 
 @pytest.fixture
 async def new_broker(broker_rig: BrokerRig) -> AsyncIterator[Callable[..., Broker]]:
-    """Makes brokers that are closed after the test: of a fresh run with overrides, or of a given config."""
+    """Makes brokers of a fresh run with overrides, or of a given configuration. Closes them after the test."""
     made: list[Broker] = []
 
     def make(*overrides: str, config: Config | None = None) -> Broker:

@@ -1,7 +1,7 @@
-"""A learner in a process of its own, which kills itself with SIGKILL at a chosen moment. Its broker is in a file.
+"""A learner in a separate process, which kills itself with SIGKILL at a given point. Its broker's state is in a file.
 
-Run as a script it reads lines `["folder", "moment"]`, forks a learner for each, and answers with its exit code, which
-is negative for a signal. The process that forks has imported torch and computed nothing.
+As a script it reads lines `["folder", "moment"]`, forks a learner for each, and prints its exit code, which is negative
+for a signal. The parent process has imported torch but computed nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def config_of(root: Path) -> Config:
 
 
 class FileBroker(FakeBroker):
-    """A broker whose state is replaced in a file, in one step, before each call returns."""
+    """A broker whose state is written to a file atomically before each call returns."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(lambda batch_id, version: random_batch(batch_id, seed=1, policy_version=version))
@@ -79,7 +79,7 @@ class FileBroker(FakeBroker):
 
 
 def train(root: Path, moment: str) -> None:
-    """Train the run in `root` to its end, or die at `moment`; "" is no moment."""
+    """Train the run in `root` to its end, or kill the process at `moment` unless it is ""."""
     config = config_of(root)
     policy = config.run.folder / "policy"
     if not policy.exists():
@@ -100,11 +100,11 @@ def train(root: Path, moment: str) -> None:
 
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-    threading.Event().wait()  # the signal ends the process before another instruction counts
+    threading.Event().wait()  # the signal ends the process before it does anything else
 
 
 def _patch(owner: Any, name: str, *, call: int, before: bool) -> None:
-    """Die before or after the `call`th call of `owner.name`, counted from 1."""
+    """Kill the process before or after the `call`th call of `owner.name`, counted from 1."""
     real, calls = getattr(owner, name), 0
 
     def counted(*arguments: Any, **more: Any) -> Any:
@@ -137,7 +137,7 @@ def _between_steps(core: LearnerCore, broker: FileBroker) -> None:
 
 
 def _lines_torn(core: LearnerCore, broker: FileBroker) -> None:
-    """The line of batch 1's first step is half written."""
+    """Kill after half of the line of batch 1's first step is written."""
     real = RunLog.append
 
     def torn(log: RunLog, lines: Any) -> None:
@@ -151,7 +151,7 @@ def _lines_torn(core: LearnerCore, broker: FileBroker) -> None:
 
 
 def _committed_and_not_published(core: LearnerCore, broker: FileBroker) -> None:
-    """Batch 1 is committed while version 2, which it made, waits to be published."""
+    """Kill when batch 1 is committed and its version 2 is not yet published."""
     publish, commit = broker.publish_policy, broker.commit_batch
     committed = asyncio.Event()
 
@@ -171,7 +171,7 @@ def _committed_and_not_published(core: LearnerCore, broker: FileBroker) -> None:
 
 
 def _published_and_not_committed(core: LearnerCore, broker: FileBroker) -> None:
-    """Version 2 is published before batch 1, which made it, is committed."""
+    """Kill when version 2 is published and its batch 1 is not yet committed."""
     publish, commit = broker.publish_policy, broker.commit_batch
     published = asyncio.Event()
 
@@ -191,7 +191,7 @@ def _published_and_not_committed(core: LearnerCore, broker: FileBroker) -> None:
 
 
 def _in_the_middle_of_writing(core: LearnerCore, broker: FileBroker) -> None:
-    """DCP has begun a file of the first checkpoint, and batch 2 has been trained meanwhile."""
+    """Kill when DCP has begun a file of the first checkpoint and batch 2 has been trained."""
     trained, train_batch = threading.Event(), core.train
 
     def torn(writer: FileSystemWriter, *arguments: Any) -> Any:
@@ -210,7 +210,7 @@ def _in_the_middle_of_writing(core: LearnerCore, broker: FileBroker) -> None:
 
 
 def _before_its_name(core: LearnerCore, broker: FileBroker) -> None:
-    """DCP has written the checkpoint, but it has no manifest and not its name."""
+    """Kill when DCP has written the checkpoint, before it gets its manifest and its name."""
 
     def dies(file: Path) -> str:
         _die()
@@ -223,7 +223,7 @@ def _at(name: str, *, call: int, before: bool, of_broker: bool = False) -> Calla
     return lambda core, broker: _patch(broker if of_broker else core, name, call=call, before=before)
 
 
-# Batch 1 is the second one; version 2 is the third that is published.
+# Batch 1 is the second batch; version 2 is the third published one.
 MOMENTS: dict[str, Callable[[LearnerCore, FileBroker], None]] = {
     "before the batch is saved": _at("save_batch", call=2, before=True),
     "after the batch is saved": _at("save_batch", call=2, before=False),

@@ -1,7 +1,6 @@
-"""A run with external services: each started by hand, on loopback, policies fetched from the learner.
+"""A run with external services, each started separately on loopback. Policies are fetched from the learner.
 
-The whole loop runs with a tiny torch policy, real sandboxes and a real Redis, every call encrypted and every service
-asked for its certificate.
+The whole loop runs with a tiny torch policy, real sandboxes and a real Redis. Every call uses mutual TLS.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def free_addresses(count: int) -> list[str]:
 
 
 def make_certificates(folder: Path) -> None:
-    """An authority, and the certificate that all services of the run share, as they do in a small installation."""
+    """Make an authority and one certificate for all services of the run, as in a small installation."""
 
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=30)
@@ -81,7 +80,7 @@ def make_certificates(folder: Path) -> None:
 
 
 class Site:
-    """Where the processes of one run are, each with what it would have in a pod of its own."""
+    """The processes of one run, each with the files and settings of a separate pod."""
 
     def __init__(self, root: Path, overrides: tuple[str, ...]) -> None:
         self.root = root
@@ -134,7 +133,7 @@ class Site:
         process.wait(10)
 
     def restart_redis(self) -> None:
-        """SIGKILL, a moment without one, and a new one on the same append-only file."""
+        """Kill Redis with SIGKILL, and start it again after a pause with the same append-only file."""
         assert self.redis.pid is not None
         os.kill(self.redis.pid, signal.SIGKILL)
         self.until(lambda: not self.redis.is_running(), "Redis is gone")
@@ -158,7 +157,7 @@ class Site:
         while not condition():
             for name, process in self.processes.items():
                 if process.poll() is not None:
-                    pytest.fail(f"{name} ended with {process.poll()} before {what}:\n{self.log(name)[-3000:]}")
+                    pytest.fail(f"{name} exited with {process.poll()} before {what}:\n{self.log(name)[-3000:]}")
             if time.monotonic() > end:
                 ends = "\n".join(f"--- {name}\n{self.log(name)[-1500:]}" for name in (*SERVICES, "train"))
                 pytest.fail(f"{what} did not happen within {limit_s} s:\n{ends}")
@@ -200,7 +199,7 @@ def site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
 
 
 def health(address: str, service: str = "readiness") -> str:
-    """What the health port says; GONE when nothing listens."""
+    """The answer of the health port; GONE when nothing listens."""
     with grpc.insecure_channel(address) as channel:
         try:
             stub: Any = health_pb2_grpc.HealthStub(channel)
@@ -211,7 +210,7 @@ def health(address: str, service: str = "readiness") -> str:
 
 
 def assert_complete(run: Site) -> None:
-    """The run ended as planned: every step once, the ledger balanced, both evaluations made."""
+    """Check that the run completed: every step once, the ledger balanced, both evaluations done."""
     run.until(run.has_summary, "the summary")
     summary = json.loads((run.folder / "summary.json").read_text())
     assert summary["balanced"] is True
@@ -222,11 +221,11 @@ def assert_complete(run: Site) -> None:
 
 
 @pytest.mark.timeout(900)  # about a minute alone; several times that on a busy machine
-def test_a_run_with_external_services_ends_and_outlives_the_coordinator(site: Callable[..., Site]) -> None:
+def test_a_run_with_external_services_completes_and_survives_a_kill_of_train(site: Callable[..., Site]) -> None:
     run = site()
     run.start("generation", "verifier")
     run.until(lambda: health(run.config.generation.grpc_health, "liveness") == "SERVING", "generation is alive")
-    # Alive while it waits for the learner's files, so that nobody kills it for waiting; not ready.
+    # While it waits for the learner's files it is alive, so that no probe kills it, but not ready.
     assert health(run.config.generation.grpc_health) == "NOT_SERVING"
     assert run.command("prepare-run", str(run.file)).returncode == 0
     run.start("broker", "learner")
@@ -243,7 +242,7 @@ def test_a_run_with_external_services_ends_and_outlives_the_coordinator(site: Ca
     run.restart_redis()
     assert_complete(run)
 
-    # Weights came from the learner alone, and only the newest two stay.
+    # All weights came from the learner, and only the newest two are kept.
     taken, fetched = (
         [event["policy_version"] for event in run.events("generation") if event["event"] == name]
         for name in ("policy taken over", "policy fetched")
@@ -251,7 +250,7 @@ def test_a_run_with_external_services_ends_and_outlives_the_coordinator(site: Ca
     assert taken == sorted(set(taken))
     assert (taken[0], taken[-1]) == (0, 4)
     assert set(taken) <= set(fetched)
-    assert len(fetched) == len(set(fetched))  # an older one may come second: it is fetched, and not taken over
+    assert len(fetched) == len(set(fetched))  # an older one may arrive second: it is fetched but not loaded
     assert len(list((run.root / "cache").glob("*.safetensors"))) <= 2
     assert not list((run.root / "cache").rglob("*.part"))
     assert {path.name for path in (run.root / "cache/first").iterdir()} >= {"config.json", "tokenizer.json"}
@@ -261,7 +260,7 @@ def test_a_run_with_external_services_ends_and_outlives_the_coordinator(site: Ca
 
 
 def assert_pages(run: Site) -> None:
-    """The allow-list, and nothing beside it."""
+    """Check that the pages serve the allow-list and no other file."""
     run.until(lambda: "until SIGTERM" in run.log("train"), "the pages stay")
     assert b"report.html" in run.page("")
     assert b"<svg" in run.page("report.html")
@@ -276,7 +275,7 @@ def assert_pages(run: Site) -> None:
 
 
 def assert_a_finished_run_is_only_served(run: Site) -> None:
-    """Every process started again on the finished run stays and changes nothing; SIGTERM is a normal end."""
+    """Processes that start after the end of the run keep running, change nothing, and exit normally on SIGTERM."""
     before = (run.folder / "summary.json").read_text()
     assert run.stop("train") == 0
     assert run.stop("learner") == 0

@@ -1,4 +1,4 @@
-"""The bench runs for real and holds every figure against its control; no speed is asserted."""
+"""The bench runs with a real service and compares every figure with its control. Speed is not checked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nouscoder.bench.processes import descendants, usage_of
 from nouscoder.bench.verifier import as_record, as_text, bench_verifier
 
 
-async def test_the_bench_measures_a_real_service_beside_its_control() -> None:
+async def test_the_bench_measures_a_real_service_and_its_control() -> None:
     result = await bench_verifier(scale=0.04, control_s=0.1)
     many, single = result.many_small_tests, result.one_test_submissions
     assert result.backend == "local"
@@ -23,7 +23,7 @@ async def test_the_bench_measures_a_real_service_beside_its_control() -> None:
     assert f"{many.multiple:.2f}x bare spawns" in as_text(result)
 
 
-def test_usage_counts_a_process_and_what_is_below_it() -> None:
+def test_usage_counts_a_process_and_its_descendants() -> None:
     child = os.fork()
     if not child:
         try:

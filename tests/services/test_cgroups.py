@@ -1,4 +1,4 @@
-"""Groups of slots: found for both versions, limits written once, nothing left behind; kills are memory limits."""
+"""Groups of slots in both versions: limits are written once, no group is left, and OOM kills are memory limits."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from nouscoder.verifier.toolchains.languages import installed
 
 
 def make_files(folder: Path, *names: str) -> None:
-    """What the kernel would make."""
+    """Make the files that the kernel would make."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         (folder / name).write_text("")
 
 
-def test_version_1_groups_are_made_where_we_are(tmp_path: Path) -> None:
+def test_version_1_groups_are_made_in_the_own_group(tmp_path: Path) -> None:
     for controller in ("memory", "pids"):
         (tmp_path / controller / "mine").mkdir(parents=True)
     groups = Groups(tmp_path, "4:memory:/mine\n8:pids:/elsewhere\n0::/\n")
     assert sorted(groups.names) == ["memory", "pids"]
-    assert not list(tmp_path.glob("**/nouscoder-*"))  # nothing before a slot wants one
-    folders = [tmp_path / "memory" / "mine", tmp_path / "pids"]  # a path that is not to be seen from here: the mount
+    assert not list(tmp_path.glob("**/nouscoder-*"))  # no group before a slot needs one
+    folders = [tmp_path / "memory" / "mine", tmp_path / "pids"]  # a path that is not visible here: the mount is used
     for folder in folders:
         make_files(folder / f"nouscoder-{os.getpid()}-3", "memory.oom_control")
     group = groups.make(3)
@@ -36,7 +36,7 @@ def test_version_1_groups_are_made_where_we_are(tmp_path: Path) -> None:
     assert (made["cgroup.procs"], made["memory.limit_in_bytes"], made["pids.max"]) == ("77", "1000", "5")
 
 
-def test_version_2_groups_leave_our_own_to_them(tmp_path: Path) -> None:
+def test_version_2_groups_need_the_process_to_leave_its_group(tmp_path: Path) -> None:
     make_files(tmp_path, "cgroup.controllers")
     make_files(tmp_path / "mine", "cgroup.subtree_control")
     make_files(tmp_path / "mine" / f"nouscoder-{os.getpid()}-0", "memory.events")
@@ -63,11 +63,11 @@ def test_a_host_without_groups_gives_none(tmp_path: Path) -> None:
 
 
 def ours() -> set[Path]:
-    """Groups of this process."""
+    """The groups of this process."""
     return set(ROOT.glob(f"**/nouscoder-{os.getpid()}-*"))
 
 
-async def test_many_processes_past_the_group_are_a_memory_limit_and_close_leaves_no_group() -> None:
+async def test_processes_over_the_groups_limit_are_a_memory_limit_and_close_leaves_no_group() -> None:
     sandbox = open_sandbox(SandboxConfig(slots=1, tmp_bytes=1 << 20))
     try:
         await sandbox.start()
@@ -75,9 +75,9 @@ async def test_many_processes_past_the_group_are_a_memory_limit_and_close_leaves
         pytest.skip(str(error))
     try:
         if "cgroup:memory" not in sandbox.isolation:
-            pytest.skip("this host gives no memory groups")
+            pytest.skip("this host does not allow memory groups")
         assert ours()
-        shared = (  # shared mappings, which adding up resident sizes cannot tell from one that all have
+        shared = (  # shared mappings, which a sum of resident sizes cannot distinguish from a common one
             "import mmap, os\nfor _ in range(12):\n    if os.fork() == 0:\n        m = mmap.mmap(-1, 40 << 20)\n"
             "        for at in range(0, 40 << 20, 4096): m[at] = 1\n        import time; time.sleep(9)\n"
             "os.wait()\n"

@@ -1,4 +1,4 @@
-"""`nouscoder status` and `why-stalled` ask a broker in plain or over mutual TLS; without a certificate it is silent."""
+"""`nouscoder status` and `why-stalled` call a broker without TLS or over mutual TLS, which needs a certificate."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def nouscoder(*arguments: str) -> tuple[int, str, str]:
     return running.returncode or 0, out.decode(), err.decode()
 
 
-async def test_over_mutual_tls_the_configuration_names_broker_and_certificate(
+async def test_over_mutual_tls_the_broker_and_certificates_come_from_the_configuration(
     broker_rig: Any, certificate: Path, tmp_path: Path
 ) -> None:
     files = {"certificate": "tls.crt", "key": "tls.key", "ca": "ca.crt"}

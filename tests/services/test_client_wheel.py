@@ -38,7 +38,7 @@ except ModuleNotFoundError:
 
 
 def dependencies_of(requirement: Requirement) -> set[str]:
-    """The distributions that installing `requirement` brings, with their own dependencies."""
+    """The distributions that `requirement` installs, including their dependencies."""
     found: set[str] = set()
     waiting = [requirement]
     while waiting:

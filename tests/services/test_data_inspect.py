@@ -1,4 +1,4 @@
-"""`nouscoder data inspect --flaky` on made-up problems: a sound one, and one of each kind of flaw."""
+"""`nouscoder data inspect --flaky` on invented problems: a sound one, and one with each kind of flaw."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nouscoder.domain.verdict import VerdictKind
 
 SECTION = load_config(None, ["verifier.sandbox.slots=2"]).verifier
 ADD = "print(sum(map(int, input().split())))"
-# Kept apart by what no seed and no clock fixes.
+# Its output differs in every run, whatever the seed and the clock.
 RANDOM = "import os\nprint(int.from_bytes(os.urandom(8), 'little'))"
 
 
@@ -43,7 +43,7 @@ def audited(path: Path, num_rounds: int = 4) -> tuple[dict[tuple[str, int | None
     return flaws, code
 
 
-def test_sound_problems_of_every_kind_give_nothing(tmp_path: Path) -> None:
+def test_sound_problems_of_every_kind_have_no_finding(tmp_path: Path) -> None:
     call = {"type": "call", "entry_point": "add", "cases": [{"args": [1, 2], "expected": 3}]}
     function = "def add(a, b): return a + b"
     checked: dict[str, Any] = {"type": "checker", "cases": [{"input": "1 2\n", "output": ""}]}
@@ -62,7 +62,7 @@ def test_sound_problems_of_every_kind_give_nothing(tmp_path: Path) -> None:
     assert text.endswith("4 of 5 problems have reference solutions; 5 tests, 2 rounds: 0 findings")
 
 
-def test_each_kind_of_flaw_is_found_where_it_is(tmp_path: Path) -> None:
+def test_each_kind_of_flaw_is_found_in_its_test(tmp_path: Path) -> None:
     sometimes = "import os\na = input()\nprint(3 if a == '1 2' or os.urandom(1)[0] % 2 else 11)"
     any_number: dict[str, Any] = {"type": "checker", "cases": [{"input": "", "output": ""}]}
     any_number["checker"] = {"language": "python", "code": "import sys\nsys.exit(0)"}
@@ -74,7 +74,7 @@ def test_each_kind_of_flaw_is_found_where_it_is(tmp_path: Path) -> None:
         problem("random", RANDOM),
         problem("broken", "print("),
         problem("unknown language", {"language": "cobol", "code": "x"}),
-        problem("checked", RANDOM, tests=any_number),  # its outputs differ, but that is what the checker is for
+        problem("checked", RANDOM, tests=any_number),  # its outputs differ, which the checker allows
     )
     flaws, code = audited(path, 20)
     assert code == 1
@@ -96,7 +96,7 @@ def test_a_reference_that_takes_most_of_the_time_is_named(tmp_path: Path) -> Non
     assert all("near_limit" in flaws["slow", test] for test in (0, 1))
 
 
-def test_a_flaw_in_words() -> None:
+def test_a_finding_is_printed_as_a_sentence() -> None:
     passed, failed = VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER
     rounds = [Round(0, (Seen(passed, b"a", 0.6),)), Round(0, (Seen(failed, b"b", 0.1),))]
     found = {finding.flaw: finding.detail for finding in findings_of("p", rounds)}
@@ -108,7 +108,7 @@ def test_a_flaw_in_words() -> None:
     assert findings_of("p", [Round(1, (Seen(passed, b"a", 0.5),)), Round(2, (Seen(failed, b"b", 0.1),))]) == []
 
 
-def test_all_kinds_of_files_are_read(tmp_path: Path) -> None:
+def test_every_format_of_problem_files_is_read(tmp_path: Path) -> None:
     ours = write(tmp_path / "ours.jsonl", problem("a", ADD, {"language": "cpp", "code": "int main(){}"}), problem("b"))
     assert [one.references for one in read_referenced(ours)] == [
         (Reference(ADD), Reference("int main(){}", "cpp")),
@@ -137,7 +137,7 @@ def test_all_kinds_of_files_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("references", ["x", None, [3], [{"code": 1}], [{"code": "a", "typo": 1}], 7])
-def test_references_that_make_no_sense_are_named(tmp_path: Path, references: object) -> None:
+def test_invalid_references_are_named(tmp_path: Path, references: object) -> None:
     path = write(tmp_path / "bad.jsonl", problem("fine", ADD), problem("bad") | {"references": references})
     with pytest.raises(ProblemFileError, match=r"bad\.jsonl, line 2: references"):
         read_referenced(path)

@@ -1,4 +1,4 @@
-"""The doctor tries each layer, says how to get what is missing, and fails only when the default cannot run."""
+"""The doctor tests each layer, says how to get what is missing, and fails only when the default cannot run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_this_host_runs_the_default_configuration() -> None:
 
 
 @pytest.mark.parametrize(("needed", "code"), [(True, 1), (False, 0)])
-def test_only_what_is_needed_makes_it_fail(monkeypatch: pytest.MonkeyPatch, needed: bool, code: int) -> None:
+def test_only_needed_findings_make_it_fail(monkeypatch: pytest.MonkeyPatch, needed: bool, code: int) -> None:
     missing = Finding("warp drive", False, needed, "not here", "build one")
     monkeypatch.setattr(host, "examine", lambda: [missing])
     text, returned = run_doctor(as_json=False)

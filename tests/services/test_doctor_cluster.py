@@ -1,4 +1,4 @@
-"""What the doctor says of a cluster, judged on recorded facts; tests/cluster asks a real one."""
+"""The doctor's findings about a cluster, from recorded facts. tests/cluster has tests with a real one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GOOD = TrialResult(
 
 @dataclass
 class RecordedCluster:
-    """A `Cluster` of facts; `refuses` names the calls that the account may not make."""
+    """A `Cluster` with recorded facts. `refuses` names the calls that the account may not make."""
 
     runtime: dict[str, str] = field(default_factory=lambda: {"gvisor": "runsc"})
     storage: list[StorageClass] = field(default_factory=lambda: [LOCAL_PATH])
@@ -89,13 +89,13 @@ def test_a_cluster_with_all_that_is_needed_can_run_the_default_install() -> None
     ("version", "ok"),
     [("v1.29.0", True), ("v1.34.4-gke.100", True), ("v1.28.15", False), ("v2.0.0", True), ("?", False)],
 )
-def test_the_oldest_server_is_the_one_that_the_chart_names(version: str, ok: bool) -> None:
+def test_the_oldest_server_version_equals_that_of_the_chart(version: str, ok: bool) -> None:
     assert doctor.judge_version(version).ok is ok
     chart = yaml.safe_load((Path(__file__).parents[2] / "helm/nouscoder/Chart.yaml").read_text())
     assert chart["kubeVersion"] == f">={doctor.OLDEST[0]}.{doctor.OLDEST[1]}.0-0"
 
 
-def test_without_the_runtime_class_the_way_out_is_named_and_no_gvisor_pod_is_tried() -> None:
+def test_without_the_runtime_class_the_fix_is_named_and_no_gvisor_pod_is_tried() -> None:
     asked = []
 
     def trial(runtime_class: str | None) -> TrialResult:
@@ -119,7 +119,7 @@ def test_without_the_runtime_class_the_way_out_is_named_and_no_gvisor_pod_is_tri
         ("Linux version 6.8.0-45-generic (buildd@lcy02) #45-Ubuntu SMP\n", False),
     ],
 )
-def test_gvisor_is_told_by_what_a_pod_says_of_its_kernel(kernel: str, ok: bool) -> None:
+def test_gvisor_is_detected_by_the_kernel_of_a_pod(kernel: str, ok: bool) -> None:
     assert doctor.judge_kernel(TrialResult(kernel=kernel)).ok is ok
 
 
@@ -149,16 +149,16 @@ def test_storage_needs_a_default_class(classes: list[StorageClass], ok: bool, sa
     ],
     ids=["one node", "closed", "too few cores", "spread over five", "no node holds the learner"],
 )
-def test_room_is_there_when_every_pod_has_a_node(nodes: list[Node], ok: bool) -> None:
+def test_there_is_room_when_every_pod_fits_on_a_node(nodes: list[Node], ok: bool) -> None:
     assert doctor.judge_room((nodes, {})).ok is ok
 
 
-def test_what_other_pods_ask_for_is_not_room() -> None:
+def test_requests_of_other_pods_reduce_the_room() -> None:
     assert doctor.judge_room(([NODE], {"node1": Amount(0.9, GIB)})).ok
     assert not doctor.judge_room(([NODE], {"node1": Amount(1.2, GIB)})).ok
 
 
-def test_what_the_install_asks_for_is_what_the_charts_values_say() -> None:
+def test_the_requests_of_the_install_equal_the_charts_values() -> None:
     values: dict[str, Any] = yaml.safe_load((Path(__file__).parents[2] / "helm/nouscoder/values.yaml").read_text())
     learner = amount_of(values["learner"]["resources"]) + amount_of(values["learner"]["runResources"])
     pool = values["verifier"]["sandbox"]["pool"]
@@ -177,7 +177,7 @@ def amount_of(resources: dict[str, Any]) -> Amount:
     return Amount(cores, int(memory[:-2]) * units[memory[-2:]])
 
 
-def test_a_policy_that_nobody_enforces_is_told_and_does_not_stop_the_install() -> None:
+def test_an_unenforced_policy_is_reported_and_does_not_prevent_the_install() -> None:
     findings = looked_at(RecordedCluster(), replace(GOOD, policy_enforced=False))
     assert not findings["NetworkPolicy"].ok
     assert "NOT enforced" in findings["NetworkPolicy"].detail
@@ -196,7 +196,7 @@ def test_a_policy_that_nobody_enforces_is_told_and_does_not_stop_the_install() -
         ("has_crd", "Prometheus operator", False),
     ],
 )
-def test_a_missing_right_is_not_an_absence(refused: str, name: str, needed: bool) -> None:
+def test_a_missing_right_gives_an_unknown_finding(refused: str, name: str, needed: bool) -> None:
     finding = looked_at(RecordedCluster(refuses=frozenset({refused})))[name]
     assert (finding.ok, finding.known, finding.needed) == (False, False, needed)
     assert "may not" in finding.detail
@@ -206,7 +206,7 @@ def test_a_missing_right_is_not_an_absence(refused: str, name: str, needed: bool
 
 
 @pytest.mark.parametrize("error", [NotAllowed("this account may not create namespaces"), ClusterError("no answer")])
-def test_a_trial_that_could_not_be_made_leaves_its_questions_open(error: ClusterError) -> None:
+def test_a_failed_trial_gives_unknown_findings(error: ClusterError) -> None:
     findings = looked_at(RecordedCluster(), error)
     for name in ("gVisor pod", "NetworkPolicy", "PodSecurity"):
         assert (findings[name].ok, findings[name].known) == (False, False)
@@ -228,7 +228,7 @@ def test_a_pod_that_did_not_start_says_why(judge: Callable[[TrialResult], Findin
 
 
 @pytest.mark.parametrize("kubeconfig", ["/nowhere/kubeconfig", "unreachable"])
-def test_without_a_cluster_it_is_said_in_a_sentence(kubeconfig: str, tmp_path: Path) -> None:
+def test_without_a_cluster_the_doctor_prints_one_sentence(kubeconfig: str, tmp_path: Path) -> None:
     if kubeconfig == "unreachable":
         cluster = {"name": "c", "cluster": {"server": "https://127.0.0.1:9"}}
         user = {"name": "u", "user": {"token": "x"}}

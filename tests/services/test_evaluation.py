@@ -1,4 +1,4 @@
-"""pass@1 through real channels: a generation service with a scripted engine and a verifier that is told what to say."""
+"""pass@1 through real channels: a generation service with a scripted engine, and a scripted verifier."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def problem(number: int, family: str = "sums") -> Problem:
 
 
 def script(request: SampleRequest) -> list[int]:
-    """Right on every sample of even problems, on the first sample of p1, and never else."""
+    """Right on every sample of even problems and on the first sample of p1, otherwise wrong."""
     number = int(request.request_id.split("/")[1][1:])
     right = number % 2 == 0 or request.request_id == "evaluation/p1/0"
     return CharTokenizer().encode(f"print({number})" if right else "print('?')")
@@ -51,7 +51,7 @@ def script(request: SampleRequest) -> list[int]:
 
 @dataclass
 class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
-    """Accepts a program that prints the expected number; fails as often as it is told to."""
+    """Accepts a program that prints the expected number. Fails a configured number of times."""
 
     fail: Counter[str] = field(default_factory=Counter)
     full: int = 0
@@ -71,7 +71,9 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         else:
             right = submission.code == f"print({expected})"
             kind = VerdictKind.ACCEPTED if right else VerdictKind.WRONG_ANSWER
-        return verifier_pb2.GradeResponse(verdict=verdict_to(Verdict(kind, 0, 1, 1, 0.0, "scripted", detail="told to")))
+        return verifier_pb2.GradeResponse(
+            verdict=verdict_to(Verdict(kind, 0, 1, 1, 0.0, "scripted", detail="scripted failure"))
+        )
 
     def GradeStream(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
@@ -92,14 +94,14 @@ class Services:
     folder: Path
 
     async def measure(self, problems: list[Problem], samples: int = 2) -> Evaluation:
-        self.told: list[tuple[int, int]] = []
+        self.scripted: list[tuple[int, int]] = []
         return await evaluate(
             problems,
             GenerationClient(self.generation),
             VerifierClient(self.verifier),
             samples=samples,
             sampling=Sampling(max_new_tokens=30, seed=5),
-            progress=lambda done, total: self.told.append((done, total)),
+            progress=lambda done, total: self.scripted.append((done, total)),
         )
 
     async def publish(self, version: int) -> None:
@@ -144,7 +146,7 @@ async def test_pass_at_1_is_the_mean_over_problems_of_the_accepted_share(service
     assert evaluation.samples[0].program == "print(0)"
     assert evaluation.samples[0].verdict == "accepted"
     assert evaluation.samples[3].verdict == "wrong_answer"
-    assert services.told == [(done, 8) for done in range(1, 9)]
+    assert services.scripted == [(done, 8) for done in range(1, 9)]
 
 
 async def test_an_internal_error_is_graded_again(services: Services) -> None:
@@ -155,21 +157,21 @@ async def test_an_internal_error_is_graded_again(services: Services) -> None:
     assert services.grader.num_calls == 4
 
 
-async def test_an_internal_error_that_stays_is_an_error_and_not_a_0(services: Services) -> None:
+async def test_a_repeated_internal_error_is_an_error_and_not_a_0(services: Services) -> None:
     await services.publish(0)
     services.grader.fail["2"] = 1000
-    with pytest.raises(EvaluationError, match=r"evaluation/p2/0 could not be graded: internal_error.*told to"):
+    with pytest.raises(EvaluationError, match=r"evaluation/p2/0 could not be graded: internal_error.*scripted failure"):
         await services.measure([problem(0), problem(2), problem(4)], samples=1)
 
 
-async def test_a_full_verifier_is_waited_for(services: Services) -> None:
+async def test_a_full_verifier_is_retried(services: Services) -> None:
     await services.publish(0)
     services.grader.full = 5
     assert (await services.measure([problem(0)], samples=2)).pass_at_1 == 1.0
     assert services.grader.num_calls == 7
 
 
-async def test_a_service_without_a_policy_is_waited_for_and_not_for_ever(
+async def test_a_service_without_a_policy_is_retried_for_a_limited_time(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pass_at_1, "_WHILE_AWAY", replace(pass_at_1._WHILE_AWAY, for_s=0.1))
@@ -184,12 +186,12 @@ async def test_a_prompt_that_cannot_be_sampled_is_an_error_that_names_it(service
         await services.measure([problem(0), long])
 
 
-async def test_no_problem_is_an_error(services: Services) -> None:
+async def test_an_empty_list_of_problems_is_an_error(services: Services) -> None:
     with pytest.raises(EvaluationError, match="no problem"):
         await services.measure([])
 
 
-def test_seeds_hang_on_the_run_the_problem_and_the_position() -> None:
+def test_seeds_depend_on_the_run_the_problem_and_the_position() -> None:
     def seeds(seed: int) -> list[int]:
         tasks = evaluation_tasks([problem(0), problem(1)], 3, Sampling(seed=seed))
         return [task.sampling.seed for task in tasks]

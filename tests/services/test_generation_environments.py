@@ -42,7 +42,7 @@ TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{
 
 
 class ScriptedSampler:
-    """Answers each request with the next of some texts, and keeps the requests."""
+    """Answers each request with the next scripted text, and records the requests."""
 
     def __init__(self, *texts: str) -> None:
         self._texts = list(texts)
@@ -81,7 +81,7 @@ class TwoTurns:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random tiny policy that hardly ever ends a turn by itself."""
+    """A random tiny policy that rarely ends a turn."""
     path = tmp_path_factory.mktemp("policy")
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -131,7 +131,7 @@ async def test_a_single_turn_is_a_given_prompt_and_a_sampled_answer(tokenizer: P
     assert rollout.text == "print(1)"
 
 
-async def test_the_template_of_the_problem_comes_before_that_of_the_environment(tokenizer: PolicyTokenizer) -> None:
+async def test_the_problems_template_overrides_that_of_the_environment(tokenizer: PolicyTokenizer) -> None:
     environment = SingleTurn(tokenizer, settings(prompt_template="Solve:\n{prompt}\n"))
     task = replace(TASK, prompt="Print {} and {0}.")
     for template, wanted in {"": "Solve:\nPrint {} and {0}.\n", "# {prompt}": "# Print {} and {0}."}.items():
@@ -140,7 +140,7 @@ async def test_the_template_of_the_problem_comes_before_that_of_the_environment(
         assert tokenizer.decode(sampler.requests[0].prompt_token_ids) == wanted
 
 
-async def test_messages_go_through_the_chat_template_with_one_bos(tmp_path: Path) -> None:
+async def test_messages_use_the_chat_template_with_one_bos(tmp_path: Path) -> None:
     tokenizer = chat_tokenizer(tmp_path)
     environment = SingleTurn(tokenizer, settings(prompt_as="messages", system_prompt="Be brief."))
     sampler = ScriptedSampler("print(1)")
@@ -166,7 +166,7 @@ async def test_a_prompt_that_cannot_be_encoded_names_the_task(
         await SingleTurn(tokenizer, settings()).rollout(replace(TASK, prompt=prompt), ScriptedSampler())
 
 
-async def test_a_later_turn_follows_exactly_the_tokens_before_it_and_has_its_own_random_stream(
+async def test_a_later_turn_follows_exactly_the_earlier_tokens_and_has_its_own_random_stream(
     tokenizer: PolicyTokenizer,
 ) -> None:
     sampler = ScriptedSampler("ask", "answer")
@@ -180,12 +180,12 @@ async def test_a_later_turn_follows_exactly_the_tokens_before_it_and_has_its_own
     assert (first.request_id, second.request_id) == ("r0", "r0/1")
     assert (first.sampling.seed, first.sampling.max_new_tokens) == (7, 12)
     assert second.sampling.seed not in (0, 7)
-    assert second.sampling.max_new_tokens == 24 - len("ask") - 1, "the limit holds for all turns together"
+    assert second.sampling.max_new_tokens == 24 - len("ask") - 1, "the limit is for all turns together"
     assert rollout.text == "answer"
 
 
 def plain_logprobs(folder: Path, rollout: Rollout) -> torch.Tensor:
-    """Of every token but the first, by one uncached forward pass over the whole rollout, [tokens - 1]."""
+    """Log-probabilities of all tokens except the first, by one uncached pass over the whole rollout, [tokens - 1]."""
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = torch.tensor([rollout.token_ids.tolist()])
     with torch.inference_mode():
@@ -203,10 +203,8 @@ def positions_of(segments: Sequence[Segment], is_sampled: bool) -> list[int]:
     return found
 
 
-async def test_two_turns_with_an_observation_between_them_reach_the_loss_with_their_own_tokens_only(
-    engine: Engine, folder: Path
-) -> None:
-    """Through the real engine; new weights (here: the same) are taken over while the tool works."""
+async def test_only_the_sampled_tokens_of_two_turns_are_in_the_loss(engine: Engine, folder: Path) -> None:
+    """Uses the real engine. New weights (here: the same) are loaded while the tool works."""
     environment = TwoTurns(load_tokenizer(folder))
     making = asyncio.create_task(environment.rollout(TASK, engine))
     await asyncio.wait_for(environment.after_first_turn.wait(), 60)

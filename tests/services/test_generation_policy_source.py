@@ -1,4 +1,4 @@
-"""Policies fetched from a learner: whole or not at all, bounded, and newer ones instead of those that are gone."""
+"""Policies fetched from a learner: complete or not at all, within bounds, and newer ones in place of removed ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BIG = 2 * CHUNK_BYTES + 17
 
 
 def weights(version: int, num_bytes: int = BIG) -> bytes:
-    """What the fake engine takes for weights."""
+    """Bytes that the fake engine accepts as weights."""
     return (8).to_bytes(8, "little") + bytes([version]) * (num_bytes - 8)
 
 
@@ -46,7 +46,7 @@ def manifest_of(version: int, data: bytes) -> PolicyManifest:
 
 @dataclass
 class FaultyServicer(LearnerServicer):
-    """The learner's own servicer, which sends a changed first or last piece as often as it is told to."""
+    """The learner's servicer, which sends a changed first or last piece a configured number of times."""
 
     flip: int = 0
     cut: int = 0
@@ -123,7 +123,7 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         yield Rig(files, servicer, server, tmp_path / "cache", cache, source, metrics)
 
 
-async def test_the_policy_folder_comes_without_its_weights_and_nothing_else_is_handed_out(rig: Rig) -> None:
+async def test_the_policy_folder_is_fetched_without_its_weights_and_no_other_file_can_be_fetched(rig: Rig) -> None:
     folder = await rig.source.first_folder()
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
         name: (rig.files.policy / name).read_bytes() for name in ("config.json", "tokenizer.json")
@@ -153,7 +153,7 @@ async def test_the_first_policy_is_fetched_before_the_learner_has_published_it(r
 
 
 @pytest.mark.parametrize("fault", ["flip", "cut"])
-async def test_what_comes_wrong_is_fetched_again_a_few_times_and_leaves_nothing(rig: Rig, fault: str) -> None:
+async def test_a_wrong_transfer_is_retried_a_few_times_and_leaves_no_file(rig: Rig, fault: str) -> None:
     manifest = rig.publish(1)
     setattr(rig.servicer, fault, 2)
     (path,) = await rig.source.files_of(manifest)
@@ -178,7 +178,7 @@ async def test_a_kept_file_that_was_damaged_is_fetched_again(rig: Rig) -> None:
     assert rig.servicer.asked == [1, 1]
 
 
-async def test_of_a_policy_in_shards_only_what_is_missing_is_fetched(rig: Rig) -> None:
+async def test_only_missing_shards_of_a_policy_are_fetched(rig: Rig) -> None:
     folder = rig.files.policies / "00000001"
     folder.mkdir(parents=True)
     names = [f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3)]
@@ -196,7 +196,7 @@ async def test_of_a_policy_in_shards_only_what_is_missing_is_fetched(rig: Rig) -
     assert rig.servicer.names == [*names, names[2]]
 
 
-async def test_a_pruned_policy_is_gone_at_once_and_so_is_another_of_its_version(rig: Rig) -> None:
+async def test_a_pruned_or_replaced_policy_is_reported_as_gone_without_a_retry(rig: Rig) -> None:
     with pytest.raises(PolicyGone, match="of policy version 7 with the SHA-256"):
         await rig.source.files_of(manifest_of(7, weights(7)))
     rig.publish(7)
@@ -206,7 +206,7 @@ async def test_a_pruned_policy_is_gone_at_once_and_so_is_another_of_its_version(
     assert rig.fetches("gone") == 2
 
 
-async def test_a_learner_that_is_away_is_waited_for_in_bounds(rig: Rig) -> None:
+async def test_an_unreachable_learner_is_retried_for_a_limited_time(rig: Rig) -> None:
     manifest = rig.publish(1)
     await rig.server.stop(0)
     with pytest.raises(PolicyUnusable, match=r"policy version 1 cannot be fetched: .* did not arrive within 0 s"):
@@ -215,7 +215,7 @@ async def test_a_learner_that_is_away_is_waited_for_in_bounds(rig: Rig) -> None:
         await rig.source.first_folder()
 
 
-async def test_the_engine_takes_over_what_was_fetched(rig: Rig) -> None:
+async def test_the_engine_loads_fetched_weights(rig: Rig) -> None:
     async with SteppedEngine(FakeEngine(max_running=2, max_tokens_total=100), rig.metrics) as engine:
         policies = Policies(engine, rig.source)
         await policies.update(rig.publish(3))
@@ -225,7 +225,7 @@ async def test_the_engine_takes_over_what_was_fetched(rig: Rig) -> None:
         assert rig.servicer.asked == [3]
 
 
-def test_a_cache_is_one_process_s_and_begins_without_partial_files(tmp_path: Path) -> None:
+def test_a_cache_belongs_to_one_process_and_starts_without_partial_files(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     folder.mkdir()
     (folder / "00000001-aa").mkdir()

@@ -1,4 +1,4 @@
-"""GenerationService over a real channel, with the fake engine behind it, and its process from outside."""
+"""GenerationService over a real channel with the fake engine, and its process from outside."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_generate_streams_every_rollout_once(bench: Bench, tmp_path: Path)
     assert bench.metric("nouscoder_generation_tokens_total") == status.num_tokens
 
 
-async def test_generate_names_the_task_that_cannot_be_sampled(bench: Bench, tmp_path: Path) -> None:
+async def test_generate_names_a_task_that_cannot_be_sampled(bench: Bench, tmp_path: Path) -> None:
     await bench.update(published(tmp_path, 0))
     code, details = await refusal(bench.generate([task(0), task(1, prompt="x" * 200), task(2)]))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -151,7 +151,7 @@ async def test_a_cancelled_call_cancels_its_tasks(bench: Bench, tmp_path: Path) 
     await until(lambda: bench.engine.num_waiting == 0)
 
 
-async def test_a_file_that_is_not_what_its_manifest_says_leaves_the_old_weights(bench: Bench, tmp_path: Path) -> None:
+async def test_a_file_that_differs_from_its_manifest_leaves_the_old_weights(bench: Bench, tmp_path: Path) -> None:
     await bench.update(published(tmp_path, 0))
     good = published(tmp_path, 1)
     (shard,) = good.shards
@@ -170,10 +170,10 @@ async def test_a_file_that_is_not_what_its_manifest_says_leaves_the_old_weights(
     assert bench.metric("nouscoder_generation_policy_version") == 0
 
 
-async def test_the_version_never_goes_down(bench: Bench, tmp_path: Path) -> None:
+async def test_the_version_never_decreases(bench: Bench, tmp_path: Path) -> None:
     second = published(tmp_path, 2)
     await bench.update(second)
-    assert (await bench.update(second)).policy_version == 2  # the same again is done already
+    assert (await bench.update(second)).policy_version == 2  # the policy in use is accepted again
     assert bench.metric("nouscoder_generation_policy_update_seconds_count") == 1
     other = replace(second, shards=(replace(second.shards[0], sha256="0" * 64),))
     for manifest in (published(tmp_path, 1), other):
@@ -183,7 +183,7 @@ async def test_the_version_never_goes_down(bench: Bench, tmp_path: Path) -> None
     assert (await bench.status()).policy_version == 2
 
 
-async def test_pause_stops_between_two_steps_and_resume_goes_on(bench: Bench, tmp_path: Path) -> None:
+async def test_pause_stops_between_two_steps_and_resume_continues(bench: Bench, tmp_path: Path) -> None:
     await bench.update(published(tmp_path, 0))
     await bench.stub.Pause(generation_pb2.GenerationServicePauseRequest(), timeout=10)
     reading = asyncio.ensure_future(bench.generate([task(0)]))
@@ -192,7 +192,7 @@ async def test_pause_stops_between_two_steps_and_resume_goes_on(bench: Bench, tm
     status = await bench.status()
     assert status.paused
     assert status.num_tokens == 0
-    await bench.update(published(tmp_path, 1))  # weights may change while decoding stands still
+    await bench.update(published(tmp_path, 1))  # weights may change during a pause
     await bench.stub.Resume(generation_pb2.GenerationServiceResumeRequest(), timeout=10)
     (rollout,) = await reading
     assert rollout.oldest_version == 1
@@ -219,7 +219,7 @@ async def test_idle_time_is_counted_by_reason(bench: Bench, tmp_path: Path) -> N
 
 
 class WatchedEngine(FakeEngine):
-    """Notes the thread of every call."""
+    """Records the thread of every call."""
 
     def __init__(self, threads: set[str]) -> None:
         super().__init__(max_running=2, max_tokens_total=100)
@@ -242,7 +242,7 @@ class WatchedEngine(FakeEngine):
         return super().step()
 
 
-async def test_the_engine_is_touched_by_its_own_thread_only(tmp_path: Path) -> None:
+async def test_the_engine_is_used_only_by_its_own_thread(tmp_path: Path) -> None:
     threads: set[str] = set()
     async with SteppedEngine(WatchedEngine(threads), GenerationMetrics()) as engine:
         cancelled = engine.sample(request_of(9))
@@ -253,13 +253,13 @@ async def test_the_engine_is_touched_by_its_own_thread_only(tmp_path: Path) -> N
 
 
 class FailingEngine(FakeEngine):
-    """An engine whose weights give no numbers."""
+    """An engine whose logits are NaN."""
 
     def step(self) -> list[tuple[str, Completion]]:
         raise EngineError("logits that are NaN")
 
 
-async def test_an_engine_that_fails_ends_every_wait_with_its_error(tmp_path: Path) -> None:
+async def test_a_failing_engine_ends_every_wait_with_its_error(tmp_path: Path) -> None:
     step_engine = FailingEngine(max_running=2, max_tokens_total=100)
     async with SteppedEngine(step_engine, GenerationMetrics()) as engine:
         await engine.load_policy(paths(published(tmp_path, 0)), 0)
@@ -293,7 +293,7 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-async def test_the_process_serves_without_a_broker_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
+async def test_the_process_serves_without_a_broker_and_exits_cleanly_on_sigterm(tmp_path: Path) -> None:
     port, metrics, nobody = free_port(), free_port(), free_port()
     CharTokenizer().save(tmp_path)
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The torch engine against the model's own plain forward pass, and its sampling against what it promises."""
+"""The torch engine compared with a plain forward pass of the model, and its sampling with its distribution."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nouscoder.policy_folder.weights_files import weights_files
 
 NUM_SLOTS, CAPACITY = 6, 48
 
-# Tiny tensors: more threads would only wait for each other.
+# The tensors are tiny, so more threads would only wait for each other.
 torch.set_num_threads(1)
 
 
@@ -46,7 +46,7 @@ def tiny_model(seed: int = 0, **changes: object) -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy folder whose logits are far from flat, so that a wrong cache shows."""
+    """A policy folder whose logits are far from uniform, so that a wrong cache is detected."""
     path = tmp_path_factory.mktemp("policy")
     model = tiny_model()
     with torch.no_grad():
@@ -96,7 +96,7 @@ def run(
 
 
 def plain_logprobs(folder: Path, rollout: Rollout, temperature: float = 1.0) -> torch.Tensor:
-    """Log-probabilities of the rollout's tokens by one uncached forward pass over the whole of it."""
+    """Log-probabilities of the rollout's tokens by one uncached forward pass over the whole rollout."""
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = torch.tensor([rollout.token_ids.tolist()])
     with torch.inference_mode():
@@ -107,7 +107,7 @@ def plain_logprobs(folder: Path, rollout: Rollout, temperature: float = 1.0) -> 
 
 
 def sampled_logprobs(rollout: Rollout) -> torch.Tensor:
-    """As the engine recorded them, [sampled tokens]."""
+    """The log-probabilities that the engine recorded, [sampled tokens]."""
     return torch.tensor(rollout.logprobs.tolist())
 
 
@@ -148,7 +148,7 @@ def test_cache_gives_the_logits_of_a_plain_forward_pass_while_rows_join_and_leav
 
 
 def test_logprobs_equal_those_of_a_plain_forward_pass(engine: TorchEngine, folder: Path) -> None:
-    """24 rollouts of unequal prompts and lengths over 6 slots, so rows join, leave and move all the time."""
+    """24 rollouts with different prompts and lengths in 6 slots, so that rows join, leave and move often."""
     rollouts = run(engine, [task(n, max_new_tokens=5 + 7 * n % 23) for n in range(24)])
     assert len(rollouts) == 24
     assert len({rollout.num_sampled_tokens for rollout in rollouts.values()}) > 5
@@ -156,7 +156,7 @@ def test_logprobs_equal_those_of_a_plain_forward_pass(engine: TorchEngine, folde
         torch.testing.assert_close(sampled_logprobs(rollout), plain_logprobs(folder, rollout), atol=1e-4, rtol=0)
 
 
-def test_tokens_depend_on_weights_prompt_and_seed_not_on_the_neighbours(engine: TorchEngine, folder: Path) -> None:
+def test_tokens_depend_on_weights_prompt_and_seed_not_on_other_requests(engine: TorchEngine, folder: Path) -> None:
     tasks = [task(n) for n in range(10)]
     together = run(engine, tasks)
     for each in tasks:
@@ -165,14 +165,14 @@ def test_tokens_depend_on_weights_prompt_and_seed_not_on_the_neighbours(engine: 
     assert other.token_ids != together["r0"].token_ids
 
 
-def test_rollouts_of_one_prompt_share_its_pass_and_differ_by_seed(engine: TorchEngine, folder: Path) -> None:
+def test_rollouts_of_one_prompt_share_its_pass_and_differ_by_their_seed(engine: TorchEngine, folder: Path) -> None:
     rollouts = run(engine, [task(n, prompt="the same for all") for n in range(6)])
     assert len({bytes(rollout.token_ids) for rollout in rollouts.values()}) == 6
     for rollout in rollouts.values():
         torch.testing.assert_close(sampled_logprobs(rollout), plain_logprobs(folder, rollout), atol=1e-4, rtol=0)
 
 
-def test_temperature_0_takes_the_most_likely_token(engine: TorchEngine, folder: Path) -> None:
+def test_temperature_0_selects_the_most_likely_token(engine: TorchEngine, folder: Path) -> None:
     rollout = run(engine, [task(0, temperature=0.0, max_new_tokens=8), task(1)])["r0"]
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = torch.tensor([rollout.token_ids.tolist()])
@@ -191,7 +191,7 @@ def test_logprob_is_at_the_sampling_temperature_and_before_top_p(engine: TorchEn
 def test_new_weights_reach_running_rollouts_between_two_steps(
     engine: TorchEngine, folder: Path, tmp_path: Path
 ) -> None:
-    """Tokens after the swap have the new weights' probabilities given the cache that the old weights made."""
+    """Tokens after the swap have the probabilities of the new weights with the cache of the old ones."""
     weights = load_file(folder / "model.safetensors")
     weights["lm_head.weight"] = weights["lm_head.weight"].flip(0).contiguous()
     save_file(weights, tmp_path / "new.safetensors")
@@ -202,7 +202,7 @@ def test_new_weights_reach_running_rollouts_between_two_steps(
 
     rollout = run(engine, [task(0, max_new_tokens=10, prompt="swap")], swap)["r0"]
     assert rollout.versions == (VersionSpan(0, 4), VersionSpan(1, 6))
-    # Only the output layer changed, so the new policy's plain pass gives the later tokens' log-probabilities.
+    # Only the output layer changed, so a plain pass of the new policy gives the later log-probabilities.
     old = plain_logprobs(folder, rollout)
     save_file(weights, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
@@ -247,7 +247,7 @@ def test_tied_output_layer_is_saved_once_and_loads(tmp_path: Path) -> None:
     torch.testing.assert_close(sampled_logprobs(rollout), plain_logprobs(tmp_path, rollout), atol=1e-4, rtol=0)
 
 
-def test_weights_in_shards_are_the_same_weights(engine: TorchEngine, folder: Path, tmp_path: Path) -> None:
+def test_weights_in_shards_load_like_one_file(engine: TorchEngine, folder: Path, tmp_path: Path) -> None:
     before = run(engine, [task(0)])["r0"]
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.save_pretrained(tmp_path, max_shard_size="10KB")
@@ -274,7 +274,7 @@ def test_logits_that_are_nan_raise(engine: TorchEngine, folder: Path, tmp_path: 
 def test_a_stop_token_ends_a_rollout_and_is_a_sampled_token(folder: Path, tmp_path: Path) -> None:
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
-        model.model.norm.weight.zero_()  # all logits 0: every token is as likely as any other
+        model.model.norm.weight.zero_()  # all logits are 0, so all tokens are equally likely
     model.save_pretrained(tmp_path)
     CharTokenizer().save(tmp_path)
     flat = TorchEngine(tmp_path, max_running=NUM_SLOTS, max_tokens_total=CAPACITY)
@@ -300,8 +300,8 @@ def test_sampled_frequencies_follow_the_softmax() -> None:
 
 
 @pytest.mark.parametrize(("top_p", "num_kept"), [(0.49, 1), (0.51, 2), (0.79, 2), (0.81, 3), (1.0, 4)])
-def test_top_p_keeps_the_smallest_set_that_reaches_the_mass(top_p: float, num_kept: int) -> None:
-    """Every second row is not truncated at all: each row has a top-p of its own."""
+def test_top_p_keeps_the_smallest_set_with_at_least_its_mass(top_p: float, num_kept: int) -> None:
+    """Every second row is not truncated, because each row has its own top-p."""
     probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])
     logits = probabilities.log().expand(8000, 4)
     each = torch.tensor([top_p, 1.0], dtype=torch.float64).repeat(4000)
@@ -314,7 +314,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_the_mass(top_p: float, num_ke
     torch.testing.assert_close(choice.logprobs.exp(), probabilities[choice.token_ids])
 
 
-def test_extreme_draws_take_only_tokens_that_can_be() -> None:
+def test_extreme_draws_select_only_possible_tokens() -> None:
     logits = torch.tensor([[float("-inf"), 0.0, 0.0, float("-inf")]]).expand(2, 4)
     choice = choose_tokens(logits, torch.tensor([2.0**-53, 1.0], dtype=torch.float64), torch.ones(2), None)
     assert choice.token_ids.tolist() == [1, 2]

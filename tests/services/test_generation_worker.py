@@ -1,4 +1,4 @@
-"""The worker loop against a broker in memory that keeps leases as the real one does."""
+"""The worker loop with a broker in memory that has the lease rules of the real one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_RUNNING, PREFETCH = 4, 2
 
 
 def published(folder: Path, version: int) -> PolicyManifest:
-    """A file that the fake engine takes for weights, and its manifest."""
+    """A file that the fake engine accepts as weights, and its manifest."""
     data = (8).to_bytes(8, "little") + b"weights" + bytes([version])
     path = folder / f"{version}.safetensors"
     path.write_bytes(data)
@@ -42,7 +42,7 @@ def published(folder: Path, version: int) -> PolicyManifest:
 
 @dataclass
 class MemoryBroker:
-    """Tasks to lease, and what came back."""
+    """A broker with tasks to lease, which records the submitted rollouts."""
 
     tasks: list[Task] = field(default_factory=list)
     away: bool = False
@@ -190,7 +190,7 @@ async def test_a_newer_policy_reaches_running_rollouts_and_an_older_one_is_ignor
         assert bench.engine.policy_version == 2
 
 
-async def test_a_worker_that_is_stopped_hands_in_what_has_ended(working: Working, tmp_path: Path) -> None:
+async def test_a_stopped_worker_submits_finished_rollouts(working: Working, tmp_path: Path) -> None:
     broker = MemoryBroker()
     async with working(broker, tmp_path) as bench:
         await until(lambda: bench.policies.current is not None)
@@ -200,7 +200,7 @@ async def test_a_worker_that_is_stopped_hands_in_what_has_ended(working: Working
         async def first_stuck(rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
             calls.append(1)
             if len(calls) == 1:
-                await asyncio.Event().wait()  # cut off in the middle of this call
+                await asyncio.Event().wait()  # cancelled during this call
             return await submit(rollouts)
 
         broker.submit_rollouts = first_stuck  # type: ignore[method-assign]
@@ -213,7 +213,7 @@ async def test_a_worker_that_is_stopped_hands_in_what_has_ended(working: Working
         assert bench.worker.num_held == 0
 
 
-async def test_a_policy_that_is_gone_is_skipped_for_the_newer_one(
+async def test_a_removed_policy_is_skipped_for_a_newer_one(
     working: Working, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = MemoryBroker(tasks(2))
@@ -238,7 +238,7 @@ async def test_a_policy_that_is_gone_is_skipped_for_the_newer_one(
             await asyncio.wait_for(bench.running, 10)
 
 
-async def test_a_lost_lease_drops_its_rollout_and_frees_its_place(working: Working, tmp_path: Path) -> None:
+async def test_a_lost_lease_cancels_its_rollout_and_frees_its_place(working: Working, tmp_path: Path) -> None:
     broker = MemoryBroker()
     async with working(broker, tmp_path) as bench:
         await until(lambda: bench.policies.current is not None)
@@ -256,7 +256,7 @@ async def test_a_lost_lease_drops_its_rollout_and_frees_its_place(working: Worki
         assert all(lost not in beat for beat in broker.beats[-1:])
 
 
-async def test_a_task_given_again_to_the_same_worker_goes_on_under_the_new_lease(
+async def test_a_task_leased_again_to_the_same_worker_continues_under_the_new_lease(
     working: Working, tmp_path: Path
 ) -> None:
     broker = MemoryBroker(expires_in_s=60)
@@ -274,14 +274,14 @@ async def test_a_task_given_again_to_the_same_worker_goes_on_under_the_new_lease
         await until(lambda: bench.worker.num_held == 0)
 
 
-async def test_a_broker_that_goes_away_is_waited_for(working: Working, tmp_path: Path) -> None:
+async def test_the_worker_waits_for_an_unreachable_broker(working: Working, tmp_path: Path) -> None:
     broker = MemoryBroker(away=True)
     async with working(broker, tmp_path) as bench:
         await until(lambda: broker.num_calls > 3)
         broker.away = False
         broker.tasks = tasks(5)
         await until(lambda: len(broker.submitted) == 5)
-        # It goes away with rollouts in hand: these are lost, the worker is not.
+        # Rollouts that were being submitted are lost, but the worker continues.
         await bench.engine.pause(60)
         broker.tasks = tasks(3)
         await until(lambda: bench.worker.num_held == 3)
@@ -306,7 +306,9 @@ async def test_a_task_waits_for_the_policy_version_that_it_needs(working: Workin
         assert broker.submitted[0][1].oldest_version == 2
 
 
-async def test_a_task_that_cannot_be_sampled_is_given_up_and_the_others_go_on(working: Working, tmp_path: Path) -> None:
+async def test_a_task_that_cannot_be_sampled_is_abandoned_and_the_others_continue(
+    working: Working, tmp_path: Path
+) -> None:
     broker = MemoryBroker([Task("bad", "g", "p", "x" * 500, Sampling()), *tasks(4)])
     async with working(broker, tmp_path) as bench:
         await until(lambda: len(broker.submitted) == 4 and bench.worker.num_held == 0)
@@ -316,7 +318,7 @@ async def test_a_task_that_cannot_be_sampled_is_given_up_and_the_others_go_on(wo
         assert all("lease 0" not in beat for beat in broker.beats[beats:])
 
 
-async def test_a_finished_run_leaves_the_worker_waiting(working: Working, tmp_path: Path) -> None:
+async def test_the_worker_waits_after_the_end_of_the_run(working: Working, tmp_path: Path) -> None:
     broker = MemoryBroker(finished=True)
     async with working(broker, tmp_path) as bench:
         await until(lambda: broker.num_calls == 1)
@@ -326,9 +328,7 @@ async def test_a_finished_run_leaves_the_worker_waiting(working: Working, tmp_pa
 
 
 @pytest.mark.usefixtures("quick_retries")
-async def test_a_first_policy_that_is_not_what_its_manifest_says_ends_the_worker(
-    working: Working, tmp_path: Path
-) -> None:
+async def test_a_first_policy_that_differs_from_its_manifest_ends_the_worker(working: Working, tmp_path: Path) -> None:
     broker = MemoryBroker()
     async with working(broker, None) as bench:
         manifest = published(tmp_path, 0)
@@ -339,9 +339,7 @@ async def test_a_first_policy_that_is_not_what_its_manifest_says_ends_the_worker
 
 
 @pytest.mark.usefixtures("quick_retries")
-async def test_a_later_policy_that_cannot_be_used_leaves_the_one_before_in_use(
-    working: Working, tmp_path: Path
-) -> None:
+async def test_a_later_unusable_policy_leaves_the_previous_one_in_use(working: Working, tmp_path: Path) -> None:
     broker = MemoryBroker()
     async with working(broker, tmp_path) as bench:
         await until(lambda: bench.policies.current is not None)

@@ -1,4 +1,4 @@
-"""`nouscoder grade FILE`: order kept, every line answered once, a bad line stops all before anything is graded."""
+"""`nouscoder grade FILE`: the order is kept, every line has one answer, an invalid line is refused before grading."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from nouscoder.config import Config, load_config
 
 @pytest.fixture
 def config() -> Config:
-    """The fake sandbox: every program prints its input."""
+    """The configuration of the fake sandbox, in which every program prints its input."""
     return load_config(None, ["verifier.sandbox.backend=fake"])
 
 
 def line(given: str, wanted: str, **fields: object) -> str:
-    """One submission."""
+    """The line of one submission."""
     tests = {"type": "stdin", "cases": [{"input": given, "output": wanted}]}
     return json.dumps({"code": "pass", "tests": tests, **fields})
 
 
 def write(path: Path, *lines: str) -> Path:
-    """A file of these lines."""
+    """Write a file with these lines."""
     path.write_text("\n".join(lines) + "\n", encoding="utf8")
     return path
 
 
-def test_verdicts_come_in_order_with_the_id_or_the_number_of_the_line(tmp_path: Path, config: Config) -> None:
+def test_verdicts_are_in_order_with_the_id_or_the_number_of_the_line(tmp_path: Path, config: Config) -> None:
     lines = [line("a", "a", id=f"n{n}") if n % 2 else line("a", "b") for n in range(30)]
     out = tmp_path / "out.jsonl"
     assert grade_file(write(tmp_path / "in.jsonl", *lines), config, out) == 0
@@ -45,7 +45,7 @@ def test_verdicts_come_in_order_with_the_id_or_the_number_of_the_line(tmp_path: 
     assert [one["reward"] for one in answers] == [1.0 if n % 2 else -1.0 for n in range(30)]
 
 
-def test_without_an_output_file_the_answers_are_on_stdout(
+def test_without_an_output_file_the_answers_go_to_stdout(
     tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert grade_file(write(tmp_path / "in.jsonl", line("a", "a"), "", line("b", "b")), config) == 0
@@ -70,7 +70,7 @@ def test_a_bad_line_is_named_and_nothing_is_graded(tmp_path: Path, config: Confi
     assert not out.exists()
 
 
-def test_a_file_without_submissions_or_no_file_is_a_fault(tmp_path: Path, config: Config) -> None:
+def test_a_missing_file_or_one_without_submissions_is_a_fault(tmp_path: Path, config: Config) -> None:
     with pytest.raises(BadFile, match="holds no submission"):
         grade_file(write(tmp_path / "in.jsonl", ""), config)
     with pytest.raises(BadFile, match="cannot be read"):
@@ -78,13 +78,13 @@ def test_a_file_without_submissions_or_no_file_is_a_fault(tmp_path: Path, config
 
 
 class Scripted(BaseHTTPRequestHandler):
-    """Answers what the test says, one after the other, the last one for ever."""
+    """Gives the scripted answers in turn, then repeats the last one."""
 
     script: list[tuple[int, dict[str, object]]] = []  # noqa: RUF012
     seen = 0
 
     def do_POST(self) -> None:
-        """One request."""
+        """Answer one request."""
         self.rfile.read(int(self.headers["content-length"]))
         status, record = self.script[min(type(self).seen, len(self.script) - 1)]
         type(self).seen += 1
@@ -97,12 +97,12 @@ class Scripted(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Silence."""
+        """Log nothing."""
 
 
 @contextmanager
 def server(*script: tuple[int, dict[str, object]]) -> Iterator[tuple[str, type[Scripted]]]:
-    """A grading service that follows a script."""
+    """A grading service with scripted answers."""
     handler = type("Handler", (Scripted,), {"script": list(script), "seen": 0})
     http = HTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
@@ -119,7 +119,7 @@ GOOD: dict[str, object] = {"verdict": "accepted"}
 OURS: dict[str, object] = {"verdict": "internal_error"}
 
 
-def test_a_server_that_is_busy_or_drains_is_asked_again(tmp_path: Path, config: Config) -> None:
+def test_a_busy_or_draining_server_is_retried(tmp_path: Path, config: Config) -> None:
     with server((429, {"detail": "full"}), (503, {"detail": "draining"}), (200, GOOD)) as (url, handler):
         assert grade_file(write(tmp_path / "in.jsonl", line("a", "a")), config, tmp_path / "out", url) == 0
         assert handler.seen == 3
@@ -145,7 +145,7 @@ def test_the_sync_client_retries_an_internal_error_a_bounded_number_of_times() -
         assert handler.seen == 3
 
 
-def test_the_sync_client_gives_up_on_a_bad_request_at_once_and_on_silence_after_its_patience() -> None:
+def test_the_sync_client_retries_no_bad_request_and_an_unreachable_server_for_a_limited_time() -> None:
     with server((422, {"detail": "code: missing"})) as (url, handler), Client(url) as client:
         with pytest.raises(GradingFailed, match="code: missing"):
             client.grade(code="pass")

@@ -1,4 +1,4 @@
-"""Languages that run by exec: compiled once, then a fresh process a test in a clean folder, the program read-only."""
+"""Languages that run by exec: compiled once, then one fresh process per test, in a clean folder, program read-only."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def impatient() -> AsyncIterator[Sandbox]:
-    """Compilers get 3 s."""
+    """A sandbox with a compile limit of 3 s."""
     async for made in opened(SandboxConfig(slots=1, compile_time_s=3)):
         yield made
 
@@ -97,7 +97,9 @@ async def test_each_language_reads_prints_and_takes_arguments(sandbox: Sandbox, 
         ("javascript", "let let = 1 +;", b"SyntaxError"),
     ],
 )
-async def test_code_that_does_not_compile_says_why(sandbox: Sandbox, language: str, code: str, said: bytes) -> None:
+async def test_code_that_does_not_compile_has_a_message(
+    sandbox: Sandbox, language: str, code: str, said: bytes
+) -> None:
     with pytest.raises(CompileFailed) as caught:
         async with sandbox.session(program(language, code)):
             pytest.fail("the session must not open")
@@ -134,7 +136,7 @@ async def test_how_a_compiled_program_ends(
         assert (await session.run(b"")).exit_code == 7
 
 
-async def test_a_deep_recursion_and_threads_have_room(sandbox: Sandbox) -> None:
+async def test_deep_recursion_and_threads_have_enough_memory(sandbox: Sandbox) -> None:
     deep = "int f(int n) { volatile char pad[512]; pad[0] = n; return n ? 1 + f(n - 1) + 0 * pad[0] : 0; }\n"
     deep += '#include <stdio.h>\nint main(void) { printf("%d\\n", f(200000)); }'
     assert (await run_twice(sandbox, deep)).stdout == b"200000\n"
@@ -147,7 +149,7 @@ async def test_a_deep_recursion_and_threads_have_room(sandbox: Sandbox) -> None:
         assert (await session.run(b"")).stdout == b"ok\n"
 
 
-async def test_a_run_finds_its_program_read_only_and_nothing_of_the_run_before(sandbox: Sandbox) -> None:
+async def test_a_run_has_a_read_only_program_and_no_file_of_an_earlier_run(sandbox: Sandbox) -> None:
     code = (
         "#include <dirent.h>\n#include <fcntl.h>\n#include <stdio.h>\n#include <string.h>\n#include <unistd.h>\n"
         'int main(void) { int seen = 0; DIR *d = opendir("."); struct dirent *e;'
@@ -159,7 +161,7 @@ async def test_a_run_finds_its_program_read_only_and_nothing_of_the_run_before(s
     assert (await run_twice(sandbox, code)).stdout == b"0 1 -1 -1 -1\n"
 
 
-async def test_a_program_gets_files_and_python_alone_has_entry_points(sandbox: Sandbox) -> None:
+async def test_a_program_gets_files_and_only_python_has_entry_points(sandbox: Sandbox) -> None:
     code = '#include <stdio.h>\nint main(void) { FILE *f = fopen("in.txt", "r"); putchar(f ? fgetc(f) : \'-\'); }'
     async with sandbox.session(program("c", code)) as session:
         assert (await session.run(b"", files={"in.txt": b"7"})).stdout == b"7"
@@ -168,7 +170,7 @@ async def test_a_program_gets_files_and_python_alone_has_entry_points(sandbox: S
         Program(installed()["c"], code, LIMITS, entry_point="f")
 
 
-async def test_a_prelude_is_there_before_the_program_and_shifts_no_line(sandbox: Sandbox) -> None:
+async def test_a_prelude_runs_before_the_program_and_shifts_no_line_number(sandbox: Sandbox) -> None:
     python = installed()["python"]
     code = "from __future__ import annotations\nprint(sqrt(4))\n1 / 0\n"
     async with sandbox.session(Program(python, code, LIMITS, prelude="from math import *\n")) as session:

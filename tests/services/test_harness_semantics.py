@@ -1,4 +1,4 @@
-"""A candidate runs as `python main.py` would run it: stdin styles, exits, streams, and call tests."""
+"""A candidate runs like `python main.py`: ways to read stdin, exits, streams, and call tests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 
 
 async def run_twice(sandbox: Sandbox, code: str, stdin: bytes = b"", entry_point: str | None = None) -> RunResult:
-    """The process that compiled and one that was forked later must do the same."""
+    """Run twice: the process that compiled and one that was forked later must behave the same."""
     async with sandbox.session(Program(PYTHON, code, LIMITS, entry_point)) as session:
         first, second = await session.run(stdin), await session.run(stdin)
     assert (first.exit, first.exit_code, first.signal) == (second.exit, second.exit_code, second.signal)
@@ -130,7 +130,7 @@ PRINTS_OK = [
 
 
 @pytest.mark.parametrize("code", PRINTS_OK)
-async def test_ordinary_programs_do_what_they_do_anywhere(sandbox: Sandbox, code: str) -> None:
+async def test_ordinary_programs_behave_as_usual(sandbox: Sandbox, code: str) -> None:
     result = await run_twice(sandbox, code)
     assert (result.exit, result.exit_code, result.stdout) == (Exit.EXITED, 0, b"ok\n"), result.stderr.decode()
 
@@ -154,7 +154,9 @@ async def test_ordinary_programs_do_what_they_do_anywhere(sandbox: Sandbox, code
         ("import sys; sys.stdout.write('\\ud800')", 1, b"UnicodeEncodeError"),
     ],
 )
-async def test_exit_codes_are_the_interpreters(sandbox: Sandbox, code: str, exit_code: int, in_stderr: bytes) -> None:
+async def test_exit_codes_equal_those_of_the_interpreter(
+    sandbox: Sandbox, code: str, exit_code: int, in_stderr: bytes
+) -> None:
     result = await run_twice(sandbox, code, b"one line\n")
     assert (result.exit, result.exit_code) == (Exit.EXITED, exit_code)
     assert in_stderr in result.stderr
@@ -172,7 +174,7 @@ async def test_uncaught_interrupt_and_abort_are_signals(sandbox: Sandbox) -> Non
     assert (await run_twice(sandbox, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")).signal == 11
 
 
-async def test_large_input_and_output_cross_whole(sandbox: Sandbox) -> None:
+async def test_large_input_and_output_are_complete(sandbox: Sandbox) -> None:
     data = b"0123456789abcde\n" * 200_000
     result = await run_twice(sandbox, "import sys; sys.stdout.write(sys.stdin.read())", data)
     assert result.stdout == data
@@ -226,15 +228,15 @@ async def test_a_call_without_a_result_has_none(sandbox: Sandbox, code: str, exi
     assert (result.exit_code, result.result) == (exit_code, None)
 
 
-async def test_a_poisoned_json_module_harms_only_its_own_value(sandbox: Sandbox) -> None:
+async def test_a_modified_json_module_affects_only_its_own_result(sandbox: Sandbox) -> None:
     code = "import json\njson.dumps = lambda *a, **k: '4'\ndef f(): return 5"
     assert (
         await run_twice(sandbox, code, b"{}", "f")
-    ).result == b"4"  # the gateway still compares with what it expects
+    ).result == b"4"  # the gateway still compares it with the expected value
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.002, 0.004, 0.006, 0.008, 0.012, 0.02])
-async def test_a_run_cancelled_at_any_moment_leaves_the_slot_in_step(sandbox: Sandbox, after_s: float) -> None:
+async def test_a_run_cancelled_at_any_time_leaves_the_slot_usable(sandbox: Sandbox, after_s: float) -> None:
     async def flood() -> None:
         async with sandbox.session(Program(PYTHON, "print('x' * 4_000_000)", LIMITS)) as session:
             for _ in range(50):
@@ -248,8 +250,8 @@ async def test_a_run_cancelled_at_any_moment_leaves_the_slot_in_step(sandbox: Sa
     assert (await run_twice(sandbox, "print(input())", b"next\n")).stdout == b"next\n"
 
 
-async def test_a_process_with_much_left_to_say_can_be_killed_and_waited_for() -> None:
-    """asyncio stops reading a pipe whose reader is full, and would wait for the pipe's end for ever."""
+async def test_a_process_with_much_unread_output_can_be_killed_and_waited_for() -> None:
+    """asyncio stops reading a pipe when its buffer is full, and would then wait for the end of the pipe for ever."""
     talks = [sys.executable, "-c", "print('x' * 10_000_000)"]
     process = await asyncio.create_subprocess_exec(*talks, stdout=asyncio.subprocess.PIPE, limit=1 << 16)
     assert process.stdout is not None

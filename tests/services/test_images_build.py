@@ -1,4 +1,4 @@
-"""deploy/images/build: what it calls, what it prints, what it refuses."""
+"""deploy/images/build: the programs that it runs, its output, and its errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = ["verifier", "broker", "generation", "learner", "sandbox"]
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of what decides about images, with no cluster beside it."""
+    """A copy of the files that determine the images, without a cluster."""
     project = tmp_path / "project"
     for name in ("deploy/images", "requirements", "configs", "services/nouscoder/verifier"):
         shutil.copytree(PROJECT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -25,7 +25,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def run(tree: Path, *words: str, path: str = "", builder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The script, where no program that builds images is found but those of `path`."""
+    """Run the script with only the image builders in `path`."""
     tools = tree.parent / "tools"
     if not tools.is_dir():
         tools.mkdir()
@@ -48,8 +48,8 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-def test_a_given_program_builds_each_image(tree: Path) -> None:
-    """It gets a Dockerfile, the context, a tag and the build's arguments; the table names all five."""
+def test_the_configured_program_builds_each_image(tree: Path) -> None:
+    """The program gets a Dockerfile, the context, a tag and the build arguments. The table names all five images."""
     log = tree.parent / "calls"
     done = run(tree, "--accelerator", "cpu", builder=program(tree.parent / "builder", f'echo "$@" >>{log}'))
     assert done.returncode == 0, done.stderr
@@ -62,7 +62,7 @@ def test_a_given_program_builds_each_image(tree: Path) -> None:
 
 
 def test_an_image_is_built_again_only_when_its_inputs_changed(tree: Path) -> None:
-    """And the table says which was left alone; a changed harness is news to each image that holds it."""
+    """The table shows which image was not built. A changed harness rebuilds every image that contains it."""
     docker = """
 case "$*" in
   *inspect*-f*) echo 1500000000 ;;
@@ -100,14 +100,14 @@ esac"""
         ),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_sentence(tree: Path, words: list[str], sentence: str) -> None:
-    """On stderr, with exit code 1."""
+def test_an_impossible_request_is_one_sentence(tree: Path, words: list[str], sentence: str) -> None:
+    """The sentence is on stderr, with exit code 1."""
     done = run(tree, *words)
     assert (done.returncode, done.stderr, done.stdout) == (1, f"build: {sentence}\n", "")
 
 
-def test_a_failed_build_is_not_taken_for_one(tree: Path) -> None:
-    """The script fails with it, and tries again the next time."""
+def test_a_failed_build_fails_and_is_repeated(tree: Path) -> None:
+    """The script fails too, and builds again the next time."""
     failing = program(tree.parent / "builder", "exit 3")
     assert run(tree, "broker", builder=failing).returncode != 0
     assert list((tree.parent / ".cache/nouscoder/images").iterdir()) == []

@@ -1,4 +1,4 @@
-"""Init is compiled once for its sources, found where an image keeps it, and its absence is one clear sentence."""
+"""Init is compiled once for its sources and found in an image. A missing compiler is one clear sentence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     init_build.init_library_path.cache_clear()
 
 
-def test_it_is_compiled_once_and_then_found_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_init_is_compiled_once_and_then_needs_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     library = init_build.init_library_path()
     assert library.is_file()
     assert library.is_relative_to(tmp_path)
@@ -32,7 +32,7 @@ def test_it_is_compiled_once_and_then_found_without_a_compiler(monkeypatch: pyte
     assert library.stat().st_mtime_ns == made
 
 
-def test_other_sources_are_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_changed_sources_give_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     first = init_build.init_library_path()
     sources = tmp_path / "sources"
     shutil.copytree(init_build._SOURCES, sources)
@@ -52,7 +52,7 @@ def test_no_compiler_is_one_sentence_that_says_what_to_install(monkeypatch: pyte
         init_build.init_library_path()
 
 
-def test_a_compiler_that_fails_is_named_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failing_compiler_is_named_and_leaves_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho 'no such flag' >&2\nexit 1\n")
     broken.chmod(0o755)

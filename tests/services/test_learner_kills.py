@@ -1,6 +1,6 @@
-"""A learner killed with SIGKILL at each moment of a batch, in a process of its own, and started again.
+"""A learner in a separate process is killed with SIGKILL at each point of a batch, and started again.
 
-The table "the learner dies ..." of docs/architecture.md has a row for each of these moments.
+The table "the learner dies ..." of docs/architecture.md has a row for each of these points.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from nouscoder.atomic_files import numbered
 Train = Callable[[Path, str], int]
 _SCRIPT = Path(__file__).with_name("learner_process.py")
 
-# The moment of the death, and the steps of the whole checkpoints that are found on return. A checkpoint is due after
-# batches 1 and 3, that is steps 4 and 8; the last is written at the end of the run. None: whether the checkpoint has
-# been finished depends on the speed of the disk.
+# The point of the kill, and the steps of the complete checkpoints at the restart. A checkpoint is due after batches 1
+# and 3, that is steps 4 and 8; the last is written at the end of the run. None: it depends on the speed of the disk
+# whether the checkpoint is complete.
 MOMENTS: dict[str, list[int] | None] = {
     "before the batch is saved": [],
     "after the batch is saved": [],
@@ -47,7 +47,7 @@ MOMENTS: dict[str, list[int] | None] = {
 
 @pytest.fixture(scope="module")
 def train() -> Iterator[Train]:
-    """Trains the run in a folder, in a process of its own, and answers its exit code."""
+    """A function that trains the run in a folder in a separate process and returns its exit code."""
     command = [sys.executable, "-W", "error::RuntimeWarning", str(_SCRIPT)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -65,7 +65,7 @@ def train() -> Iterator[Train]:
 
 
 def history(root: Path) -> dict[str, Any]:
-    """Everything that must not depend on where the process died."""
+    """All results that must not depend on the point of the kill."""
     commits, policies, finished = pickle.loads((root / "broker.pickle").read_bytes())
     metrics, samples = (
         [json.loads(line) for line in (root / "run" / name).read_text().splitlines()]
@@ -82,7 +82,7 @@ def history(root: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def undisturbed(train: Train, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The history of a run in which nothing dies."""
+    """The history of a run without a kill."""
     root = tmp_path_factory.mktemp("undisturbed")
     assert train(root, "") == 0
     return history(root)
@@ -97,7 +97,7 @@ def test_an_undisturbed_run_has_each_step_batch_and_version_once(undisturbed: di
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_learner_killed_at_any_moment_resumes_as_if_it_had_not_died(
+def test_a_learner_killed_at_any_point_resumes_with_the_same_history(
     moment: str, train: Train, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
     assert train(tmp_path, moment) == -signal.SIGKILL
@@ -109,7 +109,7 @@ def test_a_learner_killed_at_any_moment_resumes_as_if_it_had_not_died(
     assert [*tmp_path.glob("run/*/*.part")] == []
 
 
-def test_a_learner_killed_again_and_again_resumes_as_if_it_had_not_died(
+def test_a_learner_killed_repeatedly_resumes_with_the_same_history(
     train: Train, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
     for moment in ("before the policy is published", "between two steps", "after the commit", "after the checkpoint"):

@@ -1,4 +1,4 @@
-"""An objective that the trainer has never seen: it has settings, needs and diagnostics of its own."""
+"""A new objective, with its own settings, needs and diagnostics, works with the trainer."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def plain_loss(model: PreTrainedModel, reference: PreTrainedModel, bonus: float,
 
 @pytest.mark.parametrize("microbatch_tokens", [100_000, 80])
 def test_entropies_with_gradient_and_reference_log_probabilities_reach_the_objective(microbatch_tokens: int) -> None:
-    """The loss and its gradient are those of the formula, however the batch is cut."""
+    """The loss and its gradient equal those of the formula for every division of the batch."""
     bonus, penalty = 30.0, 7.0
     model, reference = random_policy(0), random_policy(1)
     expected = plain_loss(model, reference, bonus, penalty)
@@ -103,13 +103,13 @@ def test_entropies_with_gradient_and_reference_log_probabilities_reach_the_objec
     assert without.train_batch(random_batch(0, seed=1)).steps[0].gradient_norm != pytest.approx(norm, rel=1e-3)
 
 
-def test_entropies_have_no_gradient_unless_it_is_needed() -> None:
+def test_entropies_have_a_gradient_only_if_needed() -> None:
     part = pack([scored.graded.rollout for scored in scored_rollouts()], 100_000, CPU)[0]
     assert not score_tokens(random_policy(0), part).entropies.requires_grad
     assert score_tokens(random_policy(0), part, entropy_gradient=True).entropies.requires_grad
 
 
-def test_diagnostics_reach_log_and_metrics_by_their_names() -> None:
+def test_diagnostics_are_in_log_and_metrics_by_their_names() -> None:
     trainer = Trainer(random_policy(0), config(80), lambda: random_policy(1), EntropyAndReference(0.1, 0.1))
     trained = trainer.train_batch(random_batch(0, seed=1))
     (line,) = metrics_lines(trained, 1, BatchSeconds())
@@ -130,7 +130,7 @@ def test_an_objective_that_needs_a_reference_is_refused_without_one() -> None:
         Trainer(random_policy(0), config(), objective=EntropyAndReference(0.1, 0.1))
 
 
-def test_an_objective_must_not_take_the_name_of_a_common_diagnostic() -> None:
+def test_an_objective_must_not_use_the_name_of_a_common_diagnostic() -> None:
     @dataclass(frozen=True)
     class Clashing:
         needs: Needs = Needs()

@@ -1,4 +1,4 @@
-"""The learner's gRPC service, called over the wire."""
+"""The learner's gRPC service, called over a real channel."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _restore_determinism() -> Iterator[None]:
 
 @dataclass
 class Rig:
-    """A learner behind its service."""
+    """A learner with its service."""
 
     config: Config
     broker: FakeBroker

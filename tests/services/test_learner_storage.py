@@ -1,4 +1,4 @@
-"""What the learner keeps on disk: whole or not there, checked when read, and pruned."""
+"""The learner's files: complete or missing, checked when they are read, and pruned."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def disk_full(*_: Any) -> None:
 # ---- files ----
 
 
-def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_folder_appears_complete_or_not_at_all(tmp_path: Path) -> None:
     final = tmp_path / "00000001"
     stack = ExitStack()
     part = stack.enter_context(whole_folder(final))
@@ -83,7 +83,7 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert (final / "a").read_text() == "a"
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_sentence_and_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_whole(tmp_path / "file", b"old")
     monkeypatch.setattr("os.fsync", disk_full)
     with pytest.raises(StorageError, match=r"^the disk is full: .*/file was not written; free some space"):
@@ -95,7 +95,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_what_was_there(tmp_path: Path, m
 # ---- checkpoints ----
 
 
-def test_a_checkpoint_brings_back_weights_optimizer_and_random_state_bit_for_bit(tmp_path: Path) -> None:
+def test_a_checkpoint_restores_weights_optimizer_and_random_state_bit_for_bit(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=2)
     trainer = trained_trainer()
     save(store, trainer, Progress(2, 0))
@@ -126,7 +126,7 @@ def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("file", ["__0_0.distcp", ".metadata", "state.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["cut", "flipped", "missing"])
-def test_a_torn_checkpoint_is_skipped_with_a_log_line_and_the_one_before_is_taken(
+def test_a_damaged_checkpoint_is_skipped_with_a_log_line_and_the_previous_one_is_used(
     two_checkpoints: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, damage: str
 ) -> None:
     shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
@@ -136,7 +136,7 @@ def test_a_torn_checkpoint_is_skipped_with_a_log_line_and_the_one_before_is_take
     if damage == "missing":
         victim.unlink()
     else:
-        # In the manifest the first digit of a checksum is what counts.
+        # In the manifest, change the first digit of a checksum.
         at = data.index(b': "', 12) + 3 if file == "manifest.json" else len(data) // 2
         victim.write_bytes(data[:at] if damage == "cut" else data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
     newest = store.newest()
@@ -147,7 +147,7 @@ def test_a_torn_checkpoint_is_skipped_with_a_log_line_and_the_one_before_is_take
         store.at_step(4)
 
 
-def test_the_newest_checkpoints_are_kept_and_part_written_ones_cleared(tmp_path: Path) -> None:
+def test_the_newest_checkpoints_are_kept_and_incomplete_ones_removed(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=2)
     (tmp_path / "00000009.part").mkdir()
     trainer = trained_trainer()
@@ -156,7 +156,7 @@ def test_the_newest_checkpoints_are_kept_and_part_written_ones_cleared(tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000004", "00000006"]
 
 
-def test_a_full_disk_while_checkpointing_keeps_the_checkpoint_before(
+def test_a_full_disk_while_checkpointing_keeps_the_previous_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = CheckpointStore(tmp_path, keep=1)
@@ -172,10 +172,10 @@ def test_a_full_disk_while_checkpointing_keeps_the_checkpoint_before(
     assert list(numbered(tmp_path)) == [2]
 
 
-def test_what_safetensors_says_of_a_full_disk_is_the_same_sentence(
+def test_safetensors_error_about_a_full_disk_gives_the_same_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:  # the very words it has on a full tmpfs
+    def full(*_: Any) -> None:  # its message on a full tmpfs
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr("nouscoder.learner.publish.save_file", full)
@@ -184,7 +184,7 @@ def test_what_safetensors_says_of_a_full_disk_is_the_same_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_dcp_says_of_a_full_disk_is_the_same_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dcps_error_about_a_full_disk_gives_the_same_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nouscoder.learner.checkpoint.FileSystemWriter.write_data", disk_full)
     pending = CheckpointStore(tmp_path, keep=1).begin(trained_trainer(), Progress(2, 0))
     with pytest.raises(StorageError, match=r"the disk is full: .*/00000002 was not written"):
@@ -192,10 +192,10 @@ def test_what_dcp_says_of_a_full_disk_is_the_same_sentence(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_checkpoint_holds_the_state_at_its_beginning_while_training_goes_on(
+def test_a_checkpoint_holds_the_state_at_its_beginning_while_training_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DCP writes only after two more batches were trained, and the checkpoint is that of the state before them."""
+    """DCP writes after two more batches have been trained, and the checkpoint has the state before them."""
     trained_on = threading.Event()
     written = FileSystemWriter.write_data
 
@@ -214,7 +214,7 @@ def test_a_checkpoint_holds_the_state_at_its_beginning_while_training_goes_on(
     restore(fresh, pending.finish())
     assert all(torch.equal(tensor, expected[name]) for name, tensor in fresh.model.state_dict().items())
     again = [step.loss for number in (1, 2) for step in fresh.train_batch(random_batch(number, seed=1)).steps]
-    assert again == losses, "the optimizer's state is that of the beginning too"
+    assert again == losses, "the optimizer's state must also be that of the beginning"
 
 
 def test_there_is_no_checkpoint_in_an_empty_run(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_there_is_no_checkpoint_in_an_empty_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_published_policy_is_loaded_by_transformers_as_it_is(tmp_path: Path, tied: bool) -> None:
+def test_transformers_loads_a_published_policy(tmp_path: Path, tied: bool) -> None:
     model = random_policy(0, tied=tied)
     write_policy_folder(tmp_path / "policy", random_policy(1, tied=tied))
     manifest = publish(PolicyPublisher(tmp_path / "policies", keep=2), model, 3, 12)
@@ -244,7 +244,7 @@ def test_a_published_policy_is_loaded_by_transformers_as_it_is(tmp_path: Path, t
         assert torch.equal(loaded.state_dict()[name], tensor), name
 
 
-def test_a_policy_larger_than_a_shard_is_cut_and_loaded_by_transformers_and_by_the_engine(tmp_path: Path) -> None:
+def test_a_policy_larger_than_a_shard_is_split_and_loads_in_transformers_and_the_engine(tmp_path: Path) -> None:
     model = random_policy(0)
     largest = max(tensor.nbytes for tensor in weights_of(model).values())
     publisher = PolicyPublisher(tmp_path / "policies", keep=2, shard_bytes=largest)
@@ -282,7 +282,7 @@ def test_an_index_that_cannot_be_used_is_named(tmp_path: Path, index: str, says:
         shards_of(tmp_path)
 
 
-def test_publishing_the_same_weights_again_leaves_the_file_alone(tmp_path: Path) -> None:
+def test_publishing_the_same_weights_again_does_not_change_the_file(tmp_path: Path) -> None:
     publisher = PolicyPublisher(tmp_path, keep=2)
     first = publish(publisher, random_policy(0), 0, 0)
     (file,) = weights_files(Path(first.folder))
@@ -310,7 +310,7 @@ def test_weights_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
         load_model(tmp_path / "nothing")
 
 
-def test_tied_weights_are_kept_once(tmp_path: Path) -> None:
+def test_tied_weights_are_saved_once(tmp_path: Path) -> None:
     manifest = publish(PolicyPublisher(tmp_path, keep=2), random_policy(0, tied=True), 0, 0)
     assert "lm_head.weight" not in load_file(Path(manifest.folder) / "model.safetensors")
     assert "lm_head.weight" in weights_of(random_policy(0))
@@ -323,7 +323,7 @@ def test_tied_weights_are_kept_once(tmp_path: Path) -> None:
 
 
 async def save_batch(saved: SavedBatches, batch: Batch, *, piece_bytes: int = 1000, without_last: bool = False) -> None:
-    """Save a batch as the learner does, its records in pieces that do not end where records end."""
+    """Save a batch like the learner, with its records in pieces that do not end at the ends of records."""
     leased, records = recorded(batch)
     data = b"".join(records.values())
 
@@ -334,7 +334,7 @@ async def save_batch(saved: SavedBatches, batch: Batch, *, piece_bytes: int = 10
     await saved.save(leased, pieces())
 
 
-async def test_saved_batches_come_back_equal_and_are_kept_while_a_checkpoint_lacks_them(tmp_path: Path) -> None:
+async def test_saved_batches_load_equal_and_are_kept_until_checkpoints_include_them(tmp_path: Path) -> None:
     saved = SavedBatches(tmp_path, keep=2)
     batches = [random_batch(b, seed=1, policy_version=b) for b in range(5)]
     for batch in batches:
@@ -353,7 +353,7 @@ async def test_saved_batches_come_back_equal_and_are_kept_while_a_checkpoint_lac
             saved.load(3)
 
 
-async def test_a_batch_whose_records_do_not_all_come_is_not_saved(tmp_path: Path) -> None:
+async def test_a_batch_with_missing_records_is_not_saved(tmp_path: Path) -> None:
     saved = SavedBatches(tmp_path, keep=2)
     with pytest.raises(SavedBatchError, match="bytes of records, not"):
         await save_batch(saved, random_batch(0, seed=1), without_last=True)
@@ -387,8 +387,8 @@ def lines(*steps: int) -> BatchLines:
     return BatchLines([{"step": step, "loss": step / 8} for step in steps], samples)
 
 
-def test_each_line_is_written_once_in_order_wherever_the_writing_tore(tmp_path: Path) -> None:
-    """Torn anywhere, then trained again: the files are those of a run that was never interrupted."""
+def test_each_line_is_written_once_in_order_after_an_interruption_at_any_byte(tmp_path: Path) -> None:
+    """The files end at any byte and the batch is trained again: they equal those of an uninterrupted run."""
     log = RunLog(tmp_path)
     for steps in ((1, 2), (3, 4)):
         log.append(lines(*steps))
@@ -403,7 +403,7 @@ def test_each_line_is_written_once_in_order_wherever_the_writing_tore(tmp_path: 
             assert (tmp_path / name).read_bytes() == data
 
 
-def test_lines_after_the_last_step_that_can_be_trained_again_are_cut(tmp_path: Path) -> None:
+def test_lines_after_the_last_replayable_step_are_removed(tmp_path: Path) -> None:
     log = RunLog(tmp_path)
     for steps in ((1, 2), (3, 4)):
         log.append(lines(*steps))

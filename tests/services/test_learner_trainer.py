@@ -1,4 +1,4 @@
-"""The trainer: one batch in, k optimizer steps out, and nothing but the batch and the state decides the result."""
+"""The trainer takes k optimizer steps on a batch. The result depends only on the batch and the state."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 200))
-def test_a_plan_holds_every_rollout_once_within_the_budget(lengths: list[int], budget: int) -> None:
+def test_a_plan_has_every_rollout_once_within_the_budget(lengths: list[int], budget: int) -> None:
     parts = plan(lengths, budget)
     assert sorted(index for part in parts for index in part) == list(range(len(lengths)))
     for part in parts:
@@ -76,7 +76,7 @@ def test_packed_targets_and_positions_are_those_of_the_loss_tokens() -> None:
     )
     (part,) = pack([rollout], 1000, CPU)
     assert part.targets.tolist() == [5, 8, 9]
-    assert part.columns.tolist() == [1, 4, 5], "the position before a token predicts it"
+    assert part.columns.tolist() == [1, 4, 5], "the position before a token must predict it"
     assert part.input_ids.tolist() == [[3, 4, 5, 6, 7, 8]], "the last token predicts nothing"
     assert part.sampler_logprobs.tolist() == [-1.0, -2.0, -3.0]
 
@@ -117,7 +117,7 @@ def test_a_chunked_head_gives_the_same_scores_and_gradients(monkeypatch: pytest.
 # ---- a batch ----
 
 
-def test_minibatches_are_disjoint_whole_groups_in_an_order_of_seed_and_batch_alone() -> None:
+def test_minibatches_are_disjoint_whole_groups_in_an_order_by_seed_and_batch() -> None:
     groups = score(random_batch(0, seed=5, num_groups=6, group_size=3))
     cut = minibatches(groups, 4, seed=1, batch_id=7)
     assert [len(part) for part in cut] == [6, 6, 3, 3]
@@ -165,17 +165,17 @@ def test_the_first_step_of_a_batch_is_on_policy_and_later_ones_are_not() -> None
     assert last["ratio_min"] < 1.0 < last["ratio_max"]
     assert 0 < last["effective_sample_size"] <= 1
     assert last["approximate_kl"] > 0
-    assert first["mismatch_kl"] > 0, "the synthetic sampler is another policy"
+    assert first["mismatch_kl"] > 0, "the synthetic sampler must be another policy"
 
 
 def test_old_log_probabilities_are_those_before_the_first_step() -> None:
-    """With k steps the ratio of the last minibatch is against the weights at the start, not those one step ago."""
+    """The ratio of the last minibatch compares with the weights before the k steps, not with those one step ago."""
     batch = random_batch(0, seed=1)
     trainer = Trainer(random_policy(0), config(steps_per_batch=4))
     steps = trainer.train_batch(batch).steps
     cut = minibatches(score(batch), 4, seed=3, batch_id=0)
     last = [scored.graded.rollout for scored in cut[-1]]
-    # The weights before step 4: the same run, stopped by hand after three steps.
+    # The weights before step 4, from the same run stopped after three steps.
     other = Trainer(random_policy(0), config(steps_per_batch=4))
     prepared = [other._with_old_logprobs(other._pack(part)) for part in cut]
     first_steps = [other._take_step(part) for part in prepared[:3]]
@@ -190,7 +190,7 @@ def test_old_log_probabilities_are_those_before_the_first_step() -> None:
 
 def test_micro_batches_and_padding_do_not_change_losses_gradients_or_weights() -> None:
     runs = []
-    for tokens in (100_000, 80, 1):  # one micro-batch, several, one a rollout (no padding at all)
+    for tokens in (100_000, 80, 1):  # one micro-batch, several, one per rollout (without padding)
         trainer = Trainer(random_policy(0), config(microbatch_tokens=tokens, steps_per_batch=2))
         runs.append((trainer.train_batch(random_batch(0, seed=1)).steps, weights(trainer)))
     (steps, expected), *others = runs
@@ -247,7 +247,7 @@ def replace_finish(graded: GradedRollout) -> GradedRollout:
     return replace(graded, rollout=replace(graded.rollout, finish_reason=FinishReason.LENGTH))
 
 
-def test_warm_up_is_linear_and_the_gradient_norm_is_reported_before_the_cap() -> None:
+def test_warm_up_is_linear_and_the_gradient_norm_is_reported_before_clipping() -> None:
     trainer = Trainer(random_policy(0), config(warmup_steps=3, learning_rate=4e-3, max_gradient_norm=1e-3))
     steps = [step for b in (0, 1) for step in trainer.train_batch(random_batch(b, seed=1)).steps]
     assert [step.learning_rate for step in steps[:5]] == pytest.approx([1e-3, 2e-3, 3e-3, 4e-3, 4e-3])
@@ -258,8 +258,8 @@ def at_temperature(rollout: Rollout, temperature: float) -> Rollout:
     return replace(rollout, sampling=replace(rollout.sampling, temperature=temperature))
 
 
-def test_each_rollout_is_scored_at_the_temperature_it_was_sampled_at() -> None:
-    """A micro-batch of mixed temperatures gives each rollout the scores that it has alone."""
+def test_each_rollout_is_scored_at_its_sampling_temperature() -> None:
+    """In a micro-batch of different temperatures, each rollout has the same scores as alone."""
     model = random_policy(0)
     plain = rollouts_of(random_batch(0, seed=1))
     mixed = [at_temperature(rollout, (0.5, 1.0, 2.0)[number % 3]) for number, rollout in enumerate(plain)]
@@ -278,11 +278,11 @@ def test_a_greedy_rollout_is_refused_by_name() -> None:
         pack([rollout], 1000, CPU)
 
 
-# ---- what must not be trained on ----
+# ---- refused input ----
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_raise_and_nothing_is_stepped(bad: float) -> None:
+def test_weights_that_are_not_finite_raise_without_a_step(bad: float) -> None:
     trainer = Trainer(random_policy(0), config())
     with torch.no_grad():
         trainer.model.model.norm.weight[0] = bad

@@ -1,4 +1,4 @@
-"""The learner's loop against a broker in memory: wherever it dies, it goes on as if it had not."""
+"""The learner's loop with a broker in memory. A restart at any point gives the same history."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def make_config(root: Path, **learner: Any) -> Config:
 
 @dataclass
 class Run:
-    """A run folder with its broker; each `start` is a new process, as it were."""
+    """A run folder with its broker. Each `start` acts like a new process."""
 
     config: Config
     broker: FakeBroker
@@ -86,7 +86,7 @@ class Run:
         return [json.loads(line) for line in (self.config.run.folder / name).read_text().splitlines()]
 
     def history(self) -> tuple[Any, ...]:
-        """All that must not hang on where the process died."""
+        """All results that must not depend on the point of the kill."""
         figures = [(line["step"], line["batch_id"], line["loss"], line["gradient_norm"]) for line in self.lines()]
         samples = [(line["step"], line["rollout_id"], line["program"]) for line in self.lines("samples.jsonl")]
         policies = [(manifest.policy_version, manifest.step, manifest.digest) for manifest in self.broker.policies]
@@ -95,7 +95,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run in which nothing dies."""
+    """A run without a kill."""
     run = Run.create(tmp_path_factory.mktemp("undisturbed"), keep_checkpoints=10)
     asyncio.run(run.start())
     return run
@@ -114,9 +114,7 @@ async def until_state(worker: LearnerWorker, state: LearnerState) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_nothing_is_published_before_the_file_that_the_learner_waits_for(
-    tmp_path: Path, undisturbed: Run
-) -> None:
+async def test_nothing_is_published_before_the_awaited_evaluation_file_exists(tmp_path: Path, undisturbed: Run) -> None:
     run = waiting(Run.create(tmp_path))
     worker = run.worker()
     running = asyncio.ensure_future(run.start(worker))
@@ -129,7 +127,7 @@ async def test_nothing_is_published_before_the_file_that_the_learner_waits_for(
     assert run.history() == undisturbed.history()
 
 
-async def test_a_first_evaluation_that_never_comes_ends_the_wait(tmp_path: Path) -> None:
+async def test_a_missing_first_evaluation_ends_the_wait(tmp_path: Path) -> None:
     run = waiting(Run.create(tmp_path), batch_patience_s=0.1)
     with pytest.raises(
         LearnerError, match=r"evaluation_before.json did not appear within \d+ s: does `nouscoder train` run"
@@ -137,7 +135,7 @@ async def test_a_first_evaluation_that_never_comes_ends_the_wait(tmp_path: Path)
         await run.start()
 
 
-async def test_a_learner_with_patience_waits_for_the_one_it_replaces(tmp_path: Path) -> None:
+async def test_a_learner_waits_for_the_one_that_it_replaces(tmp_path: Path) -> None:
     run = waiting(Run.create(tmp_path), folder_patience_s=60.0)
     former = LearnerCore(run.config)
     former.start()
@@ -151,7 +149,7 @@ async def test_a_learner_with_patience_waits_for_the_one_it_replaces(tmp_path: P
     await asyncio.gather(running, return_exceptions=True)
 
 
-def test_a_run_trains_every_batch_once_and_ends(undisturbed: Run) -> None:
+def test_a_run_trains_every_batch_once_and_finishes(undisturbed: Run) -> None:
     figures, samples, policies, commits, finished = undisturbed.history()
     assert [figure[:2] for figure in figures] == [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (6, 2)]
     assert commits == [(0, 2), (1, 4), (2, 6)]
@@ -168,7 +166,7 @@ async def test_a_finished_run_started_again_does_nothing(undisturbed: Run, tmp_p
     assert run.history() == undisturbed.history()
 
 
-async def test_a_committed_batch_whose_checkpoint_tore_is_made_again_from_the_saved_batch(
+async def test_a_committed_batch_with_a_damaged_checkpoint_is_trained_again_from_the_saved_batch(
     undisturbed: Run, tmp_path: Path
 ) -> None:
     run = Run.create(tmp_path, keep_checkpoints=3)
@@ -182,7 +180,7 @@ async def test_a_committed_batch_whose_checkpoint_tore_is_made_again_from_the_sa
     assert [step for step, *_ in run.history()[0]] == [1, 2, 3, 4, 5, 6]
 
 
-async def test_every_checkpoint_lost_is_one_clear_sentence_when_the_batches_are_gone_too(tmp_path: Path) -> None:
+async def test_lost_checkpoints_and_batches_are_one_sentence(tmp_path: Path) -> None:
     run = Run.create(tmp_path)
     await run.start()
     run.broker.finished = False
@@ -218,7 +216,7 @@ async def test_replaying_a_saved_batch_from_a_checkpoint_gives_the_losses_of_the
 async def test_a_batch_trained_again_keeps_its_settings_when_the_run_is_resumed_with_others(
     undisturbed: Run, tmp_path: Path
 ) -> None:
-    """The learning rate changes on resume; what was committed before comes out as it was published."""
+    """The learning rate changes on resume. Batches committed before still give the published weights."""
     run = Run.create(tmp_path)
     await run.start()
     run.broker.finished = False
@@ -229,7 +227,7 @@ async def test_a_batch_trained_again_keeps_its_settings_when_the_run_is_resumed_
     assert run.history() == undisturbed.history()
 
 
-async def test_a_checkpoint_that_fails_is_counted_reported_and_tried_again(
+async def test_a_failed_checkpoint_is_counted_logged_and_retried(
     undisturbed: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = Run.create(tmp_path, checkpoint_every_batches=1)
@@ -259,7 +257,7 @@ async def test_a_checkpoint_that_fails_is_counted_reported_and_tried_again(
     assert max(numbered(RunFiles.of(run.config).checkpoints)) == NUM_BATCHES * STEPS_PER_BATCH
 
 
-async def test_a_run_without_any_checkpoint_for_too_long_ends_with_the_reason(tmp_path: Path) -> None:
+async def test_too_many_failed_checkpoints_end_the_run_with_the_reason(tmp_path: Path) -> None:
     run = Run.create(tmp_path, checkpoint_every_batches=1)
     run.config = run.config.model_copy(update={"run": run.config.run.model_copy(update={"total_batches": 50})})
     worker = run.worker()
@@ -273,7 +271,7 @@ async def test_a_run_without_any_checkpoint_for_too_long_ends_with_the_reason(tm
     assert len(run.broker.commits) < 10
 
 
-async def test_a_publication_that_fails_ends_the_run_with_its_reason(tmp_path: Path) -> None:
+async def test_a_failed_publication_ends_the_run_with_its_reason(tmp_path: Path) -> None:
     run = Run.create(tmp_path)
     worker = run.worker()
     write = run.core.write_policy
@@ -288,10 +286,10 @@ async def test_a_publication_that_fails_ends_the_run_with_its_reason(tmp_path: P
         await run.start(worker)
 
 
-async def test_training_goes_on_while_a_policy_is_published_and_a_checkpoint_written(
+async def test_training_continues_while_a_policy_is_published_and_a_checkpoint_written(
     undisturbed: Run, tmp_path: Path
 ) -> None:
-    """Batch 1 is trained while version 1 is not yet published and the checkpoint of batch 0 is not yet written."""
+    """Batch 1 is trained before version 1 is published and before the checkpoint of batch 0 is written."""
     run = Run.create(tmp_path, checkpoint_every_batches=1)
     worker = run.worker()
     trained = threading.Event()
@@ -351,7 +349,7 @@ async def test_a_broker_ahead_of_every_checkpoint_is_refused(tmp_path: Path) -> 
         await run.start()
 
 
-async def test_one_learner_a_run(tmp_path: Path) -> None:
+async def test_a_run_has_one_learner(tmp_path: Path) -> None:
     run = Run.create(tmp_path)
     first = run.worker()
     await first._in_thread(run.core.start)
@@ -363,14 +361,14 @@ async def test_one_learner_a_run(tmp_path: Path) -> None:
     await run.start()
 
 
-async def test_a_policy_folder_without_a_policy_is_one_clear_sentence(tmp_path: Path) -> None:
+async def test_a_policy_folder_without_a_policy_is_one_sentence(tmp_path: Path) -> None:
     run = Run.create(tmp_path)
     shutil.rmtree(run.config.run.folder / "policy")
     with pytest.raises(Unusable, match="policy"):
         await run.start()
 
 
-async def test_more_steps_than_groups_in_a_batch_is_one_clear_sentence(tmp_path: Path) -> None:
+async def test_more_steps_than_groups_in_a_batch_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(Unusable, match=r"learner\.steps_per_batch is 9, but a batch has 8 groups"):
         Run.create(tmp_path, steps_per_batch=9).worker()
 
@@ -382,7 +380,7 @@ async def test_a_batch_that_cannot_be_trained_on_is_named(tmp_path: Path) -> Non
         await run.start()
 
 
-async def test_no_batch_within_the_patience_is_one_clear_sentence(tmp_path: Path) -> None:
+async def test_no_batch_within_the_time_limit_is_one_sentence(tmp_path: Path) -> None:
     run = Run.create(tmp_path, batch_patience_s=0.05)
 
     async def nothing(wait_s: float = 10.0) -> LeasedBatch:
@@ -394,7 +392,7 @@ async def test_no_batch_within_the_patience_is_one_clear_sentence(tmp_path: Path
         await run.start()
 
 
-async def test_pause_takes_no_batch_and_resume_goes_on(undisturbed: Run, tmp_path: Path) -> None:
+async def test_pause_leases_no_batch_and_resume_continues(undisturbed: Run, tmp_path: Path) -> None:
     run = Run.create(tmp_path)
     worker = run.worker()
     worker.pause()
@@ -409,7 +407,7 @@ async def test_pause_takes_no_batch_and_resume_goes_on(undisturbed: Run, tmp_pat
     assert run.history() == undisturbed.history()
 
 
-async def test_checkpoints_asked_for_at_any_time_hold_whole_batches(undisturbed: Run, tmp_path: Path) -> None:
+async def test_checkpoints_requested_at_any_time_hold_whole_batches(undisturbed: Run, tmp_path: Path) -> None:
     run = Run.create(tmp_path)
     worker = run.worker()
     task = asyncio.ensure_future(run.start(worker))
@@ -418,7 +416,7 @@ async def test_checkpoints_asked_for_at_any_time_hold_whole_batches(undisturbed:
     while not task.done():
         try:
             steps.append((await worker.checkpoint())[1])
-        except LearnerError:  # the run ended while asking
+        except LearnerError:  # the run ended during the call
             break
         await asyncio.sleep(0.005)
     await task
@@ -427,7 +425,7 @@ async def test_checkpoints_asked_for_at_any_time_hold_whole_batches(undisturbed:
     assert run.history() == undisturbed.history()
 
 
-async def test_closing_in_the_middle_of_a_batch_stops_before_the_next_step(undisturbed: Run, tmp_path: Path) -> None:
+async def test_closing_during_a_batch_stops_before_the_next_step(undisturbed: Run, tmp_path: Path) -> None:
     run = Run.create(tmp_path)
     worker = run.worker()
     task = asyncio.ensure_future(worker.run())

@@ -1,4 +1,4 @@
-"""Metrics: those promised are exported, from the start, and shown by dashboards that name no other."""
+"""The documented metrics are exported from the start and shown on dashboards, which use no others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
 from nouscoder.verifier.sandbox.pool import Replaced, RunnerState
 
-# design.md section 8, without the prefix: what others' scripts read, so it does not change.
+# design.md section 8, without the prefix. Scripts of users read these names, so they do not change.
 _PROMISED = """
 verifier_submissions_total{verdict} verifier_tests_total{outcome} verifier_submission_duration_seconds
 verifier_test_duration_seconds verifier_queue_depth verifier_sandboxes{state} verifier_cache_hits_total
@@ -58,14 +58,14 @@ _VALUES = {"$namespace": "ns", "$release": "nc", "$window": "5m", "$__rate_inter
 
 
 def filled(expr: str) -> str:
-    """The expression with the dashboard's variables filled in."""
+    """The expression with values for the dashboard's variables."""
     for name, value in _VALUES.items():
         expr = expr.replace(name, value)
     return expr
 
 
 def fresh_registries() -> list[CollectorRegistry]:
-    """What the four services export before anything has happened; the broker's run is an empty one."""
+    """The registries of the four services after their start. The broker's run is empty."""
     verifier, learner, broker = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
     VerifierMetrics(verifier)
     LearnerMetrics(learner)
@@ -78,7 +78,7 @@ def fresh_registries() -> list[CollectorRegistry]:
 
 
 def samples(registries: Iterable[CollectorRegistry]) -> dict[str, list[dict[str, str]]]:
-    """The labels of each series, by name of the sample."""
+    """The labels of each series, by the name of the sample."""
     found: dict[str, list[dict[str, str]]] = {}
     for registry in registries:
         for family in registry.collect():
@@ -88,7 +88,7 @@ def samples(registries: Iterable[CollectorRegistry]) -> dict[str, list[dict[str,
 
 
 @pytest.mark.parametrize("promised", _PROMISED.split())
-def test_a_promised_metric_is_exported_before_anything_happened(promised: str) -> None:
+def test_a_documented_metric_is_exported_from_the_start(promised: str) -> None:
     name, _, label = promised.rstrip("}").partition("{")
     found = samples(fresh_registries())
     series = found.get(f"nouscoder_{name}") or found.get(f"nouscoder_{name}_bucket")
@@ -118,11 +118,11 @@ def test_a_promised_metric_is_exported_before_anything_happened(promised: str) -
         ("learner_importance_ratio", "stat", {"mean", "min", "max", "mismatch_mean", "mismatch_max"}),
     ],
 )
-def test_every_value_of_a_label_is_there_at_zero(name: str, label: str, values: set[str]) -> None:
+def test_every_value_of_a_label_starts_at_zero(name: str, label: str, values: set[str]) -> None:
     assert {labels[label] for labels in samples(fresh_registries())[f"nouscoder_{name}"]} == values
 
 
-def test_the_promised_names_are_those_of_the_code_and_each_of_ours_has_the_prefix() -> None:
+def test_the_documented_names_equal_those_of_the_code_and_have_the_prefix() -> None:
     found = {
         name for name in samples(fresh_registries()) if not name.endswith(("_created", "_bucket", "_sum", "_count"))
     }
@@ -132,7 +132,7 @@ def test_the_promised_names_are_those_of_the_code_and_each_of_ours_has_the_prefi
     ] == []
 
 
-def test_runner_pods_are_counted_when_somebody_looks() -> None:
+def test_runner_pods_are_counted_at_each_scrape() -> None:
     registry = CollectorRegistry()
     states, replaced = {"ready": 2, "lent": 1}, {"worn": 3}
     VerifierMetrics(registry).watch_runners(lambda: states, lambda: replaced)
@@ -142,7 +142,7 @@ def test_runner_pods_are_counted_when_somebody_looks() -> None:
     assert registry.get_sample_value("nouscoder_verifier_runner_replacements_total", {"reason": "worn"}) == 3
 
 
-async def test_every_service_also_tells_of_its_process() -> None:
+async def test_every_service_exports_process_metrics() -> None:
     registry = CollectorRegistry()
     served = Served("127.0.0.1:0", "127.0.0.1:0", [], lambda server: None, registry)
     async with AsyncExitStack() as stack:
@@ -150,7 +150,7 @@ async def test_every_service_also_tells_of_its_process() -> None:
     assert set(samples([registry])) >= PROCESS
 
 
-def test_the_dashboards_in_the_chart_are_what_the_generator_writes() -> None:
+def test_the_dashboards_in_the_chart_are_up_to_date() -> None:
     command = [sys.executable, "-m", "deploy.dashboards", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -168,7 +168,7 @@ def selectors(node: object) -> Iterator[promql_parser.VectorSelector]:
 
 
 @pytest.mark.parametrize(("where", "expr", "legend"), EXPRESSIONS, ids=[where for where, _, _ in EXPRESSIONS])
-def test_an_expression_parses_and_reads_only_metrics_that_we_export_of_the_chosen_release(
+def test_an_expression_is_valid_and_reads_only_exported_metrics_of_the_chosen_release(
     where: str, expr: str, legend: str
 ) -> None:
     exported = set(samples(fresh_registries())) | PROCESS
@@ -180,7 +180,7 @@ def test_an_expression_parses_and_reads_only_metrics_that_we_export_of_the_chose
         assert (matched["namespace"], matched["app_kubernetes_io_instance"]) == ("ns", "nc")
 
 
-def test_every_promised_metric_is_on_a_dashboard() -> None:
+def test_every_documented_metric_is_on_a_dashboard() -> None:
     text = "".join(expr for _, expr, _ in EXPRESSIONS)
     assert [name for name in _PROMISED.split() if f"nouscoder_{name.partition('{')[0]}" not in text] == []
 
@@ -193,7 +193,7 @@ def test_every_panel_has_a_unit_and_a_sentence() -> None:
 
 
 class Prometheus(BaseHTTPRequestHandler):
-    """Answers query_range: `nothing` names the metrics that it has no series of, `gap` those that are NaN."""
+    """Answers query_range. `nothing` names metrics without series, `gap` those with only NaN."""
 
     nothing: ClassVar[str] = "no such metric"
     gap: ClassVar[str] = "no such metric"
@@ -212,7 +212,7 @@ class Prometheus(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -234,13 +234,13 @@ def check_dashboards(url: str, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_check_dashboards_finds_nothing_missing_where_every_series_is_there() -> None:
+def test_check_dashboards_passes_when_every_series_exists() -> None:
     with prometheus() as url:
         done = check_dashboards(url)
     assert (done.returncode, done.stdout) == (0, f"{len(EXPRESSIONS)} expressions, 0 panels without data\n")
 
 
-def test_check_dashboards_names_a_panel_without_series_and_one_of_gaps_only() -> None:
+def test_check_dashboards_names_panels_without_series_or_with_only_gaps() -> None:
     with prometheus(nothing="learner_mfu", gap="learner_entropy") as url:
         done = check_dashboards(url, "--json", "--namespace", "here")
     missing = json.loads(done.stdout)["without_data"]
@@ -252,9 +252,9 @@ def test_check_dashboards_names_a_panel_without_series_and_one_of_gaps_only() ->
     assert all('namespace="here"' in one["expr"] for one in missing)
 
 
-def test_check_dashboards_says_that_there_is_no_prometheus(tmp_path: Path) -> None:
+def test_check_dashboards_reports_a_missing_prometheus(tmp_path: Path) -> None:
     with prometheus() as url:
-        pass  # gone again
+        pass  # closed again
     done = check_dashboards(url)
     assert done.returncode == 2
     assert "no Prometheus at" in done.stderr

@@ -1,4 +1,4 @@
-"""Strictly on-policy training: with k = 1 and one step a batch the services train as a synchronous loop does."""
+"""Strictly on-policy training: with k = 1 and one step per batch, the services train like a synchronous loop."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _repeatable() -> Iterator[None]:
 
 
 def config_of(root: Path) -> Config:
-    """One rollout is decoded at a time, so that the order of arrival changes no rounding."""
+    """The configuration. One rollout is decoded at a time, so that the order of arrival does not affect rounding."""
     overrides = {
         "run.root": f'"{root}"', "run.name": "on-policy", "run.seed": 3, "run.total_batches": NUM_BATCHES,
         "broker.grpc": "127.0.0.1:0", "broker.group_size": GROUP_SIZE, "broker.batch_size": BATCH_SIZE,
@@ -71,14 +71,14 @@ def config_of(root: Path) -> Config:
 
 
 def verdict_of(text: str) -> Verdict:
-    """The made-up judge of both loops: a text of even length passes."""
+    """The invented judge of both loops: a text of even length passes."""
     kind = VerdictKind.ACCEPTED if len(text) % 2 == 0 else VerdictKind.WRONG_ANSWER
     passed = int(kind is VerdictKind.ACCEPTED)
     return Verdict(kind=kind, passed=passed, total=1, graded=1, duration_s=0.01, backend="test")
 
 
 async def synchronous_losses(config: Config, policy: Path, folder: Path) -> list[float]:
-    """Sample a whole batch, one rollout after the other, grade it, take one step, and repeat."""
+    """Sample a whole batch rollout by rollout, grade it, take one step, and repeat."""
     trainer, publisher = Trainer(load_model(policy), config), PolicyPublisher(folder, keep=2)
     environment = open_environment(config, policy)
     curriculum = Curriculum([problem.problem_id for problem in PROBLEMS], config.run.seed)
@@ -98,7 +98,7 @@ async def synchronous_losses(config: Config, policy: Path, folder: Path) -> list
 
 
 def tasks_of(config: Config, curriculum: Curriculum, number: int) -> Iterator[Task]:
-    """The rollouts of a batch: whole groups, in the order of the curriculum."""
+    """The tasks of a batch: whole groups in the order of the curriculum."""
     prompts = {problem.problem_id: problem.prompt for problem in PROBLEMS}
     section, num_groups = config.generation.sampling, BATCH_SIZE // GROUP_SIZE
     for group in range(number * num_groups, (number + 1) * num_groups):
@@ -110,7 +110,7 @@ def tasks_of(config: Config, curriculum: Curriculum, number: int) -> Iterator[Ta
 
 
 async def grade(broker: BrokerClient) -> None:
-    """A verifier with the made-up judge."""
+    """Grade like a verifier, with the invented judge."""
     while True:
         leased = await broker.lease_grading(16, 1.0)
         items = [(item.lease.lease_id, item.rollout_id, verdict_of(item.text)) for item in leased.gradings]
@@ -120,7 +120,7 @@ async def grade(broker: BrokerClient) -> None:
 
 
 async def run_services(config: Config, url: str, problems: ProblemIndex) -> None:
-    """The real broker, generation worker and learner, over gRPC, until the run is finished."""
+    """Run the real broker, generation worker and learner over gRPC until the run is finished."""
     policy = config.run.folder / "policy"
     async with AsyncExitStack() as stack:
         address = await serve_broker(Broker(config, url, problems), config, asyncio.Event(), stack)
@@ -150,7 +150,7 @@ def index_of_problems(folder: Path) -> ProblemIndex:
 
 
 async def test_with_k_1_and_one_step_the_services_train_as_a_synchronous_loop(broker_rig: Any, tmp_path: Path) -> None:
-    """Staleness is 0 in every token, and the losses of 20 steps are equal, bit for bit."""
+    """The staleness of every token is 0, and the losses of 20 steps are equal, bit for bit."""
     config = config_of(tmp_path)
     policy = config.run.folder / "policy"
     write_policy_folder(policy, random_policy(0))
@@ -162,5 +162,5 @@ async def test_with_k_1_and_one_step_the_services_train_as_a_synchronous_loop(br
     assert len(samples) == NUM_BATCHES * BATCH_SIZE
     assert all(sample["version_range"] == [sample["step"] - 1] * 2 for sample in samples)
     losses = [line["loss"] for line in lines]
-    assert len(set(losses)) > NUM_BATCHES // 2, "the policy learns, so equal losses say something"
+    assert len(set(losses)) > NUM_BATCHES // 2, "the losses must differ between steps, or equal losses prove nothing"
     assert losses == await synchronous_losses(config, policy, tmp_path / "synchronous")

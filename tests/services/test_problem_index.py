@@ -1,4 +1,4 @@
-"""The index of problems: built once, complete, small to read, and the tests are in the store before it appears."""
+"""The problem index: built once, complete, with small records, and its tests are in the store before it appears."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def config(tmp_path: Path, *more: str) -> Config:
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.zst"])
-def test_the_index_has_all_of_a_problem_but_its_tests_which_the_store_has(tmp_path: Path, name: str) -> None:
+def test_the_index_has_all_of_a_problem_except_its_tests_which_the_store_has(tmp_path: Path, name: str) -> None:
     save_problems(tmp_path / name, PROBLEMS)
     index = open_index(load_config(None, [f"problems.train={tmp_path / name}"]))
     assert index.problem_ids == tuple(problem.problem_id for problem in PROBLEMS)
@@ -56,7 +56,7 @@ def test_the_index_has_all_of_a_problem_but_its_tests_which_the_store_has(tmp_pa
     with pytest.raises(NotInIndex, match="no problem 'nope'"):
         index.problem("nope")
     kept = [path for path in (tmp_path / f"{name}.index" / "tests").rglob("*") if path.is_file()]
-    assert len(kept) == 3, "equal tests are kept once"
+    assert len(kept) == 3, "equal tests must be stored once"
     index.close()
 
 
@@ -79,10 +79,10 @@ def test_an_index_is_built_once_and_again_when_the_file_changes(
     assert (len(builds), index.problem_ids) == (2, ("p0", "p1"))
     index.close()
     open_index(config(tmp_path, f"problems.tests={tmp_path / 'elsewhere'}")).close()
-    assert len(builds) == 3, "the tests are put where they are looked for"
+    assert len(builds) == 3, "the tests must be in the configured store"
 
 
-def test_a_file_with_a_fault_leaves_no_index_and_the_old_one_is_not_used(tmp_path: Path) -> None:
+def test_an_invalid_file_gives_no_index_and_the_old_one_is_not_used(tmp_path: Path) -> None:
     """The invariant of problem_index.py."""
     save_problems(tmp_path / "train.jsonl", PROBLEMS)
     open_index(config(tmp_path)).close()
@@ -114,7 +114,7 @@ def test_digests_are_in_the_store_before_the_index_appears(tmp_path: Path) -> No
     index.close()
 
 
-def test_beside_a_read_only_file_the_index_goes_to_the_temporary_folder(
+def test_the_index_of_a_file_in_a_read_only_folder_is_in_the_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_problems(tmp_path / "train.jsonl", PROBLEMS)

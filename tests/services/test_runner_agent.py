@@ -1,6 +1,6 @@
-"""The agent of a runner pod, as a process on loopback: who may have a harness, and what is left when one hangs up.
+"""The agent of a runner pod as a process on loopback: its access control, and its cleanup after a connection closes.
 
-The harness here is a stand-in that tells its pid and echoes; candidates are the contract tests' on a cluster.
+The harness is a fake that prints its pid and echoes. The contract tests on a cluster run candidates.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Address = tuple[str, int]
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[tuple[Address, subprocess.Popen[bytes]]]:
-    """Its address and its process."""
+    """The address and the process of the agent."""
     (tmp_path / "harness").mkdir()
     (tmp_path / "harness" / "__main__.py").write_text(HARNESS)
     (tmp_path / "init").mkdir()
@@ -59,7 +59,7 @@ def agent(tmp_path: Path) -> Iterator[tuple[Address, subprocess.Popen[bytes]]]:
 
 
 async def opened(address: Address, want: str = greeting.SLOT, key: bytes = KEY) -> tuple[SocketLink, int]:
-    """A link, and the pid of the harness behind it."""
+    """A link, and the pid of its harness."""
     request = {"settings": {"tmp_bytes": 5}, "environment": ENVIRONMENT, "tools": ["sh", "no-such-tool"]}
     link = await connect(address, key, want, request | {"search_path": "/usr/bin:/bin"}, name="it", limit_s=10)
     assert [*link.about.tools] == ["sh"]
@@ -90,13 +90,13 @@ async def test_the_connection_is_the_stream_of_a_fresh_harness(agent: tuple[Addr
     assert await is_gone(second)
 
 
-async def test_one_slot_at_a_time_with_a_partner_that_goes_with_it(
+async def test_one_slot_at_a_time_and_its_partner_ends_with_it(
     agent: tuple[Address, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner_link, "_BUSY_LIMIT_S", 0.2)
     address, _ = agent
     with pytest.raises(RunnerBusy):
-        await opened(address, greeting.PARTNER)  # of nobody
+        await opened(address, greeting.PARTNER)  # without a slot
     slot, pid = await opened(address)
     partner, partner_pid = await opened(address, greeting.PARTNER)
     for want in (greeting.SLOT, greeting.PARTNER):
@@ -109,14 +109,14 @@ async def test_one_slot_at_a_time_with_a_partner_that_goes_with_it(
     await partner.close(Ending.DOUBT)
 
 
-async def test_who_lacks_the_key_gets_no_harness(agent: tuple[Address, object]) -> None:
+async def test_a_gateway_without_the_key_gets_no_harness(agent: tuple[Address, object]) -> None:
     address, _ = agent
     with pytest.raises(RunnerRefused):
         await opened(address, key=greeting.read_key("another key of a pool"))
     await opened(address)
 
 
-async def test_a_runner_without_the_key_is_not_believed() -> None:
+async def test_a_runner_without_the_key_is_refused() -> None:
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting.MAGIC + bytes(greeting.NONCE_BYTES))
         await reader.readexactly(greeting.NONCE_BYTES + greeting.PROOF_BYTES)
@@ -132,7 +132,9 @@ async def test_a_runner_without_the_key_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\0" * 68 + b"\xff" * 4])
-async def test_noise_is_turned_away_and_costs_nobody_else(agent: tuple[Address, object], sent: bytes) -> None:
+async def test_invalid_connections_are_closed_and_do_not_affect_others(
+    agent: tuple[Address, object], sent: bytes
+) -> None:
     address, _ = agent
     for _ in range(20):
         _, writer = await asyncio.open_connection(*address)
@@ -142,8 +144,8 @@ async def test_noise_is_turned_away_and_costs_nobody_else(agent: tuple[Address, 
     await link.close(Ending.DOUBT)
 
 
-async def test_a_greeting_recorded_from_another_is_not_believed(agent: tuple[Address, object]) -> None:
-    """The proof is over this runner's nonce of this connection."""
+async def test_a_recorded_handshake_is_refused(agent: tuple[Address, object]) -> None:
+    """The proof covers this runner's nonce of this connection."""
     address, _ = agent
     text = greeting.pack({"want": greeting.SLOT, "settings": {}})
     reader, writer = await asyncio.open_connection(*address)
@@ -158,7 +160,7 @@ async def test_a_greeting_recorded_from_another_is_not_believed(agent: tuple[Add
     writer.close()
 
 
-async def test_told_to_retire_it_ends(agent: tuple[Address, subprocess.Popen[bytes]]) -> None:
+async def test_a_runner_exits_on_request(agent: tuple[Address, subprocess.Popen[bytes]]) -> None:
     address, process = agent
     link = await connect(address, KEY, greeting.RETIRE, {}, name="it", limit_s=5)
     await link.close(Ending.WORN)

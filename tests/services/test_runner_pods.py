@@ -1,4 +1,4 @@
-"""The runner pods of a gateway over HTTP, against a small Kubernetes API: listed once, then watched."""
+"""The runner pods of a gateway, over HTTP with a small Kubernetes API: listed once, then watched."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPEC = {"containers": [{"name": "runner", "image": "sandbox"}]}
 
 
 class Api:
-    """Pods by name, the requests that came, and the events that a watch sends until `end_watch`."""
+    """A Kubernetes API: pods by name, the received requests, and the events that a watch sends until `end_watch`."""
 
     def __init__(self) -> None:
         self.pods: dict[str, dict[str, Any]] = {}
@@ -116,7 +116,7 @@ class Watched:
         self.ignores_faults = False
 
     async def until(self, condition: Callable[[list[Found]], bool]) -> list[Found]:
-        """What is listed, as soon as it fulfils `condition`."""
+        """Wait until the list fulfils `condition`. Returns the list."""
         async with asyncio.timeout(20):
             while True:
                 self.changed.clear()
@@ -149,7 +149,7 @@ async def watched(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert api.requests[-1] == "delete "
 
 
-async def test_changes_come_from_one_watch_and_not_from_lists(watched: Watched, api: Api) -> None:
+async def test_changes_are_read_from_one_watch_and_not_from_lists(watched: Watched, api: Api) -> None:
     found = await watched.until(lambda found: len(found) == 2)
     assert found == [Found("a", ("10.0.0.1", 7070)), Found("b", None)]
     api.send("MODIFIED", pod("b", "10.0.0.2"))
@@ -175,13 +175,13 @@ async def test_a_removed_pod_is_not_listed_again_though_the_api_still_reports_it
     assert "a" not in [one.name for one in found]
 
 
-async def test_a_pod_that_was_made_is_listed_before_the_watch_reports_it(watched: Watched) -> None:
+async def test_a_created_pod_is_listed_before_the_watch_reports_it(watched: Watched) -> None:
     await watched.until(lambda found: len(found) == 2)
     name = await watched.source.create()
     assert Found(str(name), None) in await watched.source.list()
 
 
-async def test_an_ended_pod_is_removed_and_a_dying_one_is_not_listed(watched: Watched, api: Api) -> None:
+async def test_an_ended_pod_is_removed_and_a_terminating_one_is_not_listed(watched: Watched, api: Api) -> None:
     await watched.until(lambda found: len(found) == 2)
     api.send("MODIFIED", pod("a", "10.0.0.1", phase="Failed"))
     api.send("MODIFIED", pod("b", "10.0.0.2", deletionTimestamp="2026-01-01T00:00:00Z"))
@@ -189,7 +189,7 @@ async def test_an_ended_pod_is_removed_and_a_dying_one_is_not_listed(watched: Wa
     assert "delete /a" in api.requests
 
 
-async def test_an_api_that_refuses_is_reported_and_listed_again_when_it_answers(watched: Watched, api: Api) -> None:
+async def test_a_refusing_api_is_reported_and_read_again_when_it_answers(watched: Watched, api: Api) -> None:
     await watched.until(lambda found: len(found) == 2)
     api.status = 503
     api.end_watch()

@@ -1,4 +1,4 @@
-"""The pool of runners: lent to one at a time, after a canary; replaced when worn, lost, stuck, silent or wrong."""
+"""The pool of runners: each is lent to one slot at a time after a canary, and replaced when worn, lost or faulty."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nouscoder.verifier.sandbox.pool import (
 
 
 class Pods:
-    """A source in memory: what it makes is ready at once, unless `slow`."""
+    """A source in memory. Its runners are ready at once, unless `slow`."""
 
     def __init__(self) -> None:
         self.there: dict[str, Found] = {}
@@ -31,7 +31,7 @@ class Pods:
         self.is_away = False
 
     async def start(self, on_change: Callable[[], None]) -> None:
-        """Changes are not reported: the pool looks often enough."""
+        """Report no changes, because the pool checks often enough."""
 
     async def list(self) -> Sequence[Found]:
         if self.is_away:
@@ -56,7 +56,7 @@ class Pods:
 
 
 class Canaries:
-    """Says of each runner what the test wants; counts how often each was asked."""
+    """Gives scripted results for each runner, and counts the calls."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -64,7 +64,7 @@ class Canaries:
         self.silent: set[str] = set()
 
     async def __call__(self, runner: Runner) -> bool:
-        assert runner.state is RunnerState.UNPROVEN, "nobody else has it meanwhile"
+        assert runner.state is RunnerState.UNPROVEN, "no slot may have it during its canary"
         self.asked.append(runner.name)
         await asyncio.sleep(0)
         if runner.name in self.silent:
@@ -104,7 +104,7 @@ async def test_a_runner_is_lent_to_one_at_a_time_and_only_after_a_canary(pool: R
     assert canaries.asked.count(one.name) == before + 1
 
 
-async def test_who_asked_first_is_served_first(pool: RunnerPool) -> None:
+async def test_requests_for_runners_are_served_in_order(pool: RunnerPool) -> None:
     held = [await pool.lend(1), await pool.lend(1)]
     order: list[int] = []
 
@@ -120,7 +120,7 @@ async def test_who_asked_first_is_served_first(pool: RunnerPool) -> None:
     assert order == [0, 1]
 
 
-async def test_a_waiter_that_gave_up_takes_no_runner_with_it(pool: RunnerPool) -> None:
+async def test_a_cancelled_waiter_gets_no_runner(pool: RunnerPool) -> None:
     held = [await pool.lend(1), await pool.lend(1)]
     waiting = asyncio.create_task(pool.lend(5))
     await asyncio.sleep(0)
@@ -131,7 +131,7 @@ async def test_a_waiter_that_gave_up_takes_no_runner_with_it(pool: RunnerPool) -
         await waiting
 
 
-async def test_a_runner_that_comes_as_its_waiter_gives_up_is_not_lost(pool: RunnerPool) -> None:
+async def test_a_runner_assigned_to_a_cancelled_waiter_is_not_lost(pool: RunnerPool) -> None:
     held = [await pool.lend(1), await pool.lend(1)]
     waiting = asyncio.create_task(pool.lend(5))
     await asyncio.sleep(0)
@@ -150,7 +150,7 @@ async def test_a_worn_runner_is_replaced(pool: RunnerPool, pods: Pods) -> None:
     assert pool.replaced == {Replaced.WORN: 1}
 
 
-async def test_one_that_fails_its_canary_is_kept_for_inspection_and_never_lent(
+async def test_a_runner_that_fails_its_canary_is_quarantined_and_never_lent(
     pool: RunnerPool, pods: Pods, canaries: Canaries
 ) -> None:
     canaries.wrong = {"pod-1"}
@@ -161,7 +161,7 @@ async def test_one_that_fails_its_canary_is_kept_for_inspection_and_never_lent(
     assert pool.replaced == {Replaced.CANARY: 1}
 
 
-async def test_a_silent_one_is_replaced_after_three_tries(pool: RunnerPool, canaries: Canaries) -> None:
+async def test_a_silent_runner_is_replaced_after_three_tries(pool: RunnerPool, canaries: Canaries) -> None:
     canaries.silent = {"pod-2"}
     names = {(await pool.lend(1)).name, (await pool.lend(1)).name}
     assert names == {"pod-1", "pod-3"}
@@ -169,7 +169,7 @@ async def test_a_silent_one_is_replaced_after_three_tries(pool: RunnerPool, cana
     assert pool.replaced == {Replaced.SILENT: 1}
 
 
-async def test_a_lost_one_is_replaced_and_what_is_given_back_of_it_is_forgotten(pool: RunnerPool, pods: Pods) -> None:
+async def test_a_lost_runner_is_replaced_and_ignored_when_it_is_given_back(pool: RunnerPool, pods: Pods) -> None:
     lost, kept = await pool.lend(1), await pool.lend(1)
     await pods.remove(lost.found)
     fresh = await pool.lend(1)
@@ -178,11 +178,11 @@ async def test_a_lost_one_is_replaced_and_what_is_given_back_of_it_is_forgotten(
     assert pool.replaced == {Replaced.LOST: 1}
 
 
-async def test_an_api_that_is_away_is_waited_for_and_told_of(pool: RunnerPool, pods: Pods) -> None:
+async def test_an_unreachable_api_is_retried_and_named_in_errors(pool: RunnerPool, pods: Pods) -> None:
     held = [await pool.lend(1), await pool.lend(1)]
     pods.is_away = True
     await pool.give_back(held[0], Ending.DOUBT)
-    assert (await pool.lend(1)) is held[0], "what is there goes on being used"
+    assert (await pool.lend(1)) is held[0], "existing runners are still used"
     with pytest.raises(SandboxError, match="the API is away"):
         await pool.lend(0.1)
     pods.is_away = False
@@ -190,7 +190,7 @@ async def test_an_api_that_is_away_is_waited_for_and_told_of(pool: RunnerPool, p
     assert (await pool.lend(1)).name == "pod-3"
 
 
-async def test_one_that_does_not_start_is_replaced(
+async def test_a_runner_that_does_not_start_is_replaced(
     pool: RunnerPool, pods: Pods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "_STUCK_AFTER_S", 0.1)

@@ -1,4 +1,4 @@
-"""The invariant of runsc_folders: what killed services have left goes at the next start, what lives stays."""
+"""The invariant of runsc_folders: the next start removes the folders of killed services and keeps those of others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def dead_pid() -> int:
     return process.pid
 
 
-def test_only_folders_of_dead_services_of_this_pid_namespace_go(
+def test_only_folders_of_ended_services_of_this_pid_namespace_are_removed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -51,7 +51,7 @@ def test_only_folders_of_dead_services_of_this_pid_namespace_go(
     assert sorted(tmp_path.iterdir()) == sorted([alive, elsewhere, link])
 
 
-def test_a_sweep_does_not_need_runsc_to_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_sweep_works_when_runsc_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     left = new_folder()
     prefix, namespace, _, rest = left.name.rsplit("-", 3)
@@ -60,7 +60,7 @@ def test_a_sweep_does_not_need_runsc_to_work(monkeypatch: pytest.MonkeyPatch, tm
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_the_next_start_puts_away_what_a_killed_service_left(
+async def test_the_next_start_removes_the_sandboxes_of_a_killed_service(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -89,7 +89,7 @@ async def test_the_next_start_puts_away_what_a_killed_service_left(
 
 
 def running_with(text: str) -> list[str]:
-    """Command lines of processes that hold it."""
+    """The command lines of processes that contain this text."""
     lines = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -1,4 +1,4 @@
-"""The `runsc` backend's invariant: a gVisor sandbox serves a bounded number of submissions, and none after a doubt."""
+"""The `runsc` backend's invariant: a gVisor sandbox serves a bounded number of submissions, and none after an error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLEEP = Program(registry()["python"], "import time; time.sleep(60)", LIMITS)
 
 @pytest.fixture
 async def sandbox(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[RunscSandbox]:
-    """One slot that serves two submissions a gVisor sandbox; its bundles are the only files of `tmp_path`."""
+    """One slot with two submissions per gVisor sandbox. Its bundles are the only files in `tmp_path`."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     try:
         made = RunscSandbox(SandboxConfig(backend="runsc", slots=1, max_sessions=2))
@@ -36,7 +36,7 @@ async def sandbox(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncItera
 
 
 async def doubled(sandbox: RunscSandbox) -> int:
-    """Grade one program; returns the pid of the sandbox that ran it."""
+    """Run one program. Returns the pid of its sandbox."""
     async with sandbox.session(DOUBLE) as session:
         pid = sandbox.pids()[0]
         assert (await session.run(b"21")).stdout == b"42\n"
@@ -48,7 +48,7 @@ async def test_a_sandbox_is_replaced_after_its_submissions(sandbox: RunscSandbox
     assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]
 
 
-async def test_a_sandbox_that_dies_is_our_failure_and_is_replaced(sandbox: RunscSandbox) -> None:
+async def test_a_sandbox_that_dies_is_a_sandbox_error_and_is_replaced(sandbox: RunscSandbox) -> None:
     async with sandbox.session(SLEEP) as session:
         (pid,) = sandbox.pids()
         waiting = asyncio.create_task(session.run(b""))
@@ -59,7 +59,7 @@ async def test_a_sandbox_that_dies_is_our_failure_and_is_replaced(sandbox: Runsc
     assert await doubled(sandbox) != pid
 
 
-async def test_it_says_what_isolates(sandbox: RunscSandbox) -> None:
+async def test_the_isolation_layers_are_named(sandbox: RunscSandbox) -> None:
     assert sandbox.isolation[0] == "gvisor:systrap"
     assert "namespace:user" not in sandbox.isolation
 

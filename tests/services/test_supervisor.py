@@ -1,4 +1,4 @@
-"""Real processes: kept alive, given up in one sentence, and never left behind."""
+"""The supervisor with real processes: restarts, a bound on restarts with one sentence, and no process left behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
-async def test_a_killed_process_runs_again(tmp_path: Path) -> None:
+async def test_a_killed_process_is_restarted(tmp_path: Path) -> None:
     supervisor = Supervisor(restart_delay_s=0.01)
     worker = supervisor.start(spec(tmp_path, "import time; time.sleep(60)"))
     await supervisor.until(lambda: worker.state is ProcessState.RUNNING, "the start", 10)
@@ -38,7 +38,7 @@ async def test_a_killed_process_runs_again(tmp_path: Path) -> None:
     assert not is_alive(worker.pid)
 
 
-async def test_a_process_that_always_dies_ends_the_run_with_its_last_words(tmp_path: Path) -> None:
+async def test_a_process_that_always_fails_ends_the_run_with_its_last_log_line(tmp_path: Path) -> None:
     supervisor = Supervisor(max_restarts=2, restart_delay_s=0.01)
     worker = supervisor.start(spec(tmp_path, "import sys; sys.exit('no luck today')"))
     with pytest.raises(SupervisionError, match=r"worker died 3 times, last with exit code 1.*no luck today"):
@@ -47,7 +47,7 @@ async def test_a_process_that_always_dies_ends_the_run_with_its_last_words(tmp_p
     await supervisor.close()
 
 
-async def test_a_process_that_cannot_run_here_is_not_started_again(tmp_path: Path) -> None:
+async def test_an_unusable_process_is_not_restarted(tmp_path: Path) -> None:
     supervisor = Supervisor(restart_delay_s=0.01)
     code = f"import sys; print('the port is taken'); sys.exit({EXIT_UNUSABLE})"
     worker = supervisor.start(spec(tmp_path, code))
@@ -57,7 +57,7 @@ async def test_a_process_that_cannot_run_here_is_not_started_again(tmp_path: Pat
     await supervisor.close()
 
 
-async def test_an_end_that_is_allowed_is_an_end(tmp_path: Path) -> None:
+async def test_an_allowed_exit_is_not_restarted(tmp_path: Path) -> None:
     supervisor = Supervisor()
     worker = supervisor.start(spec(tmp_path, "pass", may_end=True))
     await asyncio.wait_for(worker.ended.wait(), 10)
@@ -65,7 +65,7 @@ async def test_an_end_that_is_allowed_is_an_end(tmp_path: Path) -> None:
     await supervisor.close()
 
 
-async def test_close_kills_what_ignores_sigterm_and_its_children(tmp_path: Path) -> None:
+async def test_close_kills_a_process_that_ignores_sigterm_and_its_children(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     code = (
         "import os, signal, time\n"
@@ -88,7 +88,7 @@ async def supervisor_gone(pids: list[int]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_processes_die_with_a_supervisor_that_was_killed(tmp_path: Path) -> None:
+async def test_processes_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     program = f"""
 import asyncio, sys

@@ -1,4 +1,4 @@
-"""The invariant of prepared.py, and go programs compiled with what was prepared."""
+"""The invariant of toolchain_cache.py, and Go programs compiled with the prepared cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMITS = Limits(wall_time_s=10, cpu_time_s=10, memory_bytes=256 << 20)
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """An empty cache folder of this test's own."""
+    """An empty cache folder of this test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     forget_installed()
     yield tmp_path / "cache" / "nouscoder" / "prepared"
@@ -27,7 +27,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 
 def language(tool: Path, script: str) -> Language:
-    """One whose `prepare` is a script."""
+    """A language whose `prepare` is a script."""
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
     argv = ("sh", "-c", script, "sh", "{prepared}", "{final}")
@@ -36,7 +36,7 @@ def language(tool: Path, script: str) -> Language:
     )
 
 
-def test_a_prepared_folder_is_whole_or_not_there(cache: Path, tmp_path: Path) -> None:
+def test_a_prepared_folder_is_complete_or_missing(cache: Path, tmp_path: Path) -> None:
     made = language(tmp_path / "tool", 'test "$1" != "$2" && test ! -e "$2" && echo "$2" > "$1/final"')
     folder = prepare(made)
     assert folder.parent == cache
@@ -50,7 +50,7 @@ def test_a_prepared_folder_is_whole_or_not_there(cache: Path, tmp_path: Path) ->
     assert list(cache.iterdir()) == [folder]
 
 
-def test_another_tool_or_command_is_another_folder(cache: Path, tmp_path: Path) -> None:
+def test_another_tool_or_command_gives_another_folder(cache: Path, tmp_path: Path) -> None:
     made = language(tmp_path / "tool", "true")
     before = folder_of(made)
     assert folder_of(dataclasses.replace(made, prepare=("true",))) != before
@@ -69,11 +69,11 @@ GO += " fmt.Fscan(r, &n); s := []int{3, n}; sort.Ints(s); fmt.Println(s, len(os.
 
 
 @pytest.mark.parametrize("backend", ["local", "runsc"])
-async def test_go_programs_are_compiled_with_what_was_prepared_here(backend: str) -> None:
-    """Only where `nouscoder prepare` has been run, for it takes a minute."""
+async def test_go_programs_are_compiled_with_the_prepared_cache(backend: str) -> None:
+    """Needs the result of `nouscoder prepare`, which takes a minute."""
     go = installed().get("go")
     if go is None or go.prepared is None:
-        pytest.skip("go is not here, or `nouscoder prepare` has not been run")
+        pytest.skip("go is not installed, or `nouscoder prepare` has not been run")
     try:
         sandbox = open_sandbox(SandboxConfig(backend=backend, slots=1))
         await sandbox.start()
@@ -101,7 +101,7 @@ async def test_go_programs_are_compiled_with_what_was_prepared_here(backend: str
         await sandbox.close()
 
 
-def test_without_preparation_go_is_compiled_as_ever(cache: Path) -> None:
+def test_without_a_prepared_cache_go_is_compiled_normally(cache: Path) -> None:
     found = find_installed(registry())
     if "go" in found:
         assert installed()["go"].compile == found["go"].compile

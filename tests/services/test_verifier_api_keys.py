@@ -185,7 +185,7 @@ def test_a_refusal_for_submissions_in_flight_does_not_use_up_the_rate_quota() ->
         pass
 
 
-def test_a_changed_key_file_is_read_again_and_an_invalid_one_is_ignored(
+def test_a_changed_key_file_is_reloaded_and_an_invalid_one_is_ignored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The invariant of api_keys.py."""

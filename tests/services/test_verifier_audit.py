@@ -1,4 +1,4 @@
-"""The audit log: a line a submission, whatever becomes of it, and no program in it unless asked for."""
+"""The audit log: one line per submission, whatever its result, without programs unless they are configured."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ async def test_every_submission_leaves_one_audit_line_without_its_source(tmp_pat
         await grader.grade(submission())
     log.close()
     assert "SECRET" not in file.read_text()
-    told = lines(file)
-    assert [(one["verdict"], one["refused"]) for one in told] == [
+    reported = lines(file)
+    assert [(one["verdict"], one["refused"]) for one in reported] == [
         ("accepted", ""),
         (None, "InvalidSubmission"),
         (None, "CancelledError"),
         ("wrong_answer", ""),
         (None, "QuotaExceeded"),
     ]
-    first = told[0]
+    first = reported[0]
     assert first.pop("duration_s") > 0
     assert first.pop("time").endswith("Z")
     assert first == {

@@ -17,7 +17,7 @@ TESTED = TestOutcome(0, VerdictKind.ACCEPTED, 0.1, 0.1, 1)
 
 
 class CountingGrader:
-    """Gives the verdict that the code names once `gate` is open, and records what it graded."""
+    """Gives the verdict that the code names once `gate` is open, and records the graded submissions."""
 
     backend = "counting"
     num_slots = 1
@@ -113,7 +113,7 @@ async def test_the_least_recently_used_verdict_is_evicted_first() -> None:
 
 
 async def test_a_large_verdict_counts_as_several_entries_and_a_too_large_one_is_not_cached() -> None:
-    """48 KiB an entry: 600 outcomes take three of four entries, 1,000 take five."""
+    """An entry has 48 KiB: 600 outcomes take three of four entries, 1,000 take five."""
     inner = CountingGrader()
     grader = cached(inner, num_entries=4)
     for code in ("accepted#1", "accepted#2", "accepted*600", "accepted#2", "accepted*600", "accepted#1"):
@@ -124,7 +124,7 @@ async def test_a_large_verdict_counts_as_several_entries_and_a_too_large_one_is_
     assert inner.graded[4:] == ["accepted*1000"] * 2
 
 
-async def test_a_submission_without_problem_id_gets_no_verdict_of_a_learned_order() -> None:
+async def test_a_submission_without_problem_id_gets_no_verdict_from_a_learned_order() -> None:
     inner = CountingGrader()
     grader = cached(inner)
     plain = submission()
@@ -133,4 +133,4 @@ async def test_a_submission_without_problem_id_gets_no_verdict_of_a_learned_orde
     assert len(inner.graded) == 2
     for problem_id in ("", "p", "q"):
         await grader.grade(replace(plain, problem_id=problem_id, stop_on_first_failure=False))
-    assert len(inner.graded) == 3, "where every test is run, the order changes nothing"
+    assert len(inner.graded) == 3, "the order must not matter when every test runs"

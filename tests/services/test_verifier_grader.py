@@ -1,4 +1,4 @@
-"""The grader over a scripted sandbox: verdicts, order, early stop, infrastructure failures, queue, cancellation."""
+"""The grader with a scripted sandbox: verdicts, order, early stop, infrastructure failures, queue, cancellation."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ async def test_every_exit_has_an_outcome() -> None:
         assert not (await grader_of(ScriptedSandbox(behaviour)).grade(stdin_submission(("", "")))).is_ours
 
 
-async def test_a_completion_without_code_takes_no_sandbox() -> None:
+async def test_a_completion_without_code_uses_no_sandbox() -> None:
     sandbox = ScriptedSandbox()
     verdict = await grader_of(sandbox).grade(stdin_submission(("a", "a"), code=None, completion="I cannot."))
     assert (verdict.kind, verdict.graded, verdict.total) == (VerdictKind.NO_CODE, 0, 1)
@@ -388,7 +388,9 @@ async def test_learned_kill_rates_stop_a_wrong_program_earlier() -> None:
     grader = grader_of(ScriptedSandbox())
     assert await graded(grader, problem_id="p") == (10, VerdictKind.WRONG_ANSWER, 0)
     assert await graded(grader, problem_id="p") == (1, VerdictKind.WRONG_ANSWER, 0)
-    assert await graded(grader) == (10, VerdictKind.WRONG_ANSWER, 0), "who names no problem has the order by length"
+    assert await graded(grader) == (10, VerdictKind.WRONG_ANSWER, 0), (
+        "a submission without a problem id must have the order by length"
+    )
     assert await graded(grader, problem_id="another") == (10, VerdictKind.WRONG_ANSWER, 0)
     everything = await grader.grade(stdin_submission(*pairs, problem_id="p", stop_on_first_failure=False))
     assert (everything.graded, everything.passed) == (10, 9)

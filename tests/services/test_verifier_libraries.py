@@ -1,4 +1,4 @@
-"""Libraries for candidates: copied once, alone in their folder, and left out with a warning when not installed."""
+"""Libraries for candidates: copied once, alone in their folder, and omitted with a warning when not installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nouscoder.verifier.settings import sandbox_config
 from nouscoder.verifier.toolchains.libraries import library_folders
 
 
-def test_a_library_is_copied_once_without_other_packages(tmp_path: Path) -> None:
+def test_a_library_is_copied_once_and_alone(tmp_path: Path) -> None:
     (folder,) = library_folders(["sortedcontainers"], tmp_path)
     assert [entry.name for entry in folder.iterdir()] == ["sortedcontainers"]
     written = (folder / "sortedcontainers" / "__init__.py").stat().st_mtime_ns

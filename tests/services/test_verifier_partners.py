@@ -1,6 +1,6 @@
-"""Checkers, interactors, the lcb profile and mathematics through the grader: who is given what, and whose fault is it.
+"""Checkers, interactors, the lcb profile and math tests through the grader: their inputs, and the causes of failures.
 
-Shows the INVARIANT of verifier.runs: expected outputs go to a judge's sandbox and never to the candidate's.
+Tests the invariant of runs.py: expected outputs enter only the sandbox of a judge program, never the candidate's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CHECKER = JudgeProgram("judge = 1", "python")
 async def graded(
     tests: Tests, table: Mapping[str, Behaviour], **fields: object
 ) -> tuple[Verdict, FakeSandbox, CollectorRegistry]:
-    """The verdict of the program `candidate = 1`, where `table` says what programs do."""
+    """The verdict of the program `candidate = 1`, with the behaviour of programs in `table`."""
     sandbox, registry = FakeSandbox(table), CollectorRegistry()
     await sandbox.start()
     submission = Submission(tests, "candidate = 1", **fields)  # type: ignore[arg-type]
@@ -92,10 +92,10 @@ async def test_the_lcb_profile_runs_one_process_without_any_expected_output_and_
     lines = [["ok", f"{SECRET} 0", 0.1], ["ok", "wrong", 0.1], ["ok", f"{SECRET} 2", 0.1]]
 
     class Everything(dict[str, Behaviour]):
-        """Whatever is run writes those lines."""
+        """Every program writes these lines."""
 
         def get(self, key: str, default: object = None) -> Behaviour:
-            """For the fake sandbox's look-up."""
+            """Called by the fake sandbox."""
             return lambda _: ended(result="\n".join(map(json.dumps, lines)).encode())
 
     sandbox = FakeSandbox()
@@ -121,7 +121,7 @@ async def test_math_tests_use_no_sandbox_and_each_gold_answer_gets_a_ruling() ->
 
 async def test_a_comparison_beyond_its_time_limit_ends_and_the_next_one_works() -> None:
     pytest.importorskip("math_verify")
-    # Whether sympy gives up or the limit ends it, a tower of powers must neither pass nor hang.
+    # A tower of powers must neither pass nor hang, whether sympy fails or the limit ends it.
     rulings = await mathematics.rule(MathTests((MathCase("7"),)), r"$\boxed{9^{9^{9^{9^{9}}}}}$", 0.5)
     assert rulings[0].outcome in (VerdictKind.TIME_LIMIT_EXCEEDED, VerdictKind.WRONG_ANSWER)
     assert await mathematics.rule(MathTests((MathCase("7"),)), "7", 10.0) == [Ruling(VerdictKind.ACCEPTED)]

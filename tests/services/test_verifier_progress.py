@@ -1,4 +1,4 @@
-"""The bookkeeping of one submission and of many: the answer is the sequential one, and only so many are in hand."""
+"""The progress of one submission equals a sequential run, and concurrency over many items is bounded."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from nouscoder.verifier.sandbox.fake import ended
 
 
 def progress_of(submission: Submission, max_spent_s: float = float("inf")) -> Progress:
-    """At its beginning, longest input first."""
+    """The progress of a new submission, with the longest input first."""
     judge = judge_for(submission)
     order = hardest_first([judge.input_size(index) for index in range(judge.num_tests)])
     return Progress(submission, judge, order, "fake", 0.0, max_spent_s)
 
 
-async def test_a_test_is_taken_by_one_worker_recorded_once_and_handed_out_again_when_given_back() -> None:
+async def test_a_test_is_taken_by_one_worker_recorded_once_and_available_again_when_given_back() -> None:
     progress = progress_of(Submission(StdinTests((StdinCase("a", "x"), StdinCase("bb", "x"))), "code"))
     assert (progress.take(), progress.num_left, progress.take(), progress.take()) == (1, 1, 0, None)
     progress.give_back(1)
@@ -71,7 +71,7 @@ class Case:
     max_spent_s: float
 
     def submission(self) -> Submission:
-        """Every program answers `yes`."""
+        """The submission. Its program answers `yes` to every test."""
         answers = ["yes" if passed else "no" for passed in self.passes]
         cases = tuple(StdinCase("i" * length, answer) for length, answer in zip(self.lengths, answers, strict=True))
         return Submission(StdinTests(cases), "code", stop_on_first_failure=self.stops)
@@ -92,24 +92,24 @@ def some_case(draw: st.DrawFn) -> Case:
 
 def one_after_the_other(case: Case) -> tuple[VerdictKind, list[int], int | None]:
     """The reference: (verdict, tests in order, first failure) of a sequential run."""
-    told: list[int] = []
+    reported: list[int] = []
     failures: list[int] = []
     for index in hardest_first(case.lengths):
-        if sum(case.seconds[one] for one in told) > case.max_spent_s:
-            return VerdictKind.TIME_LIMIT_EXCEEDED, told, min(failures, default=None)
-        told.append(index)
+        if sum(case.seconds[one] for one in reported) > case.max_spent_s:
+            return VerdictKind.TIME_LIMIT_EXCEEDED, reported, min(failures, default=None)
+        reported.append(index)
         if not case.passes[index]:
             failures.append(index)
             if case.stops:
                 break
-    return (VerdictKind.WRONG_ANSWER if failures else VerdictKind.ACCEPTED), told, min(failures, default=None)
+    return (VerdictKind.WRONG_ANSWER if failures else VerdictKind.ACCEPTED), reported, min(failures, default=None)
 
 
 async def run_by_many(case: Case, num_hands: int, chance: random.Random) -> tuple[Verdict, list[TestOutcome]]:
-    """Run with up to `num_hands` tests taken at once. Chance decides which ends next and which is given back."""
+    """Run with up to `num_hands` tests taken at once. `chance` decides which ends next and which is given back."""
     progress = progress_of(case.submission(), case.max_spent_s)
     hands: list[int] = []
-    told: list[TestOutcome] = []
+    reported: list[TestOutcome] = []
     num_given_back = 0
     while not progress.is_known:
         while len(hands) < num_hands and chance.random() < 0.7 and (index := progress.take()) is not None:
@@ -125,10 +125,10 @@ async def run_by_many(case: Case, num_hands: int, chance: random.Random) -> tupl
         mattered = progress.counts(index)
         certain = await progress.record(index, replace(ended(b"yes"), wall_time_s=float(case.seconds[index])))
         assert mattered or not certain
-        told.extend(certain)
+        reported.extend(certain)
     assert not any(map(progress.counts, hands))
     assert (progress.take(), progress.num_left) == (None, 0)
-    return progress.verdict(), told
+    return progress.verdict(), reported
 
 
 @settings(max_examples=200)
@@ -137,9 +137,9 @@ def test_the_verdict_does_not_depend_on_the_order_in_which_tests_end(
     case: Case, num_hands: int, chance: random.Random
 ) -> None:
     """The invariant of progress.py."""
-    verdict, told = asyncio.run(run_by_many(case, num_hands, chance))
+    verdict, reported = asyncio.run(run_by_many(case, num_hands, chance))
     kind, indices, failure = one_after_the_other(case)
-    assert [one.index for one in told] == indices
+    assert [one.index for one in reported] == indices
     assert [one.index for one in verdict.tests] == sorted(indices)
     assert (verdict.kind, verdict.graded, verdict.total) == (kind, len(indices), len(case.passes))
     assert verdict.passed == sum(case.passes[index] for index in indices)

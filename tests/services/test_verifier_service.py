@@ -1,4 +1,4 @@
-"""The service over sockets: REST and gRPC give the same verdicts, a full queue and a drain say so."""
+"""The service over sockets: REST and gRPC give the same verdicts, and a full queue and a drain are reported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NO_RUNNERS: Mapping[str, int] = MappingProxyType({})
 
 
 class WordSandbox:
-    """Programs of one word: `cat` prints its input, `hang` waits to be let go, `break` breaks the sandbox."""
+    """Programs of one word: `cat` prints its input, `hang` waits for an event, `break` breaks the sandbox."""
 
     name = "words"
     isolation: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class WordSandbox:
             self.open -= 1
 
     def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
-        """None here has a partner."""
+        """Not used by these tests."""
         raise NotImplementedError
 
 
@@ -94,7 +94,7 @@ class _WordSession:
 
 @dataclass
 class Running:
-    """A service in this loop."""
+    """A service in this event loop."""
 
     sandbox: WordSandbox
     grader: Grader
@@ -106,7 +106,7 @@ class Running:
 
 @pytest.fixture
 async def service() -> AsyncIterator[Running]:
-    """REST and gRPC on free ports over one grader with two slots and a queue of two."""
+    """REST and gRPC on free ports, with one grader of two slots and a queue of two."""
     registry = CollectorRegistry()
     sandbox = WordSandbox()
     grader = Grader(sandbox, VerifierMetrics(registry), GradingPolicy(max_queue=2))

@@ -1,4 +1,4 @@
-"""Tests that clients store: named by digest in every call, of their own client only, bounded in bytes and in time."""
+"""Tests that clients store: named by digest in every API, usable only by their client, bounded in bytes and time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIZE = len(canonical_json(TESTS))
 
 
 class Clock:
-    """Time that a test moves."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         import time
@@ -69,7 +69,7 @@ async def new_grader(client_tests: ClientTests) -> StoredTestsGrader:
     return StoredTestsGrader(Grader(sandbox, VerifierMetrics(CollectorRegistry())), client_tests)
 
 
-async def test_a_client_grades_by_digest_and_another_client_s_digest_does_not_exist(
+async def test_a_client_grades_by_digest_and_cannot_use_digests_of_other_clients(
     tmp_path: Path, cache: TestsCache
 ) -> None:
     """The invariant of client_tests.py."""
@@ -86,13 +86,13 @@ async def test_a_client_grades_by_digest_and_another_client_s_digest_does_not_ex
     assert (await grader.grade(submission)).kind is VerdictKind.ACCEPTED
 
 
-async def test_another_replica_knows_what_was_stored(tmp_path: Path, cache: TestsCache) -> None:
+async def test_another_replica_can_use_stored_tests(tmp_path: Path, cache: TestsCache) -> None:
     digest = (await stored_in(tmp_path, cache).put("one", TESTS)).digest
     async with stored_in(tmp_path, cache).opened("one", digest) as tests:
         assert tests.cases[1] == TESTS.cases[1]
 
 
-async def test_a_client_has_its_bytes_and_the_same_again_costs_nothing(tmp_path: Path, cache: TestsCache) -> None:
+async def test_a_clients_bytes_are_bounded_and_equal_tests_count_once(tmp_path: Path, cache: TestsCache) -> None:
     client_tests = stored_in(tmp_path, cache, max_bytes=2 * SIZE)
     for _ in range(3):
         await client_tests.put("one", TESTS)
@@ -103,7 +103,7 @@ async def test_a_client_has_its_bytes_and_the_same_again_costs_nothing(tmp_path:
     await client_tests.put("two", StdinTests((StdinCase("1", "2"),)))
 
 
-async def test_all_clients_together_have_their_bytes(tmp_path: Path, cache: TestsCache) -> None:
+async def test_the_bytes_of_all_clients_are_bounded(tmp_path: Path, cache: TestsCache) -> None:
     file_bytes = (await stored_in(tmp_path, cache).put("one", TESTS)).file_bytes
     client_tests = stored_in(tmp_path, cache, store_bytes=file_bytes + 1)
     await client_tests.put("two", TESTS)  # the same file
@@ -126,7 +126,7 @@ async def test_tests_expire_after_their_last_use_and_are_then_deleted(tmp_path: 
     assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
 
 
-async def test_a_sweep_keeps_what_somebody_has(tmp_path: Path, cache: TestsCache) -> None:
+async def test_a_sweep_keeps_the_tests_of_a_client(tmp_path: Path, cache: TestsCache) -> None:
     client_tests = stored_in(tmp_path, cache)
     digest = (await client_tests.put("one", TESTS)).digest
     client_tests.sweep()
@@ -163,13 +163,13 @@ def test_put_then_grade_stream_and_batch_over_rest(http: TestClient) -> None:
         (b'{"type": "stdin", "cases": [{"input": "' + b"x" * 1500 + b'", "output": ""}]}', 507, "tests"),
     ],
 )
-def test_a_refusal_says_why(http: TestClient, body: bytes, status: int, field: str) -> None:
+def test_a_refusal_has_a_reason(http: TestClient, body: bytes, status: int, field: str) -> None:
     answer = http.put("/v1/tests", content=body)
     assert (answer.status_code, answer.json()["field"]) == (status, field), answer.text
 
 
 async def test_the_client_stores_tests_and_grades_by_their_digest(tmp_path: Path, cache: TestsCache) -> None:
-    """Both clients of the package against a service on a port."""
+    """Uses both clients of the package with a service on a port."""
     client_tests = stored_in(tmp_path, cache, max_bytes=SIZE)
     grader = await new_grader(client_tests)
     app = make_app(grader, CollectorRegistry(), DrainState(), 2000, client_tests=client_tests)

@@ -139,7 +139,7 @@ async def test_idle_slots_take_tests_of_a_submission_once_its_first_has_ended() 
     verdict = await task
     assert (verdict.kind, verdict.graded) == (VerdictKind.ACCEPTED, 9)
     assert rig.work.outcomes == list(range(9)), "reported in order"
-    assert sorted(rig.work.runs) == list(range(9)), "each is run once"
+    assert sorted(rig.work.runs) == list(range(9)), "each must run once"
     assert rig.nothing_is_left
 
 
@@ -210,7 +210,7 @@ async def test_a_failed_worker_loses_only_its_current_test() -> None:
 
 
 @pytest.mark.parametrize("trouble", [SandboxError("none to be had"), CompileFailed("it did before"), TimeoutError()])
-async def test_grading_goes_on_when_an_extra_worker_cannot_open_its_sandbox(trouble: Exception) -> None:
+async def test_grading_continues_when_an_extra_worker_cannot_open_its_sandbox(trouble: Exception) -> None:
     rig = Rig([True] * 4, num_slots=2)
     rig.work.open_trouble = trouble
     task = asyncio.create_task(rig.grade())

@@ -1,4 +1,4 @@
-"""TLS and mTLS of both APIs from files, and the plain health port beside them."""
+"""TLS and mTLS of both APIs with certificates from files, and the plain health port."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Running:
 
 
 async def start(section: TlsSection, stack: AsyncExitStack) -> Running:
-    """Both APIs and the health port over an echoing sandbox."""
+    """Start both APIs and the health port with a sandbox that echoes."""
     sandbox = FakeSandbox()
     await sandbox.start()
     registry = CollectorRegistry()

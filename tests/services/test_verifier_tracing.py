@@ -1,4 +1,4 @@
-"""Traces of `nouscoder serve verifier` as a real OTLP receiver gets them, and no SDK while tracing is off."""
+"""Traces of `nouscoder serve verifier` in a real OTLP receiver, and no SDK while tracing is off."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_spans_of_both_apis_form_one_trace_each_and_hold_no_code(service: Servic
             assert span.attributes["wall_time_s"] > 0
             assert set(span.attributes) == {"index", "outcome", "wall_time_s", "cpu_time_s", "memory_bytes"}
 
-    # Without a traceparent a request is a trace of its own; an answer from the cache has no grade span.
+    # Without a traceparent a request starts a new trace; an answer from the cache has no grade span.
     assert cached.parent_id == broken.parent_id == ""
     assert len({first.trace_id, cached.trace_id, broken.trace_id}) == 3
     assert [span for span in receiver.spans if span.trace_id == cached.trace_id] == [cached]

@@ -1,4 +1,4 @@
-"""The grading worker: every lease leaves exactly once, lost work is dropped, our failures stay ours."""
+"""The grading worker: every lease ends once, lost work is cancelled, infrastructure failures are internal_error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KNOWN, UNKNOWN = ("sha256:" + digit * 64 for digit in "01")
 
 
 def wrong(_: bytes) -> RunResult:
-    """A program that prints the wrong thing."""
+    """A program with wrong output."""
     return ended(b"b")
 
 
@@ -43,14 +43,14 @@ def broken(_: bytes) -> RunResult:
 
 
 async def new_grader(num_slots: int = 2) -> Grader:
-    """A grader over the fake sandbox: programs `wrong` and `broken` behave so, others echo."""
+    """A grader with the fake sandbox. The programs `wrong` and `broken` fail, others echo."""
     sandbox = FakeSandbox({"wrong": wrong, "broken": broken}, num_slots=num_slots)
     await sandbox.start()
     return Grader(sandbox, VerifierMetrics(CollectorRegistry()))
 
 
 class ListBroker:
-    """A broker in memory that is also the keeper of leases."""
+    """A broker in memory that also keeps the leases."""
 
     def __init__(self, texts: Iterable[str], digest: str = KNOWN) -> None:
         self.waiting = [
@@ -82,7 +82,7 @@ class ListBroker:
 
     async def submit_verdicts(self, verdicts: Iterable[tuple[str, str, Verdict]]) -> frozenset[str]:
         for lease_id, rollout_id, verdict in verdicts:
-            assert lease_id in self.kept, "a lease is kept until its verdict is handed in"
+            assert lease_id in self.kept, "a lease must be kept until its verdict is submitted"
             self.verdicts.setdefault(rollout_id, []).append(verdict)
         return frozenset()
 
@@ -100,7 +100,7 @@ class ListBroker:
 
 @asynccontextmanager
 async def working(broker: ListBroker, grader: Grader) -> AsyncIterator[GradingWorker]:
-    """A worker at work in the background."""
+    """A worker that runs in the background."""
     worker = GradingWorker(broker, broker, grader, broker.opened)
     task = asyncio.ensure_future(worker.run())
     try:
@@ -117,7 +117,7 @@ async def settled(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_every_lease_is_answered_once_and_no_more_are_taken_than_the_worker_has_room_for() -> None:
+async def test_every_lease_gets_one_verdict_and_at_most_capacity_leases_are_held() -> None:
     broker = ListBroker(["cat" if n % 3 else "wrong" for n in range(50)])
     async with working(broker, await new_grader()) as worker:
         await settled(lambda: len(broker.verdicts) == 50 and not broker.kept)
@@ -125,10 +125,10 @@ async def test_every_lease_is_answered_once_and_no_more_are_taken_than_the_worke
     for number in range(50):
         (verdict,) = broker.verdicts[f"r{number}"]
         assert verdict.kind is (VerdictKind.ACCEPTED if number % 3 else VerdictKind.WRONG_ANSWER)
-        assert verdict.first_failure is None, "hidden tests stay out of the run's records"
+        assert verdict.first_failure is None, "hidden tests must not be in the run's records"
 
 
-async def test_our_failures_are_handed_in_as_internal_error_and_as_nothing_else() -> None:
+async def test_infrastructure_failures_are_submitted_only_as_internal_error() -> None:
     broker = ListBroker(["broken"])
     async with working(broker, await new_grader()):
         await settled(lambda: len(broker.verdicts) == 1)
@@ -140,7 +140,7 @@ async def test_our_failures_are_handed_in_as_internal_error_and_as_nothing_else(
     assert "no such tests" in unknown.verdicts["r0"][0].detail
 
 
-async def test_the_work_on_a_lost_lease_is_dropped() -> None:
+async def test_the_work_on_a_lost_lease_is_cancelled() -> None:
     broker = ListBroker(["cat", "cat"])
     broker.tests_known.clear()
     async with working(broker, await new_grader(1)):
@@ -152,14 +152,14 @@ async def test_the_work_on_a_lost_lease_is_dropped() -> None:
     assert list(broker.verdicts) == ["r1"]
 
 
-async def test_a_broker_that_was_away_is_worked_for_again() -> None:
+async def test_the_worker_continues_after_the_broker_was_unreachable() -> None:
     broker = ListBroker(["cat"])
     broker.troubles = [PeerUnreachable("away"), PeerUnreachable("away")]
     async with working(broker, await new_grader()):
         await settled(lambda: len(broker.verdicts) == 1)
 
 
-async def test_stopping_lets_every_lease_go() -> None:
+async def test_stopping_drops_every_lease() -> None:
     broker = ListBroker(["cat"] * 4)
     broker.tests_known.clear()
     async with working(broker, await new_grader()):
