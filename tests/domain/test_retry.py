@@ -1,4 +1,4 @@
-"""Every retry has a bound, stops at it, repeats only what its policy names, and is logged when it lasts."""
+"""Every retry has a bound, stops at it, repeats only after the errors that its policy names, and is logged."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from nouscoder.retry import Retry
 
 
 class Away(Exception):
-    """Stands for a peer that is away."""
+    """Represents an unreachable peer."""
 
 
 class Broken(Exception):
-    """Stands for an error that no retry helps against."""
+    """Represents a permanent error."""
 
 
 class Work:
-    """Raises the errors of a script, one a try, then answers the number of tries."""
+    """Raises the scripted errors, one per try, then returns the number of tries."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
@@ -36,21 +36,21 @@ async def test_work_is_repeated_until_it_answers() -> None:
     assert await Retry("work", (Away,), max_tries=5, wait_s=0.001).call(Work(Away(), Away())) == 3
 
 
-async def test_the_last_error_is_raised_after_so_many_tries() -> None:
+async def test_the_last_error_is_raised_after_the_maximum_of_tries() -> None:
     work = Work(*(Away(str(number)) for number in range(9)))
     with pytest.raises(Away, match="2"):
         await Retry("work", (Away,), max_tries=3, wait_s=0.001).call(work)
     assert work.num_tries == 3
 
 
-async def test_no_patience_is_one_try() -> None:
+async def test_a_time_limit_of_0_allows_one_try() -> None:
     work = Work(Away())
     with pytest.raises(Away):
         await Retry("work", (Away,), for_s=0.0).call(work)
     assert work.num_tries == 1
 
 
-async def test_the_time_is_a_bound() -> None:
+async def test_the_time_limit_is_enforced() -> None:
     work = Work(*(Away() for _ in range(10_000)))
     async with asyncio.timeout(30):
         with pytest.raises(Away):
@@ -72,7 +72,7 @@ def test_a_policy_without_a_bound_is_refused() -> None:
         Retry("work", (Away,))
 
 
-async def test_a_trouble_is_logged_once_when_it_lasts_and_once_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_lasting_failure_is_logged_at_its_beginning_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     policy = Retry("asking", (Away,), max_tries=9, wait_s=0.001, log_after_s=0.0)
     await policy.call(Work(Away("gone"), Away("gone"), Away("gone")))
@@ -81,7 +81,7 @@ async def test_a_trouble_is_logged_once_when_it_lasts_and_once_when_it_ends(capl
     assert (first["what"], first["max_tries"], first["reason"]) == ("asking", 9, "gone")
 
 
-async def test_each_error_is_handed_on_before_the_next_try() -> None:
+async def test_each_error_is_reported_before_the_next_try() -> None:
     heard: list[str] = []
     with pytest.raises(Away, match="3"):
         await Retry("asking", (Away,), max_tries=3, wait_s=0.001).call(
@@ -90,7 +90,7 @@ async def test_each_error_is_handed_on_before_the_next_try() -> None:
     assert heard == ["1", "2"]
 
 
-async def test_a_short_trouble_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_short_failure_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     await Retry("asking", (Away,), max_tries=9, wait_s=0.001).call(Work(Away()))
     assert caplog.records == []

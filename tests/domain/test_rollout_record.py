@@ -1,4 +1,4 @@
-"""A rollout record gives back the rollout it was made of, or raises one error: never a wrong rollout."""
+"""A rollout record decodes to its rollout or raises RecordError, never to a wrong rollout."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def rollouts(draw: st.DrawFn) -> Rollout:
 
 
 @given(rollouts())
-def test_a_record_gives_back_its_rollout_and_its_header(rollout: Rollout) -> None:
+def test_a_record_decodes_to_its_rollout_and_its_header(rollout: Rollout) -> None:
     header, record = encode_rollout(rollout)
     assert decode_rollout(record) == rollout
     assert (header.record_bytes, header.num_tokens) == (len(record), len(rollout.token_ids))
@@ -75,7 +75,7 @@ def test_a_flipped_bit_raises(rollout: Rollout, data: st.DataObject) -> None:
 
 
 @given(rollouts(), st.data())
-def test_a_record_that_is_cut_off_or_followed_by_more_raises(rollout: Rollout, data: st.DataObject) -> None:
+def test_a_record_with_missing_or_extra_bytes_raises(rollout: Rollout, data: st.DataObject) -> None:
     header, record = encode_rollout(rollout)
     cut = data.draw(st.integers(0, len(record) - 1))
     for wrong in (record[:cut], record + bytes(cut + 1)):
@@ -87,7 +87,7 @@ def test_a_record_that_is_cut_off_or_followed_by_more_raises(rollout: Rollout, d
 
 
 @given(st.binary(max_size=300), st.booleans())
-def test_any_bytes_raise_the_one_error(junk: bytes, with_magic: bool) -> None:
+def test_other_bytes_raise_record_error(junk: bytes, with_magic: bool) -> None:
     with pytest.raises(RecordError):
         decode_rollout(b"NCRR\x01\x00" + junk if with_magic else junk)
 

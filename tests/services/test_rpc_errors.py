@@ -1,4 +1,4 @@
-"""Errors cross gRPC once: a handler's error becomes a status code, and the client makes an error in words of it."""
+"""Errors over gRPC: a handler's error becomes a status code, and the client raises an error with its message."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ NAME = "test.Service"
 
 
 class Full(Exception):
-    """Stands for a queue that is full."""
+    """Represents a full queue."""
 
     retry_after_s = 7
 
 
 class Missing(Full):
-    """A subclass with a code of its own."""
+    """A subclass with its own code."""
 
 
 class Defect(Exception):
-    """Not in the table."""
+    """An error that is not in the table."""
 
 
 ERRORS: dict[str, Exception] = {
@@ -100,7 +100,7 @@ async def client() -> AsyncIterator[Client]:
         ("defect", PeerError, "thing at .*: UNKNOWN: "),
     ],
 )
-async def test_an_error_of_a_handler_arrives_as_an_error_of_its_peer(
+async def test_an_error_of_a_handler_is_a_peer_error_of_the_client(
     client: Client, kind: str, error: str, expected: type[PeerError], sentence: str
 ) -> None:
     with pytest.raises(expected, match=sentence) as caught:
@@ -108,7 +108,7 @@ async def test_an_error_of_a_handler_arrives_as_an_error_of_its_peer(
     assert type(caught.value) is expected
 
 
-async def test_when_to_try_again_is_said_in_a_trailer(client: Client) -> None:
+async def test_the_time_of_the_next_try_is_in_a_trailer(client: Client) -> None:
     with pytest.raises(PeerBusy) as caught:
         await client.unary("full")
     cause = caught.value.__cause__
@@ -116,14 +116,14 @@ async def test_when_to_try_again_is_said_in_a_trailer(client: Client) -> None:
     assert dict(cause.trailing_metadata()) == {"retry-after": "7"}
 
 
-async def test_a_service_that_is_away_is_named() -> None:
+async def test_an_unreachable_service_is_named() -> None:
     async with Client("thing", "127.0.0.1:1", patience_s=0.2) as client:
         with pytest.raises(PeerUnreachable, match=r"thing at 127\.0\.0\.1:1 has not answered for 0 s"):
             await client.unary("full")
 
 
 @pytest.mark.parametrize("code", list(grpc.StatusCode))
-def test_every_status_code_is_an_error_of_the_tree(code: grpc.StatusCode) -> None:
+def test_every_status_code_has_an_error_class(code: grpc.StatusCode) -> None:
     metadata = grpc.aio.Metadata()
     error = grpc.aio.AioRpcError(code, metadata, metadata, details="why")
     assert isinstance(peer_error("thing", error), PeerError)

@@ -1,4 +1,4 @@
-"""Tests kept by content: the file, the store and the cache."""
+"""Tests stored by content: the file, the store and the cache."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def written(tests: Tests, path: Path) -> str:
 
 
 @pytest.mark.parametrize("tests", EVERY_TYPE, ids=lambda tests: tests.type)
-def test_each_case_comes_back_alone_and_the_frames_are_the_canonical_text(tests: Tests, tmp_path: Path) -> None:
+def test_each_case_is_read_alone_and_the_frames_are_the_canonical_text(tests: Tests, tmp_path: Path) -> None:
     path = tmp_path / "tests"
     digest = written(tests, path)
     text = zstandard.ZstdDecompressor().stream_reader(path.read_bytes(), read_across_frames=True).read()
@@ -89,7 +89,7 @@ def test_a_case_is_read_without_decompressing_the_others(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("at", [10, 1000, -200, -30, -12, -6, -1])
-def test_a_changed_byte_is_found(at: int, tmp_path: Path) -> None:
+def test_a_changed_byte_is_detected(at: int, tmp_path: Path) -> None:
     path = tmp_path / "tests"
     digest = written(LARGE, path)
     data = bytearray(path.read_bytes())
@@ -100,7 +100,7 @@ def test_a_changed_byte_is_found(at: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 3, 100])
-def test_a_torn_file_is_found(size: int, tmp_path: Path) -> None:
+def test_an_incomplete_file_is_detected(size: int, tmp_path: Path) -> None:
     path = tmp_path / "tests"
     written(LARGE, path)
     path.write_bytes(path.read_bytes()[:size])
@@ -108,7 +108,7 @@ def test_a_torn_file_is_found(size: int, tmp_path: Path) -> None:
         CaseFile(path)
 
 
-def test_the_store_keeps_one_file_a_content(tmp_path: Path) -> None:
+def test_the_store_keeps_one_file_per_content(tmp_path: Path) -> None:
     store = TestStore(FolderBlobs(tmp_path))
     kept = store.put(LARGE)
     assert store.put(LARGE) == kept
@@ -122,7 +122,7 @@ def test_the_store_keeps_one_file_a_content(tmp_path: Path) -> None:
 
 
 class Source:
-    """Files of tests, which can be held back; counts fetches."""
+    """A source of test files that can be blocked. It counts the fetches."""
 
     def __init__(self, *all_tests: Tests) -> None:
         self.files: dict[str, bytes] = {}
@@ -143,7 +143,7 @@ class Source:
 
 
 def some(number: int, size: int = 20_000) -> StdinTests:
-    """Tests that do not compress, of about `size` bytes."""
+    """Incompressible tests of about `size` bytes."""
     noise = "".join(hashlib.sha256(f"{number}/{at}".encode()).hexdigest() for at in range(size // 32))
     return StdinTests((StdinCase(noise, str(number)),))
 
@@ -170,7 +170,7 @@ async def test_equal_misses_are_merged_and_a_hit_fetches_nothing(cache: TestsCac
     source.gate.clear()
     waiting = [asyncio.ensure_future(first_case(cache, digest, source)) for _ in range(10)]
     await asyncio.sleep(0)
-    waiting[0].cancel()  # who began the fetch leaves; the others still get the tests
+    waiting[0].cancel()  # the caller that began the fetch is cancelled; the others still get the tests
     await asyncio.sleep(0)
     source.gate.set()
     assert await asyncio.gather(*waiting[1:]) == [tests.cases[0]] * 9
@@ -178,7 +178,7 @@ async def test_equal_misses_are_merged_and_a_hit_fetches_nothing(cache: TestsCac
     assert source.fetched == [digest]
 
 
-async def test_the_bytes_on_disk_stay_within_the_bound_and_the_least_recently_used_go(
+async def test_the_bytes_on_disk_are_bounded_and_the_least_recently_used_tests_are_evicted(
     cache: TestsCache, tmp_path: Path
 ) -> None:
     source = Source(*(some(number) for number in range(12)))
@@ -188,12 +188,12 @@ async def test_the_bytes_on_disk_stay_within_the_bound_and_the_least_recently_us
         await first_case(cache, digest, source)
         assert on_disk(tmp_path) <= 100_000
         assert cache.num_bytes == on_disk(tmp_path)
-    assert source.fetched.count(digests[0]) == 1, "what is used is not the one to go"
+    assert source.fetched.count(digests[0]) == 1, "used tests must not be evicted"
     await first_case(cache, digests[1], source)
     assert source.fetched.count(digests[1]) == 2
 
 
-async def test_tests_stay_readable_while_they_are_open_whatever_is_evicted(cache: TestsCache) -> None:
+async def test_open_tests_stay_readable_after_an_eviction(cache: TestsCache) -> None:
     source = Source(*(some(number) for number in range(12)))
     digests = list(source.files)
     async with cache.opened(digests[0], source) as tests:
@@ -202,14 +202,14 @@ async def test_tests_stay_readable_while_they_are_open_whatever_is_evicted(cache
         assert tests.cases[0] == some(0).cases[0]
 
 
-async def test_tests_larger_than_the_cache_are_refused_and_leave_nothing(cache: TestsCache, tmp_path: Path) -> None:
+async def test_tests_larger_than_the_cache_are_refused_and_leave_no_file(cache: TestsCache, tmp_path: Path) -> None:
     source = Source(some(1, 200_000))
     with pytest.raises(TestsTooLarge, match="do not fit in a cache of 100000 bytes"):
         await first_case(cache, next(iter(source.files)), source)
     assert (on_disk(tmp_path), cache.num_bytes) == (0, 0)
 
 
-async def test_a_source_that_sends_something_else_is_found_out(cache: TestsCache, tmp_path: Path) -> None:
+async def test_wrong_bytes_of_a_source_are_detected(cache: TestsCache, tmp_path: Path) -> None:
     source = Source(some(1), some(2))
     one, other = source.files
     source.files[one] = source.files[other]
@@ -218,7 +218,7 @@ async def test_a_source_that_sends_something_else_is_found_out(cache: TestsCache
     assert on_disk(tmp_path) == 0
 
 
-async def test_a_killed_process_leaves_whole_files_and_a_file_that_went_bad_is_fetched_again(tmp_path: Path) -> None:
+async def test_a_killed_process_leaves_complete_files_and_a_damaged_file_is_fetched_again(tmp_path: Path) -> None:
     source = Source(some(1), some(2))
     one, other = source.files
     cache = TestsCache(tmp_path / "cache", 100_000)

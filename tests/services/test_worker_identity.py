@@ -1,4 +1,4 @@
-"""Live workers never share a name, and a restarted worker has the name that it had: see rpc/worker_identity.py."""
+"""Running workers never share a name, and a restarted worker has its former name: see rpc/worker_identity.py."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def worker_process(run: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         process.kill()
 
 
-async def test_two_workers_on_one_host_keep_their_leases_and_a_restarted_one_gets_back_its_own(
+async def test_two_workers_on_one_host_keep_their_leases_and_a_restarted_one_frees_its_own(
     broker_rig: Any,
 ) -> None:
     config = broker_rig.config("broker.grpc=127.0.0.1:0")
@@ -61,11 +61,13 @@ async def test_two_workers_on_one_host_keep_their_leases_and_a_restarted_one_get
             assert await second.heartbeat(others) == frozenset()
         restarted = await connect(stack.enter_context(held_worker_id("generation", run)))
         again = (await restarted.lease_tasks(4)).tasks
-        assert [item.lease.delivery for item in again] == [2] * 4, "what the second worker held is free at once"
+        assert [item.lease.delivery for item in again] == [2] * 4, (
+            "the leases of the second worker must be free at once"
+        )
         assert await first.heartbeat(leases) == frozenset()
 
 
-def test_processes_get_slots_of_their_own_and_a_killed_one_leaves_its_name_to_the_next() -> None:
+def test_processes_get_separate_slots_and_the_next_one_gets_the_name_of_a_killed_one() -> None:
     with worker_process("run") as (first, _), worker_process("run") as (second, process):
         assert worker_name(first) != worker_name(second)
         process.kill()
@@ -75,9 +77,9 @@ def test_processes_get_slots_of_their_own_and_a_killed_one_leaves_its_name_to_th
             assert third != second
 
 
-def test_runs_and_services_do_not_take_each_others_slots() -> None:
+def test_runs_and_services_have_separate_slots() -> None:
     with held_worker_id("generation", "a" * 100) as one, held_worker_id("generation", "b" * 100) as two:
-        assert worker_name(one) == worker_name(two), "names are compared within a run"
+        assert worker_name(one) == worker_name(two), "names must be unique only within a run"
         with held_worker_id("verifier", "a" * 100) as three:
             assert worker_name(three).rpartition("-")[2] == "0"
 
@@ -90,7 +92,7 @@ def test_another_network_namespace_gives_another_name(monkeypatch: pytest.Monkey
         assert worker_name(here) != worker_name(there)
 
 
-def test_a_name_is_never_shared_where_the_kernel_does_not_tell_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_unique_when_the_kernel_does_not_identify_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_identity, "_BOOT_ID", Path("/no/such/file"))
     with held_worker_id("generation", "r") as one:
         pass
@@ -98,14 +100,14 @@ def test_a_name_is_never_shared_where_the_kernel_does_not_tell_the_place(monkeyp
         assert worker_name(one) != worker_name(two)
 
 
-def test_when_every_slot_is_held_the_worker_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worker_reports_that_every_slot_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_identity, "_MAX_SLOTS", 1)
     refused = pytest.raises(Unusable, match="1 generation workers of run r")
     with held_worker_id("generation", "r"), refused, held_worker_id("generation", "r"):
         pass
 
 
-def test_a_sole_worker_keeps_its_name_everywhere_and_an_observer_has_an_incarnation() -> None:
+def test_a_sole_worker_has_the_same_name_everywhere_and_an_observer_has_an_incarnation() -> None:
     first, second = sole_worker_id("learner"), sole_worker_id("learner")
     assert first != second
     assert worker_name(first) == worker_name(second) == "learner"

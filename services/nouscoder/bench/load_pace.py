@@ -18,7 +18,7 @@ class Pace:
         self.capacity_per_second = capacity_per_second
         self._plan = plan
         self._window_s = window_s
-        self._seen: deque[tuple[float, int]] = deque()  # (moment, verdicts up to then), about a window long
+        self._seen: deque[tuple[float, int]] = deque()  # (time, number of verdicts), for about one window
 
     def note(self, now_s: float, num_verdicts: int) -> None:
         """Record the number of all verdicts so far. Call it about once a second."""

@@ -140,7 +140,7 @@ def as_record(result: LoadResult) -> dict[str, Any]:
 def as_text(result: LoadResult) -> str:
     """The result as readable lines."""
     plan, first, last = result.plan, result.first_minute, result.last_minute
-    asked = sum(client.asked_per_second for client in result.clients)
+    sent = sum(client.asked_per_second for client in result.clients)
     answered = result.statuses.get(200, 0) / plan.num_seconds
     wrong = complaints(result)
     lines = [
@@ -149,7 +149,7 @@ def as_text(result: LoadResult) -> str:
         f"{plan.num_submissions} submissions, idle: "
         + ", ".join(f"{count} {verdict}" for verdict, count in sorted(result.verdicts.items())),
         f"capacity {result.capacity_per_second:.1f} submissions/s, idle {result.idle_per_second:.1f}/s;"
-        f" for {result.wall_s:.0f} s {asked:.1f}/s sent, {answered:.1f}/s answered",
+        f" for {result.wall_s:.0f} s {sent:.1f}/s sent, {answered:.1f}/s answered",
         *_client_lines(result.clients),
         f"shares within {result.unevenness:.1%}; statuses {result.statuses}; Retry-After in s {result.retry_after_s}",
         f"unanswered {result.num_unanswered}, failed {result.num_faults}, wrong {result.num_wrong},"
@@ -165,7 +165,7 @@ def as_text(result: LoadResult) -> str:
 
 
 def _client_lines(clients: Sequence[ClientFigures]) -> list[str]:
-    head = f"{'client':10}{'asked/s':>9}{'sent':>8}{'again':>8}{'verdicts':>10}{'refused':>9}{'given up':>10}"
+    head = f"{'client':10}{'sent/s':>9}{'sent':>8}{'resent':>8}{'verdicts':>10}{'refused':>9}{'abandoned':>10}"
     rows = [
         f"{c.name:10}{c.asked_per_second:9.1f}{c.num_sent:8}{c.num_sent_again:8}{c.num_verdicts:10}{c.num_refused:9}"
         f"{c.num_given_up:10}{c.share:8.1%}{c.p50_s:9.2f}{c.p99_s:9.2f}"

@@ -179,9 +179,9 @@ def _folder_of(source: Path, configured: str) -> Path:
     """The folder of the index: as configured, else next to the file, else (if read-only) in the temporary folder."""
     if configured:
         return Path(configured)
-    beside = source.with_name(f"{source.name}.index")
-    if os.access(beside if beside.exists() else source.parent, os.W_OK):
-        return beside
+    adjacent = source.with_name(f"{source.name}.index")
+    if os.access(adjacent if adjacent.exists() else source.parent, os.W_OK):
+        return adjacent
     name = hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"nouscoder-problems-{os.getuid()}-{name}"
 

@@ -146,4 +146,4 @@ def _opened(path: Path, mode: Literal["rb", "wb"], is_compressed: bool) -> Itera
         with zstandard.open(path, mode) as packed:
             yield io.BufferedReader(packed, 1024**2) if mode == "rb" else packed
     except zstandard.ZstdError as error:
-        raise OSError(f"it is no whole zstd file: {error}") from error
+        raise OSError(f"it is not a complete zstd file: {error}") from error

@@ -19,8 +19,8 @@ _PLACE = re.compile(r"\{([abc])\}")
 def excerpt(problem: DemoProblem, width: int, random: Random) -> tuple[str, str, bool]:
     """A cut of the prompt and one of the program, both around the same parameter.
 
-    Each end lies at most `width` characters from the parameter, at random. Returns (prompt cut, program cut, whether
-    the program cut reaches the program's end).
+    Each end is at a random distance of at most `width` characters from the parameter. Returns (prompt cut, program cut,
+    whether the program cut reaches the program's end).
     """
     family, prompt = FAMILY_BY_NAME[problem.family], prompt_of(problem)
     name, start, stop = random.choice(places(family.program, problem.parameters))

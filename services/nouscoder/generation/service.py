@@ -98,7 +98,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def Resume(  # noqa: N802
         self, request: generation_pb2.GenerationServiceResumeRequest, context: Context
     ) -> generation_pb2.GenerationServiceResumeResponse:
-        """Go on."""
+        """End a pause."""
         await self._engine.resume()
         return generation_pb2.GenerationServiceResumeResponse()
 

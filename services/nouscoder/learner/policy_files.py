@@ -69,7 +69,7 @@ class PolicyFiles:
                 if path is not None and self._sha256(path) == sha256:
                     return path.open("rb")
             except OSError:
-                continue  # pruned meanwhile
+                continue  # pruned in the meantime
         raise NoSuchPolicyFile(
             f"{name[:100]!r} of policy version {policy_version} with the SHA-256 {sha256[:64]!r} is not kept here"
         )

@@ -31,7 +31,7 @@ def connect() -> Any:
 
 
 @contextmanager
-def asked(what: str) -> Iterator[None]:
+def api_errors(what: str) -> Iterator[None]:
     """Map the client's errors: 401 and 403 to NotAllowed, others to ClusterError. `what` is such as `list nodes`."""
     try:
         yield
@@ -51,19 +51,19 @@ class KubernetesCluster:
 
     def version(self) -> str:
         """See Cluster."""
-        with asked("read the version"):
+        with api_errors("read the version"):
             answer: Any = client.VersionApi(self._api).get_code(_request_timeout=REQUEST_LIMIT_S)
         return str(answer.git_version)
 
     def runtime_classes(self) -> dict[str, str]:
         """See Cluster."""
-        with asked("list runtimeclasses"):
+        with api_errors("list runtimeclasses"):
             answer: Any = client.NodeV1Api(self._api).list_runtime_class(_request_timeout=REQUEST_LIMIT_S)
         return {item.metadata.name: item.handler for item in answer.items}
 
     def storage_classes(self) -> list[StorageClass]:
         """See Cluster."""
-        with asked("list storageclasses"):
+        with api_errors("list storageclasses"):
             answer: Any = client.StorageV1Api(self._api).list_storage_class(_request_timeout=REQUEST_LIMIT_S)
         modes = self._modes_in_use()
         return [
@@ -80,7 +80,7 @@ class KubernetesCluster:
         """Access modes by storage class; empty when the account may not list volumes."""
         modes: dict[str, set[str]] = {}
         try:
-            with asked("list persistentvolumes"):
+            with api_errors("list persistentvolumes"):
                 volumes: Any = client.CoreV1Api(self._api).list_persistent_volume(_request_timeout=REQUEST_LIMIT_S)
         except NotAllowed:
             return modes
@@ -90,13 +90,13 @@ class KubernetesCluster:
 
     def nodes(self) -> list[Node]:
         """See Cluster."""
-        with asked("list nodes"):
+        with api_errors("list nodes"):
             answer: Any = client.CoreV1Api(self._api).list_node(_request_timeout=REQUEST_LIMIT_S)
         return [_node(item) for item in answer.items]
 
     def requested(self) -> dict[str, Amount]:
         """See Cluster."""
-        with asked("list pods of all namespaces"):
+        with api_errors("list pods of all namespaces"):
             answer: Any = client.CoreV1Api(self._api).list_pod_for_all_namespaces(_request_timeout=REQUEST_LIMIT_S)
         sums: dict[str, Amount] = {}
         for pod in answer.items:
@@ -107,13 +107,13 @@ class KubernetesCluster:
     def has_crd(self, name: str) -> bool:
         """See Cluster."""
         group = name.partition(".")[2]
-        with asked("list API groups"):
+        with api_errors("list API groups"):
             # Every account may list API groups, but often not CustomResourceDefinitions.
             answer: Any = client.ApisApi(self._api).get_api_versions(_request_timeout=REQUEST_LIMIT_S)
         versions = [found.preferred_version.version for found in answer.groups if found.name == group]
         if not versions:
             return False
-        with asked(f"list resources of {group}"):
+        with api_errors(f"list resources of {group}"):
             resources: Any = client.CustomObjectsApi(self._api).get_api_resources(
                 group, versions[0], _request_timeout=REQUEST_LIMIT_S
             )

@@ -203,7 +203,7 @@ def judge_pod_security(tried: TrialResult) -> Finding:
     if tried.restricted_refuses is None:
         return Finding("PodSecurity", False, False, tried.restricted_problem, known=False)
     if tried.restricted_refuses:
-        detail = "on: a privileged pod is refused where the namespace asks for restricted"
+        detail = "on: a privileged pod is refused in a restricted namespace"
         return Finding("PodSecurity", True, False, detail)
     fix = "turn the admission plugin PodSecurity on: it is by default"
     return Finding(

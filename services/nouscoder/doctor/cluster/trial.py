@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
-from nouscoder.doctor.cluster.client import REQUEST_LIMIT_S, asked
+from nouscoder.doctor.cluster.client import REQUEST_LIMIT_S, api_errors
 from nouscoder.doctor.cluster.facts import ClusterError
 
 Answer = TypeVar("Answer")
@@ -90,7 +90,7 @@ class Trial:
             "pod-security.kubernetes.io/enforce": "restricted",
         }
         body = {"metadata": {"name": self.namespace, "labels": labels}}
-        with asked("create namespaces"):
+        with api_errors("create namespaces"):
             self._core.create_namespace(body, _request_timeout=REQUEST_LIMIT_S)
         return self
 
@@ -101,7 +101,7 @@ class Trial:
             raise ClusterError(f"{failure}; remove it: kubectl delete namespace {self.namespace}") from None
 
     def _remove(self) -> None:
-        with asked(f"remove the namespace {self.namespace}"):
+        with api_errors(f"remove the namespace {self.namespace}"):
             self._core.delete_collection_namespaced_pod(
                 self.namespace, grace_period_seconds=0, _request_timeout=REQUEST_LIMIT_S
             )
@@ -130,7 +130,7 @@ class Trial:
         self._start("knocker", _KNOCK.replace("ADDRESS", address))
         self._until("a first connection", self._knocked, self._patience_s)
         deny = {"metadata": {"name": "deny"}, "spec": {"podSelector": {}, "policyTypes": ["Ingress"]}}
-        with asked("create networkpolicies"):
+        with api_errors("create networkpolicies"):
             self._networking.create_namespaced_network_policy(self.namespace, deny, _request_timeout=REQUEST_LIMIT_S)
         exit_code = self._ended("knocker")
         if exit_code not in (0, 4):
@@ -142,7 +142,7 @@ class Trial:
         body = self._pod("privileged", "")
         body["spec"]["containers"][0]["securityContext"] = {"privileged": True}
         try:
-            with asked("create pods"):
+            with api_errors("create pods"):
                 self._create(body, dry_run="All")
         except _Refused:
             return True
@@ -156,7 +156,7 @@ class Trial:
         body = self._pod(name, script.replace("PORT", str(PORT)))
         body["spec"].update(more)
         try:
-            with asked("create pods"):
+            with api_errors("create pods"):
                 self._create(body)
         except _Refused as refused:
             raise ClusterError(f"the pod {name} was refused: {refused}") from None
@@ -205,13 +205,13 @@ class Trial:
         return {"metadata": {"name": name}, "spec": spec}
 
     def _read(self, name: str) -> Any:
-        with asked("read pods"):
+        with api_errors("read pods"):
             return self._core.read_namespaced_pod(name, self.namespace, _request_timeout=REQUEST_LIMIT_S)
 
     def _log(self, name: str) -> str:
         if self._code(name) is None and self._read(name).status.phase != "Running":
             return ""
-        with asked("read the logs of pods"):
+        with api_errors("read the logs of pods"):
             return str(self._core.read_namespaced_pod_log(name, self.namespace, _request_timeout=REQUEST_LIMIT_S))
 
     def _address(self, name: str) -> str | None:

@@ -100,7 +100,7 @@ class ApiKeys:
         found = None
         for key in self._keys:
             if hmac.compare_digest(key.digest, digest):
-                found = key  # the loop goes on, so that the time taken does not show which key matched
+                found = key  # the loop continues, so that the time taken does not show which key matched
         return found
 
     def reload(self) -> None:

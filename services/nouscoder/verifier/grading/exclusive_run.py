@@ -36,7 +36,7 @@ class ExclusiveRunLock:
     async def shared(self) -> AsyncIterator[None]:
         """Hold the machine together with other shared runs."""
         while not self._open.is_set():
-            await self._open.wait()  # bounded: the exclusive run has a time limit of its own
+            await self._open.wait()  # bounded: the exclusive run has its own time limit
         self._num_shared += 1
         self._idle.clear()
         try:

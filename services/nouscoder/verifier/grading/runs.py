@@ -65,7 +65,7 @@ def program_of(submission: Submission, code: str, judge: Judge) -> Program:
 
 
 def has_free_order(submission: Submission) -> bool:
-    """Whether each test has a process of its own, so that tests can run in any order."""
+    """Whether each test has its own process, so that tests can run in any order."""
     return submission.profile is Profile.PROCESS and not isinstance(submission.tests, MathTests)
 
 

@@ -1,13 +1,13 @@
-"""The test workers of one submission: each has a sandbox of its own and runs one test at a time.
+"""The test workers of one submission. Each has its own sandbox and runs one test at a time.
 
 A submission starts with one worker. A further worker is opened only while a slot is idle, no submission waits, and each
 worker has clearly more work left than the opening of a sandbox costs. A loaded service therefore gives every submission
 one worker.
 
-INVARIANT: every worker but one holds an extra slot and gives it back when it ends. A worker ends before its next test
-when a submission waits and another worker of its own submission goes on. A worker ends at once when the verdict no
-longer depends on its test. When a worker fails, its test is run again by another worker, no further workers are opened,
-and the failure is raised only if it was the last worker. When `run` ends, no worker, task or extra slot is left.
+INVARIANT: every worker except one holds an extra slot and gives it back when it ends. While another submission waits, a
+worker ends before its next test if another worker of its submission continues. A worker ends at once when the verdict
+no longer depends on its test. When a worker fails, another one runs its test again, no further workers are opened, and
+the failure is raised only if it was the last worker. When `run` ends, no worker, task or extra slot is left.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Work(Protocol):
         ...
 
     def worker_failed(self, error: Exception) -> None:
-        """A worker ended because of an infrastructure failure; other workers go on."""
+        """A worker ended because of an infrastructure failure; other workers continue."""
         ...
 
 

@@ -27,7 +27,7 @@ def _restart_with_stack() -> None:
 
 
 def _load() -> Any:
-    """Import this folder as a package of its own, independent of an installed project."""
+    """Import this folder as a separate package, independent of an installed project."""
     folder = os.path.dirname(os.path.abspath(__file__))
     spec = importlib.util.spec_from_file_location(
         _PACKAGE, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]

@@ -1,7 +1,7 @@
 """The isolation of candidates on the kernel below: the host's Linux, or gVisor's sentry.
 
 The zygote chooses one object by name, once. No other code depends on which one it is. Both give the same result: a
-candidate has another user than init, no capabilities, and fresh namespaces of its own. What init does differently is in
+candidate has another user than init, no capabilities, and its own fresh namespaces. The differences in init are in
 init/.
 """
 
@@ -84,8 +84,7 @@ class GvisorIsolation:
         """Remove mounts and devices that the sentry or the pod provides and candidates must not have, and the folder of
         the harness, which is already loaded. /dev/shm would outlive a test, so it becomes a link to the test's /tmp.
 
-        The slot has a mount namespace of its own, because other slots may run here before and after it. They share
-        /dev.
+        The slot has its own mount namespace, because other slots may run here before and after it. They share /dev.
         """
         kernel.unshare(kernel.CLONE_NEWNS)
         for place in (*_NOT_FOR_CANDIDATES, os.path.dirname(os.path.abspath(__file__)), self._init_folder):

@@ -5,7 +5,7 @@ the program on all tests (lcb_driver.py); the comparison happens here, in the ga
 codes: -2 is wrong_answer, -3 is time_limit_exceeded, -4 is runtime_error (also for code that does not compile), and -1
 (the process died) is runtime_error, or time_limit_exceeded if the whole run took more than (limit + 1) per test + 5 s.
 
-Differences from LiveCodeBench: a returned object with an `__eq__` of its own is always wrong; memory and output are
+Differences from LiveCodeBench: a returned object with its own `__eq__` is always wrong; memory and output are
 limited; the time limit is that of the submission instead of 6 s.
 """
 

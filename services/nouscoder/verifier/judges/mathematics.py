@@ -1,4 +1,4 @@
-"""Compares answers mathematically with the math-verify library, which runs in a process of its own.
+"""Compares answers mathematically with the math-verify library, which runs in a separate process.
 
 INVARIANT: at most one such process lives at a time. A process that is silent past its limit is killed.
 

@@ -39,7 +39,7 @@ def ruling_of_checker(check: RunResult) -> Ruling:
 
 
 def ruling_of_interactor(candidate: RunResult, interactor: RunResult) -> Ruling | None:
-    """The ruling on a conversation. None when the candidate's own result decides (a limit or an error of its own).
+    """The ruling on a conversation. None when the candidate's own result decides (a limit or an error).
 
     If both failed, the candidate's error counts, unless it is an error that follows from the end of its partner.
     """

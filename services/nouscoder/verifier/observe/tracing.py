@@ -37,7 +37,7 @@ _NS = 1_000_000_000
 Opened = TypeVar("Opened")
 
 # OpenTelemetry's own context is not used: it must be reset where it was set, but the generator of a stream may be
-# closed in another context. Each request has a task of its own, so a value that is set here needs no reset.
+# closed in another context. Each request has its own task, so a value that is set here needs no reset.
 _parent: ContextVar[Context | None] = ContextVar("parent", default=None)
 _accepted_ns: ContextVar[list[int] | None] = ContextVar("accepted", default=None)  # emptied by the first sandbox
 

@@ -17,7 +17,7 @@ from typing import Any
 
 try:
     from . import greeting
-except ImportError:  # in the image, where this folder is no package
+except ImportError:  # in the image, where this folder is not a package
     import greeting  # type: ignore[no-redef, import-not-found]
 
 _HOME = "/opt/nouscoder"
@@ -37,7 +37,7 @@ class Agent:
         self._greetings = threading.Semaphore(_MAX_GREETINGS)
 
     def serve(self, listener: socket.socket) -> None:
-        """Accept connections for ever."""
+        """Accept connections until the process is killed."""
         while True:
             connection, _ = listener.accept()
             if not self._greetings.acquire(blocking=False):
@@ -174,7 +174,7 @@ def _reap() -> None:
 
 
 def _other_processes() -> list[str]:
-    """The pids of the other processes of this container; none if it has no pid namespace of its own."""
+    """The pids of the other processes of this container; none if it has no separate pid namespace."""
     return [pid for pid in os.listdir("/proc") if pid.isdigit() and pid != "1"] if os.getpid() == 1 else []
 
 

@@ -85,7 +85,7 @@ async def connect(
 ) -> SocketLink:
     """A link to a fresh harness of the runner at `address`. A busy runner is retried for up to 10 s.
 
-    `request` is the rest of the handshake's request (greeting.py). Raises OSError when nobody answers, RunnerBusy, and
+    `request` is the rest of the handshake's request (greeting.py). Raises OSError without an answer, RunnerBusy, and
     RunnerRefused.
     """
     end = asyncio.get_running_loop().time() + _BUSY_LIMIT_S

@@ -123,7 +123,7 @@ class RunscLaunch:
         """Kill the sandbox and its gofer with `runsc delete --force`, then the waiting parent; remove the folder."""
         try:
             await self._delete()
-            # The parent now ends by itself. A signal at that moment could make asyncio lose its exit status.
+            # The parent now exits by itself. A signal at that time could make asyncio lose its exit status.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_END_LIMIT_S):
                     await process.wait()

@@ -1,4 +1,4 @@
-"""The libraries that candidates can import in addition to the standard library, each in a folder of its own.
+"""The libraries that candidates can import in addition to the standard library, each in its own folder.
 
 Candidates must not see this service's own packages. Each allowed library is therefore copied, once per version, to
 `<prefix>/share/nouscoder/candidate-libraries/NAME-VERSION`, and candidates see only these folders.
