@@ -1,4 +1,4 @@
-"""What every JSON record of ours is: closed and strict. A fault is named by its field."""
+"""The base of all JSON records. Unknown fields are refused, types are strict, and a fault is named by its field."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from nouscoder.domain.submission import TEST_TYPES
 
 
 class Body(BaseModel):
-    """Base of every record that comes in: unknown fields fail, "1" is not 1. Frozen, so that defaults are shared."""
+    """Base of every received record: unknown fields fail, "1" is not 1. Frozen, so that defaults can be shared."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
 def first_fault(error: ValidationError, prefix: str = "") -> tuple[str, str]:
-    """(field, what is wrong with it) of the first fault; `prefix` is the field that holds the whole record."""
+    """(field, message) of the first fault. `prefix` is the field that holds the whole record."""
     fault = error.errors(include_url=False, include_context=True)[0]
     kind, context = fault["type"], fault.get("ctx", {})
     field = _field_name((prefix, *fault["loc"]) if prefix else fault["loc"])
@@ -31,7 +31,7 @@ def first_fault(error: ValidationError, prefix: str = "") -> tuple[str, str]:
 
 
 def _field_name(loc: tuple[int | str, ...]) -> str:
-    """tests.cases[0].input from pydantic's path, which also holds the tag of a union."""
+    """A name such as tests.cases[0].input, from pydantic's path, which also has the tag of a union."""
     parts = [part for at, part in enumerate(loc) if not (at == 1 and loc[0] == "tests" and part in TEST_TYPES)]
     name = ""
     for part in parts:

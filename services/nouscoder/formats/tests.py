@@ -1,9 +1,9 @@
-"""The one JSON form of tests: in the grading API, in problem files and in the test store.
+"""The JSON form of tests, which the grading API, problem files and the test store share.
 
-The canonical form is what `canonical_parts` writes: the fields in the order of the records below, every default
-written out, no white space, UTF-8. `cases` comes last, so that a file of tests can be read case by case. The order of
-the keys inside a call's values is kept, because a program can see it. Not a number and infinity are written as Python's
-json module does. The SHA-256 of these bytes is the tests' digest.
+`canonical_parts` writes the canonical form: the fields in the order of the records below, with all defaults, without
+white space, in UTF-8. `cases` is last, so that a file of tests can be read case by case. The order of keys inside a
+call's values is kept, because a program can see it. NaN and infinity are written like in Python's json module. The
+SHA-256 of these bytes is the digest of the tests.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 class StdinCaseBody(Body):
     """One run of the whole program."""
 
-    input: str = Field(description="what the program reads on stdin")
-    output: str = Field(description="what it must print")
+    input: str = Field(description="the program's stdin")
+    output: str = Field(description="the expected output")
 
     def record(self) -> StdinCase:
         """The domain's record."""
@@ -61,7 +61,7 @@ class CallCaseBody(Body):
 
     args: list[JsonValue] = Field([], description="positional arguments")
     kwargs: dict[str, JsonValue] = Field({}, description="keyword arguments")
-    expected: JsonValue = Field(description="what the call must return")
+    expected: JsonValue = Field(description="the expected return value")
 
 
 class CallTestsBody(Body):
@@ -78,10 +78,10 @@ class CallTestsBody(Body):
 
 
 class AssertTestsBody(Body):
-    """Python statements that must end without an error; what they state is visible to the code."""
+    """Python statements that must end without an error. The code can read them."""
 
     type: Literal["assert"]
-    setup: str = Field("", description="python that is executed before the code")
+    setup: str = Field("", description="Python that runs before the code")
     cases: list[str] = Field(min_length=1, description='such as "assert f(1) == 2"')
 
     def record(self) -> AssertTests:
@@ -90,7 +90,7 @@ class AssertTestsBody(Body):
 
 
 class JudgeProgramBody(Body):
-    """A checker or an interactor; it says by testlib's exit codes what it found."""
+    """A checker or an interactor. Its exit code is one of testlib's."""
 
     language: str = "cpp"
     code: str = Field(min_length=1)
@@ -103,7 +103,7 @@ class JudgeProgramBody(Body):
 class CheckedCaseBody(Body):
     """One run of the whole program."""
 
-    input: str = Field(description="what the program reads (interactive: what the interactor reads)")
+    input: str = Field(description="the program's stdin (interactive: the interactor's input file)")
     output: str = Field("", description="the judge's answer file; the candidate never sees it")
 
     def record(self) -> StdinCase:
@@ -112,7 +112,7 @@ class CheckedCaseBody(Body):
 
 
 class CheckerTestsBody(Body):
-    """Tests of a whole program; the checker is run with the arguments `input output answer`, three files."""
+    """Tests of a whole program. The checker runs with three files as arguments: `input output answer`."""
 
     type: Literal["checker"]
     checker: JudgeProgramBody
@@ -124,7 +124,7 @@ class CheckerTestsBody(Body):
 
 
 class InteractiveTestsBody(Body):
-    """Tests of a whole program that talks with the interactor, which has the arguments `input output answer`."""
+    """Tests of a whole program that converses with the interactor, whose arguments are `input output answer`."""
 
     type: Literal["interactive"]
     interactor: JudgeProgramBody
@@ -142,7 +142,7 @@ class MathCaseBody(Body):
 
 
 class MathTestsBody(Body):
-    """Tests of an answer in words and formulas, with or without a box around it; nothing is run."""
+    """Tests of an answer in words and formulas, with or without a box around it. No program runs."""
 
     type: Literal["math"]
     cases: list[MathCaseBody] = Field(min_length=1)
@@ -155,7 +155,7 @@ class MathTestsBody(Body):
 class TestsReferenceBody(Body):
     """Tests that were stored before with PUT /v1/tests."""
 
-    digest: str = Field(pattern=_DIGEST_PATTERN, description="as PUT /v1/tests answered it")
+    digest: str = Field(pattern=_DIGEST_PATTERN, description="the digest in the answer of PUT /v1/tests")
 
     def record(self) -> TestsReference:
         """The domain's record."""
@@ -170,7 +170,7 @@ _TESTS: TypeAdapter[Any] = TypeAdapter(TestsBody)
 
 
 def tests_from_json(data: bytes | str) -> Tests:
-    """Tests out of their JSON form. Raises pydantic's ValidationError."""
+    """Parse the JSON form of tests. Raises pydantic's ValidationError."""
     tests: Tests = _TESTS.validate_json(data).record()
     return tests
 
@@ -191,9 +191,9 @@ def head_record(tests: Tests) -> dict[str, object]:
 
 
 def canonical_parts(tests: Tests) -> Iterator[bytes]:
-    """The canonical form: what comes before the first case, then each case with the comma before it, then the end.
+    """The parts of the canonical form: all before the first case, each case with the comma before it, and the end.
 
-    Raises ValueError for a text that is not Unicode, and RecursionError for values too deep.
+    Raises ValueError for a text that is not Unicode, and RecursionError for values that are too deep.
     """
     yield to_json(head_record(tests))[:-1] + b',"cases":['
     for index in range(len(tests.cases)):
@@ -202,12 +202,12 @@ def canonical_parts(tests: Tests) -> Iterator[bytes]:
 
 
 def canonical_json(tests: Tests) -> bytes:
-    """The canonical form as one piece."""
+    """The whole canonical form."""
     return b"".join(canonical_parts(tests))
 
 
 def digest_of(tests: Tests) -> str:
-    """The tests' digest. Raises what `canonical_parts` raises."""
+    """The digest of the tests. Raises what `canonical_parts` raises."""
     digest = hashlib.sha256()
     for part in canonical_parts(tests):
         digest.update(part)

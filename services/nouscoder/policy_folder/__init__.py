@@ -1,1 +1,1 @@
-"""What a policy folder (a Hugging Face model folder) holds, as sampling and training read it."""
+"""Reads a policy folder (a Hugging Face model folder) for sampling and training."""

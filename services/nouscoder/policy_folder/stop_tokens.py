@@ -1,4 +1,4 @@
-"""Which tokens end a completion, as the files of a Hugging Face folder say."""
+"""The stop tokens of a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ _FILES = ("generation_config.json", "config.json")
 
 
 class StopTokensError(ValueError):
-    """A configuration file names no token ids where it should; the message names the file."""
+    """A configuration file has invalid token ids. The message names the file."""
 
 
 def stop_token_ids(folder: Path) -> frozenset[int]:
     """Every `eos_token_id` of generation_config.json and config.json; empty when neither has one.
 
-    A chat model has several: one ends a turn and another ends a document. Raises StopTokensError.
+    A chat model has several: for example, one for the end of a turn and one for the end of a document. Raises
+    StopTokensError.
     """
     found: set[int] = set()
     for file in (folder / name for name in _FILES):

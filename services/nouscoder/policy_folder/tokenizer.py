@@ -1,7 +1,7 @@
-"""The tokenizer of a policy folder: text and messages -> token ids, and back.
+"""The tokenizer of a policy folder: converts text and messages to token ids, and back.
 
-INVARIANT: a special token in a prompt stands where the tokenizer or its chat template put it. A special token that a
-text merely spells out is encoded as ordinary characters.
+INVARIANT: only the tokenizer and its chat template put special tokens into a prompt. The name of a special token in a
+text is encoded as ordinary characters.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from nouscoder.policy_folder.stop_tokens import StopTokensError, stop_token_ids
 
 
 class TokenizerError(ValueError):
-    """A folder holds no usable tokenizer, or a text cannot be encoded; the message names which."""
+    """A folder has no usable tokenizer, or a text cannot be encoded. The message names it."""
 
 
 class PolicyTokenizer:
-    """`stop_ids` end a completion; `pad_id` fills up batches. The chat template is the folder's, if it has one."""
+    """A tokenizer. `stop_ids` end a completion; `pad_id` pads batches. The chat template is the folder's, if any."""
 
     def __init__(self, tokenizer: Any, stop_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -30,34 +30,34 @@ class PolicyTokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """`encode_messages` can be used."""
+        """Whether `encode_messages` can be used."""
         return bool(self._tokenizer.chat_template)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids [tokens] of a text that begins a prompt: after the special tokens that prompts start with."""
+        """Token ids [tokens] of a text that begins a prompt, after the special tokens at the start of prompts."""
         return self._encode(text, add_special_tokens=True, split_special_tokens=True)
 
     def encode_inside(self, text: str) -> list[int]:
-        """Token ids [tokens] of a text that follows others: no special token is added."""
+        """Token ids [tokens] of a text that follows other text. No special token is added."""
         return self._encode(text, add_special_tokens=False, split_special_tokens=True)
 
     def encode_messages(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids [tokens] of a conversation in the chat template, up to where the policy begins its answer.
+        """Token ids [tokens] of a conversation in the chat template, up to the beginning of the policy's answer.
 
-        The template writes the special tokens, so none is added and none is doubled. Raises TokenizerError.
+        The template has the special tokens, so none is added. Raises TokenizerError.
         """
         whole = self._encode(self._render(messages), add_special_tokens=False, split_special_tokens=False)
         apart = self._encode_contents_apart(messages)
-        # Encoded as a whole the text is tokenised as in the model's training. Where a content spells out a special
-        # token, that is seen from the special tokens of the template alone, and the contents are encoded apart.
+        # The whole text is encoded at once, as in the model's training. If the result has other special tokens than
+        # the template alone, a content contains the name of one, and the contents are encoded separately.
         return whole if self._specials(whole) == self._specials(apart) else apart
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids; special tokens are left out."""
+        """The text of the ids, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _encode_contents_apart(self, messages: Sequence[Message]) -> list[int]:
-        """The template around placeholders, with special tokens; each content in its place, without."""
+        """Encode the template with special tokens around placeholders, and each content without special tokens."""
         mark = secrets.token_hex(16)
         marked = [Message(message.role, f"{mark}{index}{mark}") for index, message in enumerate(messages)]
         ids: list[int] = []
@@ -87,7 +87,7 @@ class PolicyTokenizer:
 
 def load_tokenizer(folder: Path) -> PolicyTokenizer:
     """The tokenizer of a Hugging Face folder. Raises TokenizerError."""
-    # The library takes a path that does not exist for the name of a model on a hub.
+    # The library would treat a missing path as the name of a model on a hub.
     if not folder.is_dir():
         raise TokenizerError(f"the policy folder {folder} does not exist")
     # Importing transformers takes seconds.
@@ -98,7 +98,7 @@ def load_tokenizer(folder: Path) -> PolicyTokenizer:
         stop_ids = stop_token_ids(folder)
     except StopTokensError as error:
         raise TokenizerError(str(error)) from error
-    except Exception as error:  # whatever is wrong with the files
+    except Exception as error:  # invalid files raise many types
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise TokenizerError(f"{folder} holds no tokenizer: {first_line}") from error
     if loaded.eos_token_id is not None:

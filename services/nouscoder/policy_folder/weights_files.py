@@ -1,4 +1,4 @@
-"""Which safetensors files hold the weights of a Hugging Face folder: one file, or shards that an index names."""
+"""The safetensors files with the weights of a Hugging Face folder: one file, or shards that an index names."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 class WeightsMissing(NousCoderError):
-    """The folder holds no weights that can be read; the message names the file at fault."""
+    """The folder has no readable weights. The message names the invalid file."""
 
 
 def weights_files(folder: Path) -> tuple[Path, ...]:
-    """The shards that the index names, in order of their names; without an index, the single file.
+    """The shards that the index names, sorted by name. Without an index, the single file.
 
-    Raises WeightsMissing when the index cannot be read or names anything but files of the folder.
+    Raises WeightsMissing when the index cannot be read or names files outside the folder.
     """
     index = folder / INDEX_FILE
     if not index.is_file():

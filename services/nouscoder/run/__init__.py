@@ -1,1 +1,1 @@
-"""One run: loop.py tells it, the other modules start its services, watch them and keep its folder."""
+"""One run: loop.py has its steps. The other modules start its services, watch them and manage its folder."""

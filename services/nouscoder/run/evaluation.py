@@ -1,6 +1,6 @@
 """pass@1 of a run's first and last policy, measured through the services of the run.
 
-INVARIANT: each of the two is measured once a run; a resumed run reads what was written.
+INVARIANT: each of the two is measured once per run. A resumed run reads the recorded result.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ Answer = TypeVar("Answer")
 
 
 class CannotEvaluate(NousCoderError):
-    """What an evaluation needs is not there; the message names it."""
+    """An input of the evaluation is missing. The message names it."""
 
 
 async def evaluate_once(folder: RunFolder, services: RunServices, view: View, when: str) -> float:
     """pass@1 on the held-out problems `before` or `after` the learning. Raises NousCoderError.
 
-    An evaluation that fails begins again, as `services.evaluation_retry` allows: a service that was restarted has lost
-    its weights or its rollouts.
+    A failed evaluation starts again as `services.evaluation_retry` allows, because a restarted service has lost its
+    weights or its rollouts.
     """
     name = f"evaluation_{when}.json"
     known = folder.read_json(name)
@@ -82,7 +82,7 @@ async def _while_alive(services: RunServices, work: Coroutine[Any, Any, Answer])
 
 
 def first_policy(config: Config) -> PolicyManifest:
-    """Version 0: the weights that the run begins with. Raises CannotEvaluate."""
+    """Version 0: the initial weights of the run. Raises CannotEvaluate."""
     folder = config.in_run_folder(config.policy.path)
     try:
         return PolicyManifest(0, 0, str(folder), shards_of(folder), config.generation.policy_from)

@@ -1,7 +1,7 @@
-"""Services of a run that somebody else operates, at the addresses of the configuration.
+"""Services of a run that are operated outside of it, at the addresses of the configuration.
 
-INVARIANT: external services are never started, stopped or signalled. A service that does not answer is waited for, for
-at most `run.peer_patience_s`; the start and the end of each absence are reported once.
+INVARIANT: external services are never started, stopped or signalled. The run waits at most `run.peer_patience_s` for a
+service that does not answer. The start and the end of each absence are reported once.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _REPORT_AFTER_S = 5.0
 
 
 class ServiceAway(NousCoderError):
-    """An external service has been away too long; the message names it."""
+    """An external service has not answered for too long. The message names it."""
 
 
 class ExternalServices:
-    """Watches the services; `say` reports when one goes away and when it is back."""
+    """Watches the services. `say` reports when one stops answering and when it answers again."""
 
     watch_every_s = 2.0
     processes: list[Supervised] = []  # noqa: RUF012  # this command starts none
-    learner_ended = True  # the learner keeps running; the broker says when the run is finished
+    learner_ended = True  # the learner keeps running; the broker reports the end of the run
 
     def __init__(self, config: Config, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         """Raises Unusable when the learner would not wait for the evaluation of the first policy."""
@@ -46,10 +46,10 @@ class ExternalServices:
         self._reported: set[str] = set()
 
     def start(self, *names: str) -> None:
-        """They run already; the learner waits for the first evaluation's file in the run folder."""
+        """Do nothing: the services run already. The learner waits for the file of the first evaluation."""
 
     def heard(self, answered: Mapping[str, bool]) -> None:
-        """Record since when each service is away; an interruption of a few seconds is not reported."""
+        """Record since when each service has not answered. Interruptions of a few seconds are not reported."""
         now = self._clock()
         for name, is_there in answered.items():
             since = self._away_since.setdefault(name, now)

@@ -1,6 +1,6 @@
-"""A run folder, runs/NAME: what a run is given, what it writes, and what a resumed run finds again.
+"""A run folder, runs/NAME: the inputs, outputs and resumable state of a run.
 
-INVARIANT: one process at a time works in a run folder (it holds a lock), and every file is replaced whole.
+INVARIANT: one process at a time works in a run folder (it holds a lock), and every file is replaced atomically.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ MIN_FREE_BYTES = 300 * 1024**2
 
 
 class RunFolderError(NousCoderError):
-    """The run folder cannot be used; the message says why and what to do."""
+    """The run folder cannot be used. The message says why and what to do."""
 
 
 class RunChanged(RunFolderError, Unusable):
-    """The configuration is not that of the run in the folder, in a value that a run cannot change."""
+    """The configuration differs from that of the run in the folder, in a value that a run cannot change."""
 
 
-# What cannot change within a run: what was sampled, graded or measured before would not fit what comes after.
+# Values that a run cannot change, because earlier samples, verdicts or measurements would not fit later ones.
 FIXED = (
     *("run.seed", "problems.train", "problems.held_out", "problems.held_out_samples", "policy.path"),
     *("broker.group_size", "broker.batch_size", "broker.reward", "learner.steps_per_batch"),
@@ -40,7 +40,7 @@ FIXED = (
 
 
 class RunFolder:
-    """The files of a run. Open with `create` or `reopen`; close to let the lock go."""
+    """The files of a run. Open it with `create` or `reopen`; `close` releases the lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -61,7 +61,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: Config) -> RunFolder:
-        """A new run folder holding `config`. Raises RunFolderError when there is a run of that name."""
+        """Make a run folder with `config`. Raises RunFolderError when a run of that name exists."""
         path = config.run.folder
         if (path / "config.toml").exists():
             raise RunFolderError(f"{path} holds a run already: go on with --resume, or give another --name")
@@ -79,9 +79,9 @@ class RunFolder:
 
     @classmethod
     def attach(cls, config: Config) -> RunFolder:
-        """The folder of a run whose configuration is given anew at each start; made when there is none.
+        """The folder of a run that gets its configuration at each start; made when it is missing.
 
-        What changed harmlessly is taken over. Raises RunChanged for the rest, FolderInUse, RunFolderError.
+        Harmless changes are applied. Raises RunChanged for other changes, FolderInUse, RunFolderError.
         """
         folder = cls(config.run.folder)
         try:
@@ -93,15 +93,15 @@ class RunFolder:
         return folder
 
     def write_text(self, file: Path, text: str) -> None:
-        """Replace `file` whole, durably."""
+        """Replace `file` atomically and durably."""
         write_whole(file, text.encode())
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
-        """Replace `name` whole."""
+        """Replace the file `name` atomically."""
         self.write_text(self.path / name, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """What `write_json` wrote, or None."""
+        """The value that `write_json` wrote, or None."""
         try:
             value: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf8"))
         except FileNotFoundError:
@@ -109,12 +109,12 @@ class RunFolder:
         return value
 
     def close(self) -> None:
-        """Let the lock go."""
+        """Release the lock."""
         self._lock.close()
 
 
 async def attach_patiently(config: Config, patience_s: float = 120.0) -> RunFolder:
-    """`RunFolder.attach`, waiting while a process that is being replaced still holds the folder."""
+    """Like `RunFolder.attach`, but waits while a process that is being replaced still holds the folder."""
 
     async def attach() -> RunFolder:
         return RunFolder.attach(config)
@@ -123,14 +123,14 @@ async def attach_patiently(config: Config, patience_s: float = 120.0) -> RunFold
 
 
 def refuse_changes(recorded_file: Path, config: Config) -> None:
-    """Raises RunChanged naming the first value of FIXED that is not the recorded one; no record, no complaint."""
+    """Raises RunChanged naming the first value of FIXED that differs from the record, if there is a record."""
     try:
         began_with = tomllib.loads(recorded_file.read_text(encoding="utf8"))
     except FileNotFoundError:
         return
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{recorded_file} cannot be read: {error}") from error
-    # Through TOML, so that both sides have been through the same conversions.
+    # Converted to TOML and back, so that both sides have the same types.
     wanted = tomllib.loads(dump_config(config))
     for key in FIXED:
         before, now = _value(began_with, key), _value(wanted, key)
@@ -142,7 +142,7 @@ def refuse_changes(recorded_file: Path, config: Config) -> None:
 
 
 def recorded(config: Config) -> str:
-    """The configuration as it may be shown, TOML: nobody connects to given services by what stands there."""
+    """The configuration as TOML, without Redis' password. This record is never used to connect to external services."""
     section = config.broker.model_copy(update={"redis_url": without_password(config.broker.redis_url)})
     return dump_config(config.model_copy(update={"broker": section}))
 

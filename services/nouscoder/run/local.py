@@ -19,7 +19,7 @@ SERVICES = ("broker", "verifier", "generation", "learner")
 
 
 def free_addresses(count: int) -> list[str]:
-    """Addresses on this machine that nobody listened on a moment ago."""
+    """Addresses on this machine on which no process listened just before."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for free in sockets:
@@ -30,7 +30,7 @@ def free_addresses(count: int) -> list[str]:
 def with_addresses(config: Config) -> Config:
     """`config` with every address of the four services on a free port of this machine.
 
-    The ports stay the same over restarts of a process, so that its clients find it again.
+    The ports stay the same when a process restarts, so that its clients find it again.
     """
     addresses = free_addresses(2 * len(SERVICES))
     sections = {}
@@ -42,7 +42,7 @@ def with_addresses(config: Config) -> Config:
 
 
 def service_spec(folder: RunFolder, name: str) -> ProcessSpec:
-    """How to start a service of this run. The learner ends by itself; the verifier pulls its work from the broker."""
+    """How to start a service of this run. The learner exits by itself; the verifier leases its work from the broker."""
     command = [sys.executable, "-m", "nouscoder", "serve", name, "--config", str(folder.config_file)]
     if name == "verifier":
         command.append("--broker")
@@ -58,7 +58,7 @@ def redis_spec(folder: RunFolder) -> ProcessSpec:
 
 
 def rewrite_addresses(folder: RunFolder, config: Config) -> Config:
-    """Give the run fresh addresses and record them; the rest of its configuration stays as it was."""
+    """Give the run new addresses and record them. The rest of its configuration does not change."""
     changed = with_addresses(config)
     if not configured_url(config.broker):
         from nouscoder.broker.redis_server import redis_url
@@ -70,7 +70,7 @@ def rewrite_addresses(folder: RunFolder, config: Config) -> Config:
 
 
 def needs_own_redis(folder: RunFolder, config: Config) -> bool:
-    """Whether the run starts a Redis of its own instead of using the one that the configuration names."""
+    """Whether the run starts its own Redis instead of using the configured one."""
     from nouscoder.broker.redis_server import redis_url
 
     return config.broker.redis_url == redis_url(folder.path / "redis")
@@ -95,7 +95,7 @@ class LocalServices:
             self._started[name] = self._supervisor.start(service_spec(self._folder, name))
 
     def heard(self, answered: Mapping[str, bool]) -> None:
-        """The supervisor knows better."""
+        """Do nothing, because the supervisor watches the processes."""
 
     def check(self) -> None:
         """Raises SupervisionError."""
@@ -103,18 +103,18 @@ class LocalServices:
 
     @property
     def processes(self) -> list[Supervised]:
-        """All of them."""
+        """All processes of the run."""
         return self._supervisor.processes
 
     @property
     def learner_ended(self) -> bool:
-        """Its process has ended."""
+        """Whether the learner's process has exited."""
         return "learner" in self._started and self._started["learner"].ended.is_set()
 
 
 @asynccontextmanager
 async def open_local(folder: RunFolder, config: Config) -> AsyncIterator[RunServices]:
-    """Services as processes of this machine, Redis running already; on leaving nothing is left running."""
+    """Services as processes of this machine, after Redis has started. All of them are stopped on exit."""
     config = rewrite_addresses(folder, config)
     supervisor = Supervisor()
     try:

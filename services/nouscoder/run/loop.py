@@ -1,6 +1,6 @@
-"""One run, told in one file: it starts the four services, measures, waits until the run is finished, measures again.
+"""The steps of a run: start the four services, evaluate, wait until the run is finished, evaluate again.
 
-The services do the work. Each runs a loop of its own, and they meet only at the broker, over gRPC:
+The services do the work. Each runs its own loop, and they communicate only with the broker, over gRPC:
 
       problems                                                                  policies
          |                                                                         ^
@@ -34,11 +34,11 @@ The services do the work. Each runs a loop of its own, and they meet only at the
       waits     for a batch of complete groups
       unblocked by submit_verdicts; commit_batch frees room for the admission of new tasks
 
-What is here runs in the command's own process: `run_loop` starts the services or connects to them (services.py),
-measures pass@1 under the first policy (evaluation.py), starts the learner, watches until the learner has ended the run,
-measures pass@1 under the last policy, and writes the summary and the report.
+This module runs in the process of the command. `run_loop` starts the services or connects to them (services.py),
+measures pass@1 of the first policy (evaluation.py), starts the learner, watches until the learner has finished the run,
+measures pass@1 of the last policy, and writes the summary and the report.
 
-INVARIANT: evaluation_before.json exists before the learner first trains, so what it measured is the untrained policy.
+INVARIANT: evaluation_before.json exists before the learner first trains, so it is the result of the untrained policy.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ EXIT_INTERRUPTED = 130
 
 
 class LedgerBroken(NousCoderError):
-    """The ledger of a run does not balance: rollouts were lost or doubled. The message shows it."""
+    """The ledger of a run does not balance: rollouts were lost or duplicated. The message shows it."""
 
 
 async def train(config: Config, *, resume: bool) -> int:
-    """`nouscoder train`: the exit code."""
+    """Run `nouscoder train`. Returns the exit code."""
     return await interruptible(_train(config, resume=resume))
 
 
@@ -97,7 +97,7 @@ async def _train(config: Config, *, resume: bool) -> None:
 
 
 async def run_loop(folder: RunFolder, config: Config, view: View, started_s: float) -> Summary:
-    """The whole run, from the start of the services to the report. Raises NousCoderError in one sentence."""
+    """The whole run, from the start of the services to the report. Raises NousCoderError with one sentence."""
     earlier_s = (folder.read_json("elapsed.json") or {}).get("learning_seconds", 0.0)
 
     async with deployment(config).open_services(folder, config, view.say) as services:
@@ -118,7 +118,7 @@ async def run_loop(folder: RunFolder, config: Config, view: View, started_s: flo
 
 
 async def watch_until_ended(folder: RunFolder, services: RunServices, view: View, started_s: float) -> Ledger:
-    """Show the run until the learner has ended it; returns the ledger's last state.
+    """Show the run until the learner has finished it. Returns the last state of the ledger.
 
     Raises LedgerBroken when the ledger does not balance, and what `services.check` raises.
     """
@@ -137,7 +137,7 @@ async def watch_until_ended(folder: RunFolder, services: RunServices, view: View
 
 
 async def interruptible(work: Coroutine[Any, Any, object]) -> int:
-    """Await `work` and return exit code 0. Ctrl-C or SIGTERM cancels it, which stops every process: 130."""
+    """Await `work` and return exit code 0. Ctrl-C or SIGTERM cancels it, which stops every process, and gives 130."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,7 +1,7 @@
-"""The pages of a run over HTTP: a few files of its folder, for a person with a browser.
+"""The pages of a run over HTTP: a few files of its folder, for a browser.
 
-INVARIANT: only the names in `FILES` are answered, each looked up as it stands; nothing is written, and no other file
-of the folder (checkpoints, logs, problems) can be asked for.
+INVARIANT: only the names in `FILES` are served, each looked up unchanged. Nothing is written, and no other file of the
+folder (checkpoints, logs, problems) can be requested.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PIECE_BYTES = 1024**2
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """GET and HEAD, one request a connection."""
+    """Answers GET and HEAD, one request per connection."""
 
     folder: Path
     timeout = _SILENCE_LIMIT_S
@@ -40,7 +40,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """A file, or the page that names them."""
+        """Send a file, or the page that lists the files."""
         name = self.path.partition("?")[0].removeprefix("/")
         if not name:
             self._answer(HTTPStatus.OK, "text/html; charset=utf-8", _index(self.folder).encode())
@@ -56,10 +56,10 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are not worth a line each."""
+        """Log no requests."""
 
     def _send_file(self, kind: str, file: BinaryIO) -> None:
-        # Its size now: a log that grows meanwhile is cut there.
+        # The current size: a log that grows during the answer is cut there.
         num_bytes = file.seek(0, 2)
         file.seek(0)
         self._head(HTTPStatus.OK, kind, num_bytes)
@@ -97,13 +97,13 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Somebody hung up: not worth a traceback."""
+        """Log a closed connection without a traceback."""
         log.info("a page was not sent to its end", exc_info=True)
 
 
 @contextmanager
 def open_pages(folder: Path, address: str) -> Iterator[str]:
-    """Serve the pages while inside; answers the address in use, "" when `address` is. Raises AddressError."""
+    """Serve the pages inside the context. Yields the actual address, "" when `address` is "". Raises AddressError."""
     if not address:
         yield ""
         return

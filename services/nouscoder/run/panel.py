@@ -1,4 +1,4 @@
-"""A run as a panel on a terminal, for 80 columns and wider. Pure: a snapshot goes in, something to draw comes out."""
+"""A run as a panel on a terminal of at least 80 columns. Pure: makes a renderable from a snapshot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SPARK_WIDTH = 40
 
 
 def render(snapshot: Snapshot) -> RenderableType:
-    """The panel of the loop, for 80 columns and wider."""
+    """The panel of the loop, for at least 80 columns."""
     rows = Table.grid(expand=True, padding=(0, 1))
     rows.add_column(no_wrap=True, style="dim")
     rows.add_column(ratio=1)

@@ -36,7 +36,7 @@ def plain_progress(phase: str, done: int, total: int, note: str = "") -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Such as 4m07s; a dash when it is not known."""
+    """A duration such as 4m07s; a dash when it is unknown."""
     if seconds is None:
         return UNKNOWN
     minutes, rest = divmod(max(0, round(seconds)), 60)
@@ -45,7 +45,7 @@ def duration(seconds: float | None) -> str:
 
 
 def number(value: float | None, form: str) -> str:
-    """The number in a format of Python; a dash when it is not known."""
+    """The number in a format of Python; a dash when it is unknown."""
     return UNKNOWN if value is None else format(value, form)
 
 
@@ -72,5 +72,5 @@ def _ledger_line(ledger: Ledger | None) -> str:
 
 
 def one_line(text: str) -> str:
-    """Without line breaks and without characters that would drive the terminal."""
+    """The text without line breaks and terminal control characters."""
     return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))

@@ -1,7 +1,7 @@
 """The services of a run as the loop sees them, and the one place that chooses how they are operated.
 
 `run.services` names a Deployment: `local` starts the services as processes of this machine (local.py), `external`
-connects to services that somebody else operates (external.py). No other module asks which of the two it is.
+connects to services that are operated outside the run (external.py). No other module depends on the choice.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Say = Callable[[str], None]
 
 
 class RunServices(Protocol):
-    """What the loop needs of the services, whoever operates them. `config` holds the addresses they listen on.
+    """The services as the loop needs them, for every deployment. `config` holds their addresses.
 
-    `evaluation_retry` says how long an evaluation is tried again after EVALUATION_ERRORS.
+    `evaluation_retry` says how long an evaluation is retried after EVALUATION_ERRORS.
     """
 
     config: Config
@@ -51,7 +51,7 @@ class RunServices(Protocol):
 
     @property
     def learner_ended(self) -> bool:
-        """The learner writes nothing any more."""
+        """Whether the learner has stopped writing to the run folder."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Processes that share cores must not burn them waiting for each other: OpenMP spins by default."""
+"""Makes OpenMP threads wait without spinning, because processes that share cores would waste CPU time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ SHARED_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def wait_passively() -> None:
-    """For this process, unless its environment says otherwise. Call it before torch is imported."""
+    """Set this for the process, unless its environment sets another value. Call it before torch is imported."""
     for name, value in SHARED_CORES.items():
         os.environ.setdefault(name, value)

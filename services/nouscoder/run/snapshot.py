@@ -1,4 +1,4 @@
-"""A run at one instant: what the watch finds out and the views show."""
+"""The state of a run at one time, read by the watch and shown by the views."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ProcessLine:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The run at one instant; None where it is not known yet.
+    """The state of the run at one time. Unknown values are None.
 
     `pass_rates` [batches] are those of the batches so far, oldest first.
     """

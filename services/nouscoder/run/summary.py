@@ -43,7 +43,7 @@ def summarize(config: Config, before: float, after: float, learning_seconds: flo
 
 
 def closing_lines(summary: Summary, report: Path) -> list[str]:
-    """What stays on the screen when the run is finished."""
+    """The last lines on the screen after the run."""
     gain = summary.pass_at_1_after - summary.pass_at_1_before
     return [
         f"pass@1 on held-out problems: {summary.pass_at_1_before:.3f} before, {summary.pass_at_1_after:.3f} after"

@@ -1,7 +1,7 @@
 """Keeps the processes of a local run alive.
 
-INVARIANT: a supervised process is running, is being restarted after its death, or has ended as it should; one that
-died more often than `max_restarts` ends the run with its name. After `close` no process of any group is left.
+INVARIANT: a supervised process is running, is being restarted after it died, or has exited as expected. One that died
+more often than `max_restarts` ends the run with its name. After `close` no process of any group is left.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from nouscoder.errors import NousCoderError
 
 log = logging.getLogger(__name__)
 
-# EX_CONFIG of sysexits.h: what the process was given cannot work, so starting it again is of no use.
+# EX_CONFIG of sysexits.h: the process can never work as configured, so a restart is useless.
 EXIT_UNUSABLE = 78
 
 _PARENT_DEATH = Path(__file__).with_name("parent_death.py")
 
 
 class SupervisionError(NousCoderError):
-    """A process cannot be kept alive; the message names it and ends with what it said last."""
+    """A process cannot be kept alive. The message names it and ends with its last log line."""
 
 
 class ProcessState(StrEnum):
@@ -41,7 +41,7 @@ class ProcessState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process to keep alive; `environment` is added to ours. `may_end`: exit code 0 is its normal end."""
+    """One process to keep alive. `environment` extends that of this process. `may_end`: exit code 0 is allowed."""
 
     name: str
     command: tuple[str, ...]
@@ -64,7 +64,7 @@ class Supervised:
         self._process: asyncio.subprocess.Process | None = None
 
     async def keep_alive(self) -> None:
-        """Start the process and start it again whenever it dies. Raises SupervisionError past `max_restarts`."""
+        """Start the process, and restart it whenever it dies. Raises SupervisionError after `max_restarts`."""
         while True:
             code = await self._run_once()
             if code == 0 and self.spec.may_end:
@@ -100,12 +100,12 @@ class Supervised:
         self.pid = self._process.pid
         self.state = ProcessState.RUNNING
         code = await self._process.wait()
-        # What a dead process leaves behind in its group would fight with its successor.
+        # Remaining processes of the group would conflict with the restarted one.
         self.signal_group(signal.SIGKILL)
         return code
 
     def signal_group(self, number: signal.Signals) -> None:
-        """Send a signal to the process and all it started that stayed in its group."""
+        """Send a signal to the process group of the process."""
         if self.pid:
             try:
                 os.killpg(self.pid, number)
@@ -115,17 +115,17 @@ class Supervised:
                 log.warning("the processes of %s may not be signalled", self.spec.name)
 
     def terminate(self) -> None:
-        """Ask the process, not its group, to end: each service stops its own children."""
+        """Send SIGTERM to the process but not to its group, because each service stops its own children."""
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
 
     async def wait(self) -> None:
-        """Wait until the present process is gone."""
+        """Wait until the current process has exited."""
         if self._process is not None:
             await self._process.wait()
 
     def last_words(self) -> str:
-        """The end of its log in one line."""
+        """The last line of its log."""
         try:
             lines = self.spec.log_file.read_text(encoding="utf8", errors="replace").strip().splitlines()
         except OSError:
@@ -144,7 +144,7 @@ class Supervisor:
 
     @property
     def processes(self) -> list[Supervised]:
-        """All of them, in order of their start."""
+        """All processes, in order of their start."""
         return list(self._processes.values())
 
     def start(self, spec: ProcessSpec) -> Supervised:
@@ -163,7 +163,7 @@ class Supervisor:
                 keeper.result()
 
     async def until(self, condition: Callable[[], bool], what: str, limit_s: float, every_s: float = 0.2) -> None:
-        """Wait until `condition`, watching the processes. Raises SupervisionError, also when `limit_s` is over."""
+        """Wait until `condition` while watching the processes. Raises SupervisionError, also after `limit_s`."""
         loop = asyncio.get_running_loop()
         end = loop.time() + limit_s
         while not condition():
@@ -173,7 +173,7 @@ class Supervisor:
             await asyncio.sleep(every_s)
 
     async def close(self, grace_s: float = 3.0) -> None:
-        """Stop everything, latest started first: SIGTERM, `grace_s` seconds, then SIGKILL to every group."""
+        """Stop all processes, the latest first: SIGTERM, `grace_s` seconds, then SIGKILL to every group."""
         for keeper in self._keepers.values():
             keeper.cancel()
         await asyncio.gather(*self._keepers.values(), return_exceptions=True)

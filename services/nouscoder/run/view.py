@@ -1,9 +1,9 @@
-"""What the terminal shows during a run: a live panel on a terminal, plain lines anywhere else.
+"""The output of a run: a live panel in a terminal, plain lines elsewhere.
 
-panel.py and plain_text.py turn a snapshot into what is shown; the views only decide when to show it.
+panel.py and plain_text.py render a snapshot; the views only decide when to show it.
 
-INVARIANT of `PlainView`: a line is printed when something the reader must not miss changes (phase, batch, whether the
-ledger balances) and otherwise at most once in `min_interval_s`.
+INVARIANT of `PlainView`: a line is printed when the phase, the batch or the balance of the ledger changes, and at most
+once in `min_interval_s` otherwise.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from nouscoder.run.snapshot import Snapshot
 
 
 class View(Protocol):
-    """Where a run is shown. Used as a context manager; the terminal is itself again on leaving."""
+    """Shows a run. A context manager, which restores the terminal on exit."""
 
     def __enter__(self) -> Self:
-        """Begin to show."""
+        """Start the view."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -34,17 +34,17 @@ class View(Protocol):
         """Stop showing."""
 
     def show(self, snapshot: Snapshot) -> None:
-        """The run is now like this."""
+        """Show the current state of the run."""
 
     def progress(self, phase: str, done: int, total: int, note: str = "") -> None:
-        """A phase outside the loop (warm start, evaluation) has done `done` of `total`; 0 means not known."""
+        """Show that a phase outside the loop (warm start, evaluation) has done `done` of `total`; 0 means unknown."""
 
     def say(self, text: str) -> None:
-        """One sentence that stays on the screen."""
+        """Show a sentence permanently."""
 
 
 def open_view(console: Console, min_interval_s: float = 2.0) -> View:
-    """The live panel on a terminal that can draw it, else plain lines, `min_interval_s` apart while nothing happens."""
+    """The live panel if the terminal can draw it, else plain lines, `min_interval_s` apart without changes."""
     can_draw = console.is_terminal and not console.is_dumb_terminal and console.encoding.lower().startswith("utf")
     return LiveView(console) if can_draw else PlainView(console, min_interval_s=min_interval_s)
 
@@ -103,7 +103,7 @@ class PlainView:
         self._print_when_due((snapshot.phase, snapshot.batch, balanced), plain_line(snapshot))
 
     def progress(self, phase: str, done: int, total: int, note: str = "") -> None:
-        """Print a line at the start and end of the phase, and between them now and then."""
+        """Print a line at the start and the end of the phase, and at intervals between them."""
         self._print_when_due((phase, bool(total) and done >= total), plain_progress(phase, done, total, note))
 
     def say(self, text: str) -> None:

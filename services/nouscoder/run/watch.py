@@ -1,4 +1,4 @@
-"""What is known of a run from outside, asked of its services again and again for the terminal."""
+"""Reads the state of a run from its services at intervals, for the terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Answer = TypeVar("Answer")
 
 
 class Rate:
-    """A counter's growth a second, smoothed over about `window_s` seconds; a counter that falls began again at 0."""
+    """The growth of a counter per second, averaged over about `window_s` seconds. A falling counter restarted at 0."""
 
     def __init__(self, window_s: float = 10.0) -> None:
         self._window_s = window_s
@@ -47,7 +47,7 @@ class Rate:
 
 
 class RunWatch:
-    """Asks broker, generation, learner and verifier how they are; one that does not answer leaves its figures out."""
+    """Reads broker, generation, learner and verifier. The figures of a service that does not answer are missing."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -63,7 +63,7 @@ class RunWatch:
         self._first: tuple[int, float] | None = None
         self._learner: LearnerStatus | None = None
         self.status: RunStatus | None = None
-        # Which services answered the last time they were asked.
+        # Which services answered the last request.
         self.answered: dict[str, bool] = {}
 
     async def __aenter__(self) -> RunWatch:
@@ -77,7 +77,7 @@ class RunWatch:
         await self._connections.aclose()
 
     async def snapshot(self, phase: str, processes: Iterable[Supervised]) -> Snapshot:
-        """Everything that is known now."""
+        """The current state of the run."""
         status, learner, generation, num_tests = await asyncio.gather(
             _or_none(self._broker.status()),
             _or_none(self._learner_client.status()),
@@ -89,7 +89,7 @@ class RunWatch:
             name: answer is not None
             for name, answer in (("broker", status), ("learner", learner), ("generation", generation))
         }
-        # One that does not answer is being restarted or has ended the run: what it said last still stands.
+        # A service that does not answer is restarting or has finished the run: its last answer is kept.
         self._learner = learner or self._learner
         return self._assemble(phase, tuple(processes), status, self._learner, generation, num_tests)
 
@@ -128,7 +128,7 @@ class RunWatch:
         )
 
     def _time_left_s(self, batch: int, now_s: float) -> float | None:
-        """Batches left at the pace of those since this watch began."""
+        """The time for the remaining batches at the rate since this watch began."""
         self._first = self._first or (batch, now_s)
         done = batch - self._first[0]
         if done < 1:
@@ -137,7 +137,7 @@ class RunWatch:
 
 
 async def _or_none(question: Awaitable[Answer]) -> Answer | None:
-    """The answer, or None from a service that is away: it may be restarting."""
+    """The answer, or None when the service does not answer, because it may be restarting."""
     try:
         return await question
     except PeerError:
@@ -145,7 +145,7 @@ async def _or_none(question: Awaitable[Answer]) -> Answer | None:
 
 
 def read_counter(metrics_address: str, family: str) -> float | None:
-    """The sum of a counter's samples on a Prometheus page, None when the page cannot be read."""
+    """The sum of a counter's samples on a Prometheus page; None when the page cannot be read."""
     try:
         with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=1.0) as page:
             text = page.read().decode("utf8")
