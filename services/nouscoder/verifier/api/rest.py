@@ -96,6 +96,16 @@ def make_app(
     _add_faults(app)
     _add_pages(app, registry, drain_state)
 
+    _add_grading(app, grader, drain_state, max_body_bytes)
+    if runner is not None:
+        _add_run_code(app, runner, drain_state, max_body_bytes)
+    if client_tests is not None:
+        _add_tests(app, client_tests, drain_state, max_body_bytes)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _add_grading(app: FastAPI, grader: Grading, drain_state: DrainState, max_body_bytes: int) -> None:
     @app.post("/v1/grade", response_model=GradeAnswer, responses=_FAULTS, openapi_extra=_REQUEST)
     async def grade(request: Request) -> Response:
         """Grade one submission."""
@@ -123,12 +133,6 @@ def make_app(
 
     # FastAPI's own dispatch costs as much as parsing a submission. This plain route is used; FastAPI's documents it.
     app.router.routes.insert(0, Route("/v1/grade", grade, methods=["POST"]))
-    if runner is not None:
-        _add_run_code(app, runner, drain_state, max_body_bytes)
-    if client_tests is not None:
-        _add_tests(app, client_tests, drain_state, max_body_bytes)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
-    return app
 
 
 def _add_tests(app: FastAPI, client_tests: ClientTests, drain_state: DrainState, max_body_bytes: int) -> None:
