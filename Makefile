@@ -12,7 +12,7 @@ demo: .venv/demo.ready
 
 # One process per core. The tests of a file run in one process, because some share fixtures that start slowly.
 test: .venv/dev.ready
-	$(BIN)/pytest -n auto --dist loadfile
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # Takes minutes: each process killed in turn, an exact resume, the demo.
 test-heavy: .venv/dev.ready

@@ -18,7 +18,30 @@ from nouscoder.verifier.sandbox import PoolConfig
 settings.register_profile("no-deadline", settings(), deadline=None)
 settings.load_profile("no-deadline")
 
+# Files with the longest tests come first, so that no core is left with one of them at the end.
+_LONGEST_FIRST = (
+    "tests/e2e/test_loop.py",
+    "tests/services/test_attached_run.py",
+    "tests/services/test_bench_broker.py",
+    "tests/load",
+    "tests/e2e",
+    "tests/fuzz",
+    "tests/services/test_run_services.py",
+    "tests/services/test_on_policy.py",
+    "tests/services",
+)
+
 CHART = Path(__file__).parents[1] / "helm" / "nouscoder"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort by _LONGEST_FIRST; the order within a file stays."""
+
+    def rank(item: pytest.Item) -> int:
+        places = (place for place, start in enumerate(_LONGEST_FIRST) if item.nodeid.startswith(start))
+        return min(places, default=len(_LONGEST_FIRST))
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session")

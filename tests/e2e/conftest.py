@@ -58,7 +58,7 @@ class LoopRun:
         assert self.process is not None
         return self.process.wait(limit_s)
 
-    def until(self, condition: Callable[[], bool], what: str, limit_s: float = 120) -> None:
+    def until(self, condition: Callable[[], bool], what: str, limit_s: float = 200) -> None:
         """Wait for a condition. Fails with the output when the run ends first, or after `limit_s`."""
         assert self.process is not None
         end = time.monotonic() + limit_s
