@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import json
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -103,6 +104,7 @@ def build_from_file(folder: Path, num_problems: int, num_tests: int) -> float:
 def start_broker(folder: Path) -> tuple[subprocess.Popen[bytes], str, float]:
     """Start a broker. Returns the process, its address, and the seconds until it answers."""
     settings = [f"problems.train={folder / 'train.jsonl'}", f"run.root={folder}", "broker.grpc=127.0.0.1:0"]
+    settings.append(f"run.name=load-{secrets.token_hex(3)}")  # a run that was used before would have no more tasks
     command = [sys.executable, "-m", "nouscoder", "serve", "broker", *(f"--set={one}" for one in settings)]
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
     begun_s = time.monotonic()
