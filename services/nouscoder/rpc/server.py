@@ -26,7 +26,7 @@ __all__ = ["AddressError", "Served", "run_until_stopped", "split_address", "star
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES = 256 * 1024**2
+MAX_MESSAGE_BYTES = 64 * 1024**2
 _OPTIONS = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
