@@ -1,4 +1,4 @@
-"""What every section of the configuration is: closed and frozen."""
+"""The base of all sections of the configuration: unknown keys fail, and sections are immutable."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from nouscoder.errors import Unusable
 
 
 class ConfigError(Unusable):
-    """The configuration cannot be used; the message names the key at fault."""
+    """The configuration cannot be used. The message names the invalid key."""
 
 
 class Section(BaseModel):
-    """Base of every section: closed and frozen."""
+    """Base of every section: unknown keys fail, and it is immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

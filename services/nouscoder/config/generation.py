@@ -29,7 +29,7 @@ class EnvironmentSection(Section):
         "text", description="text: the prompt as it is; messages: as a user's message in the policy's chat template"
     )
     prompt_template: str = Field(
-        "{prompt}", pattern=r"\{prompt\}", description="text around {prompt}; a problem may have a template of its own"
+        "{prompt}", pattern=r"\{prompt\}", description="text around {prompt}; a problem may have its own template"
     )
     system_prompt: str = Field("", description="a system message before the prompt (prompt_as messages); may be empty")
 

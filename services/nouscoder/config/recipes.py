@@ -1,4 +1,4 @@
-"""Where the configurations of configs/ are, in a checkout and in an installed package."""
+"""The paths of the configurations in configs/, in a checkout and in an installed package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def recipe_path(name: str) -> Path:
-    """The TOML file of a recipe. Raises ConfigError naming those there are."""
+    """The TOML file of a recipe. Raises ConfigError naming the existing recipes."""
     folders = [_PACKAGE / "configs", _PACKAGE.parents[1] / "configs"]
     for folder in folders:
         if (folder / f"{name}.toml").is_file():

@@ -8,9 +8,9 @@ from nouscoder.config.base import Section
 
 
 class MutualTlsSection(Section):
-    """Encryption between broker, generation, learner and their clients: each shows its certificate, each asks for one.
+    """Mutual TLS between broker, generation, learner and their clients.
 
-    The verifier's own server follows verifier.tls. All three files, or none.
+    The verifier's server uses verifier.tls instead. Either all three files are set, or none.
     """
 
     certificate: str = Field("", description="PEM file of this process's certificate chain; empty turns TLS off")

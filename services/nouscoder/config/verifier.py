@@ -11,32 +11,32 @@ from nouscoder.config.base import Section
 
 
 class SandboxSection(Section):
-    """Which isolation candidates run in."""
+    """The isolation of candidates."""
 
     backend: Literal["local", "runsc", "gvisor", "fake"] = Field(
         "local",
         description="local: namespaces of this machine; runsc: gVisor here; gvisor: runner pods; fake: nothing runs",
     )
-    slots: int = Field(0, ge=0, description="submissions at once; 0 takes the number of cores")
-    python: str = Field("", description="interpreter of python candidates; empty takes this one's base interpreter")
+    slots: int = Field(0, ge=0, description="submissions at the same time; 0: the number of cores")
+    python: str = Field("", description="interpreter of Python candidates; empty: the base interpreter of the service")
     site_packages: tuple[Path, ...] = Field((), description="extra read-only import folders for candidates")
-    runsc: str = Field("", description="backend runsc: gVisor's program; empty looks where deploy/build-runsc puts it")
-    max_sessions: int = Field(500, ge=1, description="backends runsc, gvisor: submissions a gVisor sandbox serves")
+    runsc: str = Field("", description="backend runsc: gVisor's program; empty: PATH, then that of deploy/build-runsc")
+    max_sessions: int = Field(500, ge=1, description="backends runsc, gvisor: submissions per gVisor sandbox")
     pool_managed: bool = Field(True, description="backend gvisor: the gateway makes the runner pods itself")
     pool_template: str = Field("", description="backend gvisor, managed: JSON file with the runner pod")
     pool_service: str = Field("", description="backend gvisor, not managed: name of the runners' headless service")
     pool_port: int = Field(7070, ge=1, le=65535, description="backend gvisor: port of the runners")
     pool_key_file: str = Field("", description="backend gvisor: file with the key that gateway and runners share")
     pool_spares: int = Field(1, ge=0, description="backend gvisor, managed: runners kept ready beyond the slots")
-    pool_start_s: float = Field(240.0, gt=0, description="backend gvisor: seconds until the first runner must be there")
+    pool_start_s: float = Field(240.0, gt=0, description="backend gvisor: time limit in seconds for the first runner")
 
 
 class TlsSection(Section):
-    """Encryption of the grading APIs. Both files turn it on; `client_ca` asks clients for certificates."""
+    """TLS of the grading APIs, enabled by both files. With `client_ca`, clients need certificates."""
 
     certificate: str = Field("", description="PEM file of the service's certificate chain; empty turns TLS off")
     key: str = Field("", description="PEM file of its private key")
-    client_ca: str = Field("", description="PEM file of the authority of clients' certificates (mTLS); empty asks none")
+    client_ca: str = Field("", description="PEM file of the authority of client certificates (mTLS); empty: no mTLS")
 
     @model_validator(mode="after")
     def _both(self) -> TlsSection:
@@ -46,12 +46,12 @@ class TlsSection(Section):
 
 
 class TestsSection(Section):
-    """Tests that are named by their digest: those of a run's problems, and those that clients store."""
+    """Tests named by their digest: those of a run's problems, and those that clients store."""
 
     cache: str = Field("", description="folder of fetched tests; empty: nouscoder-tests-UID in the temporary folder")
-    cache_bytes: int = Field(1024**3, ge=1024**2, description="bytes of fetched tests that are kept")
+    cache_bytes: int = Field(1024**3, ge=1024**2, description="maximum bytes of fetched tests on the disk")
     store: str = Field(
-        "", description="folder or URL (s3://...) of tests that clients store; empty: a folder beside the cache"
+        "", description="folder or URL (s3://...) of tests that clients store; empty: a folder next to the cache"
     )
     client_bytes: int = Field(1024**3, ge=0, description="bytes of tests that one client may store; 0 turns it off")
     store_bytes: int = Field(
@@ -69,17 +69,23 @@ class VerifierSection(Section):
     health: str = Field("", description="address of /healthz and /readyz alone, never encrypted; empty: only on http")
     grpc_health: str = Field("", description="address of grpc.health.v1 alone, never encrypted; empty turns it off")
     tls: TlsSection = TlsSection()
-    tokens_file: str = Field("", description="file of clients' tokens (nouscoder tokens new NAME); empty asks for none")
-    audit_log: str = Field("", description="file that gets a JSON line a submission; empty turns it off")
-    audit_source: bool = Field(False, description="write the programs themselves into the audit log too")
+    tokens_file: str = Field(
+        "", description="file of clients' tokens (nouscoder tokens new NAME); empty: no token needed"
+    )
+    audit_log: str = Field("", description="file with one JSON line per submission; empty turns it off")
+    audit_source: bool = Field(False, description="write the programs to the audit log too")
     tracing_endpoint: str = Field("", description="traces: OTLP over HTTP, such as http://host:4318; empty is off")
-    max_queue: int = Field(1024, ge=1, description="submissions waiting before new ones are refused")
-    cache_entries: int = Field(4096, ge=0, description="verdicts remembered for identical submissions; 0 is off")
-    max_submission_s: float = Field(600.0, gt=0, description="seconds all tests of a submission may take together")
+    max_queue: int = Field(1024, ge=1, description="maximum number of waiting submissions; more are refused")
+    cache_entries: int = Field(4096, ge=0, description="cached verdicts for identical submissions; 0 is off")
+    max_submission_s: float = Field(
+        600.0, gt=0, description="time limit in seconds for all tests of a submission together"
+    )
     max_body_bytes: int = Field(64 * 1024**2, ge=1024, description="largest request, over REST and gRPC")
-    drain_s: float = Field(10.0, ge=0, description="seconds from SIGTERM for submissions inside to get their verdict")
+    drain_s: float = Field(
+        10.0, ge=0, description="seconds after SIGTERM for submissions in progress to get their verdict"
+    )
     libraries: tuple[str, ...] = Field(
-        ("sortedcontainers",), description="packages installed here that candidates may import too"
+        ("sortedcontainers",), description="packages installed here that candidates may import"
     )
     tests: TestsSection = TestsSection()
     sandbox: SandboxSection = SandboxSection()
