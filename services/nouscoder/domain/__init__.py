@@ -1,1 +1,1 @@
-"""Typed records and pure functions of the whole project. They import the standard library only."""
+"""Typed records and pure functions of the whole project. They import only the standard library."""

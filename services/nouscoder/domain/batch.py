@@ -1,4 +1,4 @@
-"""A batch: the graded rollouts, in whole groups, that the learner trains on at once."""
+"""A batch: graded rollouts in whole groups, which the learner trains on together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nouscoder.domain.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class GradedRollout:
-    """A rollout, its verdict, and its reward as the broker decided it."""
+    """A rollout, its verdict, and the reward that the broker has computed."""
 
     rollout: Rollout
     verdict: Verdict
@@ -19,7 +19,7 @@ class GradedRollout:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRollout:
-    """A graded rollout whose record is elsewhere: under the name `record` in the broker's record store."""
+    """A graded rollout whose record is in the broker's record store, under the name `record`."""
 
     header: RolloutHeader
     verdict: Verdict
@@ -29,7 +29,7 @@ class RecordedRollout:
 
 @dataclass(frozen=True, slots=True)
 class RecordedBatch:
-    """A batch before its records are read: B graded rollouts in group order, trained on by `policy_version`."""
+    """A batch without its records: B graded rollouts in group order, to train the weights of `policy_version`."""
 
     batch_id: int
     rollouts: tuple[RecordedRollout, ...]
@@ -37,13 +37,13 @@ class RecordedBatch:
 
     @property
     def num_bytes(self) -> int:
-        """Of all records."""
+        """The total size of the records."""
         return sum(recorded.header.record_bytes for recorded in self.rollouts)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B graded rollouts in group order, trained on by the weights of `policy_version`."""
+    """B graded rollouts in group order, to train the weights of `policy_version`."""
 
     batch_id: int
     rollouts: tuple[GradedRollout, ...]

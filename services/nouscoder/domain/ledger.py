@@ -1,4 +1,4 @@
-"""The conservation law: where every rollout ever admitted is."""
+"""The ledger: the number of rollouts in each state, over all that were ever admitted."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class RolloutState(StrEnum):
     """The life of a rollout. The first seven are in flight; the last four are final.
 
     QUEUED -> SAMPLING -> SAMPLED -> GRADING -> GRADED -> (group complete) READY -> TRAINING -> TRAINED,
-    with FILTERED or STALE instead of training, and ABANDONED from anywhere in flight. A lost lease leads back:
-    SAMPLING -> QUEUED, GRADING -> SAMPLED, TRAINING stays until the batch is given again.
+    with FILTERED or STALE instead of training, and ABANDONED from any state in flight. A lost lease leads back:
+    SAMPLING -> QUEUED, GRADING -> SAMPLED. TRAINING stays until the batch is leased again.
     """
 
     QUEUED = "queued"
@@ -40,7 +40,7 @@ IN_FLIGHT = (
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Counts at one instant. `in_flight` is counted from the live rollouts themselves, not from the totals."""
+    """The counts at one time. `in_flight` is counted from the rollouts in flight, not computed from the totals."""
 
     admitted: int
     trained: int
@@ -51,6 +51,6 @@ class Ledger:
 
     @property
     def balanced(self) -> bool:
-        """admitted = trained + filtered + stale + abandoned + in flight."""
+        """Whether admitted = trained + filtered + stale + abandoned + in flight."""
         final = self.trained + self.filtered + self.stale + self.abandoned
         return self.admitted == final + sum(self.in_flight.values())

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """Who speaks, in the words of chat templates."""
+    """The author of a message, with the names of chat templates."""
 
     SYSTEM = "system"
     USER = "user"
@@ -17,7 +17,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one side says."""
+    """One message: its author and its text."""
 
     role: Role
     content: str

@@ -1,4 +1,4 @@
-"""A published policy: which files hold the weights of which version, and how they travel."""
+"""A published policy: its version, the files with its weights, and their encoding and transport."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Encoding(StrEnum):
-    """What the shards hold. FULL: every tensor of the policy."""
+    """The contents of the shards. FULL: every tensor of the policy."""
 
     FULL = "full"
 
 
 class Transport(StrEnum):
-    """How a sampler gets the shards. FOLDER: it reads `folder`. LEARNER: it asks the learner for each shard."""
+    """How a sampler gets the shards. FOLDER: it reads `folder`. LEARNER: it fetches each shard from the learner."""
 
     FOLDER = "folder"
     LEARNER = "learner"
@@ -41,10 +41,10 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class PolicyManifest:
-    """One published set of weights, made by `step` optimizer steps. The first version is 0, each set adds 1.
+    """One published set of weights, after `step` optimizer steps. The first version is 0; each set adds 1.
 
-    `folder` is where the shards are on the disk of whoever wrote them. `base_version` is the version that an encoding
-    builds on; FULL has none. Raises ValueError on construction when there is no shard or a name occurs twice.
+    `folder` is the folder of the shards on the disk of their writer. `base_version` is the version that an encoding
+    needs; FULL has none. Raises ValueError on construction when there is no shard or a name occurs twice.
     """
 
     policy_version: int
@@ -65,12 +65,12 @@ class PolicyManifest:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all shards."""
+        """The total size of the shards."""
         return sum(shard.num_bytes for shard in self.shards)
 
     @property
     def digest(self) -> str:
-        """Identifies the weights, hexadecimal: equal for equal shards, encoding and base, wherever they are kept."""
+        """Identifies the weights, hexadecimal: equal for equal shards, encoding and base, in any folder."""
         lines = [f"{self.encoding} {self.base_version}"]
         lines += [f"{shard.sha256} {shard.num_bytes} {shard.name}" for shard in self.shards]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()

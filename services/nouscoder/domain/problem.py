@@ -1,4 +1,4 @@
-"""A problem: what the policy is asked, and what a program must do to be right."""
+"""A problem: its prompt, and the tests that a right program passes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from nouscoder.domain.submission import Comparator, Limits, Prelude, Profile, Su
 
 @dataclass(frozen=True, slots=True)
 class GradingRules:
-    """How programs for one problem are graded, all but the tests themselves.
+    """The rules for grading programs of one problem, without the tests.
 
-    `text_is_code`: the policy's completion is the program itself, so nothing has to be extracted from an answer.
-    `run_all_tests`: tests are run after a failure too, for soft rewards.
+    `text_is_code`: the policy's completion is the program, so no code is extracted from an answer. `run_all_tests`:
+    tests also run after a failure, for soft rewards.
     """
 
     limits: Limits = Limits()
@@ -25,7 +25,7 @@ class GradingRules:
     def submission(
         self, tests: Tests | TestsReference, text: str, problem_id: str = "", tests_digest: str = ""
     ) -> Submission:
-        """A policy's completion as a submission. Failing tests are not shown: they stay out of the run's records."""
+        """A policy's completion as a submission. Failing tests are not shown, so they are not in the run's records."""
         return Submission(
             tests=tests,
             code=text if self.text_is_code else None,
@@ -43,10 +43,10 @@ class GradingRules:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One verifiable problem. `prompt` is what the policy is asked; `tests` are hidden from it.
+    """One verifiable problem. The policy gets `prompt`; `tests` are hidden from it.
 
-    `prompt_template` is a text with {prompt} in it that is used in place of the environment's own; empty takes that.
-    `difficulty`, `source` and `family` are the data set's words: they are for statistics and change no verdict.
+    `prompt_template` is a text with {prompt} that replaces the environment's template, unless it is empty.
+    `difficulty`, `source` and `family` come from the data set. They are for statistics and affect no verdict.
     """
 
     problem_id: str
@@ -63,5 +63,5 @@ class Problem:
     source: str = ""
 
     def grading_rules(self, run_all_tests: bool = False) -> GradingRules:
-        """How programs for this problem are graded."""
+        """The rules for grading programs of this problem."""
         return GradingRules(self.limits, self.comparator, self.prelude, self.profile, self.text_is_code, run_all_tests)

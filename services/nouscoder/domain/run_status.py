@@ -1,4 +1,4 @@
-"""The state of a run at one instant, as the broker tells it."""
+"""The state of a run at one time, as the broker reports it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nouscoder.domain.ledger import Ledger
 class StreamStatus:
     """One stream of work (`tasks`, `grading`, `batches`), in entries.
 
-    `lag` nobody holds, `pending` are under lease; `redeliveries` and `dead_letters` are counted over the run.
+    `lag` entries are waiting, `pending` are leased; `redeliveries` and `dead_letters` are totals of the run.
     """
 
     stream: str
@@ -23,7 +23,7 @@ class StreamStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """Everything was read at the same instant. `policy_version` is None while none has been published."""
+    """All values are of the same time. `policy_version` is None before the first publication."""
 
     run: str
     ledger: Ledger
@@ -39,7 +39,7 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """One thing that holds the next step up. `idle_s`: seconds since it last moved. Empty ids: there is none."""
+    """One reason why the next step waits. `idle_s`: seconds without progress. An empty id means that there is none."""
 
     reason: str
     item_id: str

@@ -1,4 +1,4 @@
-"""How old a rollout is, in policy versions."""
+"""The staleness of a rollout in policy versions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nouscoder.domain.rollout import Rollout
 def staleness_of(rollout: Rollout, policy_version: int) -> int:
     """Policy version at consumption minus the oldest version among the rollout's tokens.
 
-    Raises ValueError when the rollout is from the future, which only a broken clock of versions can do.
+    Raises ValueError when the rollout is newer than `policy_version`, which means that versions are inconsistent.
     """
     staleness = policy_version - rollout.oldest_version
     if staleness < 0 or rollout.newest_version > policy_version:

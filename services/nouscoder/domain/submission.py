@@ -1,7 +1,7 @@
-"""A submission: code sent for grading, the tests it must pass and the limits it runs under.
+"""A submission: code to grade, its tests and its limits.
 
-The `cases` of tests are a tuple, or a sequence that reads each case from a file when it is asked for
-(nouscoder.store.case_files): use them by index and by length.
+The `cases` of tests are a tuple, or a sequence that reads each case from a file on access
+(nouscoder.store.case_files), so use only their index and length.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "Jso
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on one test's process tree. Defaults are NousCoder-14B's: 15 s and 4 GiB."""
+    """The limits of one test's process tree. The defaults are those of NousCoder-14B: 15 s and 4 GiB."""
 
     wall_time_s: float = 15.0
     cpu_time_s: float = 15.0
@@ -33,7 +33,7 @@ class Limits:
 
 
 class ComparatorKind(StrEnum):
-    """How an output is compared with what was expected."""
+    """How an output is compared with the expected output."""
 
     EXACT = "exact"
     LINES = "lines"
@@ -42,14 +42,14 @@ class ComparatorKind(StrEnum):
 
 
 class Profile(StrEnum):
-    """Whose truth counts."""
+    """Which grading semantics apply."""
 
-    PROCESS = "process"  # each test is a real process, as a person would run it
-    LCB = "lcb"  # what LiveCodeBench's published grader says, its mistakes included
+    PROCESS = "process"  # each test is a real process, like in a shell
+    LCB = "lcb"  # like LiveCodeBench's published grader, including its mistakes
 
 
 class Prelude(StrEnum):
-    """What is executed in a python program's namespace before it."""
+    """Code that runs in the namespace of a Python program before it."""
 
     NONE = "none"
     LCB = "lcb"  # LiveCodeBench's star imports and recursion limit
@@ -57,9 +57,9 @@ class Prelude(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Comparator:
-    """Tolerances apply to `tokens` and to call results; 0 is off, and the widest of those given counts.
+    """Tolerances apply to `tokens` and to call results. 0 is off, and the widest one counts.
 
-    `absolute_tolerance` and `relative_tolerance` are one each; `float_tolerance` is both at once.
+    `float_tolerance` counts as both an absolute and a relative tolerance.
     """
 
     kind: ComparatorKind = ComparatorKind.TOKENS
@@ -69,18 +69,18 @@ class Comparator:
 
     @property
     def absolute(self) -> float:
-        """The difference that two numbers may always have."""
+        """The difference between two numbers that is always allowed."""
         return max(self.float_tolerance, self.absolute_tolerance)
 
     @property
     def relative(self) -> float:
-        """The difference that two numbers may have, in parts of the larger one."""
+        """The allowed difference between two numbers, relative to the larger one."""
         return max(self.float_tolerance, self.relative_tolerance)
 
 
 @dataclass(frozen=True, slots=True)
 class StdinCase:
-    """The program reads `input` on stdin and must print `output`."""
+    """The program gets `input` as stdin and must print `output`."""
 
     input: str
     output: str
@@ -114,9 +114,9 @@ class CallTests:
 
 @dataclass(frozen=True, slots=True)
 class AssertTests:
-    """Each case is a few lines of python that follow `setup` and the code; it passes when they end without an error.
+    """Each case is Python that runs after `setup` and the code. It passes when it ends without an error.
 
-    The code that is tested can see what a case states: verifier/judges/asserting.py says what follows from that.
+    The tested code can read the case; verifier/judges/asserting.py names the consequences.
     """
 
     type: ClassVar[str] = "assert"
@@ -126,7 +126,7 @@ class AssertTests:
 
 @dataclass(frozen=True, slots=True)
 class JudgeProgram:
-    """A program of whoever sends the tests, which says whether a candidate's output is right (testlib exit codes)."""
+    """A program that comes with the tests and judges a candidate's output by its exit code (testlib)."""
 
     code: str
     language: str = "cpp"
@@ -134,7 +134,7 @@ class JudgeProgram:
 
 @dataclass(frozen=True, slots=True)
 class CheckerTests:
-    """Tests of a whole program whose output `checker` judges, given the files input, output and answer."""
+    """Tests of a whole program. `checker` judges its output from the files input, output and answer."""
 
     type: ClassVar[str] = "checker"
     cases: Sequence[StdinCase]
@@ -143,7 +143,7 @@ class CheckerTests:
 
 @dataclass(frozen=True, slots=True)
 class InteractiveTests:
-    """Tests of a whole program that talks with `interactor`, which is given the files input, output and answer."""
+    """Tests of a whole program that converses with `interactor`, which gets the files input, output and answer."""
 
     type: ClassVar[str] = "interactive"
     cases: Sequence[StdinCase]
@@ -159,7 +159,7 @@ class MathCase:
 
 @dataclass(frozen=True, slots=True)
 class MathTests:
-    """Tests of an answer in words and formulas; nothing is run. The submission's code or completion is the answer."""
+    """Tests of an answer in words and formulas. No program runs; the submission's code or completion is the answer."""
 
     type: ClassVar[str] = "math"
     cases: Sequence[MathCase]
@@ -171,7 +171,7 @@ TEST_TYPES = ("stdin", "call", "assert", "checker", "interactive", "math")
 
 
 def input_size(case: Case) -> int:
-    """How long a case's input is: the guess of how hard it is, where nothing better is known."""
+    """The length of a case's input, an estimate of how hard the case is when nothing better is known."""
     match case:
         case StdinCase():
             return len(case.input)
@@ -185,7 +185,7 @@ def input_size(case: Case) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TestsReference:
-    """Tests that are kept in a test store. `digest` is "sha256:" and the SHA-256 of their JSON form, in hex."""
+    """Tests in a test store. `digest` is "sha256:" and the SHA-256 of their JSON form in hexadecimal digits."""
 
     __test__ = False  # not a pytest class
 
@@ -194,10 +194,10 @@ class TestsReference:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """Code to grade. Give `code`, or `completion` to have the code extracted from a model's answer.
+    """Code to grade: either `code`, or `completion`, a model's answer from which the code is extracted.
 
-    `tests_digest` names the content of `tests` where it is known, so that nobody has to read all of them to compare.
-    `problem_id`, where there is one, lets the service learn in which order the problem's tests are best run.
+    `tests_digest` identifies the content of `tests` if known, so that tests can be compared without reading them. With
+    a `problem_id` the service learns the best order of the problem's tests.
     """
 
     tests: Tests | TestsReference

@@ -1,7 +1,7 @@
-"""What one process run did (outcome) and what a submission got (verdict): the closed vocabulary of grading.
+"""The results of grading: the outcome of one test and the verdict of a submission.
 
-A candidate's failure and ours never mix: `INTERNAL_ERROR` is infrastructure, is retried elsewhere, and never
-becomes a reward.
+Failures of a candidate and of the infrastructure are separate: `INTERNAL_ERROR` is a failure of the infrastructure. It
+is retried in another place and never becomes a reward.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class VerdictKind(StrEnum):
-    """Every verdict and outcome there is. Outcomes use all values but NO_CODE and COMPILE_ERROR."""
+    """All verdicts and outcomes. Outcomes have all values except NO_CODE and COMPILE_ERROR."""
 
     ACCEPTED = "accepted"
     WRONG_ANSWER = "wrong_answer"
@@ -26,7 +26,7 @@ class VerdictKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TestOutcome:
-    """What one test's process did, judged. `index` is the position in the request, whatever order tests ran in."""
+    """The outcome of one test. `index` is its position in the request, in whatever order the tests ran."""
 
     __test__ = False  # not a pytest class
 
@@ -39,7 +39,7 @@ class TestOutcome:
 
 @dataclass(frozen=True, slots=True)
 class FirstFailure:
-    """The failing test with the lowest index among those run; texts are clipped before they leave the service."""
+    """The failed test with the lowest index among those run. Its texts are clipped."""
 
     index: int
     outcome: VerdictKind
@@ -51,7 +51,7 @@ class FirstFailure:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to one submission. `passed` of `total` tests; `graded` tests were really run."""
+    """The verdict of one submission: `passed` of `total` tests passed, and `graded` tests were run."""
 
     kind: VerdictKind
     passed: int
@@ -66,5 +66,5 @@ class Verdict:
 
     @property
     def is_ours(self) -> bool:
-        """True when the infrastructure failed, so nothing is known of the candidate."""
+        """Whether the infrastructure failed, so that the candidate was not judged."""
         return self.kind is VerdictKind.INTERNAL_ERROR
