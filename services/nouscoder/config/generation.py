@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from nouscoder.config.base import Section
+from nouscoder.config.base import OutputPath, Section
 from nouscoder.domain.policy import Transport
 
 
@@ -53,7 +53,7 @@ class GenerationSection(Section):
         Transport.FOLDER,
         description="folder: read policies from a disk shared with the learner; learner: download them from it",
     )
-    cache: Path = Field(
+    cache: OutputPath = Field(
         Path("/tmp/policies"),
         description="with policy_from learner: folder for downloaded policies; the newest 2 are kept",
     )

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from nouscoder.config.base import Section
+from nouscoder.config.base import InputFile, Model, OutputFile, OutputPath, RunInput, Section
 
 
 class RunSection(Section):
@@ -19,7 +19,7 @@ class RunSection(Section):
         description="name of the run, its folder runs/NAME and its keys in Redis",
     )
     seed: int = Field(0, ge=0, description="seed of every random choice")
-    root: Path = Field(Path("runs"), description="folder that holds the run folders")
+    root: OutputPath = Field(Path("runs"), description="folder that holds the run folders")
     total_batches: int = Field(
         30, ge=1, description="batches to train; the run has total_batches * learner.steps_per_batch steps"
     )
@@ -27,11 +27,16 @@ class RunSection(Section):
         "local",
         description="local: train starts the four services as processes; external: train connects to running services",
     )
+    max_filtered_batches: int = Field(
+        50,
+        ge=0,
+        description="the run ends when this many batches of rollouts were filtered without a batch; 0: it does not",
+    )
     peer_patience_s: float = Field(
         60.0, gt=0, description="seconds that a service waits for another service that does not answer"
     )
     pages: str = Field("", description="HTTP address for the run's report and files; empty: none")
-    verifier_token_file: str = Field(
+    verifier_token_file: InputFile = Field(
         "", description="file with the token that evaluations send to a verifier that has a tokens_file"
     )
 
@@ -42,14 +47,17 @@ class RunSection(Section):
 
 
 class ProblemsSection(Section):
-    """Problem files (JSONL): those to train on, and those held out for pass@1."""
+    """Problem files: those to train on, and those held out for pass@1."""
 
-    train: Path = Field(
-        Path("problems/train.jsonl"), description="problems to train on; a relative path starts at the run folder"
+    train: RunInput = Field(Path("problems/train.jsonl"), description="problems to train on")
+    held_out: RunInput = Field(Path("problems/held_out.jsonl"), description="problems for pass@1 before and after")
+    held_out_share: float = Field(
+        0.0, ge=0, lt=1, description="share of `train` that is held out of training instead of the file `held_out`"
     )
-    held_out: Path = Field(Path("problems/held_out.jsonl"), description="problems for pass@1 before and after")
-    index: str = Field("", description="folder of the index of `train`; empty: beside the file, if that can be written")
-    tests: str = Field(
+    index: OutputFile = Field(
+        "", description="folder of the index of `train`; empty: beside the file, if that can be written"
+    )
+    tests: OutputFile = Field(
         "", description="folder or URL (s3://...) of the tests, for broker and verifiers; empty: the broker sends them"
     )
     held_out_samples: int = Field(1, ge=1, description="rollouts for each held-out problem")
@@ -58,7 +66,10 @@ class ProblemsSection(Section):
 class PolicySection(Section):
     """The model to start from."""
 
-    path: Path = Field(Path("policy"), description="Hugging Face folder: config.json, tokenizer, safetensors")
+    path: Model = Field(
+        Path("policy"),
+        description="Hugging Face folder (config.json, tokenizer, safetensors), or ORGANISATION/MODEL of a hub",
+    )
 
 
 class DemoSection(Section):

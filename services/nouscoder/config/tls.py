@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from nouscoder.config.base import Section
+from nouscoder.config.base import InputFile, Section
 
 
 class MutualTlsSection(Section):
@@ -13,9 +13,9 @@ class MutualTlsSection(Section):
     The verifier's server uses verifier.tls instead. Either all three files are set, or none.
     """
 
-    certificate: str = Field("", description="PEM file of this process's certificate chain; empty turns TLS off")
-    key: str = Field("", description="PEM file of its private key")
-    ca: str = Field("", description="PEM file of the authority that signed the certificates of all services")
+    certificate: InputFile = Field("", description="PEM file of this process's certificate chain; empty turns TLS off")
+    key: InputFile = Field("", description="PEM file of its private key")
+    ca: InputFile = Field("", description="PEM file of the authority that signed the certificates of all services")
 
     @model_validator(mode="after")
     def _all(self) -> MutualTlsSection:

@@ -13,8 +13,10 @@ from pydantic import ValidationError, model_validator
 
 from nouscoder.config.base import ConfigError, Section
 from nouscoder.config.broker import BrokerSection
+from nouscoder.config.faults import sentences
 from nouscoder.config.generation import GenerationSection
 from nouscoder.config.learner import LearnerSection
+from nouscoder.config.paths import place_paths
 from nouscoder.config.run import DemoSection, PolicySection, ProblemsSection, RunSection
 from nouscoder.config.tls import MutualTlsSection
 from nouscoder.config.verifier import VerifierSection
@@ -52,15 +54,19 @@ class Config(Section):
 def load_config(path: Path | None, overrides: Iterable[str] = ()) -> Config:
     """Read a file and apply overrides `a.b=value`, where value is TOML, or a bare string when it is not.
 
-    A file whose name ends in .json is JSON, any other is TOML. Raises ConfigError naming the file or key at fault.
+    A file whose name ends in .json is JSON, any other is TOML. Relative paths of the file start at its folder, those of
+    an override at the working directory (config/paths.py). Raises ConfigError with a sentence for each fault.
     """
     tree: dict[str, Any] = {} if path is None else read_tree(path)
+    if path is not None:
+        place_paths(tree, Config, path.absolute().parent)
     for override in overrides:
         _apply(tree, override)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_first_fault(error)) from error
+        place = "" if path is None else f"{path}: "
+        raise ConfigError("\n".join(place + sentence for sentence in sentences(error, Config))) from error
 
 
 def read_tree(path: Path) -> dict[str, Any]:
@@ -84,8 +90,10 @@ def _without_nulls(value: Any) -> Any:
 
 
 def dump_config(config: Config) -> str:
-    """The configuration as TOML, every value written out."""
-    return tomli_w.dumps(config.model_dump(mode="json"))
+    """The configuration as TOML, every value written out. `run.root` is absolute, so that the file may lie anywhere."""
+    tree = config.model_dump(mode="json")
+    tree["run"]["root"] = str(config.run.root.resolve())
+    return tomli_w.dumps(tree)
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:
@@ -97,17 +105,14 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text
     *parents, leaf = key.split(".")
+    given: dict[str, Any] = {leaf: value}
+    for parent in reversed(parents):
+        given = {parent: given}
+    place_paths(given, Config, Path.cwd())
     node = tree
     for parent in parents:
         node = node.setdefault(parent, {})
+        given = given[parent]
         if not isinstance(node, dict):
             raise ConfigError(f"--set {key}: {parent} is a value, not a section")
-    node[leaf] = value
-
-
-def _first_fault(error: ValidationError) -> str:
-    fault = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in fault["loc"]) or "configuration"
-    if fault["type"] == "extra_forbidden":
-        return f"unknown key {where}"
-    return f"{where}: {fault['msg']} (given: {fault['input']!r:.80})"
+    node[leaf] = given[leaf]

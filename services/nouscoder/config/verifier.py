@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
 
-from nouscoder.config.base import Section
+from nouscoder.config.base import InputFile, InputPaths, OutputFile, Section
 
 
 class SandboxSection(Section):
@@ -19,14 +18,14 @@ class SandboxSection(Section):
     )
     slots: int = Field(0, ge=0, description="submissions at the same time; 0: the number of cores")
     python: str = Field("", description="interpreter of Python candidates; empty: the base interpreter of the service")
-    site_packages: tuple[Path, ...] = Field((), description="extra read-only import folders for candidates")
+    site_packages: InputPaths = Field((), description="extra read-only import folders for candidates")
     runsc: str = Field("", description="backend runsc: gVisor's program; empty: PATH, then that of deploy/build-runsc")
     max_sessions: int = Field(500, ge=1, description="backends runsc, gvisor: submissions per gVisor sandbox")
     pool_managed: bool = Field(True, description="backend gvisor: the gateway makes the runner pods itself")
-    pool_template: str = Field("", description="backend gvisor, managed: JSON file with the runner pod")
+    pool_template: InputFile = Field("", description="backend gvisor, managed: JSON file with the runner pod")
     pool_service: str = Field("", description="backend gvisor, not managed: name of the runners' headless service")
     pool_port: int = Field(7070, ge=1, le=65535, description="backend gvisor: port of the runners")
-    pool_key_file: str = Field("", description="backend gvisor: file with the key that gateway and runners share")
+    pool_key_file: InputFile = Field("", description="backend gvisor: file with the key that gateway and runners share")
     pool_spares: int = Field(1, ge=0, description="backend gvisor, managed: runners kept ready beyond the slots")
     pool_start_s: float = Field(240.0, gt=0, description="backend gvisor: time limit in seconds for the first runner")
 
@@ -34,9 +33,11 @@ class SandboxSection(Section):
 class TlsSection(Section):
     """TLS of the grading APIs, enabled by both files. With `client_ca`, clients need certificates."""
 
-    certificate: str = Field("", description="PEM file of the service's certificate chain; empty turns TLS off")
-    key: str = Field("", description="PEM file of its private key")
-    client_ca: str = Field("", description="PEM file of the authority of client certificates (mTLS); empty: no mTLS")
+    certificate: InputFile = Field("", description="PEM file of the service's certificate chain; empty turns TLS off")
+    key: InputFile = Field("", description="PEM file of its private key")
+    client_ca: InputFile = Field(
+        "", description="PEM file of the authority of client certificates (mTLS); empty: no mTLS"
+    )
 
     @model_validator(mode="after")
     def _both(self) -> TlsSection:
@@ -48,9 +49,11 @@ class TlsSection(Section):
 class TestsSection(Section):
     """Tests named by their digest: those of a run's problems, and those that clients store."""
 
-    cache: str = Field("", description="folder of fetched tests; empty: nouscoder-tests-UID in the temporary folder")
+    cache: OutputFile = Field(
+        "", description="folder of fetched tests; empty: nouscoder-tests-UID in the temporary folder"
+    )
     cache_bytes: int = Field(1024**3, ge=1024**2, description="maximum bytes of fetched tests on the disk")
-    store: str = Field(
+    store: OutputFile = Field(
         "", description="folder or URL (s3://...) of tests that clients store; empty: a folder next to the cache"
     )
     client_bytes: int = Field(1024**3, ge=0, description="bytes of tests that one client may store; 0 turns it off")
@@ -69,10 +72,10 @@ class VerifierSection(Section):
     health: str = Field("", description="address of /healthz and /readyz alone, never encrypted; empty: only on http")
     grpc_health: str = Field("", description="address of grpc.health.v1 alone, never encrypted; empty turns it off")
     tls: TlsSection = TlsSection()
-    tokens_file: str = Field(
+    tokens_file: InputFile = Field(
         "", description="file of clients' tokens (nouscoder tokens new NAME); empty: no token needed"
     )
-    audit_log: str = Field("", description="file with one JSON line per submission; empty turns it off")
+    audit_log: OutputFile = Field("", description="file with one JSON line per submission; empty turns it off")
     audit_source: bool = Field(False, description="write the programs to the audit log too")
     tracing_endpoint: str = Field("", description="traces: OTLP over HTTP, such as http://host:4318; empty is off")
     max_queue: int = Field(1024, ge=1, description="maximum number of waiting submissions; more are refused")

@@ -27,8 +27,8 @@ from typing import Any
 from pydantic_core import to_json
 
 from nouscoder.config import Config
-from nouscoder.data.problems import ProblemFileError, read_problems
-from nouscoder.domain.problem import GradingRules, Problem
+from nouscoder.data.problems import ProblemFileError, load_problems, read_problems
+from nouscoder.domain.problem import GradingRules, Problem, is_held_out
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile
 from nouscoder.errors import NousCoderError
 from nouscoder.store.blobs import open_blobs
@@ -59,13 +59,15 @@ class IndexedProblem:
 
 
 class ProblemIndex:
-    """A complete index, and the store that has its tests. Not thread-safe."""
+    """A complete index without the held-out problems, and the store that has its tests. Not thread-safe."""
 
-    def __init__(self, file: Path, tests: TestStore) -> None:
+    def __init__(self, file: Path, tests: TestStore, held_out_share: float = 0.0) -> None:
         self.tests = tests
         self._database = sqlite3.connect(f"file:{file}?mode=ro", uri=True, check_same_thread=False)
         rows = self._database.execute("SELECT problem_id FROM problems ORDER BY number")
-        self.problem_ids: tuple[str, ...] = tuple(problem_id for (problem_id,) in rows)
+        self.problem_ids: tuple[str, ...] = tuple(
+            problem_id for (problem_id,) in rows if not is_held_out(problem_id, held_out_share)
+        )
         # Each rollout of a group asks for the same problem twice.
         self.problem = lru_cache(_MOST_KEPT)(self._read)
 
@@ -97,7 +99,19 @@ def open_index(config: Config) -> ProblemIndex:
             log.info("building the index of the problems", extra={"file": str(source), "folder": str(folder)})
             build_index(read_problems(source), folder / _INDEX, store, key)
             log.info("index built", extra={"seconds": round(time.monotonic() - begun_s, 1)})
-    return ProblemIndex(folder / _INDEX, store)
+    return ProblemIndex(folder / _INDEX, store, config.problems.held_out_share)
+
+
+def held_out_problems(config: Config) -> list[Problem]:
+    """The problems for pass@1: a share of the training file, or a file of their own. Raises ProblemFileError."""
+    share = config.problems.held_out_share
+    if not share:
+        return load_problems(config.in_run_folder(config.problems.held_out))
+    file = config.in_run_folder(config.problems.train)
+    found = [problem for problem in read_problems(file) if is_held_out(problem.problem_id, share)]
+    if not found:
+        raise ProblemFileError(f"{file}: problems.held_out_share {share} holds out none of its problems; take more")
+    return found
 
 
 def index_key(source: Path, tests: str) -> str:

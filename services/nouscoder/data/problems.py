@@ -1,22 +1,30 @@
-"""Problem files: JSONL, one problem per line, plain or compressed (.zst). Tests have the grading API's JSON form."""
+"""Problem files: JSONL, one problem per line, plain or compressed (.gz, .zst).
+
+Tests have the grading API's JSON form. `nouscoder data schema` prints the format (schema.py).
+"""
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, cast
 
 from pydantic import Field, ValidationError
 
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Prelude, Profile
 from nouscoder.errors import Unusable
-from nouscoder.formats.body import Body, first_fault
+from nouscoder.formats.body import Body, all_faults
 from nouscoder.formats.rules import ComparatorBody, LimitsBody
 from nouscoder.formats.tests import TestsBody, canonical_json
+from nouscoder.nearest_name import did_you_mean
+
+_MOST_SHOWN = 4  # faults of one line
 
 
 class ProblemFileError(Unusable):
@@ -33,19 +41,26 @@ class ReferenceBody(Body):
 class ProblemBody(Body):
     """One line of a problem file."""
 
-    problem_id: str = Field(min_length=1, max_length=200)
-    prompt: str
-    tests: TestsBody
-    limits: LimitsBody = LimitsBody()
-    comparator: ComparatorBody = ComparatorBody()
-    prelude: Literal["none", "lcb"] = "none"
-    profile: Literal["process", "lcb"] = "process"
-    text_is_code: bool = False
-    prompt_template: str = ""
-    difficulty: str = ""
-    source: str = ""
-    family: str = ""
-    references: list[str | ReferenceBody] = Field([], description="reference solutions, for the audit")
+    problem_id: str = Field(min_length=1, max_length=200, description="unique in the file")
+    prompt: str = Field(description="what the policy is asked")
+    tests: TestsBody = Field(description="what a program, or an answer, must fulfil; the policy never sees it")
+    limits: LimitsBody = Field(LimitsBody(), description="bounds on each test")
+    comparator: ComparatorBody = Field(ComparatorBody(), description="how outputs are compared")
+    prelude: Literal["none", "lcb"] = Field(
+        "none", description="what runs before a python program; lcb: LiveCodeBench's imports and recursion limit"
+    )
+    profile: Literal["process", "lcb"] = Field(
+        "process", description="process: each test is a real process; lcb: as LiveCodeBench's published grader judges"
+    )
+    text_is_code: bool = Field(
+        False, description="the completion is the program itself; else the code is its last fenced block"
+    )
+    prompt_template: str = Field("", description="text around {prompt} for this problem; empty: the environment's own")
+    difficulty: str = Field("", description="for statistics")
+    source: str = Field("", description="for statistics: the data set")
+    family: str = Field("", description="for statistics: pass@1 is reported for each family")
+    references: list[str | ReferenceBody] = Field([], description="reference solutions, for the audit of the tests")
+    metadata: dict[str, str] = Field({}, description="other facts, such as contest_date, platform and rating")
 
     def record(self) -> Problem:
         """The domain record."""
@@ -69,7 +84,7 @@ def save_problems(path: Path, problems: Iterable[Problem]) -> None:
     """Write `problems` as JSONL. The file is replaced atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".part")
-    with _opened(temporary, "wb", path.suffix == ".zst") as file:
+    with _opened(temporary, "wb", path.suffix) as file:
         for problem in problems:
             file.write(_line(problem))
     temporary.replace(path)
@@ -82,7 +97,7 @@ def read_bodies(path: Path) -> Iterator[ProblemBody]:
     """
     seen: set[str] = set()
     try:
-        with _opened(path, "rb", path.suffix == ".zst") as file:
+        with _opened(path, "rb", path.suffix) as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
@@ -111,8 +126,15 @@ def _body(line: bytes, place: str) -> ProblemBody:
     try:
         return ProblemBody.model_validate_json(line)
     except ValidationError as error:
-        field, wrong = first_fault(error)
-        raise ProblemFileError(f"{place}: {field}: {wrong}") from None
+        faults = [_fault(field, wrong) for field, wrong in all_faults(error)]
+        more = f" (and {len(faults) - _MOST_SHOWN} more)" if len(faults) > _MOST_SHOWN else ""
+        raise ProblemFileError(f"{place}: {'; '.join(faults[:_MOST_SHOWN])}{more}") from None
+
+
+def _fault(field: str, wrong: str) -> str:
+    if wrong == "Field required":
+        return f"{field} is missing"
+    return f"{field}: {wrong}{did_you_mean(field, ProblemBody.model_fields) if wrong == 'unknown field' else ''}"
 
 
 def _line(problem: Problem) -> bytes:
@@ -135,15 +157,22 @@ def _line(problem: Problem) -> bytes:
 
 
 @contextmanager
-def _opened(path: Path, mode: Literal["rb", "wb"], is_compressed: bool) -> Iterator[IO[bytes]]:
-    if not is_compressed:
+def _opened(path: Path, mode: Literal["rb", "wb"], suffix: str) -> Iterator[IO[bytes]]:
+    """The file, decompressed or compressed as `suffix` says. Raises OSError, also for a broken compressed file."""
+    if suffix == ".gz":
+        try:
+            with cast("IO[bytes]", gzip.open(path, mode)) as packed:
+                yield packed
+        except (EOFError, zlib.error) as error:
+            raise OSError(f"it is not a complete gzip file: {error}") from error
+    elif suffix == ".zst":
+        import zstandard
+
+        try:
+            with zstandard.open(path, mode) as zipped:
+                yield io.BufferedReader(zipped, 1024**2) if mode == "rb" else zipped
+        except zstandard.ZstdError as error:
+            raise OSError(f"it is not a complete zstd file: {error}") from error
+    else:
         with path.open(mode) as plain:
             yield plain
-        return
-    import zstandard
-
-    try:
-        with zstandard.open(path, mode) as packed:
-            yield io.BufferedReader(packed, 1024**2) if mode == "rb" else packed
-    except zstandard.ZstdError as error:
-        raise OSError(f"it is not a complete zstd file: {error}") from error

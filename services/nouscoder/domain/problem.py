@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from nouscoder.domain.submission import Comparator, Limits, Prelude, Profile, Submission, Tests, TestsReference
@@ -65,3 +66,12 @@ class Problem:
     def grading_rules(self, run_all_tests: bool = False) -> GradingRules:
         """The rules for grading programs of this problem."""
         return GradingRules(self.limits, self.comparator, self.prelude, self.profile, self.text_is_code, run_all_tests)
+
+
+def is_held_out(problem_id: str, share: float) -> bool:
+    """Whether this problem is among the `share` of a file's problems that is held out of training.
+
+    It depends on the name alone, so that a problem stays on its side when the file grows.
+    """
+    digest = hashlib.sha256(problem_id.encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from nouscoder.domain.submission import TEST_TYPES
 
@@ -15,7 +16,15 @@ class Body(BaseModel):
 
 def first_fault(error: ValidationError, prefix: str = "") -> tuple[str, str]:
     """(field, message) of the first fault. `prefix` is the field that holds the whole record."""
-    fault = error.errors(include_url=False, include_context=True)[0]
+    return _fault(error.errors(include_url=False, include_context=True)[0], prefix)
+
+
+def all_faults(error: ValidationError) -> list[tuple[str, str]]:
+    """(field, message) of each fault."""
+    return [_fault(fault, "") for fault in error.errors(include_url=False, include_context=True)]
+
+
+def _fault(fault: ErrorDetails, prefix: str) -> tuple[str, str]:
     kind, context = fault["type"], fault.get("ctx", {})
     field = _field_name((prefix, *fault["loc"]) if prefix else fault["loc"])
     if kind == "union_tag_invalid":

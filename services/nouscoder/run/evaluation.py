@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nouscoder.config import Config
-from nouscoder.data.problems import load_problems
+from nouscoder.data.problem_index import held_out_problems
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Sampling
 from nouscoder.errors import NousCoderError
@@ -59,7 +59,7 @@ async def _evaluate(config: Config, manifest: PolicyManifest, view: View, when: 
     credentials = channel_credentials(config.tls)
     sampling = config.generation.sampling
     return await evaluate(
-        load_problems(config.in_run_folder(config.problems.held_out)),
+        held_out_problems(config),
         GenerationClient(config.generation.grpc, credentials=credentials),
         VerifierClient(config.verifier.grpc, credentials=credentials, token=verifier_token(config)),
         samples=config.problems.held_out_samples,

@@ -31,7 +31,8 @@ class RunChanged(RunFolderError, Unusable):
 
 # Values that a run cannot change, because earlier samples, verdicts or measurements would not fit later ones.
 FIXED = (
-    *("run.seed", "problems.train", "problems.held_out", "problems.held_out_samples", "policy.path"),
+    *("run.seed", "problems.train", "problems.held_out", "problems.held_out_share"),
+    *("problems.held_out_samples", "policy.path"),
     *("broker.group_size", "broker.batch_size", "broker.reward", "learner.steps_per_batch"),
     *("generation.sampling.temperature", "generation.sampling.top_p", "generation.sampling.max_new_tokens"),
     *(f"generation.environment.{name}" for name in ("prompt_as", "prompt_template", "system_prompt")),
@@ -62,12 +63,16 @@ class RunFolder:
     @classmethod
     def create(cls, config: Config) -> RunFolder:
         """Make a run folder with `config`. Raises RunFolderError when a run of that name exists."""
-        path = config.run.folder
-        if (path / "config.toml").exists():
-            raise RunFolderError(f"{path} holds a run already: go on with --resume, or give another --name")
-        folder = cls(path)
+        cls.refuse_existing(config.run.folder)
+        folder = cls(config.run.folder)
         folder.write_text(folder.config_file, dump_config(config))
         return folder
+
+    @staticmethod
+    def refuse_existing(path: Path) -> None:
+        """Raises RunFolderError when the folder holds a run."""
+        if (path / "config.toml").exists():
+            raise RunFolderError(f"{path} holds a run already: go on with --resume, or give the run another name")
 
     @classmethod
     def reopen(cls, path: Path) -> tuple[RunFolder, Config]:

@@ -58,6 +58,7 @@ from nouscoder.errors import NousCoderError
 from nouscoder.report import write_report
 from nouscoder.run.evaluation import evaluate_once
 from nouscoder.run.folder import RunFolder
+from nouscoder.run.learning_signal import LearningSignal, NothingToLearn
 from nouscoder.run.pages import open_pages
 from nouscoder.run.services import RunServices, deployment
 from nouscoder.run.summary import Summary, closing_lines, summarize
@@ -120,8 +121,10 @@ async def run_loop(folder: RunFolder, config: Config, view: View, started_s: flo
 async def watch_until_ended(folder: RunFolder, services: RunServices, view: View, started_s: float) -> Ledger:
     """Show the run until the learner has finished it. Returns the last state of the ledger.
 
-    Raises LedgerBroken when the ledger does not balance, and what `services.check` raises.
+    Raises LedgerBroken when the ledger does not balance, NothingToLearn after it has ended a run whose groups are all
+    filtered, and what `services.check` raises.
     """
+    learning = LearningSignal(services.config)
     async with RunWatch(services.config) as watch:
         while True:
             ended = services.learner_ended
@@ -131,9 +134,23 @@ async def watch_until_ended(folder: RunFolder, services: RunServices, view: View
             folder.write_json("elapsed.json", {"learning_seconds": time.monotonic() - started_s})
             if watch.status is not None and not watch.status.ledger.balanced:
                 raise LedgerBroken(f"the ledger does not balance: {watch.status.ledger}")
+            await _warn(watch, learning, view)
             if ended and watch.status is not None and watch.status.finished:
                 return watch.status.ledger
             await asyncio.sleep(services.watch_every_s)
+
+
+async def _warn(watch: RunWatch, learning: LearningSignal, view: View) -> None:
+    """Say that all groups are filtered. Raises NothingToLearn after it has ended the run."""
+    if watch.status is None or watch.status.finished:
+        return
+    try:
+        warning = learning.judge(watch.status)
+    except NothingToLearn as error:
+        await watch.finish_run(str(error))
+        raise
+    if warning is not None:
+        view.say(warning)
 
 
 async def interruptible(work: Coroutine[Any, Any, object]) -> int:

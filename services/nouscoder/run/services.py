@@ -79,8 +79,22 @@ def deployment(config: Config) -> Deployment:
 
 
 async def _create_or_reopen(config: Config, resume: bool) -> tuple[RunFolder, Config]:
-    """A new run folder; with `resume` that of an earlier run, and the configuration that it recorded."""
-    return RunFolder.reopen(config.run.folder) if resume else (RunFolder.create(config), config)
+    """A new run folder; with `resume` that of an earlier run, and the configuration that it recorded.
+
+    Raises ConfigError with every fault that can be found before a process starts.
+    """
+    from nouscoder.run.preflight import checked
+
+    if resume:
+        folder, config = RunFolder.reopen(config.run.folder)
+        try:
+            return folder, await checked(config)
+        except BaseException:
+            folder.close()
+            raise
+    RunFolder.refuse_existing(config.run.folder)
+    config = await checked(config)
+    return RunFolder.create(config), config
 
 
 async def _attach(config: Config, resume: bool) -> tuple[RunFolder, Config]:

@@ -93,6 +93,10 @@ class RunWatch:
         self._learner = learner or self._learner
         return self._assemble(phase, tuple(processes), status, self._learner, generation, num_tests)
 
+    async def finish_run(self, reason: str) -> None:
+        """End the run at the broker, so that no service works for it any more. Raises PeerError."""
+        await self._broker.finish_run(reason)
+
     def _assemble(
         self,
         phase: str,

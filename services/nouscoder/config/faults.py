@@ -1,0 +1,39 @@
+"""One sentence for each fault of a configuration, with the nearest known key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from nouscoder.config.keys import keys_of
+from nouscoder.nearest_name import did_you_mean
+
+
+def sentences(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """The faults of a configuration in the order of its keys."""
+    return [_sentence(fault, model) for fault in error.errors(include_url=False)]
+
+
+def _sentence(fault: Any, model: type[BaseModel]) -> str:
+    loc = [str(part) for part in fault["loc"]]
+    where = ".".join(loc) or "configuration"
+    if fault["type"] == "extra_forbidden":
+        return f"unknown key {where}{_nearest(loc, model)}"
+    if where == "configuration" or isinstance(fault["input"], dict):
+        return f"{where}: {fault['msg'].removeprefix('Value error, ')}"
+    return f"{where}: {fault['msg']} (given: {fault['input']!r:.80})"
+
+
+def _nearest(loc: list[str], model: type[BaseModel]) -> str:
+    """A key of the same name elsewhere; else the nearest name in the same section; else the nearest of all keys."""
+    keys = [key.path for key in keys_of(model)]
+    namesakes = [".".join(path) for path in keys if path[-1] == loc[-1]]
+    if namesakes:
+        return f": did you mean {' or '.join(namesakes[:3])}?"
+    section = tuple(loc[:-1])
+    beside = {path[len(section)] for path in keys if path[: len(section)] == section and len(path) > len(section)}
+    near = did_you_mean(loc[-1], beside)
+    if near and section:
+        return near.replace("mean ", f"mean {'.'.join(section)}.")
+    return near or did_you_mean(".".join(loc), [".".join(path) for path in keys])

@@ -1,0 +1,87 @@
+"""What the files of a policy folder say, read without a model library: before a run starts a process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from nouscoder.policy_folder.stop_tokens import StopTokensError, stop_token_ids
+from nouscoder.policy_folder.weights_files import WeightsMissing, weights_files
+
+_MAX_HEADER_BYTES = 100_000_000  # of safetensors, as its library bounds it
+
+
+def faults_of(folder: Path) -> list[str]:
+    """What makes the folder unusable as a policy, one sentence each; empty when nothing does."""
+    if not folder.is_dir():
+        return [f"{folder} is not a folder"]
+    return _config_faults(folder) or [*_tokenizer_faults(folder), *_weights_faults(folder)]
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether the tokenizer's files hold a chat template."""
+    beside = any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json"))
+    return beside or bool(_json(folder / "tokenizer_config.json").get("chat_template"))
+
+
+def context_tokens(folder: Path) -> int | None:
+    """The number of positions that the model was made for; None when its configuration does not say."""
+    found = _json(folder / "config.json").get("max_position_embeddings")
+    return found if isinstance(found, int) else None
+
+
+def _config_faults(folder: Path) -> list[str]:
+    file = folder / "config.json"
+    if not file.is_file():
+        return [f"{folder} has no config.json, so it is not a Hugging Face model folder"]
+    return [] if _json(file).get("model_type") else [f"{file} is not a model's configuration: it has no model_type"]
+
+
+def _tokenizer_faults(folder: Path) -> list[str]:
+    names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+    if not any((folder / name).is_file() for name in names):
+        return [f"{folder} has no tokenizer (tokenizer.json, tokenizer_config.json)"]
+    try:
+        stops = stop_token_ids(folder)
+    except StopTokensError as error:
+        return [str(error)]
+    if not stops and not _json(folder / "tokenizer_config.json").get("eos_token"):
+        return [f"{folder}: neither the tokenizer nor config.json has an end-of-sequence token"]
+    return []
+
+
+def _weights_faults(folder: Path) -> list[str]:
+    try:
+        files = weights_files(folder)
+    except WeightsMissing as error:
+        return [str(error)]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        others = " (only weights in safetensors are read)" if any(folder.glob("*.bin")) else ""
+        return [f"{folder} has no {missing[0]}{others}"]
+    return [f"{file} is not a whole safetensors file" for file in files if not _is_whole(file)][:1]
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether the header is readable and the file is as long as the header says (safetensors' format)."""
+    size = file.stat().st_size
+    with file.open("rb") as data:
+        length = int.from_bytes(data.read(8), "little")
+        if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+            return False
+        try:
+            tensors = json.loads(data.read(length))
+            ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            return False
+    return bool(ends) and size == 8 + length + max(ends)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """The file's JSON object; empty when there is none."""
+    try:
+        value = json.loads(file.read_text(encoding="utf8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,85 @@
+"""Notices that a run learns nothing because all of its groups are filtered.
+
+INVARIANT: while rollouts are filtered and no group is kept, a sentence is due within WARN_AFTER_S of the first filtered
+group, and after `run.max_filtered_batches` batches of filtered rollouts `judge` raises NothingToLearn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nouscoder.config import Config
+from nouscoder.domain.ledger import RolloutState
+from nouscoder.domain.run_status import RunStatus
+from nouscoder.errors import Unusable
+
+WARN_AFTER_S = 30.0
+_ADVICE = "take other problems or another policy, or set broker.drop_zero_variance = false"
+
+
+class NothingToLearn(Unusable):
+    """All groups of a long time were filtered. The message says how many rollouts were accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Since:
+    """The counts when a group was last kept. `filtered_s` is when the first group was filtered after that."""
+
+    kept: int
+    filtered: int
+    graded: int
+    accepted: int
+    filtered_s: float | None = None
+
+
+class LearningSignal:
+    """Watches the counts of one run."""
+
+    def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
+        self._batch_size = config.broker.batch_size
+        self._max_filtered = config.run.max_filtered_batches * config.broker.batch_size
+        self._clock = clock
+        self._since: _Since | None = None
+        self._warn_at = self._batch_size
+
+    def judge(self, status: RunStatus) -> str | None:
+        """A sentence when one is due: first WARN_AFTER_S or a batch later, then each time the count has doubled.
+
+        Raises NothingToLearn.
+        """
+        now = _counts(status)
+        since = self._since
+        if since is None or now.kept != since.kept:
+            self._since, self._warn_at = now, 0
+            return None
+        filtered = now.filtered - since.filtered
+        if not filtered:
+            return None
+        begun_s = self._clock() if since.filtered_s is None else since.filtered_s
+        self._since = _Since(since.kept, since.filtered, since.graded, since.accepted, begun_s)
+        sentence = _sentence(now.accepted - since.accepted, now.graded - since.graded, filtered)
+        if self._max_filtered and filtered >= self._max_filtered:
+            raise NothingToLearn(f"the run ended: {sentence} (run.max_filtered_batches is the bound)")
+        due = filtered >= self._batch_size or self._clock() - begun_s >= WARN_AFTER_S
+        if not due or filtered < self._warn_at:
+            return None
+        self._warn_at = 2 * filtered
+        return f"warning: {sentence}"
+
+
+def _counts(status: RunStatus) -> _Since:
+    in_flight = status.ledger.in_flight
+    kept = status.ledger.trained + in_flight.get(RolloutState.READY, 0) + in_flight.get(RolloutState.TRAINING, 0)
+    return _Since(kept, status.ledger.filtered, status.rollouts_graded, status.rollouts_accepted)
+
+
+def _sentence(accepted: int, graded: int, filtered: int) -> str:
+    if not accepted:
+        why = "the policy solves none of these problems"
+    elif accepted == graded:
+        why = "the policy always solves these problems"
+    else:
+        why = "each problem is solved always or never"
+    return f"{accepted} of {graded} accepted: {why}, so all {filtered} rollouts were filtered; {_ADVICE}"

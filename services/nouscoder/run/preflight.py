@@ -1,0 +1,147 @@
+"""The checks of a local run before any process starts and before the run folder is made.
+
+All faults are reported together, each in one sentence with its key. The index of the problems is built here, because
+building it is the check of the problem file; the broker finds it ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from nouscoder.config import Config, ConfigError
+from nouscoder.config.base import Place
+from nouscoder.config.keys import keys_of
+from nouscoder.data.problem_index import held_out_problems, open_index
+from nouscoder.errors import NousCoderError
+from nouscoder.nearest_name import did_you_mean
+from nouscoder.policy_folder.hub import HubUnavailable, downloaded, is_hub_id
+from nouscoder.policy_folder.inspection import context_tokens, faults_of, has_chat_template
+
+_REDIS_TIMEOUT_S = 5.0
+
+
+async def checked(config: Config) -> Config:
+    """The configuration of a run that can start. A policy that is on a hub is downloaded.
+
+    Raises ConfigError with all faults.
+    """
+    return await asyncio.to_thread(_checked, config)
+
+
+def _checked(config: Config) -> Config:
+    try:
+        config = _with_policy_folder(config)
+        faults = list(_policy_faults(config))
+    except HubUnavailable as error:
+        faults = [f"policy.path: {error}"]
+    for check in (_file_faults, _problem_faults, _length_faults, _redis_faults):
+        faults += check(config)
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return config
+
+
+def _with_policy_folder(config: Config) -> Config:
+    path = config.policy.path
+    if config.in_run_folder(path).exists() or not is_hub_id(str(path)):
+        return config
+    return config.model_copy(update={"policy": config.policy.model_copy(update={"path": downloaded(str(path))})})
+
+
+def _policy_faults(config: Config) -> Iterator[str]:
+    folder = config.in_run_folder(config.policy.path)
+    if not folder.exists():
+        yield f"policy.path: {_missing(config, config.policy.path)}"
+        return
+    found = faults_of(folder)
+    yield from (f"policy.path: {fault}" for fault in found)
+    if config.generation.environment.prompt_as == "messages" and not found and not has_chat_template(folder):
+        yield f'generation.environment.prompt_as is "messages", but {folder} has no chat template: take "text"'
+
+
+def _file_faults(config: Config) -> Iterator[str]:
+    """Files that the configuration names besides problems and policy."""
+    for key in keys_of(Config):
+        if key.place is not Place.INPUT:
+            continue
+        value: object = config
+        for part in key.path:
+            value = getattr(value, part, "")
+        for path in value if isinstance(value, tuple) else (value,):
+            if path and not Path(str(path)).exists():
+                yield f"{key.name}: {_missing(config, Path(str(path)))}"
+
+
+def _problem_faults(config: Config) -> Iterator[str]:
+    problems = config.problems
+    train = config.in_run_folder(problems.train)
+    if not train.is_file():
+        yield f"problems.train: {_missing(config, problems.train)}"
+    else:
+        yield from _fault_of("problems.train", lambda: _check_index(config))
+    if not problems.held_out_share and not config.in_run_folder(problems.held_out).is_file():
+        yield f"problems.held_out: {_missing(config, problems.held_out)}; or set problems.held_out_share"
+    elif not problems.held_out_share or train.is_file():
+        yield from _fault_of("problems.held_out", lambda: held_out_problems(config))
+
+
+def _check_index(config: Config) -> None:
+    index = open_index(config)
+    num_problems = len(index.problem_ids)
+    index.close()
+    if not num_problems:
+        raise ConfigError("no problem is left to train on")
+
+
+def _length_faults(config: Config) -> Iterator[str]:
+    generation = config.generation
+    if generation.sampling.max_new_tokens >= generation.max_tokens_total:
+        yield (
+            f"generation.sampling.max_new_tokens {generation.sampling.max_new_tokens} must be less than"
+            f" generation.max_tokens_total {generation.max_tokens_total}, which counts the prompt too"
+        )
+    folder = config.in_run_folder(config.policy.path)
+    positions = context_tokens(folder) if folder.is_dir() else None
+    if positions is not None and generation.max_tokens_total > positions:
+        yield (
+            f"generation.max_tokens_total {generation.max_tokens_total} is more than the {positions} positions"
+            f" of {folder}"
+        )
+
+
+def _redis_faults(config: Config) -> Iterator[str]:
+    from nouscoder.broker.redis_address import configured_url, without_password
+    from nouscoder.broker.redis_server import RedisServerError, find_redis_binary, redis_url
+
+    if config.broker.redis_url_file and not Path(config.broker.redis_url_file).is_file():
+        return  # reported with the other files
+    url = configured_url(config.broker)
+    if not url or url == redis_url(config.run.folder / "redis"):  # the run's own
+        yield from _fault_of("broker.redis_url", find_redis_binary, RedisServerError)
+        return
+    import redis
+
+    try:
+        with redis.Redis.from_url(
+            url, socket_timeout=_REDIS_TIMEOUT_S, socket_connect_timeout=_REDIS_TIMEOUT_S
+        ) as client:
+            client.ping()
+    except (redis.RedisError, ValueError) as error:
+        yield f"broker.redis_url: {without_password(url)} cannot be used: {error}"
+
+
+def _fault_of(key: str, check: Callable[[], object], errors: type[Exception] = NousCoderError) -> Iterator[str]:
+    try:
+        check()
+    except errors as error:
+        yield f"{key}: {error}"
+
+
+def _missing(config: Config, path: Path) -> str:
+    """Says that the path does not exist, where it was looked for, and the nearest name there."""
+    whole = config.in_run_folder(path)
+    beside = [each.name for each in whole.parent.iterdir()] if whole.parent.is_dir() else []
+    where = "" if path.is_absolute() else ", and nothing of that name is beside the configuration"
+    return f"{whole} does not exist{where}{did_you_mean(whole.name, beside)}"

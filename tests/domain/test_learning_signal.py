@@ -1,0 +1,86 @@
+"""A run whose groups are all filtered warns by name and ends by its own bound."""
+
+from __future__ import annotations
+
+import pytest
+
+from nouscoder.config import Config, load_config
+from nouscoder.domain.ledger import Ledger
+from nouscoder.domain.run_status import RunStatus
+from nouscoder.run.learning_signal import WARN_AFTER_S, LearningSignal, NothingToLearn
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def status(filtered: int, *, accepted: int = 0, trained: int = 0, ready: int = 0, others: int = 0) -> RunStatus:
+    """A run that has graded what it filtered, trained and holds ready."""
+    ledger = Ledger(filtered + trained + ready, trained, filtered, 0, 0, {"ready": ready})
+    graded = filtered + trained + ready + others
+    return RunStatus("run", ledger, (), 0, 0, 0, 0, False, rollouts_accepted=accepted, rollouts_graded=graded)
+
+
+def config(*more: str) -> Config:
+    """Batches of 64, a bound of 10 batches."""
+    return load_config(None, ["broker.batch_size=64", "run.max_filtered_batches=10", *more])
+
+
+def test_a_policy_that_solves_nothing_is_named_within_a_minute() -> None:
+    clock = Clock()
+    signal = LearningSignal(config(), clock)
+    assert signal.judge(status(0)) is None
+    assert signal.judge(status(8)) is None
+    clock.now_s = WARN_AFTER_S
+    assert WARN_AFTER_S < 60
+    warning = signal.judge(status(16))
+    assert warning is not None
+    assert warning.startswith("warning: 0 of 16 accepted: the policy solves none of these problems")
+
+
+def test_a_whole_batch_of_filtered_rollouts_is_named_at_once_and_again_when_it_doubles() -> None:
+    signal = LearningSignal(config(), Clock())
+    counts = (0, 32, 64, 100, 128, 200, 256)
+    said = [filtered for filtered in counts if signal.judge(status(filtered)) is not None]
+    assert said == [64, 128, 256]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "reason"),
+    [(0, "the policy solves none"), (64, "the policy always solves"), (32, "each problem is solved always or never")],
+)
+def test_the_reason_is_told_from_the_counts(accepted: int, reason: str) -> None:
+    signal = LearningSignal(config(), Clock())
+    signal.judge(status(0))
+    assert reason in (signal.judge(status(64, accepted=accepted)) or "")
+
+
+def test_the_run_ends_at_its_bound() -> None:
+    signal = LearningSignal(config(), Clock())
+    signal.judge(status(0))
+    signal.judge(status(639))
+    with pytest.raises(NothingToLearn, match=r"^the run ended: 0 of 640 accepted.*run.max_filtered_batches"):
+        signal.judge(status(640))
+
+
+def test_a_bound_of_0_never_ends_a_run() -> None:
+    signal = LearningSignal(config("run.max_filtered_batches=0"), Clock())
+    signal.judge(status(0))
+    assert signal.judge(status(1_000_000)) is not None
+
+
+@pytest.mark.parametrize("kept", [{"trained": 64}, {"ready": 8}])
+def test_a_group_that_is_kept_begins_the_count_again(kept: dict[str, int]) -> None:
+    clock = Clock()
+    signal = LearningSignal(config(), clock)
+    signal.judge(status(0))
+    signal.judge(status(600))
+    clock.now_s = 1000.0
+    assert signal.judge(status(700, **kept)) is None
+    assert signal.judge(status(760, **kept)) is None
+    assert "0 of 64 accepted" in (signal.judge(status(764, **kept)) or "")

@@ -1,0 +1,215 @@
+"""A wrong configuration gets its sentences before any process starts and before the run folder is made."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nouscoder.cli.app import app
+from nouscoder.data.problems import save_problems
+from nouscoder.domain.problem import Problem, is_held_out
+from nouscoder.domain.submission import StdinCase, StdinTests
+from nouscoder.policy_folder import hub
+from nouscoder.run import preflight
+from nouscoder.run.supervisor import Supervisor
+
+HEADER = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+WEIGHTS = struct.pack("<Q", len(HEADER)) + HEADER + b"\0" * 4
+
+
+class Home:
+    """A user's folder: a model, two problem files and my.toml."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.model = root / "model"
+        self.model.mkdir(parents=True)
+        self.write("model/config.json", '{"model_type": "qwen3", "eos_token_id": 1, "max_position_embeddings": 4096}')
+        self.write("model/tokenizer.json", "{}")
+        (self.model / "model.safetensors").write_bytes(WEIGHTS)
+        for name in ("train", "held_out"):
+            tests = StdinTests((StdinCase("1", "2"),))
+            save_problems(root / f"{name}.jsonl", [Problem(f"{name}-{n}", "Add one.", tests) for n in range(40)])
+        self.keys = {
+            "problems.train": '"train.jsonl"',
+            "problems.held_out": '"held_out.jsonl"',
+            "policy.path": '"model"',
+            "run.root": '"runs"',
+        }
+
+    def write(self, name: str, text: str) -> None:
+        """A file below the root."""
+        (self.root / name).write_text(text)
+
+    def change_lines(self, name: str, number: int, text: str) -> None:
+        """Replace one line, counted from 1."""
+        lines = (self.root / name).read_text().splitlines()
+        lines[number - 1] = text
+        self.write(name, "\n".join(lines) + "\n")
+
+    def toml(self) -> Path:
+        """my.toml."""
+        self.write("my.toml", "\n".join(f"{key} = {value}" for key, value in self.keys.items()) + "\n")
+        return self.root / "my.toml"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A folder that is not the working directory."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return Home(tmp_path / "home")
+
+
+class Started(Exception):
+    """The run got as far as its processes."""
+
+
+@pytest.fixture(autouse=True)
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting the first service ends the test."""
+
+    def start(*_: object) -> None:
+        raise Started
+
+    monkeypatch.setattr(Supervisor, "start", start)
+
+
+def sentences(home: Home) -> list[str]:
+    """What `nouscoder train my.toml` prints, one entry a line."""
+    answer = CliRunner().invoke(app, ["train", str(home.toml())])
+    assert not isinstance(answer.exception, Started), "a process was started"
+    assert answer.exit_code == 78, answer.output
+    assert not (home.root / "runs").exists()
+    assert not list(Path.cwd().iterdir())
+    return answer.stderr.removeprefix("nouscoder: ").splitlines()
+
+
+def test_a_right_configuration_with_relative_paths_starts_the_services(home: Home) -> None:
+    answer = CliRunner().invoke(app, ["train", str(home.toml())])
+    assert isinstance(answer.exception, Started)
+    assert f'path = "{home.model}"' in (home.root / "runs" / "run" / "config.toml").read_text()
+
+
+def key(name: str, value: str) -> Callable[[Home], object]:
+    """Set one key of my.toml."""
+    return lambda home: home.keys.update({name: value})
+
+
+def gone(name: str) -> Callable[[Home], object]:
+    """Remove one file."""
+    return lambda home: (home.root / name).unlink()
+
+
+def text(name: str, content: str) -> Callable[[Home], object]:
+    """Replace one file."""
+    return lambda home: home.write(name, content)
+
+
+def line(content: str) -> Callable[[Home], object]:
+    """Replace line 3 of the training problems."""
+    return lambda home: home.change_lines("train.jsonl", 3, content)
+
+
+WRONG: list[tuple[Callable[[Home], object], str]] = [
+    (
+        key("problems.train", '"trian.jsonl"'),
+        r"^problems.train: .*trian.jsonl does not exist.*did you mean train",
+    ),
+    (key("problems.held_out", '"none.jsonl"'), r"^problems.held_out: .* does not exist.*problems.held_out_share"),
+    (key("policy.path", '"modle"'), r"^policy.path: .*home/modle does not exist: did you mean model"),
+    (key("policy.path", '"/no/such/model"'), r"^policy.path: /no/such/model does not exist$"),
+    (key("problems.tran", '"train.jsonl"'), r"my.toml: unknown key problems.tran: did you mean problems.train\?"),
+    (key("learning_rate", "1e-5"), r"my.toml: unknown key learning_rate: did you mean learner.learning_rate\?"),
+    (key("broker.group_size", '"eight"'), r"my.toml: broker.group_size: .*valid integer.*'eight'"),
+    (key("broker.batch_size", "30"), r"my.toml: broker: batch_size 30 must be a multiple of group_size 8"),
+    (key("generation.sampling.top_p", "1.5"), r"generation.sampling.top_p: .*less than or equal to 1"),
+    (key("generation.sampling.max_new_tokens", "512"), r"^generation.sampling.max_new_tokens 512 must be less than"),
+    (key("generation.max_tokens_total", "8192"), r"^generation.max_tokens_total 8192 is more than the 4096 positions"),
+    (key("generation.environment.prompt_as", '"messages"'), r"prompt_as is \"messages\", but .* has no chat template"),
+    (key("generation.environment.prompt_as", '"chat"'), r"prompt_as: Input should be 'text' or 'messages'"),
+    (key("generation.environment.prompt_template", '"Solve."'), r"prompt_template: .*pattern"),
+    (key("verifier.tokens_file", '"tokens"'), r"^verifier.tokens_file: .*home/tokens does not exist"),
+    (key("broker.redis_url", '"redis://127.0.0.1:1/0"'), r"^broker.redis_url: redis://127.0.0.1:1/0 cannot be used"),
+    (key("broker.redis_url", '"127.0.0.1:6379"'), r"^broker.redis_url: .* cannot be used: .*scheme"),
+    (key("problems.held_out_share", "1e-9"), r"^problems.held_out: .* holds out none of its problems"),
+    (gone("model/config.json"), r"^policy.path: .*model has no config.json"),
+    (gone("model/tokenizer.json"), r"^policy.path: .*model has no tokenizer"),
+    (gone("model/model.safetensors"), r"^policy.path: .*model has no model.safetensors"),
+    (text("model/model.safetensors", "torn"), r"^policy.path: .*model.safetensors is not a whole safetensors file"),
+    (text("model/config.json", '{"model_type": "x"}'), r"^policy.path: .* has an end-of-sequence token"),
+    (text("train.jsonl", ""), r"^problems.train: .*train.jsonl holds no problem"),
+    (line("{"), r"^problems.train: .*train.jsonl, line 3: body: not JSON"),
+    (line('{"problem_id": "a", "tests": {}}'), r"train.jsonl, line 3: prompt is missing; tests.type: is missing"),
+    (
+        line('{"problem_id": "a", "promt": ""}'),
+        r"line 3: prompt is missing; .*promt: unknown field: did you mean p",
+    ),
+    (line('{"problem_id": "train-0", "prompt": "", "tests": {"type": "stdin", "cases": []}}'), r"tests.cases: "),
+]
+
+
+@pytest.mark.parametrize(("spoil", "sentence"), WRONG, ids=[str(n) for n in range(len(WRONG))])
+def test_a_wrong_configuration_gets_one_sentence(home: Home, spoil: Callable[[Home], object], sentence: str) -> None:
+    spoil(home)
+    (said,) = sentences(home)
+    assert re.search(sentence, said), said
+
+
+def test_all_faults_are_reported_together(home: Home) -> None:
+    home.keys["verifier.tokens_file"] = '"tokens"'
+    home.keys["problems.held_out"] = '"held.jsonl"'
+    (home.model / "tokenizer.json").unlink()
+    (home.model / "model.safetensors").unlink()
+    home.change_lines("train.jsonl", 40, "{}")
+    assert [said.split(":")[0] for said in sentences(home)] == [
+        *("policy.path", "policy.path", "verifier.tokens_file", "problems.train", "problems.held_out")
+    ]
+
+
+def test_a_hub_id_is_downloaded_when_no_such_folder_exists(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def download(hub_id: str) -> Path:
+        asked.append(hub_id)
+        return home.model
+
+    monkeypatch.setattr(preflight, "downloaded", download)
+    home.keys["policy.path"] = '"Org/Model-1.5B"'
+    answer = CliRunner().invoke(app, ["train", str(home.toml())])
+    assert isinstance(answer.exception, Started)
+    assert asked == ["Org/Model-1.5B"]
+    assert f'path = "{home.model}"' in (home.root / "runs" / "run" / "config.toml").read_text()
+
+
+def test_a_hub_that_cannot_be_reached_is_one_sentence(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def fail(*_: object, **__: object) -> str:
+        raise OSError("no route to the hub\nmore lines")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    assert hub.is_hub_id("Org/Model-1.5B")
+    home.keys["policy.path"] = '"Org/Model-1.5B"'
+    (said,) = sentences(home)
+    assert said.startswith("policy.path: Org/Model-1.5B is no folder here, and a hub did not give it: no route")
+
+
+def test_a_share_of_the_training_file_is_held_out_of_training(home: Home) -> None:
+    del home.keys["problems.held_out"]
+    home.keys["problems.held_out_share"] = "0.25"
+    from nouscoder.config import load_config
+    from nouscoder.data.problem_index import held_out_problems, open_index
+
+    config = load_config(home.toml())
+    names = {f"train-{n}" for n in range(40)}
+    held_out = {problem.problem_id for problem in held_out_problems(config)}
+    assert held_out == {name for name in names if is_held_out(name, 0.25)}
+    assert set(open_index(config).problem_ids) == names - held_out
+    assert 0 < len(held_out) < 20
