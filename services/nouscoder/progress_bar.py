@@ -10,8 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def progress_bar(name: str, total: float) -> Iterator[Callable[[float], None]]:
-    """Yields a function that advances the bar by the given amount."""
+def progress_bar(name: str, total: float | None) -> Iterator[Callable[[float], None]]:
+    """Yields a function that advances the bar by the given amount. The total is None when it is not known."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:

@@ -1,8 +1,13 @@
-"""`nouscoder grade FILE`: the order is kept, every line has one answer, an invalid line is refused before grading."""
+"""`nouscoder grade FILE`: order kept, every line answered once, a bad line does not stop the others."""
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,16 +16,28 @@ from pathlib import Path
 
 import pytest
 
-from nouscoder.cli.grade_file import BadFile, grade_file
 from nouscoder.client import Client, GradingFailed
 from nouscoder.client.http import Patience
 from nouscoder.config import Config, load_config
+from nouscoder.data.json_records import UnreadableFile
+from nouscoder.data.problems import save_problems
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import StdinCase, StdinTests
+from nouscoder.grade_files.grade_file import NothingToGrade, Request
+from nouscoder.grade_files.grade_file import grade_file as grade
+from nouscoder.grade_files.output import OutputFault
+from nouscoder.grade_files.summary import Summary
 
 
 @pytest.fixture
 def config() -> Config:
     """The configuration of the fake sandbox, in which every program prints its input."""
     return load_config(None, ["verifier.sandbox.backend=fake"])
+
+
+def grade_file(path: Path, config: Config, out: Path | None = None, server: str | None = None) -> int:
+    """The exit code of grading one file."""
+    return grade(Request(path, out, server=server), config)[1]
 
 
 def line(given: str, wanted: str, **fields: object) -> str:
@@ -52,29 +69,189 @@ def test_without_an_output_file_the_answers_go_to_stdout(
     assert [json.loads(text)["id"] for text in capsys.readouterr().out.splitlines()] == [1, 3]
 
 
+def lines_of(out: Path) -> list[dict[str, object]]:
+    """The lines of an output."""
+    return [json.loads(text) for text in out.read_text().splitlines()]
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ("{", "not one JSON object a line"),
-        ("[1]", "not one JSON object a line"),
-        ("[" * 100_000, "not one JSON object a line"),
+        ("{", "not JSON"),
+        ("[1]", "a list of programs"),
+        ("[" * 100_000, "not JSON"),
         (line("a", "a", colour="red"), "colour: unknown field"),
         (line("a", "a", completion="x"), "give exactly one of code and completion"),
+        ('{"code": "pass"}', "tests is missing; for a file of samples give --problems FILE"),
     ],
 )
-def test_a_bad_line_is_named_and_nothing_is_graded(tmp_path: Path, config: Config, bad: str, message: str) -> None:
-    path, out = write(tmp_path / "in.jsonl", line("a", "a"), bad), tmp_path / "out.jsonl"
-    with pytest.raises(BadFile, match=message) as fault:
-        grade_file(path, config, out)
-    assert str(fault.value).startswith(f"{path}:2: ")
-    assert not out.exists()
+def test_a_bad_line_is_named_and_the_others_are_graded(tmp_path: Path, config: Config, bad: str, message: str) -> None:
+    path, out = write(tmp_path / "in.jsonl", line("a", "a"), bad, line("b", "b")), tmp_path / "out.jsonl"
+    summary, code = grade(Request(path, out), config)
+    assert code == 1
+    assert [one.get("verdict") for one in lines_of(out)] == ["accepted", None, "accepted"]
+    assert message in str(lines_of(out)[1]["error"])
+    (told,) = summary.bad_lines
+    assert told.startswith("line 2: ")
+    assert message in told
+    assert grade(Request(path, out, skip_bad=True), config)[1] == 0
 
 
-def test_a_missing_file_or_one_without_submissions_is_a_fault(tmp_path: Path, config: Config) -> None:
-    with pytest.raises(BadFile, match="holds no submission"):
+def test_a_file_without_submissions_or_no_file_is_a_fault(tmp_path: Path, config: Config) -> None:
+    with pytest.raises(NothingToGrade, match="holds no submission"):
         grade_file(write(tmp_path / "in.jsonl", ""), config)
-    with pytest.raises(BadFile, match="cannot be read"):
+    with pytest.raises(UnreadableFile, match="cannot be read"):
         grade_file(tmp_path / "absent", config)
+
+
+def test_the_input_is_never_overwritten(tmp_path: Path, config: Config) -> None:
+    path = write(tmp_path / "in.jsonl", line("a", "a"))
+    (tmp_path / "link").symlink_to(path)
+    before = path.read_bytes()
+    for out in (path, tmp_path / "link"):
+        with pytest.raises(OutputFault, match="is the input itself"):
+            grade_file(path, config, out)
+    assert path.read_bytes() == before
+
+
+def test_compressed_files_and_standard_input_are_read(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = (line("a", "a") + "\n" + line("b", "c") + "\n").encode()
+    out = tmp_path / "out.jsonl"
+    (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(data))
+    grade_file(tmp_path / "in.jsonl.gz", config, out)
+    unpacked = [(one["id"], one["verdict"]) for one in lines_of(out)]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
+    grade_file(Path("-"), config, out)
+    assert [(one["id"], one["verdict"]) for one in lines_of(out)] == unpacked
+    assert unpacked == [(1, "accepted"), (2, "wrong_answer")]
+
+
+def problems_file(path: Path, *answers: str) -> Path:
+    """Problem pN wants that the program, which prints its input, prints answer N."""
+    problems = [
+        Problem(f"p{number}", "Echo.", StdinTests((StdinCase("right", answer),)))
+        for number, answer in enumerate(answers)
+    ]
+    save_problems(path, problems)
+    return path
+
+
+FENCED = "Here:\n```python\nprint(1)\n```\n"
+SAMPLE_FILES = {
+    "completions": "\n".join(json.dumps({"task_id": f"p{n % 2}", "completion": FENCED}) for n in range(6)),
+    "EvalPlus": "\n".join(json.dumps({"task_id": f"p{n % 2}", "solution": "print(1)"}) for n in range(6)),
+    "LiveCodeBench": json.dumps(
+        [{"question_id": f"p{n}", "code_list": ["print(1)"] * 3, "output_list": ["?"] * 3} for n in range(2)], indent=4
+    ),
+    "bigcode": json.dumps([["print(1)"] * 3] * 2),
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLE_FILES)
+def test_sample_files_of_the_public_tools_are_read_as_they_are(tmp_path: Path, config: Config, kind: str) -> None:
+    """Of two problems with three samples each, every sample of p0 is right and none of p1."""
+    problems = problems_file(tmp_path / "problems.jsonl", "right", "other")
+    out = tmp_path / "out.jsonl"
+    summary, code = grade(Request(write(tmp_path / "samples", SAMPLE_FILES[kind]), out, problems), config)
+    assert code == 0
+    assert summary.by_problem == {"p0": [3, 3], "p1": [3, 0]}
+    assert summary.pass_at_k == {1: 0.5, 2: 0.5}
+    assert {one["task_id"] for one in lines_of(out)} == {"p0", "p1"}
+
+
+def test_a_sample_of_no_known_problem_or_without_text_is_a_bad_line(tmp_path: Path, config: Config) -> None:
+    problems = problems_file(tmp_path / "problems.jsonl", "right")
+    path = write(
+        tmp_path / "samples.jsonl",
+        '{"task_id": "p7", "completion": "x"}',
+        '{"task_id": "p0"}',
+        '{"completion": "x"}',
+        '{"task_id": "p0", "code_list": [1]}',
+    )
+    summary, code = grade(Request(path, tmp_path / "out", problems), config)
+    assert code == 1
+    assert [told.partition(": ")[2] for told in summary.bad_lines] == [
+        "--problems has no problem 'p7'",
+        "it has none of solution, code, code_list, completion, output_list",
+        "none of task_id, question_id, problem_id names the problem",
+        "code_list is not text",
+    ]
+
+
+def test_pass_at_k_is_the_unbiased_estimate_over_problems() -> None:
+    summary = Summary()
+    for problem, right in (("a", 1), ("b", 4)):
+        for sample in range(4):
+            summary.add(sample, problem, {"verdict": "accepted" if sample < right else "wrong_answer"})
+    summary.add(9, "b", {"verdict": "internal_error"})
+    # Of 4 samples with 1 right: pass@2 = 1 - C(3, 2) / C(4, 2) = 1/2.
+    assert summary.pass_at_k == {1: (0.25 + 1) / 2, 2: (0.5 + 1) / 2, 4: 1.0}
+    assert summary.record()["without_verdict"] == 1
+    assert "pass@2" in summary.text()
+
+
+def test_a_resumed_grading_keeps_verdicts_and_repeats_failures(tmp_path: Path, config: Config) -> None:
+    lines = [line("a", "a" if n % 3 else "b") for n in range(12)]
+    path, whole, out = write(tmp_path / "in.jsonl", *lines), tmp_path / "whole", tmp_path / "out"
+    expected, _ = grade(Request(path, whole), config)
+    kept = whole.read_text().splitlines(keepends=True)
+    marked = [text.replace('"graded": 1', '"graded": 1, "kept": true') for text in kept[:5]]
+    for rest in (
+        "",
+        kept[5][:20],
+        '{"id": 6, "error": "no answer"}\n' + kept[6],
+        '{"id": 6, "verdict": "internal_error"}\n',
+    ):
+        out.write_text("".join(marked) + rest)
+        summary, code = grade(Request(path, out, resume=True), config)
+        found = lines_of(out)
+        assert code == 0
+        assert [one["id"] for one in found] == list(range(1, 13))
+        assert [one.get("kept", False) for one in found] == [True] * 5 + [False] * 7
+        assert summary.record() == expected.record()
+
+
+def test_an_output_of_another_input_is_not_resumed(tmp_path: Path, config: Config) -> None:
+    path, out = write(tmp_path / "in.jsonl", line("a", "a", id="x")), tmp_path / "out"
+    out.write_text('{"id": "y", "verdict": "accepted"}\n')
+    with pytest.raises(OutputFault, match="has id 'y' where the input has 'x'"):
+        grade(Request(path, out, resume=True), config)
+    assert "y" in out.read_text()
+    with pytest.raises(OutputFault, match="--resume needs --out"):
+        grade(Request(path, resume=True), config)
+
+
+def test_each_verdict_is_on_the_disk_before_the_next_line_is_read(tmp_path: Path, config: Config) -> None:
+    """The input is a pipe whose second line is written only after the first verdict was seen."""
+    pipe, out = tmp_path / "pipe", tmp_path / "out"
+    os.mkfifo(pipe)
+    seen: list[int] = []
+
+    def feed() -> None:
+        with pipe.open("w") as file:
+            for number in (1, 2):
+                file.write(line("a", "a") + "\n")
+                file.flush()
+                while not out.exists() or out.read_text().count("\n") < number:
+                    threading.Event().wait(0.01)
+                seen.append(number)
+
+    feeder = threading.Thread(target=feed, daemon=True)
+    feeder.start()
+    assert grade_file(pipe, config, out) == 0
+    feeder.join(60)
+    assert seen == [1, 2]
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly(tmp_path: Path) -> None:
+    path = write(tmp_path / "in.jsonl", *[line("a", "a")] * 400)
+    command = f"{sys.executable} -m nouscoder grade {path} --set verifier.sandbox.backend=fake | head -n 1"
+    answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert json.loads(answer.stdout)["verdict"] == "accepted"
+    assert "Traceback" not in answer.stderr
+    assert "Error" not in answer.stderr
 
 
 class Scripted(BaseHTTPRequestHandler):
@@ -82,10 +259,13 @@ class Scripted(BaseHTTPRequestHandler):
 
     script: list[tuple[int, dict[str, object]]] = []  # noqa: RUF012
     seen = 0
+    request: dict[str, object] = {}  # noqa: RUF012
+    authorization = ""
 
     def do_POST(self) -> None:
         """Answer one request."""
-        self.rfile.read(int(self.headers["content-length"]))
+        type(self).request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        type(self).authorization = self.headers.get("authorization", "")
         status, record = self.script[min(type(self).seen, len(self.script) - 1)]
         type(self).seen += 1
         body = json.dumps(record).encode()
@@ -132,8 +312,22 @@ def test_the_exit_code_is_1_when_any_submission_got_no_verdict(
     path = write(tmp_path / "in.jsonl", line("a", "a"))
     with server(answer) as (url, _):
         assert grade_file(path, config, tmp_path / "out", url) == 1
-    record = json.loads((tmp_path / "out").read_text())
-    assert record.get("verdict") == "internal_error" or "limits.wall_time_s" in record["error"]
+    (record,) = lines_of(tmp_path / "out")
+    assert record.get("verdict") == "internal_error" or "limits.wall_time_s" in str(record["error"])
+
+
+def test_samples_are_sent_to_a_server_with_the_tests_of_their_problem_and_the_token(
+    tmp_path: Path, config: Config
+) -> None:
+    problems = problems_file(tmp_path / "problems.jsonl", "right")
+    path = write(tmp_path / "in.jsonl", json.dumps({"task_id": "p0", "solution": "print(1)"}))
+    with server((200, GOOD)) as (url, handler):
+        summary, code = grade(Request(path, tmp_path / "out", problems, server=url, token="secret"), config)
+    assert code == 0
+    assert summary.pass_at_k == {1: 1.0}
+    assert handler.authorization == "Bearer secret"
+    assert handler.request["code"] == "print(1)"
+    assert handler.request["tests"] == {"type": "stdin", "cases": [{"input": "right", "output": "right"}]}
 
 
 def test_the_sync_client_retries_an_internal_error_a_bounded_number_of_times() -> None:

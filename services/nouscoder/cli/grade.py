@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, SetOption
+from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
 
 
 def grade(
-    file: Annotated[Path, typer.Argument(help="JSONL, one submission per line, in the form of POST /v1/grade")],
+    file: Annotated[
+        Path, typer.Argument(help="submissions of POST /v1/grade, one JSON a line, or samples; .gz, .zst, - for stdin")
+    ],
     out: Annotated[Path | None, typer.Option(help="JSONL of verdicts; default stdout")] = None,
+    problems: Annotated[
+        Path | None, typer.Option(help="problem file; the input is samples such as {task_id, completion}")
+    ] = None,
     server: Annotated[str | None, typer.Option(help="URL of a grading service; default: grade on this machine")] = None,
+    token: Annotated[str | None, typer.Option(help="the service's token; default: NOUSCODER_TOKEN")] = None,
+    ca: Annotated[Path | None, typer.Option(help="PEM file of the authority of the service's certificate")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="keep the verdicts that --out has already")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="bad lines do not change the exit code")] = False,
+    as_json: JsonOption = False,
     config_file: ConfigOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Grade a file of submissions. Exit code 0 when each got a verdict other than internal_error."""
-    from nouscoder.cli.grade_file import grade_file
+    """Grade a file and print a summary with pass@k. Exit code 0 when each line got a verdict, not internal_error."""
     from nouscoder.config import load_config
+    from nouscoder.grade_files.grade_file import Request, grade_file
 
-    raise typer.Exit(grade_file(file, load_config(config_file, overrides or []), out, server))
+    request = Request(file, out, problems, server, token, ca, resume, skip_bad)
+    summary, code = grade_file(request, load_config(config_file, overrides or []))
+    text = json.dumps(summary.record()) if as_json else summary.text()
+    typer.echo(text, err=out is None)
+    raise typer.Exit(code)
 
 
 tokens_app = typer.Typer(help="Tokens of the grading service's clients.", no_args_is_help=True)

@@ -84,13 +84,20 @@ class ProblemIndex:
 
 
 def open_index(config: Config) -> ProblemIndex:
-    """The index of the run's training problems. Built first when it is missing or outdated, which may take minutes.
+    """The index of the run's training problems. Raises what `open_index_of` raises."""
+    problems = config.problems
+    source = config.in_run_folder(problems.train)
+    return open_index_of(source, problems.index, problems.tests, problems.held_out_share)
 
-    Raises ProblemFileError, BlobsUnusable and BlobsUnavailable.
+
+def open_index_of(source: Path, index: str = "", tests: str = "", held_out_share: float = 0.0) -> ProblemIndex:
+    """The index of a problem file. Built first when it is missing or outdated, which may take minutes.
+
+    `index` is its folder and `tests` the place of the test store, both by default next to the file. Raises
+    ProblemFileError, BlobsUnusable and BlobsUnavailable.
     """
-    source = config.in_run_folder(config.problems.train)
-    folder = _folder_of(source, config.problems.index)
-    tests = config.problems.tests or str(folder)
+    folder = _folder_of(source, index)
+    tests = tests or str(folder)
     key = index_key(source, tests)
     store = TestStore(open_blobs(tests))
     with _locked(folder):
@@ -99,7 +106,7 @@ def open_index(config: Config) -> ProblemIndex:
             log.info("building the index of the problems", extra={"file": str(source), "folder": str(folder)})
             build_index(read_problems(source), folder / _INDEX, store, key)
             log.info("index built", extra={"seconds": round(time.monotonic() - begun_s, 1)})
-    return ProblemIndex(folder / _INDEX, store, config.problems.held_out_share)
+    return ProblemIndex(folder / _INDEX, store, held_out_share)
 
 
 def held_out_problems(config: Config) -> list[Problem]:

@@ -5,17 +5,14 @@ Tests have the grading API's JSON form. `nouscoder data schema` prints the forma
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
-import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from nouscoder.data.compressed import created, opened
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Prelude, Profile
 from nouscoder.errors import Unusable
@@ -84,7 +81,7 @@ def save_problems(path: Path, problems: Iterable[Problem]) -> None:
     """Write `problems` as JSONL. The file is replaced atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".part")
-    with _opened(temporary, "wb", path.suffix) as file:
+    with created(temporary, path.name) as file:
         for problem in problems:
             file.write(_line(problem))
     temporary.replace(path)
@@ -97,7 +94,7 @@ def read_bodies(path: Path) -> Iterator[ProblemBody]:
     """
     seen: set[str] = set()
     try:
-        with _opened(path, "rb", path.suffix) as file:
+        with opened(path) as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
@@ -154,25 +151,3 @@ def _line(problem: Problem) -> bytes:
     }
     head = json.dumps(record, ensure_ascii=False).encode()
     return head[:-1] + b', "tests": ' + canonical_json(problem.tests) + b"}\n"
-
-
-@contextmanager
-def _opened(path: Path, mode: Literal["rb", "wb"], suffix: str) -> Iterator[IO[bytes]]:
-    """The file, decompressed or compressed as `suffix` says. Raises OSError, also for a broken compressed file."""
-    if suffix == ".gz":
-        try:
-            with cast("IO[bytes]", gzip.open(path, mode)) as packed:
-                yield packed
-        except (EOFError, zlib.error) as error:
-            raise OSError(f"it is not a complete gzip file: {error}") from error
-    elif suffix == ".zst":
-        import zstandard
-
-        try:
-            with zstandard.open(path, mode) as zipped:
-                yield io.BufferedReader(zipped, 1024**2) if mode == "rb" else zipped
-        except zstandard.ZstdError as error:
-            raise OSError(f"it is not a complete zstd file: {error}") from error
-    else:
-        with path.open(mode) as plain:
-            yield plain

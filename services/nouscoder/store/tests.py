@@ -9,6 +9,7 @@ import asyncio
 import re
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +17,7 @@ from typing import Protocol
 from nouscoder.domain.submission import Tests
 from nouscoder.errors import NousCoderError
 from nouscoder.store.blobs import Blobs, NoSuchBlob
-from nouscoder.store.case_files import write_tests
+from nouscoder.store.case_files import CaseFile, write_tests
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
@@ -87,6 +88,17 @@ class TestStore:
             yield from self._blobs.read(self.name_of(digest))
         except NoSuchBlob:
             raise UnknownTests(f"no tests {digest} are kept here") from None
+
+    @contextmanager
+    def opened(self, digest: str) -> Iterator[Tests]:
+        """The tests, whose cases are read from a local copy when they are needed. Raises what `read` raises."""
+        with tempfile.TemporaryDirectory(prefix="nouscoder-tests-") as folder:
+            path = Path(folder) / "tests"
+            with path.open("wb") as copy:
+                for piece in self.read(digest):
+                    copy.write(piece)
+            with CaseFile(path) as file:
+                yield file.tests()
 
     async def fetch(self, digest: str) -> AsyncIterator[bytes]:
         """As `read`, for TestsSource."""

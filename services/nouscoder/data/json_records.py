@@ -1,0 +1,96 @@
+"""Reads the records of a JSON file one at a time: JSON lines, or one array, plain or compressed (.gz, .zst).
+
+INVARIANT: at most one record and one piece of the file are in memory.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic_core import from_json
+
+from nouscoder.data.compressed import opened
+from nouscoder.errors import Unusable
+
+_PIECE = 1024**2
+_NEXT_ITEM = re.compile(r"[ \t\r\n,]*")
+
+
+class UnreadableFile(Unusable):
+    """A file cannot be read as a whole. The message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonRecord:
+    """One value of a file. `number` is its line, or its place in the array, counted from 1. `fault`: it is not JSON."""
+
+    number: int
+    value: Any
+    fault: str = ""
+
+
+def read_records(path: Path) -> Iterator[JsonRecord]:
+    """The records of a file; `-` is standard input. A line that is not JSON is a record with a fault.
+
+    A file whose first character is [ holds one array. Raises UnreadableFile, also for a fault inside an array.
+    """
+    try:
+        with opened(path) as file:
+            head = file.peek(_PIECE)
+            if head.lstrip()[:1] == b"[" and not _is_line_of_arrays(head):
+                yield from _array(path, io.TextIOWrapper(file, "utf8"))
+            else:
+                yield from _lines(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableFile(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _is_line_of_arrays(head: bytes) -> bool:
+    """Whether the first line is a whole array and another line follows: JSON lines, not one array."""
+    first, newline, rest = head.partition(b"\n")
+    if not newline or not rest.strip():
+        return False
+    try:
+        from_json(first)
+    except ValueError:
+        return False
+    return True
+
+
+def _lines(file: IO[bytes]) -> Iterator[JsonRecord]:
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
+            yield JsonRecord(number, from_json(line))
+        except ValueError as error:
+            yield JsonRecord(number, None, f"not JSON: {error}")
+
+
+def _array(path: Path, file: IO[str]) -> Iterator[JsonRecord]:
+    """The items of an array. A piece is read when the text so far does not end an item."""
+    decoder = json.JSONDecoder()
+    text, at, number, piece = file.read(_PIECE).lstrip(), 1, 0, _PIECE
+    while True:
+        at = _NEXT_ITEM.match(text, at).end()  # type: ignore[union-attr]  # it matches the empty text too
+        if text.startswith("]", at):
+            return
+        try:
+            value, end = decoder.raw_decode(text, at)
+            if end == len(text):  # a number may go on in the next piece
+                raise ValueError("the text ends here")
+        except (ValueError, RecursionError) as error:
+            more = file.read(piece)
+            if not more:
+                raise UnreadableFile(f"{path}, entry {number + 1}: not JSON: {error}") from None
+            text, at = text[at:] + more, 0
+            piece *= 2  # so that a long item is not scanned for each piece
+            continue
+        number, piece, at = number + 1, _PIECE, end
+        yield JsonRecord(number, value)

@@ -1,0 +1,121 @@
+"""Where the verdicts come from: a grading service, or the grader of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from pydantic_core import from_json
+
+from nouscoder.client.http import AsyncClient
+from nouscoder.config import Config
+from nouscoder.data.problem_index import IndexedProblem, NotInIndex, ProblemIndex
+from nouscoder.domain.submission import Submission, Tests
+from nouscoder.errors import Unusable
+from nouscoder.formats.rules import ComparatorBody, LimitsBody
+from nouscoder.formats.tests import canonical_json
+from nouscoder.grade_files.entries import Entry
+from nouscoder.store.tests import TestStore
+from nouscoder.verifier.api.schema import answer_record, parse_submission
+from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.observe.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox import open_sandbox
+from nouscoder.verifier.settings import grading_policy, sandbox_config
+
+SERVER_AT_ONCE = 16
+
+Answerer = Callable[[Entry], Awaitable[dict[str, Any]]]
+
+
+class BadEntry(Exception):
+    """The entry is at fault. The text says why."""
+
+
+@asynccontextmanager
+async def local_answers(config: Config, problems: ProblemIndex | None) -> AsyncIterator[tuple[Answerer, int]]:
+    """(answerer, submissions at once) on this machine. Raises SandboxUnavailable."""
+    sandbox = open_sandbox(sandbox_config(config.verifier))
+    try:
+        await sandbox.start()
+        grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()), grading_policy(config.verifier))
+
+        async def answer(entry: Entry) -> dict[str, Any]:
+            try:
+                if not entry.is_sample:
+                    return answer_record(await grader.grade(parse_submission(json.dumps(entry.request))))
+                assert problems is not None
+                problem = _problem_of(entry, problems)
+                with problems.tests.opened(problem.tests_digest) as tests:
+                    return answer_record(await grader.grade(_submission(entry, problem, tests)))
+            except InvalidSubmission as error:
+                raise BadEntry(str(error)) from None
+
+        yield answer, sandbox.num_slots
+    finally:
+        await sandbox.close()
+
+
+@asynccontextmanager
+async def remote_answers(
+    server: str, problems: ProblemIndex | None, token: str | None, ca: Path | None
+) -> AsyncIterator[tuple[Answerer, int]]:
+    """(answerer, submissions at once) by the service at the URL `server`. `ca`: PEM file of its authority."""
+
+    async def answer(entry: Entry) -> dict[str, Any]:
+        request = entry.request or {}
+        if entry.is_sample:
+            assert problems is not None
+            problem = _problem_of(entry, problems)
+            request = await asyncio.to_thread(_request, entry, problem, problems.tests)
+        return await client.grade_record(request)
+
+    tls = None if ca is None else _tls(ca)
+    async with AsyncClient(server, num_connections=SERVER_AT_ONCE, token=token, tls=tls) as client:
+        yield answer, SERVER_AT_ONCE
+
+
+def _tls(ca: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=str(ca))
+    except (OSError, ssl.SSLError) as error:
+        raise Unusable(f"--ca {ca} cannot be used: {error}") from error
+
+
+def _problem_of(entry: Entry, problems: ProblemIndex) -> IndexedProblem:
+    try:
+        return problems.problem(entry.problem_id)
+    except NotInIndex:
+        raise BadEntry(f"--problems has no problem {entry.problem_id!r:.80}") from None
+
+
+def _submission(entry: Entry, problem: IndexedProblem, tests: Tests) -> Submission:
+    """The sample as a submission. A completion is graded as the loop grades it; `code` is a whole program."""
+    request = entry.request or {}
+    made = problem.rules.submission(tests, request.get("completion", ""), problem.problem_id, problem.tests_digest)
+    made = replace(made, reveal=True)
+    return replace(made, code=request["code"], completion=None) if "code" in request else made
+
+
+def _request(entry: Entry, problem: IndexedProblem, store: TestStore) -> dict[str, Any]:
+    """The sample as a request of POST /v1/grade, with the tests in it."""
+    with store.opened(problem.tests_digest) as tests:
+        made = _submission(entry, problem, tests)
+        given = {"code": made.code, "completion": made.completion}
+        limits = {name: getattr(made.limits, name) for name in LimitsBody.model_fields}
+        return {
+            **{name: text for name, text in given.items() if text is not None},
+            "tests": from_json(canonical_json(tests)),
+            "limits": limits,
+            "comparator": ComparatorBody.of(made.comparator).model_dump(),
+            "profile": made.profile.value,
+            "prelude": made.prelude.value,
+            "problem_id": made.problem_id,
+        }

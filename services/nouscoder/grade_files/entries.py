@@ -1,0 +1,96 @@
+"""The lines of an input file as entries to grade.
+
+A record is a request of POST /v1/grade, or a sample that names a problem of `--problems`. Sample files are read as the
+public tools write them:
+- `{"task_id": ..., "completion": ...}`, with `solution` or `code` for a whole program (EvalPlus, BigCodeBench);
+- `{"question_id": ..., "code_list": [...]}` or `output_list`: several samples of a problem (LiveCodeBench);
+- an array of arrays of programs, in the order of the problems (bigcode-evaluation-harness).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nouscoder.data.json_records import JsonRecord, read_records
+
+_NAMES = ("task_id", "question_id", "problem_id")
+_ANSWERS = {"completion": "completion", "output_list": "completion"}
+_PROGRAMS = {"solution": "code", "code": "code", "code_list": "code"}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One submission. `entry_id` is what the output names it by: its `id`, else the number of its line.
+
+    `request` is a request of POST /v1/grade; for a sample it has only `code` or `completion`, and `problem_id` names
+    the problem. `fault` says why it cannot be graded.
+    """
+
+    number: int
+    entry_id: object
+    problem_id: str = ""
+    request: dict[str, Any] | None = None
+    is_sample: bool = False
+    fault: str = ""
+
+
+def read_entries(path: Path, problem_ids: Sequence[str] | None) -> Iterator[Entry]:
+    """The entries of a file, `-` for standard input. `problem_ids` are those of --problems. Raises UnreadableFile."""
+    for record in read_records(path):
+        if record.fault or not isinstance(record.value, dict | list):
+            yield Entry(record.number, record.number, fault=record.fault or "not a JSON object")
+        elif isinstance(record.value, list):
+            yield from _generations(record, record.value, problem_ids)
+        elif "tests" in record.value or problem_ids is None:
+            yield _request(record.number, record.value)
+        else:
+            yield from _samples(record.number, record.value)
+
+
+def _request(number: int, record: dict[str, Any]) -> Entry:
+    request = dict(record)
+    entry_id = request.pop("id", number)
+    task_id = request.pop("task_id", None)
+    problem_id = str(request.get("problem_id", "") if task_id is None else task_id)
+    if "tests" not in request:
+        fault = "tests is missing; for a file of samples give --problems FILE"
+        return Entry(number, entry_id, problem_id, fault=fault)
+    return Entry(number, entry_id, problem_id, request)
+
+
+def _samples(number: int, record: dict[str, Any]) -> Iterator[Entry]:
+    entry_id = record.get("id", number)
+    name = next((record[key] for key in _NAMES if key in record), None)
+    if name is None:
+        yield Entry(number, entry_id, fault=f"none of {', '.join(_NAMES)} names the problem")
+        return
+    found = [(key, field) for key, field in (_PROGRAMS | _ANSWERS).items() if record.get(key) is not None]
+    if not found:
+        yield Entry(number, entry_id, str(name), fault=f"it has none of {', '.join(_PROGRAMS | _ANSWERS)}")
+        return
+    # A whole program is preferred to the answer that it was extracted from.
+    key, field = found[0]
+    texts = record[key] if isinstance(record[key], list) else [record[key]]
+    for at, text in enumerate(texts):
+        own_id = entry_id if len(texts) == 1 else f"{entry_id}/{at}"
+        if isinstance(text, str):
+            yield Entry(number, own_id, str(name), {field: text}, is_sample=True)
+        else:
+            yield Entry(number, own_id, str(name), fault=f"{key} is not text")
+
+
+def _generations(record: JsonRecord, programs: list[Any], problem_ids: Sequence[str] | None) -> Iterator[Entry]:
+    place = record.number - 1
+    if problem_ids is None or place >= len(problem_ids):
+        fault = f"a list of programs for problem {record.number}, but --problems has {len(problem_ids or ())}"
+        yield Entry(record.number, record.number, fault=fault)
+        return
+    for at, text in enumerate(programs):
+        entry_id = f"{record.number}/{at}"
+        if isinstance(text, str):
+            yield Entry(record.number, entry_id, problem_ids[place], {"code": text}, is_sample=True)
+        else:
+            yield Entry(record.number, entry_id, problem_ids[place], fault="the program is not text")
