@@ -19,8 +19,8 @@ from deploy.dashboards.processes import process_row
 
 _ACCEPTED = 'correct="true"'
 _NOT_ACCEPTED = 'correct="false"'
-_FINAL = 'state=~"trained|filtered|stale|abandoned"'
-_IN_FLIGHT = 'state!~"admitted|trained|filtered|stale|abandoned"'
+_FINAL = 'state=~"trained|filtered|stale|abandoned|lost"'
+_IN_FLIGHT = 'state!~"admitted|trained|filtered|stale|abandoned|lost"'
 
 _GLANCE = (
     Panel(
@@ -52,7 +52,7 @@ _GLANCE = (
     ),
     Panel(
         "Ledger",
-        "admitted = trained + filtered + stale + abandoned + in flight. If it is not balanced, report a defect.",
+        "admitted = trained + filtered + stale + abandoned + lost + in flight. If it is not balanced, report a defect.",
         "none",
         (Query(f"min({metric('broker_ledger_balanced')})"),),
         Kind.NUMBER,

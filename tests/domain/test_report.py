@@ -29,7 +29,15 @@ SUMMARY = {
     "pass_at_1_before": 0.25,
     "pass_at_1_after": 0.75,
     "learning_seconds": 254.3,
-    "ledger": {"admitted": 10, "trained": 4, "filtered": 3, "stale": 1, "abandoned": 0, "in_flight": {"ready": 2}},
+    "ledger": {
+        "admitted": 10,
+        "trained": 4,
+        "filtered": 3,
+        "stale": 1,
+        "abandoned": 0,
+        "lost": 0,
+        "in_flight": {"ready": 2},
+    },
     "balanced": True,
 }
 
@@ -99,7 +107,10 @@ def test_the_headline_shows_the_result_and_the_ledger(tmp_path: Path) -> None:
     assert "0.250 → 0.750" in text
     assert "+0.500" in text
     assert "4 min 14 s" in text
-    assert "✓ balanced admitted 10 = trained 4 + filtered 3 + stale 1 + abandoned 0 + in flight 2 (ready 2)" in text
+    assert (
+        "✓ balanced admitted 10 = trained 4 + filtered 3 + stale 1 + abandoned 0 + lost 0 + in flight 2 (ready 2)"
+        in text
+    )
 
 
 @pytest.mark.parametrize("change", [{"balanced": False}, {"ledger": {**SUMMARY["ledger"], "admitted": 11}}])  # type: ignore[dict-item]

@@ -71,7 +71,7 @@ def test_a_plain_line_has_every_figure_and_the_whole_ledger() -> None:
         "tests/s 312.4",
         "tokens/s 8211",
         "policy 24",
-        "admitted 2140 = trained 1536 + filtered 384 + stale 16 + abandoned 0 + in flight 204",
+        "admitted 2140 = trained 1536 + filtered 384 + stale 16 + abandoned 0 + lost 0 + in flight 204",
         "(queued 12, sampling 64, sampled 20, ready 108)",
         "balanced yes",
         "left 1m12s",

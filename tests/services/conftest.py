@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nouscoder.broker import streams
 from nouscoder.broker.core import Broker
 from nouscoder.broker.redis_server import start_redis
 from nouscoder.broker.rules import Rules
@@ -75,6 +76,12 @@ class BrokerRig:
         """The store of the same run with rules by which every lease has expired."""
         section = broker._config.broker.model_copy(update={"lease_s": 1e-9, "batch_lease_s": 1e-9})
         return Store(self.url, broker._config.run.name, Rules.of(section))
+
+    async def impatient_sweep(self, broker: Broker) -> None:
+        """Take every lease back."""
+        impatient = self.impatient_store(broker)
+        await streams.sweep(impatient)
+        await impatient.close()
 
     @staticmethod
     def manifest(version: int, sha256: str = "a" * 64) -> PolicyManifest:

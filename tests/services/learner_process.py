@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +65,9 @@ class FileBroker(FakeBroker):
         self._save()
         return version
 
-    async def commit_batch(self, batch_id: int, step: int) -> bool:
+    async def commit_batch(self, batch_id: int, step: int, groups: Iterable[int] = ()) -> bool:
         """Durable when it returns."""
-        already = await super().commit_batch(batch_id, step)
+        already = await super().commit_batch(batch_id, step, groups)
         self._save()
         return already
 
@@ -161,8 +161,8 @@ def _committed_and_not_published(core: LearnerCore, broker: FileBroker) -> None:
             _die()
         return await publish(manifest)
 
-    async def commit_and_tell(batch_id: int, step: int) -> bool:
-        answer = await commit(batch_id, step)
+    async def commit_and_tell(batch_id: int, step: int, groups: Iterable[int] = ()) -> bool:
+        answer = await commit(batch_id, step, groups)
         if batch_id == 1:
             committed.set()
         return answer
@@ -181,11 +181,11 @@ def _published_and_not_committed(core: LearnerCore, broker: FileBroker) -> None:
             published.set()
         return answer
 
-    async def commit_late(batch_id: int, step: int) -> bool:
+    async def commit_late(batch_id: int, step: int, groups: Iterable[int] = ()) -> bool:
         if batch_id == 1:
             await published.wait()
             _die()
-        return await commit(batch_id, step)
+        return await commit(batch_id, step, groups)
 
     broker.publish_policy, broker.commit_batch = publish_and_tell, commit_late  # type: ignore[method-assign]
 

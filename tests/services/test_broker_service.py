@@ -25,7 +25,7 @@ from nouscoder.domain.lease import Lease
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.formats.tests import digest_of
 from nouscoder.rpc.broker_client import BrokerClient, LeaseKeeper
-from nouscoder.rpc.channel import PeerRefused, PeerUnreachable, open_channel
+from nouscoder.rpc.channel import PeerBehind, PeerRefused, PeerUnreachable, open_channel
 from nouscoder.store.record_store import ByteRange
 from nouscoder.store.rollout_record import decode_rollout
 from nouscoder.store.tests import UnknownTests
@@ -103,7 +103,7 @@ async def test_each_error_of_the_tree_has_its_status_code() -> None:
 
 async def test_what_is_refused_says_why_and_what_is_away_is_unavailable(service: Service, broker_rig: Any) -> None:
     client = await service.connect("learner-h-0-1")
-    with pytest.raises(PeerRefused, match="0 comes next"):
+    with pytest.raises(PeerBehind, match="0 comes next"):
         await client.publish_policy(broker_rig.manifest(3))
     for digest in ("nope", "sha256:" + "0" * 64):
         with pytest.raises(UnknownTests, match=r"is no digest|are kept here"):

@@ -344,8 +344,9 @@ async def test_a_broker_ahead_of_every_checkpoint_is_refused(tmp_path: Path) -> 
     await run.start()
     run.broker.finished = False
     shutil.rmtree(RunFiles.of(run.config).checkpoints)
+    shutil.rmtree(RunFiles.of(run.config).batches)
     run.broker.commits.clear()
-    with pytest.raises(LearnerError, match="checkpoints of this run are missing"):
+    with pytest.raises(Unusable, match="checkpoints of this run are missing"):
         await run.start()
 
 
@@ -383,7 +384,7 @@ async def test_a_batch_that_cannot_be_trained_on_is_named(tmp_path: Path) -> Non
 async def test_no_batch_within_the_time_limit_is_one_sentence(tmp_path: Path) -> None:
     run = Run.create(tmp_path, batch_patience_s=0.05)
 
-    async def nothing(wait_s: float = 10.0) -> LeasedBatch:
+    async def nothing(wait_s: float = 10.0, run_id: str = "", batches: int = 0) -> LeasedBatch:
         await asyncio.sleep(0.01)
         return LeasedBatch()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.services.conftest import BrokerRig
 
 from nouscoder.broker.core import Broker
+from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
 from nouscoder.domain.verdict import VerdictKind
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "redis-keys.md"
@@ -36,26 +37,28 @@ async def test_the_keys_of_a_run_are_those_of_the_document(
     broker_rig: BrokerRig, new_broker: Callable[..., Broker]
 ) -> None:
     broker = new_broker("broker.max_regrades=1")
+    await broker.restore_run(Books(RunIdentity("ab" * 16, "/runs/test", 0, 4), 0, 0, 0, TrainedGroups(), None))
     await broker.publish_policy(broker_rig.manifest(0))
     seen: dict[str, str] = {}
 
     async def look() -> None:
         seen.update(await keys_of(broker))
 
-    await broker_rig.sample(broker)
+    await broker_rig.sample(broker, 12)
     # The first rollout of each group is given up after two internal errors, the others are graded.
     for _ in range(2):
         await broker_rig.grade(
             broker, lambda name: VerdictKind.INTERNAL_ERROR if name.endswith("-0") else broker_rig.mixed(name)
         )
         await look()
-    held = (await broker.lease_tasks("generation-h-0-1", 1, 0)).tasks
+    held = (await broker.lease_tasks("generation-h-0-1", 4, 0)).tasks
     await look()
     leased = await broker.lease_batch("learner-h-0-1", 0)
     assert leased.batch is not None
     await broker.store.run("announce_records", "never-written")
     await look()
     await broker.commit_batch(leased.batch.batch_id, 1)
+    await broker.store.run("drop_groups", held[0].task.group_id, held[0].task.problem_id)
     await look()
 
     patterns = documented()

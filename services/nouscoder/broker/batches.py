@@ -12,10 +12,10 @@ two committed batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nouscoder.broker.errors import InvariantBroken, Refused
+from nouscoder.broker.errors import Behind, InvariantBroken, Refused
 from nouscoder.broker.store import Store
 from nouscoder.broker.streams import LeaseRef, Stream
 from nouscoder.domain.batch import RecordedBatch, RecordedRollout
@@ -44,12 +44,18 @@ class BatchAnswer:
     batch: RecordedBatch | None = None
 
 
-async def lease_batch(store: Store, worker_id: str, codec: Codec) -> BatchAnswer:
-    """Lease the uncommitted batch or make the next one. Raises Refused when it ended meanwhile."""
-    finished, *rest = await store.run("lease_batch", worker_id, worker_name(worker_id))
+async def lease_batch(store: Store, worker_id: str, codec: Codec, run_id: str = "", batches: int = 0) -> BatchAnswer:
+    """Lease the uncommitted batch or make the next one.
+
+    Raises Behind when the batch ended meanwhile, and unless the state is that of the learner's run and `batches`; an
+    empty `run_id` is not compared.
+    """
+    finished, *rest = await store.run("lease_batch", worker_id, worker_name(worker_id), run_id, batches)
+    if finished < 0:
+        raise Behind(f"Redis does not hold the {batches} batches of run {run_id}: restore it from the learner's books")
     if not rest:
         return BatchAnswer(bool(finished))
-    number, version, delivery, num_rollouts = map(int, rest)
+    number, version, num_rollouts = int(rest[0]), int(rest[1]), int(rest[3])
     rollouts: list[RecordedRollout] = []
     for first in range(0, num_rollouts, _PAGE):
         rows = await store.run("read_batch", number, first, _PAGE)
@@ -58,17 +64,23 @@ async def lease_batch(store: Store, worker_id: str, codec: Codec) -> BatchAnswer
             for header, verdict, reward, record in rows
         ]
     if len(rollouts) != num_rollouts:
-        # Only a commit or the end of the run takes them away, and both end this lease.
-        raise Refused(f"batch {number} ended while it was read: ask again")
+        # A commit, the end of the run, or a Redis that forgot took them away.
+        raise Behind(f"batch {number} ended while it was read: ask again")
     batch = RecordedBatch(number, tuple(rollouts), version)
-    return BatchAnswer(False, LeaseRef(Stream.BATCHES, str(number), delivery), batch)
+    return BatchAnswer(False, LeaseRef.of(Stream.BATCHES, str(number), rest[2]), batch)
 
 
-async def commit_batch(store: Store, batch_id: int, step: int) -> bool:
-    """Mark the rollouts of a batch trained. True: it had been committed before. Raises Refused, InvariantBroken."""
+async def commit_batch(store: Store, batch_id: int, step: int, groups: Sequence[int] = ()) -> bool:
+    """Mark the rollouts of a batch trained. True: it had been committed before.
+
+    Raises Behind when Redis does not hold the batch of these groups (compared unless there are none), Refused,
+    InvariantBroken.
+    """
     answer = "more"
     while answer == "more":
-        answer = (await store.run("commit_batch", batch_id, step)).decode()
+        answer = (await store.run("commit_batch", batch_id, step, *groups)).decode()
+    if answer == "behind":
+        raise Behind(f"Redis does not hold batch {batch_id} as it was trained on: restore it from the learner's books")
     if answer == "unknown":
         raise Refused(f"batch {batch_id} is not leased: it was never made, or the run was finished")
     if answer == "twice":

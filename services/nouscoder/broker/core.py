@@ -10,20 +10,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
-from nouscoder.broker import batches, ledger, policies, stall, streams
+from nouscoder.broker import batches, ledger, policies, recovery, stall, streams
 from nouscoder.broker.admission import groups_wanted
 from nouscoder.broker.curriculum import Curriculum, task_seed
-from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest, UnknownProblem
+from nouscoder.broker.errors import BrokerError, BrokerUnavailable, InvalidRequest, RedisFull, UnknownProblem
+from nouscoder.broker.identity import check_settings, check_state, note_problems
+from nouscoder.broker.pressure import Pressure
 from nouscoder.broker.records import Records, open_record_store, record_name
 from nouscoder.broker.rules import Rules
 from nouscoder.broker.store import Store
 from nouscoder.broker.streams import Graded, LeasedEntry, Sampled, Stream, parse_lease
+from nouscoder.broker.sweeper import Sweeper
 from nouscoder.broker.wakeups import Waits
 from nouscoder.config import Config
-from nouscoder.data.problem_index import IndexedProblem, NotInIndex, ProblemIndex
+from nouscoder.data.problem_index import NotInIndex, ProblemIndex
+from nouscoder.domain.books import Books, Restored
 from nouscoder.domain.lease import (
     Lease,
     LeasedBatch,
@@ -47,7 +52,9 @@ log = logging.getLogger(__name__)
 
 # More at once would keep the script, and so Redis, busy for long.
 MAX_LEASED = 1024
+_LOOK_AT_MEMORY_S = 0.5
 _CODEC = batches.Codec(decode_header, decode_verdict)
+Leased = TypeVar("Leased")
 SubmittedRecord = tuple[str, RolloutHeader, bytes]  # lease id, header, record
 
 
@@ -59,10 +66,16 @@ class Broker:
         self._problems = problems
         self._curriculum = Curriculum(problems.problem_ids, config.run.seed)
         self._next_group = 0  # a guess that each answer corrects; the truth is in Redis
+        self._most_groups = 0  # that were ever admitted, as far as this process saw: Redis may forget some
         self.rules = Rules.of(config.broker)
         self.store = Store(url, config.run.name, self.rules)
         self.records = Records(self.store, open_record_store(config, self.store))
         self.waits = Waits()
+        self.pressure = Pressure()
+
+    async def check_state(self) -> None:
+        """Raises Refused when Redis holds a run that began with other settings or problems."""
+        await check_state(self.store, self._config, self._problems.problem_ids)
 
     async def close(self) -> None:
         """Let every wait answer and close the connections to Redis."""
@@ -76,21 +89,28 @@ class Broker:
         async def look() -> LeasedTasks:
             while True:
                 cursor = self._next_group
-                problems = self._curriculum.problems_from(cursor, groups_wanted(self.rules, wanted))
+                num_groups = groups_wanted(self.rules, wanted) if self.pressure.admits else 0
+                problems = self._curriculum.problems_from(cursor, num_groups)
                 answer = await streams.lease_entries(self.store, Stream.TASKS, worker_id, wanted, cursor, problems)
                 self._next_group = answer.next_group
+                self._most_groups = max(self._most_groups, answer.next_group)
                 # The offer must have held the true cursor, or nothing could be admitted.
-                was_offered = cursor <= answer.next_group < cursor + len(problems)
+                was_offered = cursor <= answer.next_group < cursor + num_groups or not num_groups
                 if answer.entries or answer.finished or was_offered:
-                    tasks = tuple(self._task(entry) for entry in answer.entries)
+                    tasks = await self._without_missing(answer.entries, self._task)
                     return LeasedTasks(tasks, answer.finished)
 
         return await self.waits.until(self.waits.tasks, look, lambda a: bool(a.tasks) or a.run_finished, wait_s)
 
     async def submit_rollouts(self, worker_id: str, rollouts: Sequence[SubmittedRecord]) -> list[str]:
-        """Take sampled rollouts; answers the ids refused because their lease was lost. Raises InvalidRequest."""
+        """Take sampled rollouts; answers the ids refused because their lease was lost.
+
+        Raises InvalidRequest, and RedisFull under back-pressure.
+        """
         if not rollouts:
             return []
+        if not self.pressure.takes:
+            raise RedisFull(self.pressure.reason)
         items = [
             Sampled(ref, header, encode_header(header), record_name(header.rollout_id, ref))
             for ref, header in ((parse_lease(lease_id), header) for lease_id, header, _ in rollouts)
@@ -109,7 +129,7 @@ class Broker:
 
         async def look() -> RecordedGradings:
             answer = await streams.lease_entries(self.store, Stream.GRADING, worker_id, wanted)
-            gradings = tuple(self._grading(entry) for entry in answer.entries)
+            gradings = await self._without_missing(answer.entries, self._grading)
             return RecordedGradings(gradings, answer.finished)
 
         return await self.waits.until(self.waits.grading, look, lambda a: bool(a.gradings) or a.run_finished, wait_s)
@@ -144,11 +164,11 @@ class Broker:
         self._wake_all()
         return refused
 
-    async def lease_batch(self, worker_id: str, wait_s: float) -> LeasedBatch:
-        """Lease the uncommitted batch, or the next one."""
+    async def lease_batch(self, worker_id: str, wait_s: float, run_id: str = "", num_batches: int = 0) -> LeasedBatch:
+        """Lease the uncommitted batch, or the next one. Raises Behind: see batches.lease_batch."""
 
         async def look() -> LeasedBatch:
-            answer = await batches.lease_batch(self.store, worker_id, _CODEC)
+            answer = await batches.lease_batch(self.store, worker_id, _CODEC, run_id, num_batches)
             if answer.ref is None:
                 return LeasedBatch(run_finished=answer.finished)
             lease = Lease(str(answer.ref), self._config.broker.batch_lease_s, answer.ref.delivery)
@@ -161,9 +181,21 @@ class Broker:
         self.waits.tasks.fire()  # groups that went stale freed slots
         return leased
 
-    async def commit_batch(self, batch_id: int, step: int) -> bool:
-        """The batch was trained on, and the learner can make its effect again. True: it was known. Raises Refused."""
-        already = await batches.commit_batch(self.store, batch_id, step)
+    async def restore_run(self, books: Books) -> Restored:
+        """Restore the state from the learner's books where Redis forgot a part. Raises Refused for another run."""
+        check_settings(books.identity, self._config, "the learner's run")
+        restored = await recovery.restore(self.store, books, self._most_groups)
+        await note_problems(self.store, self._problems.problem_ids, self._config.run.name)
+        self._wake_all()
+        self.waits.policy.fire()
+        return restored
+
+    async def commit_batch(self, batch_id: int, step: int, groups: Sequence[int] = ()) -> bool:
+        """The batch was trained on, and the learner can make its effect again. True: it was known.
+
+        Raises Refused, and Behind: see batches.commit_batch.
+        """
+        already = await batches.commit_batch(self.store, batch_id, step, groups)
         self.waits.batches.fire()
         return already
 
@@ -201,30 +233,36 @@ class Broker:
 
     async def status(self) -> RunStatus:
         """The run at one instant."""
-        return await ledger.read_status(self.store, self.rules, self._config.run.name)
+        status = await ledger.read_status(self.store, self.rules, self._config.run.name)
+        return replace(status, back_pressure=self.pressure.reason)
 
     async def why_stalled(self) -> tuple[Blocker, ...]:
         """What blocks the next step."""
         return stall.judge(await stall.read_snapshot(self.store, await self.status()), self.rules)
 
-    async def keep_sweeping(self) -> None:
-        """Take back lost leases and delete records of no further use, until the waits end.
-
-        Holders get a whole lease's time after Redis or this process was away, when no heartbeat could come through.
-        """
-        loop = asyncio.get_running_loop()
-        lease_s = self._config.broker.lease_s
-        trusted_from = loop.time() + lease_s
+    async def keep_watching_memory(self) -> None:
+        """Look how full Redis is, until the waits end."""
         while not self.waits.ended:
-            await asyncio.sleep(min(1.0, lease_s / 5))
-            if loop.time() < trusted_from:
-                continue
             try:
-                num_lost = await streams.sweep(self.store)
+                pressure = Pressure(await self.store.memory())
+            except BrokerError as error:  # away, or an account that may not ask
+                log.debug("how full Redis is cannot be told", extra={"reason": str(error)})
+                pressure = Pressure()
+            if bool(pressure.reason) != bool(self.pressure.reason):
+                log.warning("back-pressure changed", extra={"reason": pressure.reason or "none"})
+            self.pressure = pressure
+            await asyncio.sleep(_LOOK_AT_MEMORY_S)
+
+    async def keep_sweeping(self) -> None:
+        """Take back lost leases (sweeper.py) and delete records of no further use, until the waits end."""
+        sweeper = Sweeper(self.store, self._config.broker.lease_s, asyncio.get_running_loop().time)
+        while not self.waits.ended:
+            await asyncio.sleep(sweeper.period_s)
+            try:
+                num_lost = await sweeper.sweep()
                 await self.records.delete_garbage()
             except BrokerUnavailable as error:
                 log.warning("sweep put off", extra={"reason": str(error)})
-                trusted_from = loop.time() + lease_s
                 continue
             if num_lost:
                 log.info("leases taken back", extra={"leases": num_lost})
@@ -234,15 +272,24 @@ class Broker:
         for signal in (self.waits.tasks, self.waits.grading, self.waits.batches):
             signal.fire()
 
-    def _problem(self, problem_id: str) -> IndexedProblem:
-        try:
-            return self._problems.problem(problem_id)
-        except NotInIndex as error:
-            raise UnknownProblem(str(error)) from None
+    async def _without_missing(
+        self, entries: Sequence[LeasedEntry], leased: Callable[[LeasedEntry], Leased]
+    ) -> tuple[Leased, ...]:
+        """The entries as what is leased; groups whose problem is gone from the problem file are given up."""
+        found, missing = [], {}
+        for entry in entries:
+            try:
+                found.append(leased(entry))
+            except NotInIndex as error:
+                missing[entry.group_id] = error.problem_id
+        if missing:
+            dropped = await streams.drop_groups(self.store, missing)
+            log.warning("groups given up: their problems are gone", extra={"problems": missing, "rollouts": dropped})
+        return tuple(found)
 
     def _grading(self, entry: LeasedEntry) -> RecordedGrading:
         header, record = decode_header(entry.values[0]), entry.values[1].decode()
-        problem = self._problem(header.problem_id)
+        problem = self._problems.problem(header.problem_id)
         rules = replace(problem.rules, run_all_tests=self._config.broker.reward is RewardRule.SOFT)
         return RecordedGrading(self._lease(entry), header, record, problem.tests_digest, rules)
 
@@ -251,7 +298,7 @@ class Broker:
 
     def _task(self, entry: LeasedEntry) -> LeasedTask:
         problem_id, group_id, min_version = entry.values[0].decode(), entry.values[1].decode(), int(entry.values[2])
-        problem = self._problem(problem_id)
+        problem = self._problems.problem(problem_id)
         section = self._config.generation.sampling
         seed = task_seed(self._config.run.seed, entry.rollout_id)
         sampling = Sampling(section.temperature, section.top_p, section.max_new_tokens, seed)

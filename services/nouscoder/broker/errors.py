@@ -13,6 +13,10 @@ class BrokerUnavailable(BrokerError):
     """Redis is away, loading or cannot write just now: the same call may work later."""
 
 
+class RedisFull(BrokerUnavailable):
+    """Redis has no memory for another rollout: the same call may work once batches are committed."""
+
+
 class InvalidRequest(BrokerError):
     """What was sent contradicts what was leased or the protocol."""
 
@@ -23,6 +27,10 @@ class UnknownProblem(BrokerError):
 
 class Refused(BrokerError):
     """The run is not in the state the call needs: a policy out of order, a batch that is not leased."""
+
+
+class Behind(Refused):
+    """Redis lacks what the learner has done: the learner must send its books (RestoreRun), then repeat the call."""
 
 
 class InvariantBroken(BrokerError):

@@ -1,8 +1,8 @@
 """The ledger and the state of the run, read in one script: every number is of the same instant.
 
-INVARIANT: admitted = trained + filtered + stale + abandoned + in flight after every transition. The left side and the
-final states are counters, the rollouts in flight are counted as members of their sets, so a lost or doubled rollout
-makes `balanced` false.
+INVARIANT: admitted = trained + filtered + stale + abandoned + lost + in flight after every transition. The left side
+and the final states are counters, the rollouts in flight are counted as members of their sets, so a rollout that
+vanished or was doubled makes `balanced` false.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nouscoder.domain.run_status import RunStatus, StreamStatus
 
 async def read_status(store: Store, rules: Rules, run: str) -> RunStatus:
     """The run at one instant."""
-    flat, sizes, streams, groups_free = await store.run("status")
+    flat, sizes, streams, groups_free, missing = await store.run("status")
     meta = {key.decode(): value for key, value in zip(flat[::2], flat[1::2], strict=True)}
 
     def number(field: str) -> int:
@@ -24,7 +24,13 @@ async def read_status(store: Store, rules: Rules, run: str) -> RunStatus:
 
     in_flight = {state.value: int(size) for state, size in zip(IN_FLIGHT, sizes, strict=True)}
     ledger = Ledger(
-        number("admitted"), number("trained"), number("filtered"), number("stale"), number("abandoned"), in_flight
+        number("admitted"),
+        number("trained"),
+        number("filtered"),
+        number("stale"),
+        number("abandoned"),
+        in_flight,
+        number("lost"),
     )
     finished = "finish_reason" in meta
     return RunStatus(
@@ -42,4 +48,8 @@ async def read_status(store: Store, rules: Rules, run: str) -> RunStatus:
         finished=finished,
         rollouts_accepted=number("accepted"),
         rollouts_graded=number("graded"),
+        missing_problems={
+            problem.decode(): int(rollouts) for problem, rollouts in zip(missing[::2], missing[1::2], strict=True)
+        },
+        run_id=meta["run_id"].decode() if "run_id" in meta else "",
     )

@@ -24,7 +24,7 @@ class BrokerCollector(Collector):
         yield _ledger(status)
         yield GaugeMetricFamily(
             "nouscoder_broker_ledger_balanced",
-            "1 while admitted = trained + filtered + stale + abandoned + in flight",
+            "1 while admitted = trained + filtered + stale + abandoned + lost + in flight",
             value=float(status.ledger.balanced),
         )
         yield from _streams(status)
@@ -58,6 +58,7 @@ def _ledger(status: RunStatus) -> Metric:
         "filtered": ledger.filtered,
         "stale": ledger.stale,
         "abandoned": ledger.abandoned,
+        "lost": ledger.lost,
     }
     for state, number in counts.items():
         family.add_metric([state], number)

@@ -6,9 +6,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from nouscoder.broker.errors import RedisAddressUnusable
+from nouscoder.broker.redis_client import SCHEMES
 from nouscoder.config import BrokerSection
-
-_SCHEMES = ("redis", "rediss", "unix")
 
 
 def configured_url(section: BrokerSection) -> str:
@@ -21,8 +20,8 @@ def configured_url(section: BrokerSection) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise RedisAddressUnusable(f"broker.redis_url_file {path} cannot be read: {reason}") from error
-    if url.partition("://")[0] not in _SCHEMES:
-        raise RedisAddressUnusable(f"broker.redis_url_file {path} holds no URL that begins with {_SCHEMES[0]}://")
+    if url.partition("://")[0] not in SCHEMES:
+        raise RedisAddressUnusable(f"broker.redis_url_file {path} holds no URL that begins with {SCHEMES[0]}://")
     return url
 
 

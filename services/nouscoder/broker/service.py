@@ -13,10 +13,12 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import (
+    Behind,
     BrokerError,
     BrokerUnavailable,
     InvalidRequest,
     InvariantBroken,
+    RedisFull,
     Refused,
     UnknownProblem,
 )
@@ -25,6 +27,7 @@ from nouscoder.broker.redis_address import configured_url
 from nouscoder.broker.redis_server import start_redis
 from nouscoder.config import Config
 from nouscoder.data.problem_index import open_index
+from nouscoder.errors import Unusable
 from nouscoder.rpc import broker_convert, faults, policy_convert, rollout_convert, verdict_convert
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
@@ -40,9 +43,11 @@ _Context = grpc.aio.ServicerContext[Request, Response]
 
 STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     BrokerUnavailable: grpc.StatusCode.UNAVAILABLE,
+    RedisFull: grpc.StatusCode.UNAVAILABLE,
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     UnknownProblem: grpc.StatusCode.NOT_FOUND,
     Refused: grpc.StatusCode.FAILED_PRECONDITION,
+    Behind: grpc.StatusCode.ABORTED,
     InvariantBroken: grpc.StatusCode.DATA_LOSS,
     BrokerError: grpc.StatusCode.INTERNAL,
 }
@@ -123,7 +128,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.LeaseBatchRequest, broker_pb2.LeaseBatchResponse],
     ) -> broker_pb2.LeaseBatchResponse:
         """Leases the next batch."""
-        leased = await self._broker.lease_batch(_worker(request.worker_id), request.wait_s)
+        leased = await self._broker.lease_batch(
+            _worker(request.worker_id), request.wait_s, request.run_id, request.batches
+        )
         answer = broker_pb2.LeaseBatchResponse(run_finished=leased.run_finished)
         if leased.batch is not None and leased.lease is not None:
             answer.lease.CopyFrom(broker_convert.lease_to(leased.lease, "batches"))
@@ -134,13 +141,22 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
                     await asyncio.sleep(0)  # a large batch takes long enough to keep heartbeats waiting
         return answer
 
+    async def RestoreRun(  # noqa: N802
+        self,
+        request: broker_pb2.RestoreRunRequest,
+        context: _Context[broker_pb2.RestoreRunRequest, broker_pb2.RestoreRunResponse],
+    ) -> broker_pb2.RestoreRunResponse:
+        """Restores what Redis forgot from the learner's books."""
+        restored = await self._broker.restore_run(broker_convert.books_from(request))
+        return broker_pb2.RestoreRunResponse(was_behind=restored.was_behind, rollouts_lost=restored.rollouts_lost)
+
     async def CommitBatch(  # noqa: N802
         self,
         request: broker_pb2.CommitBatchRequest,
         context: _Context[broker_pb2.CommitBatchRequest, broker_pb2.CommitBatchResponse],
     ) -> broker_pb2.CommitBatchResponse:
         """Marks a batch trained."""
-        already = await self._broker.commit_batch(request.batch_id, request.step)
+        already = await self._broker.commit_batch(request.batch_id, request.step, request.groups)
         return broker_pb2.CommitBatchResponse(already_committed=already)
 
     async def PublishPolicy(  # noqa: N802
@@ -236,7 +252,9 @@ async def serve_broker(broker: Broker, config: Config, stop: asyncio.Event, stac
     stack.push_async_callback(broker.store.close)
     address = await start_grpc(served, stack)
     workers = asyncio.ensure_future(
-        run_until_stopped(stop, broker.keep_sweeping(), _refresh_metrics(broker, collector))
+        run_until_stopped(
+            stop, broker.keep_sweeping(), broker.keep_watching_memory(), _refresh_metrics(broker, collector)
+        )
     )
 
     workers.add_done_callback(lambda _: stop.set())
@@ -256,7 +274,8 @@ async def serve(config: Config) -> None:
 
     Without a Redis given (broker.redis_url, or redis_url_file) it starts one of its own in the run folder, or takes
     over the one that a killed broker left there; a pipeline gives the URL of one that it supervises. Raises
-    ProblemFileError, RedisServerError, RedisAddressUnusable, CertificatesUnusable and AddressError.
+    ProblemFileError, RedisServerError, RedisAddressUnusable, CertificatesUnusable, AddressError, and Unusable when
+    Redis holds another run of this name.
     """
     stop = stop_event()
     problems = await asyncio.to_thread(open_index, config)
@@ -267,6 +286,10 @@ async def serve(config: Config) -> None:
             stack.callback(server.close)
             url = server.url
         broker = Broker(config, url, problems)
+        try:
+            await broker.check_state()
+        except Refused as error:
+            raise Unusable(str(error)) from error
         address = await serve_broker(broker, config, stop, stack)
         log.info(
             "broker ready", extra={"address": address, "redis": broker.store.url, "problems": len(problems.problem_ids)}

@@ -61,9 +61,19 @@ def judge(snapshot: Snapshot, rules: Rules) -> tuple[Blocker, ...]:
     if snapshot.status.finished:
         return ()
     patience_s = rules.lease_ms / 1000
-    blockers = [*_missing_policy(snapshot), *_unasked(snapshot, patience_s), *_slow_holders(snapshot, patience_s)]
+    blockers = [
+        *_back_pressure(snapshot),
+        *_missing_policy(snapshot),
+        *_unasked(snapshot, patience_s),
+        *_slow_holders(snapshot, patience_s),
+    ]
     blockers.sort(key=lambda blocker: -blocker.idle_s)
     return tuple(blockers[:MAX_BLOCKERS])
+
+
+def _back_pressure(snapshot: Snapshot) -> list[Blocker]:
+    reason = snapshot.status.back_pressure
+    return [Blocker(reason, "", "", 0.0)] if reason else []
 
 
 def _missing_policy(snapshot: Snapshot) -> list[Blocker]:

@@ -1,36 +1,49 @@
 """The only door to Redis: runs the Lua scripts of one run and maps Redis' errors once.
 
 INVARIANT: all state of a run is under one prefix in Redis and none in this process; each script is one atom, so a
-broker killed at any instant leaves no half of a transition behind.
+broker killed at any instant leaves no half of a transition behind. A Redis whose memory is full refuses new rollouts
+and nothing else: what frees memory, or adds next to nothing, is always done.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import redis.asyncio
 from redis import exceptions
-from redis.asyncio.retry import Retry
-from redis.backoff import ConstantBackoff
 
-from nouscoder.broker.errors import BrokerError, BrokerUnavailable
+from nouscoder.broker.errors import BrokerError, BrokerUnavailable, RedisFull
 from nouscoder.broker.redis_address import without_password
+from nouscoder.broker.redis_client import open_client
 from nouscoder.broker.rules import Rules
+from nouscoder.store.redis_errors import PASSING, kind_of
 
 _FOLDER = Path(__file__).parent / "lua"
-# Answers of a Redis that is there but cannot serve now: loading its file, disk full, out of memory, being replaced.
-_PASSING = ("LOADING", "MISCONF", "OOM", "READONLY", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN")
+# Scripts that Redis refuses when its memory is full: those that bring new rollouts, and those that only read.
+_NEED_MEMORY = frozenset({"announce_records", "submit_rollouts", "status", "holders", "read_batch"})
+# Redis refuses a script at maxmemory only if its first write is one that may grow memory. DEL never does. (Redis 7 has
+# a flag for this, allow-oom, which Redis 6 cannot read.)
+_PASS_WHEN_FULL = "redis.call('DEL', P .. 'no such key')\n"
 
+Answer = TypeVar("Answer")
 Value = str | bytes | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that Redis uses, and its maxmemory; 0 when it has no limit."""
+
+    used: int
+    limit: int
 
 
 def _load_scripts() -> dict[str, str]:
     common = (_FOLDER / "common.lua").read_text(encoding="utf8")
-    return {
-        path.stem: common + path.read_text(encoding="utf8") for path in _FOLDER.glob("*.lua") if path.stem != "common"
-    }
+    scripts = {path.stem: path.read_text(encoding="utf8") for path in _FOLDER.glob("*.lua") if path.stem != "common"}
+    return {name: common + ("" if name in _NEED_MEMORY else _PASS_WHEN_FULL) + text for name, text in scripts.items()}
 
 
 def _heed_cancellation() -> None:
@@ -51,13 +64,7 @@ class Store:
         # Braces keep all keys of a run in one slot of a Redis cluster.
         self.prefix = f"nouscoder:{{{run}}}:"
         self._rules = rules.to_json()
-        # One immediate second try: a pooled connection may be a dead one of a restarted Redis.
-        self.redis = redis.asyncio.Redis.from_url(
-            url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(ConstantBackoff(0.05), 1),
-        )
+        self.redis = open_client(url, timeout_s)
         self._scripts = {name: self.redis.register_script(text) for name, text in _load_scripts().items()}
 
     async def close(self) -> None:
@@ -66,36 +73,48 @@ class Store:
 
     async def run(self, script: str, *values: Value) -> Any:
         """Run one script. Raises BrokerUnavailable, or BrokerError for an answer that no script should get."""
-        try:
-            answer = await self._evaluate(script, values)
-            _heed_cancellation()
-            return answer
-        except (exceptions.ConnectionError, exceptions.TimeoutError, OSError) as error:
-            _heed_cancellation()
-            raise BrokerUnavailable(f"Redis at {self.url} does not answer: {error}") from error
-        except exceptions.RedisError as error:
-            raise self._mapped(error) from error
+        return await self._answer(self._evaluate(script, values))
 
     async def fields(self, keys: list[str], *fields: str) -> list[list[bytes | None]]:
-        """The named fields of each hash, at one instant. Raises BrokerUnavailable."""
-        try:
-            async with self.redis.pipeline(transaction=True) as pipeline:
+        """The named fields of each hash, one hash after another. Raises BrokerUnavailable."""
+
+        async def read() -> list[list[bytes | None]]:
+            async with self.redis.pipeline(transaction=False) as pipeline:
                 for key in keys:
                     pipeline.hmget(self.prefix + key, list(fields))
                 answers: list[list[bytes | None]] = await pipeline.execute()
+                return answers
+
+        return await self._answer(read())
+
+    async def get(self, key: str) -> bytes | None:
+        """A string, None when there is none. Raises BrokerUnavailable."""
+        found: bytes | None = await self._answer(self.redis.get(self.prefix + key))  # type: ignore[arg-type]
+        return found
+
+    async def memory(self) -> Memory:
+        """How full Redis is. Raises BrokerUnavailable, and BrokerError when the user may not ask."""
+        info = await self._answer(self.redis.info("memory"))
+        return Memory(int(info["used_memory"]), int(info.get("maxmemory", 0)))
+
+    async def _answer(self, call: Awaitable[Answer]) -> Answer:
+        """What `call` answers, or its error as one of the broker's."""
+        try:
+            answer = await call
             _heed_cancellation()
-            return answers
-        except (exceptions.ConnectionError, exceptions.TimeoutError, OSError) as error:
+            return answer
+        except (exceptions.RedisError, OSError) as error:
             _heed_cancellation()
-            raise BrokerUnavailable(f"Redis at {self.url} does not answer: {error}") from error
-        except exceptions.RedisError as error:
+            if kind_of(error) in ("READONLY", "MASTERDOWN"):
+                # Another Redis is the master now: look its address up again.
+                await self.redis.connection_pool.disconnect(inuse_connections=False)
             raise self._mapped(error) from error
 
     async def _evaluate(self, script: str, values: tuple[Value, ...]) -> Any:
         try:
             return await self._call(script, values)
         except exceptions.ResponseError as error:
-            if "NOGROUP" not in str(error):
+            if kind_of(error) != "NOGROUP":
                 raise
         # A Redis that is new, or came back empty: the streams come first, then the same again.
         await self._call("open", ())
@@ -104,8 +123,18 @@ class Store:
     async def _call(self, script: str, values: tuple[Value, ...]) -> Any:
         return await self._scripts[script](keys=[self.prefix], args=[self._rules, *values])
 
-    def _mapped(self, error: exceptions.RedisError) -> BrokerError:
-        text = str(error)
-        if any(word in text for word in _PASSING):
-            return BrokerUnavailable(f"Redis at {self.url} cannot serve now: {text}")
+    def _mapped(self, error: exceptions.RedisError | OSError) -> BrokerError:
+        kind, text = kind_of(error), str(error)
+        if kind == "OOM":
+            return RedisFull(f"Redis at {self.url} is full (maxmemory): {text}")
+        if kind in PASSING:
+            return BrokerUnavailable(f"Redis at {self.url} cannot serve now, {kind}: {text}")
+        if kind == "WRONGPASS":
+            return BrokerUnavailable(f"Redis at {self.url} does not accept the user or password: {text}")
+        if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
+            return BrokerUnavailable(f"Redis at {self.url} does not answer: {text}")
+        if kind == "NOPERM":
+            return BrokerError(f"the user of Redis at {self.url} lacks a permission (docs/redis-keys.md): {text}")
+        if kind in ("MOVED", "ASK"):
+            return BrokerError(f"Redis at {self.url} is a node of a cluster that does not hold this run: {kind} {text}")
         return BrokerError(f"Redis at {self.url} answered: {text}")

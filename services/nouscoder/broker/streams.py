@@ -1,8 +1,8 @@
 """The two streams of single rollouts, `tasks` and `grading`: leases, hand-ins, heartbeats, the sweep.
 
-A lease is a pending entry of a consumer group. A heartbeat is XCLAIM JUSTID, which resets its idle time; a lease idle
-for its whole length goes to the consumer `released`, whose entries are given out before new ones; what is handed in
-is acknowledged and deleted in the same script, so a stream holds only what is alive.
+A lease is a pending entry of a consumer group. A heartbeat notes the run's clock (sweeper.py) for the entry; a lease
+without one for its whole length goes to the consumer `released`, whose entries are given out before new ones; what is
+handed in is acknowledged and deleted in the same script, so a stream holds only what is alive.
 
 INVARIANT: a rollout is under at most one lease at a time, only the holder of that lease can hand it in, and handing in
 the same work twice changes nothing the second time.
@@ -11,12 +11,12 @@ the same work twice changes nothing the second time.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from nouscoder.broker.errors import InvalidRequest
+from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest
 from nouscoder.broker.store import Store, Value
 from nouscoder.domain.lease import worker_name
 from nouscoder.domain.rollout import RolloutHeader
@@ -32,21 +32,36 @@ class Stream(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeaseRef:
-    """A lease as the scripts know it: entry of a stream (or number of a batch) and which delivery of it."""
+    """A lease as the scripts know it: entry of a stream (or number of a batch), which delivery of it, and the epoch.
+
+    The epoch changes when the state is restored from the learner's books, and the leases of the epoch before are lost.
+    """
 
     stream: Stream
     entry: str
     delivery: int
+    epoch: str
+
+    @classmethod
+    def of(cls, stream: Stream, entry: str, ticket: bytes) -> LeaseRef:
+        """From an answer of a script, where `ticket` is delivery and epoch."""
+        delivery, _, epoch = ticket.decode().partition(":")
+        return cls(stream, entry, int(delivery), epoch)
+
+    @property
+    def ticket(self) -> str:
+        """Delivery and epoch, as scripts compare them."""
+        return f"{self.delivery}:{self.epoch}"
 
     def __str__(self) -> str:
-        return f"{self.stream}:{self.entry}:{self.delivery}"
+        return f"{self.stream}:{self.entry}:{self.ticket}"
 
 
 # What one script does at most, so that none keeps Redis from others for long.
 _MAX_SWEPT = 1000
 _MAX_BEATS = 1000
 
-_LEASE_ID = re.compile(r"(tasks|grading|batches):(\d+(?:-\d+)?):(\d+)")
+_LEASE_ID = re.compile(r"(tasks|grading|batches):(\d+(?:-\d+)?):(\d+):([0-9a-f]{1,32})")
 
 
 def parse_lease(lease_id: str) -> LeaseRef:
@@ -54,7 +69,7 @@ def parse_lease(lease_id: str) -> LeaseRef:
     match = _LEASE_ID.fullmatch(lease_id)
     if match is None:
         raise InvalidRequest(f"{lease_id[:100]!r} is not a lease of this broker")
-    return LeaseRef(Stream(match[1]), match[2], int(match[3]))
+    return LeaseRef(Stream(match[1]), match[2], int(match[3]), match[4])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +79,11 @@ class LeasedEntry:
     ref: LeaseRef
     rollout_id: str
     values: tuple[Any, ...]
+
+    @property
+    def group_id(self) -> str:
+        """The group that the rollout is of: its id begins with it."""
+        return self.rollout_id.partition("-")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +106,8 @@ async def lease_entries(
 
 
 def _entry(stream: Stream, row: Sequence[Any]) -> LeasedEntry:
-    entry, rollout_id, delivery, *values = row
-    return LeasedEntry(LeaseRef(stream, entry.decode(), int(delivery)), rollout_id.decode(), tuple(values))
+    entry, rollout_id, ticket, *values = row
+    return LeasedEntry(LeaseRef.of(stream, entry.decode(), ticket), rollout_id.decode(), tuple(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +132,15 @@ class Graded:
 
 
 async def submit_sampled(store: Store, worker_id: str, items: Sequence[Sampled]) -> list[str]:
-    """Take sampled rollouts; answers the ids of those whose lease was lost. Raises InvalidRequest."""
+    """Take sampled rollouts; answers the ids of those whose lease was lost.
+
+    Raises InvalidRequest, and BrokerUnavailable until Redis knows the policies that they were sampled under.
+    """
     values: list[Value] = []
     for item in items:
         _expect(item.ref, Stream.TASKS)
         header = item.header
-        values += [item.ref.entry, item.ref.delivery, header.rollout_id, header.problem_id]
+        values += [item.ref.entry, item.ref.ticket, header.rollout_id, header.problem_id]
         values += [item.header_bytes, header.oldest_version, header.newest_version, item.record]
     answers = await store.run("submit_rollouts", worker_id, *values)
     return _refused([item.header.rollout_id for item in items], answers)
@@ -135,7 +158,7 @@ async def submit_graded(store: Store, worker_id: str, items: Sequence[Graded]) -
         _expect(item.ref, Stream.GRADING)
         # repr of a float is exact: rewards are equal when their texts are, and float() gives the same one again.
         reward = "" if item.reward is None else repr(item.reward)
-        values += [item.ref.entry, item.ref.delivery, item.rollout_id, item.payload, reward, int(item.accepted)]
+        values += [item.ref.entry, item.ref.ticket, item.rollout_id, item.payload, reward, int(item.accepted)]
     answers = await store.run("submit_verdicts", worker_id, *values)
     return _refused([item.rollout_id for item in items], answers)
 
@@ -150,7 +173,8 @@ def _refused(rollout_ids: Sequence[str], answers: Sequence[bytes]) -> list[str]:
         if answer == b"mismatch":
             raise InvalidRequest(f"the lease sent with rollout {rollout_id} is on another rollout or problem")
         if answer == b"unpublished":
-            raise InvalidRequest(f"rollout {rollout_id} was sampled under a policy never published")
+            # Policies come from the broker alone, so it is the broker that forgot one.
+            raise BrokerUnavailable(f"rollout {rollout_id} was sampled under a policy that Redis has forgotten")
     return [rollout_id for rollout_id, answer in zip(rollout_ids, answers, strict=True) if answer == b"lost"]
 
 
@@ -158,9 +182,14 @@ async def beat(store: Store, worker_id: str, refs: Sequence[LeaseRef]) -> list[L
     """Extend leases; answers the lost ones."""
     lost: list[LeaseRef] = []
     for part in (refs[start : start + _MAX_BEATS] for start in range(0, len(refs), _MAX_BEATS)):
-        values: list[Value] = [value for ref in part for value in (ref.stream.value, ref.entry, ref.delivery)]
+        values: list[Value] = [value for ref in part for value in (ref.stream.value, ref.entry, ref.ticket)]
         lost += [part[int(place)] for place in await store.run("heartbeat", worker_id, *values)]
     return lost
+
+
+async def drop_groups(store: Store, problems: Mapping[str, str]) -> int:
+    """Give up groups, each with its problem, which is gone; answers how many rollouts are abandoned."""
+    return int(await store.run("drop_groups", *(name for pair in problems.items() for name in pair)))
 
 
 async def sweep(store: Store) -> int:

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from nouscoder.cli import bench, data, grade, run, serve, status
+from nouscoder.cli import bench, data, grade, run, runs, serve, status
 from nouscoder.errors import NousCoderError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ for _command in (
 app.add_typer(grade.tokens_app, name="tokens")
 app.add_typer(data.data_app, name="data")
 app.add_typer(bench.bench_app, name="bench")
+app.add_typer(runs.runs_app, name="runs")
 
 
 def main() -> None:

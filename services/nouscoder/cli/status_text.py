@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 
 from nouscoder.config import Config
+from nouscoder.domain.run_status import RunStatus
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.worker_identity import observer_id
@@ -25,12 +26,18 @@ async def status_text(config: Config, *, as_json: bool) -> str:
         status = await broker.status()
     if as_json:
         return json.dumps(asdict(status) | {"balanced": status.ledger.balanced}, indent=1)
+    return "\n".join(status_lines(status))
+
+
+def status_lines(status: RunStatus) -> list[str]:
+    """The state of the run for a person."""
     ledger = status.ledger
-    lines = [
+    return [
         f"run {status.run}: step {status.step}, {status.batches_committed} batches, policy {status.policy_version},"
         f" {'finished' if status.finished else 'running'}",
         f"ledger: {ledger.admitted} admitted = {ledger.trained} trained + {ledger.filtered} filtered"
-        f" + {ledger.stale} stale + {ledger.abandoned} abandoned + {sum(ledger.in_flight.values())} in flight"
+        f" + {ledger.stale} stale + {ledger.abandoned} abandoned + {ledger.lost} lost"
+        f" + {sum(ledger.in_flight.values())} in flight"
         f" ({'balanced' if ledger.balanced else 'NOT BALANCED'})",
         *(f"  in flight, {state}: {count}" for state, count in ledger.in_flight.items() if count),
         *(
@@ -39,8 +46,12 @@ async def status_text(config: Config, *, as_json: bool) -> str:
             for s in status.streams
         ),
         f"graded: {status.rollouts_graded}, accepted: {status.rollouts_accepted}",
+        *([status.back_pressure] if status.back_pressure else []),
+        *(
+            f"problem {problem} is gone from the problem file: {rollouts} rollouts abandoned"
+            for problem, rollouts in status.missing_problems.items()
+        ),
     ]
-    return "\n".join(lines)
 
 
 async def why_stalled_text(config: Config, *, as_json: bool) -> str:

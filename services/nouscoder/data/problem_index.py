@@ -44,6 +44,10 @@ _MOST_KEPT = 256  # problems without their tests: some kB each
 class NotInIndex(NousCoderError):
     """The problem file does not contain the problem."""
 
+    def __init__(self, problem_id: str) -> None:
+        super().__init__(f"there is no problem {problem_id[:100]!r} in the problem file of this run")
+        self.problem_id = problem_id
+
 
 @dataclass(frozen=True, slots=True)
 class IndexedProblem:
@@ -79,7 +83,7 @@ class ProblemIndex:
         """The problem with this id. Raises NotInIndex."""
         row = self._database.execute("SELECT record FROM problems WHERE problem_id = ?", (problem_id,)).fetchone()
         if row is None:
-            raise NotInIndex(f"there is no problem {problem_id[:100]!r} in the problem file of this run")
+            raise NotInIndex(problem_id)
         return _problem(problem_id, json.loads(row[0]))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nouscoder.domain.books import group_number
 from nouscoder.domain.rollout import Rollout, RolloutHeader
 from nouscoder.domain.verdict import Verdict
 
@@ -39,6 +40,11 @@ class RecordedBatch:
     def num_bytes(self) -> int:
         """The total size of the records."""
         return sum(recorded.header.record_bytes for recorded in self.rollouts)
+
+    @property
+    def group_numbers(self) -> frozenset[int]:
+        """The numbers of its groups. Raises ValueError when a group's id holds none."""
+        return frozenset(group_number(recorded.header.group_id) for recorded in self.rollouts)
 
 
 @dataclass(frozen=True, slots=True)

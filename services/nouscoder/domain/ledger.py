@@ -7,11 +7,12 @@ from enum import StrEnum
 
 
 class RolloutState(StrEnum):
-    """The life of a rollout. The first seven are in flight; the last four are final.
+    """The life of a rollout. The first seven are in flight; the last five are final.
 
     QUEUED -> SAMPLING -> SAMPLED -> GRADING -> GRADED -> (group complete) READY -> TRAINING -> TRAINED,
     with FILTERED or STALE instead of training, and ABANDONED from any state in flight. A lost lease leads back:
-    SAMPLING -> QUEUED, GRADING -> SAMPLED. TRAINING stays until the batch is leased again.
+    SAMPLING -> QUEUED, GRADING -> SAMPLED. TRAINING stays until the batch is leased again. A rollout is LOST when Redis
+    forgot what became of it (docs/architecture.md, "When Redis forgets").
     """
 
     QUEUED = "queued"
@@ -25,6 +26,7 @@ class RolloutState(StrEnum):
     FILTERED = "filtered"
     STALE = "stale"
     ABANDONED = "abandoned"
+    LOST = "lost"
 
 
 IN_FLIGHT = (
@@ -48,9 +50,10 @@ class Ledger:
     stale: int
     abandoned: int
     in_flight: dict[str, int]
+    lost: int = 0
 
     @property
     def balanced(self) -> bool:
-        """Whether admitted = trained + filtered + stale + abandoned + in flight."""
-        final = self.trained + self.filtered + self.stale + self.abandoned
+        """Whether admitted = trained + filtered + stale + abandoned + lost + in flight."""
+        final = self.trained + self.filtered + self.stale + self.abandoned + self.lost
         return self.admitted == final + sum(self.in_flight.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nouscoder.domain.ledger import Ledger
 
@@ -23,7 +23,12 @@ class StreamStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """All values are of the same time. `policy_version` is None before the first publication."""
+    """All values are of the same time. `policy_version` is None before the first publication.
+
+    `run_id` names the run folder that the state belongs to; empty while no learner has been there. `back_pressure` says
+    why rollouts are not admitted or not taken; empty when they are. `missing_problems` are gone from the problem file:
+    how many rollouts of each were abandoned (some of them, when there are many).
+    """
 
     run: str
     ledger: Ledger
@@ -35,6 +40,9 @@ class RunStatus:
     finished: bool
     rollouts_accepted: int
     rollouts_graded: int
+    run_id: str = ""
+    back_pressure: str = ""
+    missing_problems: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

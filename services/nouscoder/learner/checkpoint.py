@@ -27,6 +27,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from nouscoder.atomic_files import numbered, prune, sha256_of, whole_folder
+from nouscoder.domain.batch import Batch
+from nouscoder.domain.books import TrainedGroups, group_number
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.weights import put_weights, weights_of
@@ -49,15 +51,35 @@ class CheckpointError(NousCoderError):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a run: optimizer steps, and the last batch trained on (-1: none)."""
+    """The progress of a run: optimizer steps, the last batch trained on (-1: none), and what was trained on in all.
+
+    `rollouts` (how many) and `groups` are the learner's books (domain/books.py), the truth when Redis forgets them.
+    """
 
     step: int = 0
     batch_id: int = -1
+    rollouts: int = 0
+    groups: TrainedGroups = TrainedGroups()
 
     @property
     def policy_version(self) -> int:
         """The version of the weights: 0 is the initial policy, and each batch makes the next."""
         return self.batch_id + 1
+
+    def after(self, batch: Batch, step: int) -> Progress:
+        """The progress after this batch too. Raises ValueError when a group of it was trained on before."""
+        groups = self.groups.plus(map(group_number, batch.groups()))
+        return Progress(step, batch.batch_id, self.rollouts + len(batch.rollouts), groups)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a checkpoint holds it."""
+        return {**asdict(self), "groups": self.groups.bits.hex()}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Progress:
+        """Raises KeyError, TypeError or ValueError."""
+        groups = TrainedGroups(bytes.fromhex(value["groups"]))
+        return cls(int(value["step"]), int(value["batch_id"]), int(value["rollouts"]), groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +109,7 @@ class PendingCheckpoint:
                 self._written.result()
             except CheckpointException as error:
                 raise next(iter(error.failures.values()))[0] from error
-            (self._part / _STATE).write_text(json.dumps({"progress": asdict(self._progress)}))
+            (self._part / _STATE).write_text(json.dumps({"progress": self._progress.to_json()}))
             checksums = {file.name: sha256_of(file) for file in sorted(self._part.iterdir())}
             (self._part / _MANIFEST).write_text(json.dumps({"sha256": checksums}, indent=1))
         return Checkpoint(self._final, self._progress)
@@ -203,8 +225,8 @@ def _verified(path: Path) -> Checkpoint:
 
 def _progress_of(path: Path) -> Progress:
     try:
-        return Progress(**_read_json(path / _STATE)["progress"])
-    except (KeyError, TypeError) as error:
+        return Progress.from_json(_read_json(path / _STATE)["progress"])
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / _STATE} does not hold the progress of a run") from error
 
 

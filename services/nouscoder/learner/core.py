@@ -1,7 +1,8 @@
 """The learner without the network: the state of the run on disk and in memory, one batch at a time.
 
-INVARIANT: the state after every committed batch can be reproduced from the disk, bit for bit, from the newest undamaged
-checkpoint and the saved batches after it. Each batch is trained with the settings of its first training.
+INVARIANT: the state after every batch that was trained can be reproduced from the disk, bit for bit, from the newest
+undamaged checkpoint and the saved batches after it. Each batch is trained with the settings of its first training. A
+batch counts as trained once its log lines are durable, and no group is trained on twice.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from transformers import PreTrainedModel
 from nouscoder.atomic_files import naming_storage_faults
 from nouscoder.config import Config
 from nouscoder.domain.batch import Batch, RecordedBatch
+from nouscoder.domain.books import Books, RunIdentity
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.folder_lock import lock_file
 from nouscoder.learner.batch_settings import BatchSettings
 from nouscoder.learner.checkpoint import Checkpoint, CheckpointStore, PendingCheckpoint, Progress, restore
+from nouscoder.learner.identity import open_identity
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
 from nouscoder.learner.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, sample_lines
 from nouscoder.learner.saved_batches import SavedBatches
@@ -109,6 +112,7 @@ class LearnerCore:
         self._tokenizer: PolicyTokenizer | None = None
         self._progress = Progress()
         self._newest: Checkpoint | None = None
+        self._identity: RunIdentity | None = None
         self._in_batch = False
 
     @property
@@ -131,6 +135,7 @@ class LearnerCore:
         """Lock the run folder, load the newest undamaged checkpoint or the initial policy, and read the logs."""
         prepare_thread(self._config.learner.threads)
         self._lock_folder()
+        self._identity = open_identity(self._config)
         torch.manual_seed(self._config.run.seed)
         try:
             self._tokenizer = load_tokenizer(self._files.policy)
@@ -147,10 +152,28 @@ class LearnerCore:
         self._run_log.open((last_batch + 1) * self._config.learner.steps_per_batch)
         log.info("state loaded", extra={"step": self._progress.step, "batch_id": self._progress.batch_id})
 
+    @property
+    def identity(self) -> RunIdentity:
+        """Which run this is."""
+        if self._identity is None:
+            raise LearnerError("the learner has not started")
+        return self._identity
+
+    def books(self, policy: PolicyManifest | None) -> Books:
+        """What was trained on up to now; `policy` is the newest that was published. From any thread."""
+        done = self._progress
+        return Books(self.identity, done.batch_id + 1, done.step, done.rollouts, done.groups, policy)
+
+    def next_was_trained(self) -> bool:
+        """The next batch is saved and was trained by an earlier process, wholly: its last log line is there."""
+        next_batch = self._progress.batch_id + 1
+        is_logged = self._run_log.has_step((next_batch + 1) * self._config.learner.steps_per_batch)
+        return is_logged and next_batch in self._batches.numbers()
+
     async def save_batch(self, batch: RecordedBatch, records: AsyncIterable[bytes]) -> None:
         """Save the batch for a replay. `records` are the bytes of its records, in order. Call it in the event loop.
 
-        Raises StorageError, SavedBatchError.
+        Raises StorageError, SavedBatchError, and RecordsMissing.
         """
         await self._batches.save(batch, records)
 
@@ -170,12 +193,13 @@ class LearnerCore:
             )
         self._in_batch = True
         try:
+            self._progress.after(batch, self._started.step)  # refuses a group that was trained on before
             self._started.use(self._settings.fix(batch.batch_id, self._config.learner))
             trained = self._started.train_batch(batch)
         except ValueError as error:
             raise LearnerError(f"batch {batch.batch_id} cannot be trained on: {error}") from error
         self._run_log.append(self._lines(trained, seconds or BatchSeconds()))
-        self._progress = Progress(self._started.step, batch.batch_id)
+        self._progress = self._progress.after(batch, self._started.step)
         self._in_batch = False
         return trained
 

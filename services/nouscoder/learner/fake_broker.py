@@ -6,15 +6,16 @@ committed. A policy is accepted only as the newest version + 1, or again with th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from nouscoder.domain.batch import Batch, RecordedBatch, RecordedRollout
+from nouscoder.domain.books import Books, Restored
 from nouscoder.domain.lease import Lease, LeasedBatch
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.run_status import RunStatus
-from nouscoder.rpc.channel import PeerError
+from nouscoder.rpc.channel import PeerError, PeerRefused
 from nouscoder.store.record_store import ByteRange
 from nouscoder.store.rollout_record import encode_rollout
 
@@ -58,6 +59,7 @@ class FakeBroker:
         self.commits: list[tuple[int, int]] = []
         self.policies: list[PolicyManifest] = []
         self.finished = False
+        self.run_id = ""
 
     async def status(self) -> RunStatus:
         """The current state of the run."""
@@ -72,9 +74,24 @@ class FakeBroker:
             finished=self.finished,
             rollouts_accepted=0,
             rollouts_graded=0,
+            run_id=self.run_id,
         )
 
-    async def lease_batch(self, wait_s: float = 10.0) -> LeasedBatch:
+    async def restore_run(self, books: Books) -> Restored:
+        """Take over what the learner did beyond what is known here."""
+        if self.run_id not in ("", books.identity.run_id):
+            raise PeerRefused(f"broker: this is run {self.run_id}")
+        if len(self.commits) > books.batches or len(self.policies) > books.batches + 2:
+            raise PeerRefused("broker: checkpoints of this run are missing")
+        self.run_id = books.identity.run_id
+        if len(self.commits) == books.batches - 1:
+            self.commits.append((books.batches - 1, books.step))
+            self._in_training = None
+        if len(self.commits) != books.batches:
+            raise PeerError("broker: this fake forgets nothing")
+        return Restored(was_behind=False)
+
+    async def lease_batch(self, wait_s: float = 10.0, run_id: str = "", batches: int = 0) -> LeasedBatch:
         """Lease the batch in training again, or a new one."""
         if self.finished:
             return LeasedBatch(run_finished=True)
@@ -100,7 +117,7 @@ class FakeBroker:
         self.policies.append(manifest)
         return manifest.policy_version
 
-    async def commit_batch(self, batch_id: int, step: int) -> bool:
+    async def commit_batch(self, batch_id: int, step: int, groups: Iterable[int] = ()) -> bool:
         """Commit the batch in training. Idempotent."""
         if (batch_id, step) in self.commits:
             return True

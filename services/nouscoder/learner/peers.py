@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from nouscoder.domain.books import Books, Restored
 from nouscoder.domain.lease import Lease, LeasedBatch
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
@@ -32,8 +33,15 @@ class Broker(Protocol):
         """The current state of the run."""
         ...
 
-    async def lease_batch(self, wait_s: float = ...) -> LeasedBatch:
-        """The next batch, or the previous one again if it has not been committed."""
+    async def lease_batch(self, wait_s: float = ..., run_id: str = ..., batches: int = ...) -> LeasedBatch:
+        """The next batch, or the previous one again if it has not been committed.
+
+        Raises PeerBehind unless the broker holds this run and so many batches.
+        """
+        ...
+
+    async def restore_run(self, books: Books) -> Restored:
+        """Restore what Redis forgot from the books. Raises PeerRefused when Redis holds another run."""
         ...
 
     def stream_records(self, ranges: Sequence[ByteRange]) -> AsyncIterator[tuple[int, bytes]]:
@@ -41,11 +49,11 @@ class Broker(Protocol):
         ...
 
     async def publish_policy(self, manifest: PolicyManifest) -> int:
-        """Publish a policy. Idempotent for the same version and weights."""
+        """Publish a policy. Idempotent for the same version and weights. Raises PeerBehind if versions are missing."""
         ...
 
-    async def commit_batch(self, batch_id: int, step: int) -> bool:
-        """Commit a batch. Idempotent. Returns True when it was committed before."""
+    async def commit_batch(self, batch_id: int, step: int, groups: Iterable[int] = ...) -> bool:
+        """Commit a batch. Idempotent. Returns True when it was committed before. Raises PeerBehind if it is missing."""
         ...
 
     async def finish_run(self, reason: str) -> Ledger:

@@ -9,28 +9,40 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Executor, ThreadPoolExecutor
 
+from nouscoder.domain.policy import PolicyManifest
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.peers import Broker
 from nouscoder.learner.publish import StagedPolicy
+from nouscoder.learner.recovery import Recovery
+from nouscoder.rpc.channel import PeerBehind
 
 
 class Publication:
     """Publishes policies. The weights are copied in `training`, the training thread, and written in another thread."""
 
-    def __init__(self, core: LearnerCore, broker: Broker, metrics: LearnerMetrics, training: Executor) -> None:
+    def __init__(
+        self, core: LearnerCore, broker: Broker, metrics: LearnerMetrics, training: Executor, recovery: Recovery
+    ) -> None:
         self._core = core
         self._broker = broker
+        self._recovery = recovery
         self._metrics = metrics
         self._training = training
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="publication")
         self._task: asyncio.Task[None] | None = None
         self._known_version = -1
+        self._newest: PolicyManifest | None = None
 
     @property
     def known_version(self) -> int:
         """The newest version that the broker is known to have."""
         return self._known_version
+
+    @property
+    def newest(self) -> PolicyManifest | None:
+        """The newest policy that this process published."""
+        return self._newest
 
     def known(self, policy_version: int) -> None:
         """Record that the broker has this version."""
@@ -67,5 +79,9 @@ class Publication:
     async def _publish(self, policy: StagedPolicy) -> None:
         loop = asyncio.get_running_loop()
         manifest = await loop.run_in_executor(self._writing, self._core.write_policy, policy)
-        await self._broker.publish_policy(manifest)
+        try:
+            await self._broker.publish_policy(manifest)
+        except PeerBehind:
+            await self._recovery.settle(manifest)
+        self._newest = manifest
         self.known(manifest.policy_version)

@@ -114,6 +114,10 @@ class RunLog:
         self._metrics.open(last_step)
         self._samples.open(last_step)
 
+    def has_step(self, step: int) -> bool:
+        """Whether the line of this step is there."""
+        return self._metrics.knows(step)
+
     def append(self, lines: BatchLines) -> None:
         """Add the missing lines of a batch. Raises StorageError."""
         self._metrics.append(lines.metrics)
@@ -139,6 +143,9 @@ class _LineFile:
                 kept.setdefault(self._key(line), line)
         write_whole(self._file, "".join(map(_text, kept.values())).encode())
         self._known = set(kept)
+
+    def knows(self, key: Hashable) -> bool:
+        return key in self._known
 
     def append(self, lines: Iterable[Line]) -> None:
         missing = {self._key(line): line for line in lines if self._key(line) not in self._known}

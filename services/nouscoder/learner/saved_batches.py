@@ -31,6 +31,10 @@ class SavedBatchError(NousCoderError):
     """A saved batch cannot be read. The message names it."""
 
 
+class RecordsMissing(SavedBatchError):
+    """The broker gave fewer bytes of records than the batch has: Redis forgot some."""
+
+
 class SavedBatches:
     """The folder batches/. The newest `keep` are kept, and all that are newer than the oldest kept checkpoint."""
 
@@ -41,7 +45,7 @@ class SavedBatches:
     async def save(self, batch: RecordedBatch, records: AsyncIterable[bytes]) -> None:
         """Save a batch. `records` are the bytes of its records, in order, in pieces of any size.
 
-        Raises SavedBatchError for too few or too many bytes, and StorageError.
+        Raises RecordsMissing for too few bytes, SavedBatchError for too many, and StorageError.
         """
         path, index, num_bytes = self._path(batch.batch_id), encode_batch(batch), 0
         with ExitStack() as stack:
@@ -51,7 +55,8 @@ class SavedBatches:
                 file.write(data)
                 num_bytes += len(data)
             if num_bytes != batch.num_bytes:
-                raise SavedBatchError(f"{path} got {num_bytes} bytes of records, not {batch.num_bytes}")
+                kind = RecordsMissing if num_bytes < batch.num_bytes else SavedBatchError
+                raise kind(f"{path} got {num_bytes} bytes of records, not {batch.num_bytes}")
             await asyncio.to_thread(stack.pop_all().close)  # flushes to the disk
 
     def prune(self, last_unneeded: int) -> None:

@@ -65,10 +65,10 @@ def random_batch(
     random = Random(f"{seed}/{batch_id}")
     rollouts: list[GradedRollout] = []
     for group in range(num_groups):
-        group_id = f"b{batch_id}g{group}"
+        group_id = f"g{batch_id * num_groups + group:06d}"
         prompt = _tokens(random, prompt_tokens)
         for member in range(group_size):
-            rollout = _rollout(random, f"{group_id}r{member}", group_id, prompt, max_tokens, policy_version)
+            rollout = _rollout(random, f"{group_id}-{member}", group_id, prompt, max_tokens, policy_version)
             # The first is right and the second wrong, so that no group has zero variance.
             accepted = member == 0 or (member > 1 and random.random() < 0.5)
             rollouts.append(GradedRollout(rollout, _verdict(accepted=accepted), 1.0 if accepted else -1.0))

@@ -1,11 +1,12 @@
 """The learner's loop: lease a batch, save it, train k steps, publish, commit, checkpoint; at the end finish the run.
 
 INVARIANT: each batch takes effect once, steps and policy versions are consecutive, and each step has one log line, even
-if the process is killed at any point. A batch is committed after it is saved and trained. Its policy and its checkpoint
-may be written later, while the next batches are trained. After a restart `_catch_up` starts from the newest undamaged
-checkpoint and trains the committed batches after it again from the saved batches (bit for bit). It publishes the
-versions that the broker lacks and commits the last batch again; both are idempotent. docs/architecture.md has a table
-of the effects of a kill at each point.
+if the process is killed at any point or Redis forgets a part of the run. A batch is committed after it is saved and
+trained. Its policy and its checkpoint may be written later, while the next batches are trained. After a restart
+`_catch_up` starts from the newest undamaged checkpoint and trains the batches that were trained after it again from the
+saved batches (bit for bit). It publishes the newest version again and has the broker compare its state with the
+learner's books (recovery.py); both are idempotent. docs/architecture.md has a table of the effects of a kill at each
+point.
 
 A lost lease does no harm, because the lock on the run folder allows one learner per run, and only it commits.
 """
@@ -25,7 +26,7 @@ from typing import TypeVar
 
 from nouscoder.config import Config
 from nouscoder.domain.batch import RecordedBatch
-from nouscoder.domain.lease import Lease
+from nouscoder.domain.lease import Lease, LeasedBatch
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import NousCoderError
 from nouscoder.folder_lock import FolderInUse
@@ -35,9 +36,12 @@ from nouscoder.learner.flops import measured_peak_flops
 from nouscoder.learner.metrics import LearnerMetrics, WaitReason
 from nouscoder.learner.peers import Broker
 from nouscoder.learner.publication import Publication
+from nouscoder.learner.recovery import Recovery
 from nouscoder.learner.run_log import BatchSeconds
+from nouscoder.learner.saved_batches import RecordsMissing
 from nouscoder.learner.trainer import TrainedBatch
 from nouscoder.retry import Retry
+from nouscoder.rpc.channel import PeerBehind
 from nouscoder.store.record_store import ByteRange
 
 log = logging.getLogger(__name__)
@@ -46,6 +50,9 @@ Answer = TypeVar("Answer")
 _LEASE_WAIT_S = 5.0
 _CHECKPOINT_LIMIT_S = 600.0
 _LOOK_AGAIN_S = 0.3
+# Leases of a batch whose records Redis had forgotten, one after another. Redis forgets a batch with its records, so the
+# next lease gives another batch.
+_MAX_FORGOTTEN_BATCHES = 5
 
 
 class LearnerState(StrEnum):
@@ -85,7 +92,8 @@ class LearnerWorker:
         self._metrics = metrics
         self._core = core
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="training")
-        self._publication = Publication(core, broker, metrics, self._thread)
+        self._recovery = Recovery(core, broker)
+        self._publication = Publication(core, broker, metrics, self._thread, self._recovery)
         self._checkpoints = Checkpoints(config.learner, core, metrics, self._thread, self._publication)
         self._state = LearnerState.STARTING
         self._state_since = time.monotonic()
@@ -94,6 +102,7 @@ class LearnerWorker:
         self._last: TrainedBatch | None = None
         self._peak_flops = config.learner.peak_flops
         self._is_closing = False
+        self._num_forgotten = 0
 
     async def run(self) -> None:
         """Train until the run's batches are done, then finish the run. Raises NousCoderError."""
@@ -102,6 +111,8 @@ class LearnerWorker:
             self._peak_flops = await self._in_thread(lambda: measured_peak_flops(self._config.learner.device))
         await self._wait_for_evaluation()
         status = await self._broker.status()
+        if status.run_id not in ("", self._core.identity.run_id):
+            await self._recovery.settle(None)  # refuses, and says whose state it is
         if status.finished:
             log.info("the run is finished: nothing is left to train on", extra={"step": self._core.progress.step})
             self._enter(LearnerState.FINISHED)
@@ -188,23 +199,14 @@ class LearnerWorker:
         """Bring the state in memory and the broker to the same batch (see the invariant)."""
         known_version = -1 if status.policy_version is None else status.policy_version
         self._publication.known(known_version)
+        while self._core.progress.policy_version < status.batches_committed or self._core.next_was_trained():
+            batch_id = self._core.progress.batch_id + 1
+            log.info("training a batch again: no checkpoint holds it yet", extra={"batch_id": batch_id})
+            self._last = await self._in_thread(partial(self._core.replay_saved, batch_id))
         if self._core.progress.policy_version >= known_version:
             await self._publication.begin()
-        while self._core.progress.policy_version < status.batches_committed:
-            batch_id = self._core.progress.batch_id + 1
-            log.info("training a committed batch again: no checkpoint includes it yet", extra={"batch_id": batch_id})
-            self._last = await self._in_thread(partial(self._core.replay_saved, batch_id))
-            if self._core.progress.policy_version >= known_version:
-                await self._publication.begin()
-        await self._publication.settle()
-        progress = self._core.progress
-        if known_version > progress.policy_version + 1:
-            raise LearnerError(
-                f"the broker knows policy version {known_version}, but the newest checkpoint has version"
-                f" {progress.policy_version}: checkpoints of this run are missing"
-            )
-        if progress.batch_id >= 0:
-            await self._broker.commit_batch(progress.batch_id, progress.step)
+            await self._publication.settle()
+        await self._recovery.settle(self._publication.newest)
 
     async def _train_batches(self) -> None:
         """Train the remaining batches of the run. At the end all are published and in a checkpoint."""
@@ -218,10 +220,13 @@ class LearnerWorker:
             batch, lease = leased
             async with self._broker.keep_leases() as keeper:
                 keeper.add(lease)
+                if not await self._save(batch):
+                    continue
                 await self._train_on(batch, replace(seconds, wait_for_batch=wait_s))
                 seconds = await self._hand_over(batch)
                 keeper.drop(lease.lease_id)
         await self._checkpoints.now()
+        await self._recovery.settle(self._publication.newest)
         await self._broker.finish_run("every batch is trained")
 
     async def _next_batch(self) -> tuple[tuple[RecordedBatch, Lease] | None, float]:
@@ -231,7 +236,7 @@ class LearnerWorker:
         started = counted = time.monotonic()
         while True:
             self._publication.raise_if_failed()
-            leased = await self._broker.lease_batch(_LEASE_WAIT_S)
+            leased = await self._lease()
             now = time.monotonic()
             self._metrics.waited(WaitReason.BATCH, now - counted)
             counted = now
@@ -247,6 +252,21 @@ class LearnerWorker:
                 counted = time.monotonic()
                 self._enter(LearnerState.WAITING_FOR_BATCH)
 
+    async def _lease(self) -> LeasedBatch:
+        """A lease on the next batch; none also when the broker had to be restored first. Raises LearnerError."""
+        done = self._core.progress
+        try:
+            leased = await self._broker.lease_batch(_LEASE_WAIT_S, self._core.identity.run_id, done.batch_id + 1)
+        except PeerBehind:
+            if not await self._recovery.settle(self._publication.newest):
+                await asyncio.sleep(_LOOK_AGAIN_S)
+            return LeasedBatch()
+        if leased.batch is None or not any(number in done.groups for number in leased.batch.group_numbers):
+            return leased
+        if not await self._recovery.settle(self._publication.newest):
+            raise LearnerError(f"batch {leased.batch.batch_id} holds a group that was trained on before")
+        return LeasedBatch()
+
     async def _pass_pause(self) -> None:
         if self._may_run.is_set():
             return
@@ -255,10 +275,23 @@ class LearnerWorker:
         await self._may_run.wait()  # unbounded: a person ends the pause, or the process exits
         self._metrics.waited(WaitReason.PAUSED, time.monotonic() - started)
 
-    async def _train_on(self, recorded: RecordedBatch, seconds: BatchSeconds) -> None:
-        """Save the batch and take its steps. `seconds` are the waiting times since the previous batch."""
+    async def _save(self, batch: RecordedBatch) -> bool:
+        """Have the batch on the disk. False: Redis has forgotten it since it was leased. Raises SavedBatchError."""
         self._enter(LearnerState.TRAINING)
-        await self._core.save_batch(recorded, self._records_of(recorded))
+        try:
+            await self._core.save_batch(batch, self._records_of(batch))
+        except RecordsMissing as error:
+            self._num_forgotten += 1
+            if self._num_forgotten > _MAX_FORGOTTEN_BATCHES:
+                raise
+            log.warning("a leased batch was forgotten: asking for another", extra={"reason": str(error)})
+            await self._recovery.settle(self._publication.newest)
+            return False
+        self._num_forgotten = 0
+        return True
+
+    async def _train_on(self, recorded: RecordedBatch, seconds: BatchSeconds) -> None:
+        """Take the steps of a saved batch. `seconds` are those since the batch before."""
         batch = await self._in_thread(lambda: self._core.load_batch(recorded.batch_id))
         self._last = await self._in_thread(lambda: self._core.train(batch, seconds))
         self._metrics.trained(self._last, self._core.model.num_parameters(), self._peak_flops)
@@ -271,7 +304,10 @@ class LearnerWorker:
         publish_s = time.monotonic() - started
         self._metrics.waited(WaitReason.PUBLISH, publish_s)
 
-        await self._broker.commit_batch(batch.batch_id, self._core.progress.step)
+        try:
+            await self._broker.commit_batch(batch.batch_id, self._core.progress.step, batch.group_numbers)
+        except PeerBehind:
+            await self._recovery.settle(self._publication.newest)
 
         self._enter(LearnerState.CHECKPOINTING)
         started = time.monotonic()

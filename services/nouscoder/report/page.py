@@ -22,7 +22,7 @@ from nouscoder.report.run_data import Record, RunData, number, read_run, whole_n
 from nouscoder.report.samples import pairs, pairs_section, training_section
 
 _CURVES_NOTE = "One point per batch, at its last step; throughput, gradient norm and loss have one point per step."
-_FINAL = ("trained", "filtered", "stale", "abandoned")
+_FINAL = ("trained", "filtered", "stale", "abandoned", "lost")
 
 
 def write_report(run_folder: Path) -> Path:

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
+from nouscoder.domain.books import Books, Restored
 from nouscoder.domain.lease import Lease, LeasedBatch, LeasedGrading, LeasedGradings, LeasedTasks
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
@@ -165,20 +166,35 @@ class BrokerClient(ServiceClient):
         answer = await self._call(lambda: self._stub.SubmitVerdicts(request, timeout=_CALL_LIMIT_S))
         return frozenset(answer.refused_rollout_ids)
 
-    async def lease_batch(self, wait_s: float = 10.0) -> LeasedBatch:
-        """The next batch, or the same as before when it has not been committed."""
-        request = broker_pb2.LeaseBatchRequest(worker_id=self.worker_id, wait_s=wait_s)
+    async def lease_batch(self, wait_s: float = 10.0, run_id: str = "", batches: int = 0) -> LeasedBatch:
+        """The next batch, or the same as before when it has not been committed.
+
+        Raises PeerBehind unless the broker holds that run and so many batches; an empty `run_id` is not compared.
+        """
+        request = broker_pb2.LeaseBatchRequest(worker_id=self.worker_id, wait_s=wait_s, run_id=run_id, batches=batches)
         answer = await self._call(lambda: self._stub.LeaseBatch(request, timeout=wait_s + _CALL_LIMIT_S))
         return broker_convert.leased_batch_from(answer)
 
-    async def commit_batch(self, batch_id: int, step: int) -> bool:
-        """A durable checkpoint holds the batch; `step` counts the run's optimizer steps. True: it was known."""
-        request = broker_pb2.CommitBatchRequest(batch_id=batch_id, step=step)
+    async def restore_run(self, books: Books) -> Restored:
+        """Have the broker compare its state with the learner's books and restore it. PeerRefused: it is another run."""
+        request = broker_convert.books_to(books)
+        answer = await self._call(lambda: self._stub.RestoreRun(request, timeout=_CALL_LIMIT_S))
+        return Restored(answer.was_behind, answer.rollouts_lost)
+
+    async def commit_batch(self, batch_id: int, step: int, groups: Iterable[int] = ()) -> bool:
+        """The batch can be trained on again from the disk; `step` counts the run's steps. True: it was known.
+
+        Raises PeerBehind when the broker does not hold the batch of these groups.
+        """
+        request = broker_pb2.CommitBatchRequest(batch_id=batch_id, step=step, groups=groups)
         answer = await self._call(lambda: self._stub.CommitBatch(request, timeout=_CALL_LIMIT_S))
         return answer.already_committed
 
     async def publish_policy(self, manifest: PolicyManifest) -> int:
-        """Announce a policy; answers the newest version. PeerRefused unless it is the newest + 1 or the same again."""
+        """Announce a policy; answers the newest version. PeerRefused unless it is the newest + 1 or the same again.
+
+        Raises PeerBehind when the broker lacks the versions before it.
+        """
         request = broker_pb2.PublishPolicyRequest(manifest=policy_convert.manifest_to(manifest))
         answer = await self._call(lambda: self._stub.PublishPolicy(request, timeout=_CALL_LIMIT_S))
         return answer.policy_version

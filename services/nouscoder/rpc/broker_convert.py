@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
 from nouscoder.domain.lease import (
     Lease,
     LeasedBatch,
@@ -11,6 +14,8 @@ from nouscoder.domain.lease import (
     RecordedGradings,
 )
 from nouscoder.domain.run_status import Blocker, RunStatus, StreamStatus
+from nouscoder.rpc.faults import InvalidMessage
+from nouscoder.rpc.policy_convert import manifest_from, manifest_to
 from nouscoder.rpc.rollout_convert import (
     header_from,
     header_to,
@@ -23,6 +28,7 @@ from nouscoder.rpc.rollout_convert import (
 from nouscoder.rpc.verdict_convert import rules_from, rules_to
 from nouscoder.v1 import broker_pb2
 
+_RUN_ID = re.compile(r"[0-9a-f]{1,64}")
 _STREAMS = {
     "tasks": broker_pb2.LEASE_STREAM_TASKS,
     "grading": broker_pb2.LEASE_STREAM_GRADING,
@@ -114,6 +120,9 @@ def run_status_to(status: RunStatus) -> broker_pb2.StatusResponse:
         finished=status.finished,
         rollouts_accepted=status.rollouts_accepted,
         rollouts_graded=status.rollouts_graded,
+        run_id=status.run_id,
+        back_pressure=status.back_pressure,
+        missing_problems=status.missing_problems,
     )
 
 
@@ -134,6 +143,39 @@ def run_status_from(message: broker_pb2.StatusResponse) -> RunStatus:
         finished=message.finished,
         rollouts_accepted=message.rollouts_accepted,
         rollouts_graded=message.rollouts_graded,
+        run_id=message.run_id,
+        back_pressure=message.back_pressure,
+        missing_problems=dict(message.missing_problems),
+    )
+
+
+def books_to(books: Books) -> broker_pb2.RestoreRunRequest:
+    """Domain -> protocol."""
+    identity = books.identity
+    return broker_pb2.RestoreRunRequest(
+        identity=broker_pb2.RunIdentity(
+            run_id=identity.run_id, folder=identity.folder, seed=identity.seed, group_size=identity.group_size
+        ),
+        batches=books.batches,
+        step=books.step,
+        rollouts=books.rollouts,
+        groups=books.groups.bits,
+        policy=None if books.policy is None else manifest_to(books.policy),
+    )
+
+
+def books_from(message: broker_pb2.RestoreRunRequest) -> Books:
+    """Protocol -> domain. Raises InvalidMessage."""
+    named = message.identity
+    if not _RUN_ID.fullmatch(named.run_id):
+        raise InvalidMessage("identity.run_id must have 1 to 64 lower-case hexadecimal digits")
+    return Books(
+        RunIdentity(named.run_id, named.folder, named.seed, named.group_size),
+        message.batches,
+        message.step,
+        message.rollouts,
+        TrainedGroups(message.groups),
+        manifest_from(message.policy) if message.HasField("policy") else None,
     )
 
 

@@ -50,6 +50,10 @@ class PeerRefused(PeerError):
     """A service refuses what was asked: the same call will not succeed."""
 
 
+class PeerBehind(PeerError):
+    """The broker lacks what the caller has done: the caller must restore it, then the same call may succeed."""
+
+
 class PeerNotFound(PeerRefused):
     """A service does not have what was asked for."""
 
@@ -62,6 +66,7 @@ _ERRORS: dict[grpc.StatusCode, type[PeerError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: PeerRefused,
     grpc.StatusCode.FAILED_PRECONDITION: PeerRefused,
     grpc.StatusCode.NOT_FOUND: PeerNotFound,
+    grpc.StatusCode.ABORTED: PeerBehind,
 }
 
 

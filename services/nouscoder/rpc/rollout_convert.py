@@ -150,6 +150,7 @@ def ledger_to(ledger: Ledger) -> broker_pb2.Ledger:
         abandoned=ledger.abandoned,
         in_flight=ledger.in_flight,
         balanced=ledger.balanced,
+        lost=ledger.lost,
     )
 
 
@@ -162,6 +163,7 @@ def ledger_from(message: broker_pb2.Ledger) -> Ledger:
         message.stale,
         message.abandoned,
         dict(message.in_flight),
+        message.lost,
     )
 
 

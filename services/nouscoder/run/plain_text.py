@@ -61,7 +61,7 @@ def ledger_numbers(ledger: Ledger) -> str:
     """The ledger as its equation."""
     return (
         f"admitted {ledger.admitted} = trained {ledger.trained} + filtered {ledger.filtered} + stale {ledger.stale}"
-        f" + abandoned {ledger.abandoned} + {_in_flight(ledger)}"
+        f" + abandoned {ledger.abandoned} + lost {ledger.lost} + {_in_flight(ledger)}"
     )
 
 

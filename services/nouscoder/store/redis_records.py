@@ -8,6 +8,7 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from nouscoder.store.record_store import ByteRange, RecordStoreError
+from nouscoder.store.redis_errors import kind_of
 
 _FAULTS = (exceptions.RedisError, OSError)
 
@@ -26,7 +27,9 @@ class RedisRecords:
         try:
             await self._redis.mset({self._prefix + name: record for name, record in records.items()})
         except _FAULTS as error:
-            raise RecordStoreError(f"Redis did not take records {', '.join(records)}: {error}") from error
+            raise RecordStoreError(
+                f"Redis did not take records {', '.join(records)}: {kind_of(error)} {error}"
+            ) from error
 
     async def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """All ranges in one exchange."""

@@ -488,29 +488,143 @@ Global___SubmitVerdictsResponse: _TypeAlias = SubmitVerdictsResponse  # noqa: Y0
 
 @_typing.final
 class LeaseBatchRequest(_message.Message):
-    """Asks for a batch."""
+    """Asks for a batch. ABORTED when the broker is behind the learner: call RestoreRun."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Worker id of the learner: name and incarnation."""
     wait_s: _builtins.float
     """Seconds to wait if there is none."""
+    batches: _builtins.int
+    """Batches that the learner's disk holds the effect of. Not compared when run_id is empty."""
+    run_id: _builtins.str
+    """The learner's run; empty: not compared."""
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         wait_s: _builtins.float = ...,
+        batches: _builtins.int = ...,
+        run_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["wait_s", b"wait_s", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "run_id", b"run_id", "wait_s", b"wait_s", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeaseBatchRequest: _TypeAlias = LeaseBatchRequest  # noqa: Y015
+
+@_typing.final
+class RunIdentity(_message.Message):
+    """Which run this is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    FOLDER_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    GROUP_SIZE_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """Random, made once in the run folder."""
+    folder: _builtins.str
+    """Where the learner keeps the run."""
+    seed: _builtins.int
+    """The run's seed."""
+    group_size: _builtins.int
+    """G."""
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        folder: _builtins.str = ...,
+        seed: _builtins.int = ...,
+        group_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["folder", b"folder", "group_size", b"group_size", "run_id", b"run_id", "seed", b"seed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunIdentity: _TypeAlias = RunIdentity  # noqa: Y015
+
+@_typing.final
+class RestoreRunRequest(_message.Message):
+    """What the learner's disk holds of the run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ROLLOUTS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    batches: _builtins.int
+    """Batches trained on."""
+    step: _builtins.int
+    """Optimizer steps taken."""
+    rollouts: _builtins.int
+    """Rollouts trained on."""
+    groups: _builtins.bytes
+    """Groups trained on: a bit each, the highest bit of the first byte is group 0."""
+    @_builtins.property
+    def identity(self) -> Global___RunIdentity:
+        """Which run."""
+
+    @_builtins.property
+    def policy(self) -> _policy_pb2.PolicyManifest:
+        """The newest policy that was published; absent before the first."""
+
+    def __init__(
+        self,
+        *,
+        identity: Global___RunIdentity | None = ...,
+        batches: _builtins.int = ...,
+        step: _builtins.int = ...,
+        rollouts: _builtins.int = ...,
+        groups: _builtins.bytes = ...,
+        policy: _policy_pb2.PolicyManifest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "groups", b"groups", "identity", b"identity", "policy", b"policy", "rollouts", b"rollouts", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreRunRequest: _TypeAlias = RestoreRunRequest  # noqa: Y015
+
+@_typing.final
+class RestoreRunResponse(_message.Message):
+    """What was done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAS_BEHIND_FIELD_NUMBER: _builtins.int
+    ROLLOUTS_LOST_FIELD_NUMBER: _builtins.int
+    was_behind: _builtins.bool
+    """The broker was behind, and its state is restored."""
+    rollouts_lost: _builtins.int
+    """Rollouts that were admitted once, and are neither final nor in flight now."""
+    def __init__(
+        self,
+        *,
+        was_behind: _builtins.bool = ...,
+        rollouts_lost: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rollouts_lost", b"rollouts_lost", "was_behind", b"was_behind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreRunResponse: _TypeAlias = RestoreRunResponse  # noqa: Y015
 
 @_typing.final
 class RecordRange(_message.Message):
@@ -722,25 +836,31 @@ Global___LeaseBatchResponse: _TypeAlias = LeaseBatchResponse  # noqa: Y015
 
 @_typing.final
 class CommitBatchRequest(_message.Message):
-    """A batch whose effect is durable."""
+    """A batch whose effect is durable. ABORTED when the broker does not hold this batch: call RestoreRun."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     BATCH_ID_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.int
     """The batch."""
     step: _builtins.int
     """Optimizer steps done in the run, including this batch's."""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers of its groups, in any order; empty: not compared."""
+
     def __init__(
         self,
         *,
         batch_id: _builtins.int = ...,
         step: _builtins.int = ...,
+        groups: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "groups", b"groups", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -991,6 +1111,7 @@ class Ledger(_message.Message):
     ABANDONED_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     BALANCED_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     admitted: _builtins.int
     """Rollouts admitted."""
     trained: _builtins.int
@@ -1002,7 +1123,9 @@ class Ledger(_message.Message):
     abandoned: _builtins.int
     """Given up: dead letters, rollouts after too many internal errors, groups too small, or in flight when the run ended."""
     balanced: _builtins.bool
-    """admitted = trained + filtered + stale + abandoned + sum(in_flight)."""
+    """admitted = trained + filtered + stale + abandoned + lost + sum(in_flight)."""
+    lost: _builtins.int
+    """Redis forgot what became of them."""
     @_builtins.property
     def in_flight(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Rollouts in flight by state, counted separately from the other numbers."""
@@ -1017,10 +1140,11 @@ class Ledger(_message.Message):
         abandoned: _builtins.int = ...,
         in_flight: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         balanced: _builtins.bool = ...,
+        lost: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "balanced", b"balanced", "filtered", b"filtered", "in_flight", b"in_flight", "stale", b"stale", "trained", b"trained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "balanced", b"balanced", "filtered", b"filtered", "in_flight", b"in_flight", "lost", b"lost", "stale", b"stale", "trained", b"trained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1087,6 +1211,26 @@ class StatusResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MissingProblemsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     RUN_FIELD_NUMBER: _builtins.int
     LEDGER_FIELD_NUMBER: _builtins.int
     STREAMS_FIELD_NUMBER: _builtins.int
@@ -1098,6 +1242,9 @@ class StatusResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     ROLLOUTS_ACCEPTED_FIELD_NUMBER: _builtins.int
     ROLLOUTS_GRADED_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    BACK_PRESSURE_FIELD_NUMBER: _builtins.int
+    MISSING_PROBLEMS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     policy_version: _builtins.int
@@ -1116,6 +1263,10 @@ class StatusResponse(_message.Message):
     """Rollouts accepted so far in the run."""
     rollouts_graded: _builtins.int
     """Rollouts graded so far in the run."""
+    run_id: _builtins.str
+    """The run folder that the state belongs to; empty while no learner has been there."""
+    back_pressure: _builtins.str
+    """Why rollouts are not admitted or not taken now, one sentence; empty when they are."""
     @_builtins.property
     def ledger(self) -> Global___Ledger:
         """The ledger."""
@@ -1123,6 +1274,10 @@ class StatusResponse(_message.Message):
     @_builtins.property
     def streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamStatus]:
         """One status per stream."""
+
+    @_builtins.property
+    def missing_problems(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Problems that are gone from the problem file (some of them, when there are many): rollouts of each abandoned."""
 
     def __init__(
         self,
@@ -1138,10 +1293,13 @@ class StatusResponse(_message.Message):
         finished: _builtins.bool = ...,
         rollouts_accepted: _builtins.int = ...,
         rollouts_graded: _builtins.int = ...,
+        run_id: _builtins.str = ...,
+        back_pressure: _builtins.str = ...,
+        missing_problems: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_slots_free", b"admission_slots_free", "batches_committed", b"batches_committed", "finished", b"finished", "has_policy", b"has_policy", "ledger", b"ledger", "policy_version", b"policy_version", "rollouts_accepted", b"rollouts_accepted", "rollouts_graded", b"rollouts_graded", "run", b"run", "step", b"step", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_slots_free", b"admission_slots_free", "back_pressure", b"back_pressure", "batches_committed", b"batches_committed", "finished", b"finished", "has_policy", b"has_policy", "ledger", b"ledger", "missing_problems", b"missing_problems", "policy_version", b"policy_version", "rollouts_accepted", b"rollouts_accepted", "rollouts_graded", b"rollouts_graded", "run", b"run", "run_id", b"run_id", "step", b"step", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,6 +70,11 @@ class BrokerServiceStub:
                 request_serializer=nouscoder_dot_v1_dot_broker__pb2.LeaseBatchRequest.SerializeToString,
                 response_deserializer=nouscoder_dot_v1_dot_broker__pb2.LeaseBatchResponse.FromString,
                 _registered_method=True)
+        self.RestoreRun = channel.unary_unary(
+                '/nouscoder.v1.BrokerService/RestoreRun',
+                request_serializer=nouscoder_dot_v1_dot_broker__pb2.RestoreRunRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_broker__pb2.RestoreRunResponse.FromString,
+                _registered_method=True)
         self.CommitBatch = channel.unary_unary(
                 '/nouscoder.v1.BrokerService/CommitBatch',
                 request_serializer=nouscoder_dot_v1_dot_broker__pb2.CommitBatchRequest.SerializeToString,
@@ -160,6 +165,13 @@ class BrokerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RestoreRun(self, request, context):
+        """Compares the broker's state with what the learner's disk holds, and restores it where Redis forgot a part. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CommitBatch(self, request, context):
         """Commits a batch: it was trained on, and the learner can train on it again from its disk. Idempotent.
         """
@@ -168,7 +180,8 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PublishPolicy(self, request, context):
-        """Announces a published policy. Idempotent for the same version and checksum.
+        """Announces a published policy. Idempotent for the same version and checksum. ABORTED when the broker lacks the
+        versions before it: call RestoreRun.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -246,6 +259,11 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     servicer.LeaseBatch,
                     request_deserializer=nouscoder_dot_v1_dot_broker__pb2.LeaseBatchRequest.FromString,
                     response_serializer=nouscoder_dot_v1_dot_broker__pb2.LeaseBatchResponse.SerializeToString,
+            ),
+            'RestoreRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestoreRun,
+                    request_deserializer=nouscoder_dot_v1_dot_broker__pb2.RestoreRunRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_broker__pb2.RestoreRunResponse.SerializeToString,
             ),
             'CommitBatch': grpc.unary_unary_rpc_method_handler(
                     servicer.CommitBatch,
@@ -473,6 +491,33 @@ class BrokerService:
             '/nouscoder.v1.BrokerService/LeaseBatch',
             nouscoder_dot_v1_dot_broker__pb2.LeaseBatchRequest.SerializeToString,
             nouscoder_dot_v1_dot_broker__pb2.LeaseBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestoreRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nouscoder.v1.BrokerService/RestoreRun',
+            nouscoder_dot_v1_dot_broker__pb2.RestoreRunRequest.SerializeToString,
+            nouscoder_dot_v1_dot_broker__pb2.RestoreRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

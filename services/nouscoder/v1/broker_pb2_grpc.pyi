@@ -47,10 +47,14 @@ class BrokerServiceStub:
     """Submits verdicts. A rollout with an internal_error is redelivered, then abandoned."""
     LeaseBatch: _grpc.UnaryUnaryMultiCallable[_broker_pb2.LeaseBatchRequest, _broker_pb2.LeaseBatchResponse]
     """Leases the next batch to train on."""
+    RestoreRun: _grpc.UnaryUnaryMultiCallable[_broker_pb2.RestoreRunRequest, _broker_pb2.RestoreRunResponse]
+    """Compares the broker's state with what the learner's disk holds, and restores it where Redis forgot a part. Idempotent."""
     CommitBatch: _grpc.UnaryUnaryMultiCallable[_broker_pb2.CommitBatchRequest, _broker_pb2.CommitBatchResponse]
     """Commits a batch: it was trained on, and the learner can train on it again from its disk. Idempotent."""
     PublishPolicy: _grpc.UnaryUnaryMultiCallable[_broker_pb2.PublishPolicyRequest, _broker_pb2.PublishPolicyResponse]
-    """Announces a published policy. Idempotent for the same version and checksum."""
+    """Announces a published policy. Idempotent for the same version and checksum. ABORTED when the broker lacks the
+    versions before it: call RestoreRun.
+    """
     WatchPolicy: _grpc.UnaryStreamMultiCallable[_broker_pb2.WatchPolicyRequest, _broker_pb2.WatchPolicyResponse]
     """Streams the newest policy, and then each newer one."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_broker_pb2.HeartbeatRequest, _broker_pb2.HeartbeatResponse]
@@ -81,10 +85,14 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """Submits verdicts. A rollout with an internal_error is redelivered, then abandoned."""
     LeaseBatch: _aio.UnaryUnaryMultiCallable[_broker_pb2.LeaseBatchRequest, _broker_pb2.LeaseBatchResponse]  # type: ignore[assignment]
     """Leases the next batch to train on."""
+    RestoreRun: _aio.UnaryUnaryMultiCallable[_broker_pb2.RestoreRunRequest, _broker_pb2.RestoreRunResponse]  # type: ignore[assignment]
+    """Compares the broker's state with what the learner's disk holds, and restores it where Redis forgot a part. Idempotent."""
     CommitBatch: _aio.UnaryUnaryMultiCallable[_broker_pb2.CommitBatchRequest, _broker_pb2.CommitBatchResponse]  # type: ignore[assignment]
     """Commits a batch: it was trained on, and the learner can train on it again from its disk. Idempotent."""
     PublishPolicy: _aio.UnaryUnaryMultiCallable[_broker_pb2.PublishPolicyRequest, _broker_pb2.PublishPolicyResponse]  # type: ignore[assignment]
-    """Announces a published policy. Idempotent for the same version and checksum."""
+    """Announces a published policy. Idempotent for the same version and checksum. ABORTED when the broker lacks the
+    versions before it: call RestoreRun.
+    """
     WatchPolicy: _aio.UnaryStreamMultiCallable[_broker_pb2.WatchPolicyRequest, _broker_pb2.WatchPolicyResponse]  # type: ignore[assignment]
     """Streams the newest policy, and then each newer one."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_broker_pb2.HeartbeatRequest, _broker_pb2.HeartbeatResponse]  # type: ignore[assignment]
@@ -156,6 +164,14 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Leases the next batch to train on."""
 
     @_abc_1.abstractmethod
+    def RestoreRun(
+        self,
+        request: _broker_pb2.RestoreRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.RestoreRunResponse, _abc.Awaitable[_broker_pb2.RestoreRunResponse]]:
+        """Compares the broker's state with what the learner's disk holds, and restores it where Redis forgot a part. Idempotent."""
+
+    @_abc_1.abstractmethod
     def CommitBatch(
         self,
         request: _broker_pb2.CommitBatchRequest,
@@ -169,7 +185,9 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _broker_pb2.PublishPolicyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.PublishPolicyResponse, _abc.Awaitable[_broker_pb2.PublishPolicyResponse]]:
-        """Announces a published policy. Idempotent for the same version and checksum."""
+        """Announces a published policy. Idempotent for the same version and checksum. ABORTED when the broker lacks the
+        versions before it: call RestoreRun.
+        """
 
     @_abc_1.abstractmethod
     def WatchPolicy(

@@ -1,30 +1,44 @@
--- A batch was trained on: its rollouts are trained. ARGV: rules, batch, step.
--- Answers committed, already, unknown, or twice (a rollout of it was trained on before; nothing is changed).
+-- A batch was trained on: its rollouts are trained. ARGV: rules, batch, step, then the numbers of its groups (or none).
+-- Answers committed, already, unknown, twice (a group of it was trained on before; nothing is changed), or behind (this
+-- is not the batch that the learner trained on: Redis forgot that one).
 -- A large batch takes several calls, each of which answers `more`: from the first on the batch is committed, and
 -- neither it nor another is leased until the last.
 local batch, step = tonumber(ARGV[2]), ARGV[3]
 local record, rollouts, trained = P .. 'batch', P .. 'batch:rollouts', P .. 'trained'
 if batch < meta_number('batches_committed') then return 'already' end
-if tonumber(redis.call('HGET', record, 'id') or -1) ~= batch then return 'unknown' end
+if tonumber(redis.call('HGET', record, 'id') or -1) ~= batch then
+  return #ARGV > 3 and 'behind' or 'unknown'
+end
 
-local function numbers_of(ids)
-  local numbers = {}
-  for i, id in ipairs(ids) do numbers[i] = redis.call('HGET', rollout_key(id), 'number') end
-  return numbers
+local function groups_of(ids)
+  local groups = {}
+  for _, id in ipairs(ids) do groups[group_number(redis.call('HGET', rollout_key(id), 'group'))] = true end
+  return groups
+end
+
+local function is_named(groups)
+  local left = #ARGV - 3
+  if left == 0 then return true end
+  for i = 4, #ARGV do
+    if not groups[tonumber(ARGV[i])] then return false end
+  end
+  for _ in pairs(groups) do left = left - 1 end
+  return left == 0
 end
 
 if redis.call('HEXISTS', record, 'committing') == 0 then
   local ids = redis.call('LRANGE', rollouts, 0, -1)
-  local numbers = numbers_of(ids)
-  for i = 1, #ids do
-    -- One bit for each rollout ever admitted: cheap enough to keep for the whole run.
-    if not numbers[i] or redis.call('GETBIT', trained, numbers[i]) == 1 then return 'twice' end
+  local groups = groups_of(ids)
+  if not is_named(groups) then return 'behind' end
+  for number in pairs(groups) do
+    -- One bit for each group ever admitted: cheap enough to keep for the whole run.
+    if redis.call('GETBIT', trained, number) == 1 then return 'twice' end
   end
+  for number in pairs(groups) do redis.call('SETBIT', trained, number, 1) end
   redis.call('HSET', record, 'committing', 1)
   if #ids > R.commit_chunk then return 'more' end
 end
 local ids = redis.call('LRANGE', rollouts, 0, R.commit_chunk - 1)
-for _, number in ipairs(numbers_of(ids)) do redis.call('SETBIT', trained, number, 1) end
 leave_all(ids, 'training', 'trained')
 redis.call('LTRIM', rollouts, #ids, -1)
 if redis.call('LLEN', rollouts) > 0 then return 'more' end

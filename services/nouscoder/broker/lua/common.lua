@@ -13,10 +13,16 @@ local WAITING = {tasks = 'queued', grading = 'sampled'}
 local BUSY = {tasks = 'sampling', grading = 'grading'}
 local STATES = {'queued', 'sampling', 'sampled', 'grading', 'graded', 'ready', 'training'}
 local CHUNK = 500 -- arguments of one command; Lua's stack holds a few thousand
+-- The epoch changes whenever the state is restored from the learner's books: leases of another epoch are lost.
+-- The run's clock counts milliseconds in which a broker was at work (sweeper.py); Redis' own clock may jump.
+local EPOCH, CLOCK = unpack(redis.call('HMGET', META, 'epoch', 'clock'))
+EPOCH, CLOCK = EPOCH or '0', tonumber(CLOCK or 0)
 
 local function live(state) return P .. 'live:' .. state end
 local function rollout_key(id) return P .. 'rollout:' .. id end
 local function group_key(id) return P .. 'group:' .. id end
+local function group_number(group) return tonumber(string.sub(group, 2)) end
+local function leased_key(stream) return P .. 'leased:' .. stream end -- entry under lease -> the clock at its heartbeat
 local function count(field, n) redis.call('HINCRBY', META, field, n or 1) end
 local function meta_number(field) return tonumber(redis.call('HGET', META, field) or 0) end
 local function is_finished() return redis.call('HEXISTS', META, 'finish_reason') == 1 end
@@ -38,8 +44,15 @@ local function each_chunk(size, work)
   for first = 1, size, CHUNK do work(first, math.min(first + CHUNK - 1, size)) end
 end
 
--- Rollouts reach a final state: their hashes go, and their records become garbage.
-local function leave_all(ids, from, outcome)
+-- Creates the streams' consumer groups where they are missing.
+local function open_streams()
+  for _, stream in ipairs({'tasks', 'grading'}) do
+    redis.pcall('XGROUP', 'CREATE', P .. stream, WORKERS, '0', 'MKSTREAM')
+  end
+end
+
+-- Rollouts are no longer in flight: their hashes go, and their records become garbage.
+local function remove_all(ids, from)
   each_chunk(#ids, function(first, last)
     local keys, records = {}, {}
     for i = first, last do
@@ -50,6 +63,11 @@ local function leave_all(ids, from, outcome)
     redis.call('UNLINK', unpack(keys))
     if #records > 0 then redis.call('SADD', GARBAGE, unpack(records)) end
   end)
+end
+
+-- Rollouts reach a final state.
+local function leave_all(ids, from, outcome)
+  remove_all(ids, from)
   count(outcome, #ids)
 end
 
@@ -79,6 +97,7 @@ local function groups_free()
 end
 
 local function drop_entry(stream, entry)
+  redis.call('ZREM', leased_key(stream), entry)
   redis.call('XACK', P .. stream, WORKERS, entry)
   redis.call('XDEL', P .. stream, entry)
 end
@@ -88,10 +107,16 @@ local function rollout_of(stream, entry)
   return found[1] and found[1][2][2]
 end
 
--- The lease is still this worker's: same consumer, same delivery.
-local function holds(stream, entry, delivery, worker)
+-- What a lease id ends with: which delivery of the entry it is, and the epoch.
+local function ticket(delivery) return delivery .. ':' .. EPOCH end
+
+-- The lease counts as alive from now on for its whole length.
+local function beat(stream, entry) redis.call('ZADD', leased_key(stream), CLOCK, entry) end
+
+-- The lease is still this worker's: same consumer, same delivery, same epoch.
+local function holds(stream, entry, lease, worker)
   local pending = redis.call('XPENDING', P .. stream, WORKERS, entry, entry, 1)[1]
-  return pending and pending[2] == worker and pending[4] == tonumber(delivery)
+  return pending and pending[2] == worker and ticket(pending[4]) == lease
 end
 
 -- Every member of the group is graded or abandoned: what becomes of the group.
@@ -116,7 +141,7 @@ local function complete_group(group)
   for _, id in ipairs(graded) do move(id, 'graded', 'ready') end
   redis.call('HSET', group_key(group), 'members', table.concat(graded, ','), 'oldest', oldest)
   -- Groups are numbered in the order of their admission, so the lowest number is the oldest group.
-  redis.call('ZADD', P .. 'ready', tonumber(string.sub(group, 2)), group)
+  redis.call('ZADD', P .. 'ready', group_number(group), group)
 end
 
 local function close_member(group)
@@ -139,6 +164,7 @@ local function give_back(stream, entry, delivery)
     drop_entry(stream, entry)
     dead_letter(stream, id, BUSY[stream], 'deliveries')
   else
+    redis.call('ZREM', leased_key(stream), entry)
     redis.call('XCLAIM', P .. stream, WORKERS, RELEASED, 0, entry, 'JUSTID')
     move(id, BUSY[stream], WAITING[stream])
   end

@@ -4,11 +4,9 @@
 local is_committing = redis.call('HEXISTS', P .. 'batch', 'committing') == 1
 if not is_finished() then
   redis.call('HSET', META, 'finish_reason', ARGV[2])
-  redis.call('DEL', P .. 'tasks', P .. 'grading', P .. 'ready')
+  redis.call('DEL', P .. 'tasks', P .. 'grading', P .. 'ready', leased_key('tasks'), leased_key('grading'))
   if not is_committing then redis.call('DEL', P .. 'batch', P .. 'batch:rollouts') end
-  for _, stream in ipairs({'tasks', 'grading'}) do
-    redis.call('XGROUP', 'CREATE', P .. stream, WORKERS, '0', 'MKSTREAM')
-  end
+  open_streams()
 end
 local room, left = R.commit_chunk, 0
 for _, state in ipairs(STATES) do

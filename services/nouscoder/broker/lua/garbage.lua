@@ -2,7 +2,7 @@
 for i = 3, #ARGV do redis.call('SREM', GARBAGE, ARGV[i]) end
 -- A record announced long ago was never taken: its sender died. Whoever hands it in later is refused.
 local announced = P .. 'records:announced'
-local before = now_ms() - R.announced_ms
+local before = CLOCK - R.announced_ms
 local late = redis.call('ZRANGEBYSCORE', announced, '-inf', before, 'LIMIT', 0, CHUNK)
 if #late > 0 then
   redis.call('ZREM', announced, unpack(late))

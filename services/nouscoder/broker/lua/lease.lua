@@ -1,7 +1,7 @@
 -- Leases entries of `tasks` or `grading`; for tasks it admits whole groups while there is room.
 -- ARGV: rules, stream, worker, name, wanted, now the curriculum: number of the next group, its problem, the next ...
--- Answers {finished, next group, {{entry, rollout, delivery, problem, group, minimum policy version} ...}} for tasks,
--- and {entry, rollout, delivery, header, record} for each rollout to grade.
+-- Answers {finished, next group, {{entry, rollout, delivery with epoch, problem, group, minimum policy version} ...}} for
+-- tasks, and {entry, rollout, delivery with epoch, header, record} for each rollout to grade.
 local stream, worker, name, wanted = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local key, now, leased = P .. stream, now_ms(), {}
 local next_group = tonumber(redis.call('HGET', META, 'next_group') or 0)
@@ -24,13 +24,14 @@ end
 local function take(entry, id, delivery)
   move(id, WAITING[stream], BUSY[stream])
   redis.call('HSET', rollout_key(id), 'since', now)
+  beat(stream, entry)
   if stream == 'grading' then
-    leased[#leased + 1] = {entry, id, delivery, unpack(redis.call('HMGET', rollout_key(id), 'header', 'record'))}
+    leased[#leased + 1] = {entry, id, ticket(delivery), unpack(redis.call('HMGET', rollout_key(id), 'header', 'record'))}
     return
   end
   local values = redis.call('HMGET', rollout_key(id), 'problem', 'group')
   local version = redis.call('HGET', group_key(values[2]), 'version')
-  leased[#leased + 1] = {entry, id, delivery, values[1], values[2], tonumber(version)}
+  leased[#leased + 1] = {entry, id, ticket(delivery), values[1], values[2], tonumber(version)}
 end
 
 local function take_released()
@@ -50,11 +51,10 @@ end
 
 local function admit_group(problem)
   local group, ids = string.format('g%06d', next_group), {}
-  local admitted = tonumber(redis.call('HGET', META, 'admitted') or 0)
   for i = 0, R.group_size - 1 do
     local id = group .. '-' .. i
     ids[#ids + 1] = id
-    redis.call('HSET', rollout_key(id), 'group', group, 'problem', problem, 'number', admitted + i, 'since', now)
+    redis.call('HSET', rollout_key(id), 'group', group, 'problem', problem, 'since', now)
     redis.call('SADD', live('queued'), id)
     redis.call('XADD', key, '*', 'rollout', id)
   end

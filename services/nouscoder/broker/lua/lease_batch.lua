@@ -1,25 +1,31 @@
 -- Leases the batch that has not been committed, or makes the next one of the oldest groups that are complete.
--- ARGV: rules, worker, name. Answers {finished} or {finished, batch, policy version, delivery, rollouts}.
+-- ARGV: rules, worker, name, the learner's run (or nothing), and the batches that its disk holds.
+-- Answers {finished}, {-1} (not the learner's run, or not as many batches: see restore.lua), or
+-- {finished, batch, policy version, lease, rollouts}.
 local worker, name, now = ARGV[2], ARGV[3], now_ms()
 local record = P .. 'batch'
+if ARGV[4] ~= '' then
+  local is_same_run = redis.call('HGET', META, 'run_id') == ARGV[4]
+  if not is_same_run or meta_number('batches_committed') ~= tonumber(ARGV[5]) then return {-1} end
+end
 if is_finished() then return {1} end
 redis.call('HSET', META, 'asked:batches', now)
 
 local function answer()
   local values = redis.call('HMGET', record, 'id', 'version', 'delivery')
-  return {0, tonumber(values[1]), tonumber(values[2]), tonumber(values[3]), redis.call('LLEN', P .. 'batch:rollouts')}
+  return {0, tonumber(values[1]), tonumber(values[2]), ticket(values[3]), redis.call('LLEN', P .. 'batch:rollouts')}
 end
 
 if redis.call('EXISTS', record) == 1 then
-  local held = redis.call('HMGET', record, 'worker', 'name', 'beat', 'committing')
-  local is_free = held[2] == name or now - tonumber(held[3]) >= R.batch_lease_ms
+  local held = redis.call('HMGET', record, 'worker', 'name', 'clock', 'committing')
+  local is_free = held[2] == name or CLOCK - tonumber(held[3]) >= R.batch_lease_ms
   if not is_free or held[4] then return {0} end
   if held[1] ~= worker then
     redis.call('HSET', record, 'worker', worker, 'name', name, 'since', now)
     redis.call('HINCRBY', record, 'delivery', 1)
     count('redelivered:batches')
   end
-  redis.call('HSET', record, 'beat', now)
+  redis.call('HSET', record, 'beat', now, 'clock', CLOCK)
   return answer()
 end
 
@@ -70,5 +76,5 @@ for i = 1, R.batch_groups do
   redis.call('ZREM', P .. 'ready', ready[i][1])
 end
 redis.call('HSET', record, 'id', redis.call('HINCRBY', META, 'next_batch', 1) - 1, 'version', version, 'delivery', 1,
-  'worker', worker, 'name', name, 'beat', now, 'since', now)
+  'worker', worker, 'name', name, 'beat', now, 'clock', CLOCK, 'since', now)
 return answer()

@@ -1,5 +1,6 @@
 -- The run at one instant. Answers {counters as field, value ...}, {size of each live set}, for tasks, grading and
--- batches {entries nobody holds, entries under lease}, and the groups that may be admitted. ARGV: rules.
+-- batches {entries nobody holds, entries under lease}, the groups that may be admitted, and some of the problems that
+-- are gone from the problem file {problem, rollouts given up ...}. ARGV: rules.
 local sizes = {}
 for i, state in ipairs(STATES) do sizes[i] = redis.call('SCARD', live(state)) end
 
@@ -12,4 +13,5 @@ for i, stream in ipairs({'tasks', 'grading'}) do
   streams[i] = {redis.call('XLEN', P .. stream) - held, held}
 end
 streams[3] = {math.floor(redis.call('ZCARD', P .. 'ready') / R.batch_groups), redis.call('EXISTS', P .. 'batch')}
-return {redis.call('HGETALL', META), sizes, streams, groups_free()}
+return {redis.call('HGETALL', META), sizes, streams, groups_free(),
+  redis.call('HSCAN', P .. 'missing_problems', 0, 'COUNT', 50)[2]}

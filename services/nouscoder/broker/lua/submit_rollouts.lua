@@ -1,5 +1,5 @@
 -- Takes sampled rollouts, whose records are written already.
--- ARGV: rules, worker, then entry, delivery, rollout, problem, header, oldest version, newest version, record ...
+-- ARGV: rules, worker, then entry, delivery with epoch, rollout, problem, header, oldest version, newest version, record ...
 -- Answers for each: ok, lost, mismatch (the lease is on another rollout or problem), or unpublished (a version is newer
 -- than the newest policy).
 local worker, answers = ARGV[2], {}

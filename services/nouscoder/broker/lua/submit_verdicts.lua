@@ -1,4 +1,4 @@
--- Takes verdicts. ARGV: rules, worker, then entry, delivery, rollout, payload, reward (empty: internal_error),
+-- Takes verdicts. ARGV: rules, worker, then entry, delivery with epoch, rollout, payload, reward (empty: internal_error),
 -- accepted (1 or 0) ... Answers for each: ok, lost, or mismatch (the lease is on another rollout).
 local worker, answers = ARGV[2], {}
 

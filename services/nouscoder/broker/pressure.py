@@ -1,0 +1,49 @@
+"""Back-pressure while the memory of Redis fills: first no group is admitted, then no rollout is taken.
+
+What remains up to maxmemory is the reserve in which grading, batches, commits, heartbeats and deletion go on, so that
+batches are trained on and memory is freed (store.py lets them through even beyond maxmemory).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nouscoder.broker.store import Memory
+
+# Shares of maxmemory. Between them is room for the rollouts of groups that are admitted already.
+ADMIT_UP_TO = 0.75
+TAKE_UP_TO = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """How full Redis is, in [0, 1]; 0 when it has no limit."""
+
+    memory: Memory = Memory(0, 0)
+
+    @property
+    def share(self) -> float:
+        """Used of maxmemory."""
+        return self.memory.used / self.memory.limit if self.memory.limit else 0.0
+
+    @property
+    def admits(self) -> bool:
+        """New groups may be admitted."""
+        return self.share <= ADMIT_UP_TO
+
+    @property
+    def takes(self) -> bool:
+        """Sampled rollouts may be taken."""
+        return self.share <= TAKE_UP_TO
+
+    @property
+    def reason(self) -> str:
+        """What is refused and why, one sentence; empty when nothing is."""
+        if self.admits:
+            return ""
+        refused = "no group is admitted" if self.takes else "no group is admitted and no rollout is taken"
+        used, limit = self.memory.used >> 20, self.memory.limit >> 20
+        return (
+            f"Redis uses {used} of its {limit} MiB (maxmemory): {refused} until batches are committed; if that lasts,"
+            " give Redis more memory, lower broker.pipeline_k, or keep records elsewhere (broker.records.backend)"
+        )

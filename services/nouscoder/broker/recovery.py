@@ -1,0 +1,97 @@
+"""The state in Redis is restored from the learner's books when Redis forgot a part: lost writes, a wipe, an older copy.
+
+The learner sends its books when it starts, and whenever the broker refuses a call of it as `Behind`. Redis then takes
+over what the learner did: batches, steps, policy, trained groups, and the number of the next group. What is in flight
+goes on unless the learner has trained on it. A new epoch begins, so leases of before are lost. What Redis cannot
+account for any more is counted as lost.
+
+INVARIANT: a group in the learner's books is never in flight after a restore, and the ledger balances before and after.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from dataclasses import asdict
+
+from nouscoder.broker import batches, policies
+from nouscoder.broker.errors import Refused
+from nouscoder.broker.store import Store, Value
+from nouscoder.domain.books import Books, Restored, RunIdentity
+from nouscoder.rpc.policy_convert import encode_manifest
+
+log = logging.getLogger(__name__)
+
+_EPOCH_BYTES = 8
+# A commit, a publication, and the comparison after them; once more when another learner call came between.
+_MAX_ROUNDS = 5
+
+
+async def restore(store: Store, books: Books, most_groups: int) -> Restored:
+    """Bring Redis in step with the books. Raises Refused when its state is of another run, or ahead of the books.
+
+    `most_groups` were admitted as far as the broker knows: those that Redis has forgotten are counted as lost.
+    """
+    for _ in range(_MAX_ROUNDS):
+        answer, *rest = await store.run("restore", *_arguments(books, most_groups))
+        match answer.decode():
+            case "commit":
+                await batches.commit_batch(store, books.batches - 1, books.step)
+            case "publish":
+                assert books.policy is not None
+                await policies.publish(store, books.policy)
+            case "same":
+                return Restored(was_behind=False)
+            case "restored":
+                restored = Restored(was_behind=bool(rest[1]), rollouts_lost=int(rest[0]))
+                if restored.was_behind:
+                    log.warning(
+                        "Redis had forgotten a part of the run: restored from the learner's books",
+                        extra={"batches": books.batches, "rollouts_lost": restored.rollouts_lost},
+                    )
+                return restored
+            case "another":
+                raise Refused(_another(RunIdentity(**json.loads(rest[0])), int(rest[1]), books.identity))
+            case "weights":
+                assert books.policy is not None
+                raise Refused(
+                    f"policy version {books.policy.policy_version} was published before with other weights:"
+                    " the learner's folder and Redis are not of one run"
+                )
+            case _:
+                raise Refused(
+                    f"Redis has {int(rest[0])} batches and policy version {int(rest[1])}, and the checkpoints in"
+                    f" {books.identity.folder} have {books.batches} batches: checkpoints of this run are missing"
+                )
+    raise Refused("the run changed while it was compared with the learner's books: is a second learner at work?")
+
+
+def _arguments(books: Books, most_groups: int) -> list[Value]:
+    policy, next_group = books.policy, max(books.groups.next_group, most_groups)
+    newest: list[Value] = [-1, "", ""]
+    if policy is not None:
+        newest = [policy.policy_version, policy.digest, encode_manifest(policy)]
+    return [
+        *(books.identity.run_id, json.dumps(asdict(books.identity)), secrets.token_hex(_EPOCH_BYTES)),
+        *(books.batches, books.step, books.rollouts, next_group, books.groups.bits),
+        *newest,
+    ]
+
+
+def _another(found: RunIdentity, num_batches: int, wanted: RunIdentity) -> str:
+    """One sentence: whose state is there, what differs, and what to do."""
+    differences = [
+        f"{name} {theirs} instead of {ours}"
+        for name, theirs, ours in (
+            ("folder", found.folder, wanted.folder),
+            ("run.seed", found.seed, wanted.seed),
+            ("broker.group_size", found.group_size, wanted.group_size),
+        )
+        if theirs != ours
+    ]
+    return (
+        f"Redis holds another run of this name, {found.run_id} with {num_batches} batches"
+        f" ({', '.join(differences) or 'its folder was made anew'}; this run is {wanted.run_id}):"
+        " give this run another run.name, or remove the other with `nouscoder runs rm`"
+    )

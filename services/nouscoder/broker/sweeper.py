@@ -1,0 +1,65 @@
+"""When leases expire: by a clock of the run that runs only while this broker saw everything work.
+
+Redis' own clock may be set forwards or back, and a worker cannot send heartbeats while the broker or Redis stands
+still. So leases are measured by the run's clock, kept in Redis: this broker advances it once a period by the monotonic
+time that it observed. While the broker was stopped, its event loop blocked, or Redis away, the clock stands still;
+after such an absence it stands still for another lease's length, so that every live holder can send a heartbeat first.
+
+INVARIANT: a lease expires only after lease_s seconds, without a heartbeat, in which the sweeper and Redis were at work;
+a dead worker's lease is taken back after lease_s, plus each absence and a lease's length after it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from nouscoder.broker import streams
+from nouscoder.broker.errors import BrokerUnavailable
+from nouscoder.broker.store import Store
+
+_LONGEST_PERIOD_S = 1.0
+_PERIODS_A_LEASE = 5
+# A gap longer than a period and this share of a lease is an absence. Holders beat three times a lease.
+_GAP_SHARE = 0.25
+
+
+class Sweeper:
+    """Call `sweep` once a period. `now_s` is a monotonic clock."""
+
+    def __init__(self, store: Store, lease_s: float, now_s: Callable[[], float]) -> None:
+        self.period_s = min(_LONGEST_PERIOD_S, lease_s / _PERIODS_A_LEASE)
+        self._store = store
+        self._lease_s = lease_s
+        self._now_s = now_s
+        self._name = secrets.token_hex(8)
+        self._seen_tick = -1
+        self._last_s: float | None = None
+        self._still_s = lease_s  # how long the clock still stands: the broker was away before its start
+
+    async def sweep(self) -> int:
+        """Advance the clock, then take back the leases that expired; answers how many. Raises BrokerUnavailable."""
+        counted_ms = round(1000 * self._observe())
+        try:
+            self._seen_tick = int(await self._store.run("tick", self._name, self._seen_tick, counted_ms))
+            return await streams.sweep(self._store)
+        except BrokerUnavailable:
+            self._still_s = self._lease_s
+            raise
+
+    def _observe(self) -> float:
+        """Seconds since the last call that count: none for a lease's length after an absence.
+
+        Of an absence itself one period counts, so that leases expire also on a machine where every period is late.
+        """
+        now_s = self._now_s()
+        gap_s = 0.0 if self._last_s is None else now_s - self._last_s
+        self._last_s = now_s
+        was_away = gap_s > self.period_s + _GAP_SHARE * self._lease_s
+        observed_s = self.period_s if was_away else gap_s
+        if not self._still_s:
+            self._still_s = self._lease_s if was_away else 0.0
+            return observed_s
+        counted_s = max(0.0, observed_s - self._still_s)
+        self._still_s = max(0.0, self._still_s - observed_s)
+        return counted_s

@@ -1,0 +1,96 @@
+"""The learner's books: what its disk says of a run. The broker's state is restored from them when Redis forgot a part.
+
+The disk holds checkpoints and saved batches, so the books outlive every fault of Redis. A group is trained on in one
+batch as a whole, so the books note groups and not single rollouts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nouscoder.domain.policy import PolicyManifest
+
+_GROUP_ID = re.compile(r"g(\d{6,})")
+
+
+def group_number(group_id: str) -> int:
+    """The number of a group, counted from 0 over the run: g000012 is 12. Raises ValueError for any other form."""
+    match = _GROUP_ID.fullmatch(group_id)
+    if match is None:
+        raise ValueError(f"{group_id[:100]!r} is not the id of a group: g and at least six digits")
+    return int(match[1])
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedGroups:
+    """A set of group numbers as a bitmap. The highest bit of the first byte is group 0, as in Redis' SETBIT."""
+
+    bits: bytes = b""
+
+    def __contains__(self, number: int) -> bool:
+        """Whether the group was trained on."""
+        place, bit = divmod(number, 8)
+        return place < len(self.bits) and bool(self.bits[place] >> (7 - bit) & 1)
+
+    def plus(self, numbers: Iterable[int]) -> TrainedGroups:
+        """With these groups too. Raises ValueError when one of them is in the set already."""
+        wanted = sorted(numbers)
+        bits = bytearray(self.bits)
+        if wanted:
+            bits.extend(bytes(max(0, wanted[-1] // 8 + 1 - len(bits))))
+        for number in wanted:
+            place, bit = divmod(number, 8)
+            if bits[place] >> (7 - bit) & 1:
+                raise ValueError(f"group {number} was trained on before")
+            bits[place] |= 1 << (7 - bit)
+        return TrainedGroups(bytes(bits))
+
+    @property
+    def next_group(self) -> int:
+        """One more than the highest number in the set; 0 when it is empty."""
+        for place in range(len(self.bits) - 1, -1, -1):
+            if byte := self.bits[place]:
+                lowest_bit = (byte & -byte).bit_length() - 1
+                return 8 * place + 8 - lowest_bit
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """Which run this is. `run_id` is random and made once, in the run folder; the rest says what a person knows of it.
+
+    `folder` is where the learner keeps the run. `seed` and `group_size` cannot change within a run.
+    """
+
+    run_id: str
+    folder: str
+    seed: int
+    group_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What was trained on: so many batches, optimizer steps, rollouts, and which groups.
+
+    `policy` is the newest policy that was published; None before the first.
+    """
+
+    identity: RunIdentity
+    batches: int
+    step: int
+    rollouts: int
+    groups: TrainedGroups
+    policy: PolicyManifest | None
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What the broker did with the books.
+
+    `rollouts_lost` were admitted once, and are neither final nor in flight now.
+    """
+
+    was_behind: bool
+    rollouts_lost: int = 0

@@ -1,0 +1,43 @@
+"""The learner's side of recovery: it sends its books when the broker finds itself behind them.
+
+INVARIANT: after `settle` the broker holds what the learner trained, or the learner ends with a sentence that says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from nouscoder.domain.policy import PolicyManifest
+from nouscoder.errors import Unusable
+from nouscoder.learner.core import LearnerCore
+from nouscoder.learner.peers import Broker
+from nouscoder.rpc.channel import PeerRefused
+
+log = logging.getLogger(__name__)
+
+
+class Recovery:
+    """Used by the loop that trains and by the publication in the background; one call at a time."""
+
+    def __init__(self, core: LearnerCore, broker: Broker) -> None:
+        self._core = core
+        self._broker = broker
+        self._one_at_a_time = asyncio.Lock()
+
+    async def settle(self, policy: PolicyManifest | None) -> bool:
+        """Have the broker hold all that was trained, with `policy` as the newest. True: it had forgotten something.
+
+        Raises Unusable when the broker's state is of another run, or ahead of the learner's disk.
+        """
+        async with self._one_at_a_time:
+            try:
+                restored = await self._broker.restore_run(self._core.books(policy))
+            except PeerRefused as error:
+                raise Unusable(str(error)) from error
+        if restored.was_behind:
+            log.warning(
+                "the broker had forgotten a part of the run: restored from this learner's books",
+                extra={"batches": self._core.progress.batch_id + 1, "rollouts_lost": restored.rollouts_lost},
+            )
+        return restored.was_behind

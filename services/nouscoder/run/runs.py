@@ -1,0 +1,98 @@
+"""The runs that a folder and a Redis hold: `nouscoder runs list` and `nouscoder runs rm`.
+
+INVARIANT: nothing of a run is removed while a process works in its folder or a broker serves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from nouscoder.atomic_files import numbered
+from nouscoder.broker.errors import BrokerError
+from nouscoder.broker.redis_address import configured_url
+from nouscoder.broker.run_keys import RunInRedis, RunKeys
+from nouscoder.config import Config
+from nouscoder.errors import NousCoderError
+from nouscoder.folder_lock import lock_file
+from nouscoder.learner.identity import FILE, read_run_id
+
+
+class RunsError(NousCoderError):
+    """The runs cannot be listed or removed; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunInFolder:
+    """A run folder. `run_id` is empty while no learner has been there; `step` is of the newest checkpoint."""
+
+    folder: str
+    run_id: str
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A run: in a folder, in Redis, or in both."""
+
+    name: str
+    in_folder: RunInFolder | None
+    in_redis: RunInRedis | None
+
+    @property
+    def belongs_together(self) -> bool:
+        """Folder and Redis do not hold different runs of one name."""
+        ids = {half.run_id for half in (self.in_folder, self.in_redis) if half is not None and half.run_id}
+        return len(ids) <= 1
+
+
+async def list_runs(config: Config) -> list[Found]:
+    """The runs in the folder run.root and in the Redis that the configuration names, by name. Raises RunsError."""
+    folders, states = _in_folder(config.run.root.resolve()), {}
+    if url := configured_url(config.broker):
+        try:
+            async with RunKeys(url) as keys:
+                states = {run.name: run for run in await keys.runs()}
+        except BrokerError as error:
+            raise RunsError(str(error)) from error
+    return [Found(name, folders.get(name), states.get(name)) for name in sorted({*folders, *states})]
+
+
+async def remove_run(config: Config) -> list[str]:
+    """Remove the run `config.run.name` from Redis and from the folder; answers what was removed.
+
+    Raises RunsError when there is no such run or a broker serves it, FolderInUse when a process works in its folder.
+    """
+    removed: list[str] = []
+    folder, url = config.run.folder, configured_url(config.broker)
+    with ExitStack() as stack:
+        if folder.exists():
+            in_use = f"a process is working in {folder}: stop the run first"
+            for lock in (folder / ".lock", folder / "checkpoints" / ".lock"):
+                lock.parent.mkdir(exist_ok=True)
+                stack.enter_context(lock_file(lock, in_use))
+        if url:
+            try:
+                async with RunKeys(url) as keys:
+                    if num_keys := await keys.remove(config.run.name):
+                        removed.append(f"{num_keys} keys of the Redis at {keys.url}")
+            except BrokerError as error:
+                raise RunsError(str(error)) from error
+        if folder.exists():
+            await asyncio.to_thread(shutil.rmtree, folder)
+            removed.append(str(folder))
+    if not removed:
+        raise RunsError(f"there is no run {config.run.name}: `nouscoder runs list` shows which there are")
+    return removed
+
+
+def _in_folder(root: Path) -> dict[str, RunInFolder]:
+    runs = {}
+    for folder in sorted(root.iterdir()) if root.is_dir() else []:
+        if (folder / "config.toml").exists() or (folder / FILE).exists():
+            step = max(numbered(folder / "checkpoints"), default=None)
+            runs[folder.name] = RunInFolder(str(folder), read_run_id(folder / FILE) or "", step)
+    return runs

@@ -1,0 +1,504 @@
+"""Redis forgets its last writes, or everything: the learner's books decide, and no rollout is trained on twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+from tests.services.forgetful_redis import ForgetfulRedis
+
+from nouscoder.broker.core import Broker
+from nouscoder.broker.errors import Behind, BrokerUnavailable, Refused
+from nouscoder.broker.service import serve_broker
+from nouscoder.config import Config
+from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
+from nouscoder.domain.ledger import Ledger
+from nouscoder.domain.run_status import RunStatus
+from nouscoder.errors import Unusable
+from nouscoder.learner.core import LearnerCore
+from nouscoder.learner.metrics import LearnerMetrics
+from nouscoder.learner.saved_batches import SavedBatches
+from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.learner.worker import LearnerWorker
+from nouscoder.rpc.broker_client import BrokerClient
+
+IDENTITY = RunIdentity("ab" * 16, "/runs/test", 0, 4)
+GEN = "generation-h-0-1"
+
+
+class BookKeeper:
+    """Does what the learner's loop does with a broker, without training: its books are in memory and never lost."""
+
+    def __init__(self, broker: Broker, rig: Any) -> None:
+        self.broker = broker
+        self._rig = rig
+        self.books = Books(IDENTITY, 0, 0, 0, TrainedGroups(), None)
+        self.num_restored = 0
+        self.num_lost = 0
+
+    async def begin(self) -> None:
+        """As at a start: the first policy, then the comparison."""
+        await self._publish()
+        await self.restore()
+
+    async def restore(self) -> None:
+        restored = await self.broker.restore_run(self.books)
+        self.num_restored += restored.was_behind
+        self.num_lost += restored.rollouts_lost
+
+    async def train(self) -> bool:
+        """Lease, train and commit a batch; False when there is none yet. A group trained twice raises ValueError."""
+        leased = await self._or_restore(self.broker.lease_batch("learner-1", 0, IDENTITY.run_id, self.books.batches))
+        if leased is None or leased.batch is None:
+            return False
+        await self.train_on(leased.batch)
+        return True
+
+    async def train_on(self, batch: Any) -> None:
+        done = self.books
+        groups = done.groups.plus(batch.group_numbers)
+        num_rollouts = done.rollouts + len(batch.rollouts)
+        self.books = Books(IDENTITY, done.batches + 1, done.step + 1, num_rollouts, groups, done.policy)
+        await self._or_restore(self.broker.commit_batch(batch.batch_id, self.books.step, sorted(batch.group_numbers)))
+        await self._publish()
+
+    async def _publish(self) -> None:
+        manifest = self._rig.manifest(self.books.batches, sha256=f"{self.books.batches:064x}")
+        self.books = replace(self.books, policy=manifest)
+        await self._or_restore(self.broker.publish_policy(manifest))
+
+    async def _or_restore(self, call: Awaitable[Any]) -> Any:
+        try:
+            return await call
+        except Behind:
+            await self.restore()
+            return None
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[ForgetfulRedis]:
+    server = ForgetfulRedis(tmp_path / "redis")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+async def learner(redis: ForgetfulRedis, broker_rig: Any) -> AsyncIterator[BookKeeper]:
+    broker = Broker(broker_rig.config(), redis.url, broker_rig.index)
+    keeper = BookKeeper(broker, broker_rig)
+    await keeper.begin()
+    yield keeper
+    await broker.close()
+
+
+async def work(learner: BookKeeper, rig: Any) -> None:
+    """Everything that can be sampled and graded now is."""
+    newest = (await learner.broker.status()).policy_version
+    leased = (await learner.broker.lease_tasks(GEN, 100, 0)).tasks
+    for item in leased:
+        assert item.task.min_policy_version <= (newest or 0)
+    await learner.broker.submit_rollouts(GEN, [rig.sampled(item, item.task.min_policy_version) for item in leased])
+    await rig.grade(learner.broker, rig.mixed)
+
+
+def check(learner: BookKeeper, status: RunStatus) -> None:
+    assert status.ledger.balanced, status.ledger
+    assert (status.batches_committed, status.policy_version) == (learner.books.batches, learner.books.batches)
+    assert (status.step, status.ledger.trained) == (learner.books.step, learner.books.rollouts)
+
+
+FORGETS: dict[str, Callable[[ForgetfulRedis], None]] = {
+    "the last writes": ForgetfulRedis.roll_back,
+    "everything": ForgetfulRedis.wipe,
+}
+forgets = pytest.mark.parametrize("forget", FORGETS.values(), ids=FORGETS)
+
+
+@forgets
+async def test_committed_batches_that_redis_forgot_are_restored_and_the_run_goes_on(
+    learner: BookKeeper, redis: ForgetfulRedis, broker_rig: Any, forget: Callable[[ForgetfulRedis], None]
+) -> None:
+    await work(learner, broker_rig)
+    assert await learner.train()
+    redis.remember()
+    for _ in range(2):
+        await work(learner, broker_rig)
+        assert await learner.train()
+    await work(learner, broker_rig)
+    forget(redis)
+
+    assert (await learner.broker.status()).batches_committed < 3
+    assert not await learner.train(), "the call that finds Redis behind restores it"
+    assert learner.num_restored == 1
+    check(learner, await learner.broker.status())
+    while learner.books.batches < 8:
+        await work(learner, broker_rig)
+        await learner.train()
+        check(learner, await learner.broker.status())
+    assert learner.num_restored == 1
+    ledger = (await learner.broker.status()).ledger
+    assert ledger.lost == learner.num_lost
+    assert ledger.lost > 0
+
+
+@forgets
+async def test_a_batch_in_training_that_redis_forgot_counts_once_it_is_trained(
+    learner: BookKeeper, redis: ForgetfulRedis, broker_rig: Any, forget: Callable[[ForgetfulRedis], None]
+) -> None:
+    await work(learner, broker_rig)
+    redis.remember()
+    batch = (await learner.broker.lease_batch("learner-1", 0, IDENTITY.run_id, 0)).batch
+    forget(redis)
+    await learner.train_on(batch)
+    check(learner, await learner.broker.status())
+    assert learner.num_restored == 1
+    while learner.books.batches < 4:
+        await work(learner, broker_rig)
+        await learner.train()
+    assert {0, 1} <= {number for number in range(10) if number in learner.books.groups}
+
+
+async def test_what_is_in_flight_goes_on_unless_it_was_trained_on(
+    learner: BookKeeper, redis: ForgetfulRedis, broker_rig: Any
+) -> None:
+    """Four groups are ready; two of them are trained on after the moment that Redis goes back to."""
+    await work(learner, broker_rig)
+    redis.remember()
+    assert await learner.train()
+    redis.roll_back()
+    await learner.restore()
+    ledger = (await learner.broker.status()).ledger
+    assert (ledger.in_flight["ready"], ledger.trained, ledger.lost) == (8, 8, 0)
+    assert await learner.train(), "the other two groups are the next batch"
+
+
+@forgets
+async def test_leases_of_the_epoch_before_are_lost(
+    learner: BookKeeper, redis: ForgetfulRedis, broker_rig: Any, forget: Callable[[ForgetfulRedis], None]
+) -> None:
+    broker = learner.broker
+    await broker_rig.sample(broker, 8)
+    await broker_rig.grade(broker, broker_rig.mixed)
+    await broker_rig.sample(broker, 4)
+    gradings = (await broker.lease_grading("verifier-h-0-1", 4, 0)).gradings
+    held = (await broker.lease_tasks(GEN, 4, 0)).tasks
+    redis.remember()
+    assert await learner.train()
+    forget(redis)
+    await learner.restore()
+    assert learner.num_restored == 1
+
+    lease_ids = [item.lease.lease_id for item in held]
+    assert await broker.heartbeat(GEN, lease_ids) == lease_ids
+    late = [broker_rig.sampled(item) for item in held]
+    assert await broker.submit_rollouts(GEN, late) == [item.task.rollout_id for item in held]
+    verdicts = [(item.lease.lease_id, item.rollout_id, broker_rig.verdict()) for item in gradings]
+    assert await broker.submit_verdicts("verifier-h-0-1", verdicts) == [item.rollout_id for item in gradings]
+    again = (await broker.lease_tasks(GEN, 100, 0)).tasks
+    assert {item.lease.delivery for item in again} == {1}, "a restored state costs no delivery"
+    known = {item.task.rollout_id for item in held} & {item.task.rollout_id for item in again}
+    assert len(known) == (4 if forget is ForgetfulRedis.roll_back else 0)
+
+
+async def test_a_rollout_under_a_policy_that_redis_forgot_waits_until_the_learner_comes(
+    learner: BookKeeper, redis: ForgetfulRedis, broker_rig: Any
+) -> None:
+    held = (await learner.broker.lease_tasks(GEN, 4, 0)).tasks
+    redis.remember()
+    learner.books = replace(learner.books, policy=broker_rig.manifest(1, sha256="c" * 64))
+    assert learner.books.policy is not None
+    await learner.broker.publish_policy(learner.books.policy)
+    redis.roll_back()
+    newer = [broker_rig.sampled(item, version=1) for item in held]
+    with pytest.raises(BrokerUnavailable, match="Redis has forgotten"):
+        await learner.broker.submit_rollouts(GEN, newer)
+    await learner.restore()
+    assert learner.num_restored == 0, "only the publication was forgotten, so nothing else is undone"
+    assert await learner.broker.submit_rollouts(GEN, newer) == []
+
+
+async def test_a_commit_of_a_batch_that_redis_holds_with_other_groups_is_not_taken(
+    learner: BookKeeper, broker_rig: Any
+) -> None:
+    await work(learner, broker_rig)
+    batch = (await learner.broker.lease_batch("learner-1", 0)).batch
+    assert batch is not None
+    before = await learner.broker.status()
+    for groups in ([0, 2], [0], [0, 1, 2]):
+        with pytest.raises(Behind, match="does not hold batch 0 as it was trained on"):
+            await learner.broker.commit_batch(0, 1, groups)
+    assert await learner.broker.status() == before
+    assert await learner.broker.commit_batch(0, 1, [0, 1]) is False
+
+
+async def test_a_commit_and_a_publication_that_were_not_heard_are_made_up_for_without_a_new_epoch(
+    learner: BookKeeper, broker_rig: Any
+) -> None:
+    await work(learner, broker_rig)
+    batch = (await learner.broker.lease_batch("learner-1", 0)).batch
+    assert batch is not None
+    held = (await learner.broker.lease_tasks(GEN, 8, 0)).tasks
+    groups = TrainedGroups().plus(batch.group_numbers)
+    learner.books = Books(IDENTITY, 1, 1, 8, groups, broker_rig.manifest(1, sha256="c" * 64))
+    await learner.restore()
+    check(learner, await learner.broker.status())
+    assert learner.num_restored == 0
+    assert await learner.broker.heartbeat(GEN, [item.lease.lease_id for item in held]) == []
+
+
+async def test_another_run_folder_of_the_same_name_is_refused_by_name(learner: BookKeeper) -> None:
+    other = RunIdentity("cd" * 16, "/elsewhere/test", 0, 4)
+    before = await learner.broker.status()
+    with pytest.raises(Refused, match=r"another run of this name, (ab){16} with 0 batches .*folder /runs/test instead"):
+        await learner.broker.restore_run(replace(learner.books, identity=other))
+    with pytest.raises(Behind):
+        await learner.broker.lease_batch("learner-1", 0, other.run_id, 0)
+    assert await learner.broker.status() == before
+
+
+@pytest.mark.parametrize(("setting", "value"), [("run.seed", 7), ("broker.group_size", 2)])
+async def test_a_broker_with_other_settings_is_refused_by_name(
+    learner: BookKeeper, redis: ForgetfulRedis, broker_rig: Any, setting: str, value: int
+) -> None:
+    config = broker_rig.config(f"run.name={learner.broker._config.run.name}", f"{setting}={value}")
+    other = Broker(config, redis.url, broker_rig.index)
+    with pytest.raises(Refused, match=rf"{setting} \d, this broker has {value}"):
+        await other.check_state()
+    with pytest.raises(Refused, match=rf"{setting} \d, this broker has {value}"):
+        await other.restore_run(learner.books)
+    await other.close()
+
+
+async def test_books_that_are_behind_redis_are_refused(learner: BookKeeper, broker_rig: Any) -> None:
+    await work(learner, broker_rig)
+    earlier = learner.books
+    assert await learner.train()
+    with pytest.raises(Refused, match=r"Redis has 1 batches .* have 0 batches: checkpoints of this run are missing"):
+        await learner.broker.restore_run(earlier)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.timeout(120)
+async def test_whatever_redis_forgets_in_a_random_history_nothing_is_trained_on_twice(
+    learner: BookKeeper, redis: ForgetfulRedis, broker_rig: Any, seed: int
+) -> None:
+    """`BookKeeper.train_on` raises when a group comes twice."""
+    source = random.Random(seed)
+    redis.remember()
+    for _ in range(60):
+        match source.choice(("sample", "grade", "train", "train", "remember", "roll back", "wipe", "lease")):
+            case "sample":
+                leased = (await learner.broker.lease_tasks(GEN, source.choice((3, 100)), 0)).tasks
+                pairs = [broker_rig.sampled(item, item.task.min_policy_version) for item in leased]
+                await learner.broker.submit_rollouts(GEN, pairs)
+            case "grade":
+                await broker_rig.grade(learner.broker, broker_rig.mixed)
+            case "lease":
+                await learner.broker.lease_tasks("generation-h-9-1", 2, 0)
+            case "train":
+                await learner.train()
+            case "remember" if source.random() < 0.5:
+                redis.remember()
+            case "roll back" if source.random() < 0.4:
+                redis.roll_back()
+            case "wipe" if source.random() < 0.3:
+                redis.wipe()
+        assert (await learner.broker.status()).ledger.balanced
+    before = learner.books.batches
+    while learner.books.batches < before + 3:
+        await learner.broker.lease_tasks("generation-h-9-2", 1, 0)  # frees what its former incarnation holds
+        await work(learner, broker_rig)
+        await learner.train()
+        assert (await learner.broker.status()).ledger.balanced
+        await learner.broker.lease_tasks("generation-h-9-1", 1, 0)
+    check(learner, await learner.broker.status())
+
+
+# With the learner's own worker, over gRPC.
+
+NUM_BATCHES = 8
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def _restore_determinism() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+
+
+class RealRun:
+    """A learner's worker and a broker over gRPC, with workers that sample and grade at once."""
+
+    def __init__(self, root: Path, redis: ForgetfulRedis, rig: Any, num_batches: int = NUM_BATCHES) -> None:
+        settings = ["run.name=real", f"run.root={root}", f"run.total_batches={num_batches}", "broker.grpc=127.0.0.1:0"]
+        settings += ["learner.steps_per_batch=1", "learner.peak_flops=1e9", "learner.keep_batches=10000"]
+        self.config: Config = rig.config(*settings, "learner.checkpoint_every_batches=3")
+        write_policy_folder(self.config.run.folder / "policy", random_policy(0))
+        self._broker = Broker(self.config, redis.url, rig.index)
+        self._rig = rig
+
+    async def __aenter__(self) -> RealRun:
+        self._stack = AsyncExitStack()
+        address = await serve_broker(self._broker, self.config, asyncio.Event(), self._stack)
+        self.client = await self._stack.enter_async_context(BrokerClient(address, "learner-1"))
+        others = asyncio.ensure_future(self._sample_and_grade())
+        self._stack.callback(others.cancel)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def _sample_and_grade(self) -> None:
+        while True:
+            try:
+                leased = (await self._broker.lease_tasks(GEN, 4, 0.1)).tasks
+                pairs = [self._rig.sampled(item, item.task.min_policy_version) for item in leased]
+                await self._broker.submit_rollouts(GEN, pairs)
+                await self._rig.grade(self._broker, self._rig.mixed)
+            except (BrokerUnavailable, AssertionError):  # Redis is away, or has forgotten what was leased
+                await asyncio.sleep(0.05)
+
+    async def learn(self, while_it_runs: Callable[[asyncio.Future[None]], Awaitable[None]]) -> None:
+        """A learner's process from its start to its end."""
+        worker = LearnerWorker(self.config, self.client, LearnerMetrics(CollectorRegistry()), LearnerCore(self.config))
+        run = asyncio.ensure_future(worker.run())
+        try:
+            await while_it_runs(run)
+            await asyncio.wait_for(run, LIMIT_S)
+        finally:
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+            await worker.close()
+
+    async def progresses(self, run: asyncio.Future[None]) -> None:
+        """Returns once another batch is committed. Raises when the learner ends, or the ledger does not balance."""
+        before: int | None = None
+        async with asyncio.timeout(LIMIT_S):
+            while not run.done():
+                status = await self.client.status()
+                assert status.ledger.balanced, status.ledger
+                if before is not None and status.run_id and status.batches_committed > before:
+                    return
+                before = status.batches_committed if before is None and status.run_id else before
+                await asyncio.sleep(0.02)
+
+    async def until_committed(self, num_batches: int, run: asyncio.Future[None]) -> None:
+        while not run.done() and (await self.client.status()).batches_committed < num_batches:
+            await asyncio.sleep(0.01)
+
+    def trained_groups(self) -> list[str]:
+        """By the learner's own books: the saved batches, every one of which was trained on once."""
+        saved = SavedBatches(self.config.run.folder / "batches", 10_000)
+        return [group for number in saved.numbers() for group in saved.load(number).groups()]
+
+    async def check(self, num_batches: int = NUM_BATCHES) -> Ledger:
+        status = await self.client.status()
+        groups = self.trained_groups()
+        assert len(groups) == len(set(groups)) == 2 * num_batches
+        assert (status.finished, status.batches_committed, status.step) == (True, num_batches, num_batches)
+        assert status.ledger.balanced
+        assert status.ledger.trained == 4 * len(groups)
+        lines = (self.config.run.folder / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == [*range(1, num_batches + 1)]
+        return status.ledger
+
+
+@forgets
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("_restore_determinism")
+async def test_a_learner_at_work_restores_what_redis_forgets_and_ends_the_run(
+    tmp_path: Path, redis: ForgetfulRedis, broker_rig: Any, forget: Callable[[ForgetfulRedis], None]
+) -> None:
+    async with RealRun(tmp_path, redis, broker_rig) as real:
+
+        async def disturb(run: asyncio.Future[None]) -> None:
+            await real.until_committed(2, run)
+            redis.remember()
+            await real.until_committed(5, run)
+            forget(redis)
+
+        await real.learn(disturb)
+        assert (await real.check()).lost > 0
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.usefixtures("_restore_determinism")
+async def test_a_run_whose_redis_forgets_twenty_five_times_ends_and_trains_on_nothing_twice(
+    tmp_path: Path, redis: ForgetfulRedis, broker_rig: Any, seed: int
+) -> None:
+    """Redis goes back by 0.1 to 5 s, or is wiped, at random moments; every status is balanced."""
+    source, num_forgotten = random.Random(seed), 0
+    async with RealRun(tmp_path, redis, broker_rig, num_batches=100_000) as real:
+
+        async def disturb(run: asyncio.Future[None]) -> None:
+            nonlocal num_forgotten
+            while num_forgotten < 25:
+                redis.remember()
+                await asyncio.sleep(source.uniform(0.1, 5.0))
+                if run.done():
+                    return
+                await asyncio.to_thread(source.choice((redis.roll_back, redis.roll_back, redis.wipe)))
+                num_forgotten += 1
+                await real.progresses(run)
+            run.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await real.learn(disturb)
+        done = (await real.client.status()).batches_committed
+        real.config = real.config.model_copy(
+            update={"run": real.config.run.model_copy(update={"total_batches": done + 3})}
+        )
+        await real.learn(lambda run: asyncio.sleep(0))
+        ledger = await real.check(done + 3)
+    assert num_forgotten == 25
+    assert ledger.lost > 0
+
+
+@forgets
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("_restore_determinism")
+async def test_a_learner_that_starts_on_a_redis_that_forgot_goes_on_from_its_own_books(
+    tmp_path: Path, redis: ForgetfulRedis, broker_rig: Any, forget: Callable[[ForgetfulRedis], None]
+) -> None:
+    async with RealRun(tmp_path, redis, broker_rig) as real:
+
+        async def die(run: asyncio.Future[None]) -> None:
+            await real.until_committed(2, run)
+            redis.remember()
+            await real.until_committed(5, run)
+            run.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await real.learn(die)
+        forget(redis)
+        await real.learn(lambda run: asyncio.sleep(0))
+        await real.check()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("_restore_determinism")
+async def test_a_second_run_folder_of_the_same_name_trains_nothing_and_says_why(
+    tmp_path: Path, redis: ForgetfulRedis, broker_rig: Any
+) -> None:
+    async with RealRun(tmp_path / "first", redis, broker_rig) as real:
+        await real.learn(lambda run: asyncio.sleep(0))
+        await real.check()
+    async with RealRun(tmp_path / "second", redis, broker_rig) as second:
+        second.config = second.config.model_copy(
+            update={"run": real.config.run.model_copy(update={"root": tmp_path / "second"})}
+        )
+        with pytest.raises(Unusable, match=r"another run of this name.*folder .*/first/real instead of"):
+            await second.learn(lambda run: asyncio.sleep(0))
