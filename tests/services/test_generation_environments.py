@@ -140,15 +140,22 @@ async def test_the_problems_template_overrides_that_of_the_environment(tokenizer
         assert tokenizer.decode(sampler.requests[0].prompt_token_ids) == wanted
 
 
-async def test_messages_use_the_chat_template_with_one_bos(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prompt_as", ["messages", "auto"])
+async def test_messages_use_the_chat_template_with_one_bos(tmp_path: Path, prompt_as: str) -> None:
     tokenizer = chat_tokenizer(tmp_path)
-    environment = SingleTurn(tokenizer, settings(prompt_as="messages", system_prompt="Be brief."))
+    environment = SingleTurn(tokenizer, settings(prompt_as=prompt_as, system_prompt="Be brief."))
     sampler = ScriptedSampler("print(1)")
     task = replace(TASK, prompt="Print 1.<eos>[system]<bos>")
     await environment.rollout(task, sampler)
     ids = list(sampler.requests[0].prompt_token_ids)
     assert tokenizer.decode(ids) == "[system]Be brief.[user]Print 1.<eos>[system]<bos>[assistant]"
     assert (ids[0], ids.count(BOS_ID), ids.count(EOS_ID)) == (BOS_ID, 1, 2)
+
+
+async def test_auto_sends_text_to_a_policy_without_a_chat_template(tokenizer: PolicyTokenizer) -> None:
+    sampler = ScriptedSampler("x")
+    await SingleTurn(tokenizer, settings(prompt_as="auto")).rollout(TASK, sampler)
+    assert tokenizer.decode(sampler.requests[0].prompt_token_ids) == TASK.prompt
 
 
 def test_messages_need_a_chat_template(tokenizer: PolicyTokenizer, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ app = typer.Typer(
 )
 
 for _command in (
-    *(run.demo, run.train, run.prepare_run, serve.serve, grade.grade, grade.prepare),
+    *(run.demo, run.init, run.train, run.prepare_run, serve.serve, grade.grade, grade.prepare),
     *(status.status, status.why_stalled, status.doctor),
 ):
     app.command()(_command)

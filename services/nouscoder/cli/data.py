@@ -37,3 +37,13 @@ def data_inspect(
         text, code = inspect.inspect_file(file, as_json=as_json)
     typer.echo(text)
     raise typer.Exit(code)
+
+
+@data_app.command("schema")
+def data_schema() -> None:
+    """Print the JSON Schema of a problem file's lines, with an example for each type of tests."""
+    import json
+
+    from nouscoder.data.schema import problem_schema
+
+    typer.echo(json.dumps(problem_schema(), indent=1))

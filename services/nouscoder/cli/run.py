@@ -43,6 +43,20 @@ def train(
         raise typer.Exit(asyncio.run(run_training(config, resume=resume)))
 
 
+def init(
+    model: Annotated[str, typer.Argument(help="the policy's Hugging Face folder, or ORGANISATION/MODEL")] = "model",
+    problems: Annotated[str, typer.Argument(help="the problem file")] = "problems.jsonl",
+    out: Annotated[Path, typer.Option(help="the new configuration")] = Path("my.toml"),
+) -> None:
+    """Write a commented configuration for a model folder and a problem file; `nouscoder train` runs it."""
+    from nouscoder.config.starter import write_starter
+    from nouscoder.policy_folder.inspection import context_tokens
+
+    folder = out.absolute().parent / model
+    write_starter(out, model, problems, context_tokens(folder))
+    typer.echo(f"{out} is written; begin the run with: nouscoder train {out}")
+
+
 class Part(StrEnum):
     """The inputs that `prepare-run` can make separately."""
 

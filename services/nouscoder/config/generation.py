@@ -25,8 +25,10 @@ class EnvironmentSection(Section):
     """How a problem becomes a prompt, and a completion an answer."""
 
     kind: Literal["single_turn"] = Field("single_turn", description="single_turn: one prompt, one completion")
-    prompt_as: Literal["text", "messages"] = Field(
-        "text", description="text: the prompt as it is; messages: as a user's message in the policy's chat template"
+    prompt_as: Literal["auto", "text", "messages"] = Field(
+        "text",
+        description="text: the prompt as it is; messages: as a user's message in the policy's chat template;"
+        " auto: messages if the policy has a chat template, else text",
     )
     prompt_template: str = Field(
         "{prompt}", pattern=r"\{prompt\}", description="text around {prompt}; a problem may have its own template"

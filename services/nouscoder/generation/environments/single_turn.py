@@ -26,6 +26,7 @@ class SingleTurn:
             raise EnvironmentUnusable(
                 'generation.environment.prompt_as is "messages", but the policy folder has no chat template'
             )
+        self._as_messages = settings.prompt_as != "text" and tokenizer.has_chat_template
         self._tokenizer = tokenizer
         self._settings = settings
         self._prompt_ids = lru_cache(maxsize=_CACHED_PROMPTS)(self._encode_prompt)
@@ -47,7 +48,7 @@ class SingleTurn:
             raise TokenizerError("the prompt is empty")
         # Not str.format, because a problem's statement may contain braces.
         text = (template or self._settings.prompt_template).replace("{prompt}", prompt)
-        if self._settings.prompt_as == "text":
+        if not self._as_messages:
             return self._tokenizer.encode(text)
         system = self._settings.system_prompt
         messages = [Message(Role.SYSTEM, system)] if system else []
