@@ -39,6 +39,24 @@ class ForgetfulRedis:
         with redis.Redis.from_url(self.url) as client:
             client.flushall()
 
+    def fill(self) -> None:
+        """Has no memory left until `empty`."""
+        with redis.Redis.from_url(self.url) as client:
+            client.config_set("maxmemory", 1)
+
+    def empty(self) -> None:
+        """Has memory again."""
+        with redis.Redis.from_url(self.url) as client:
+            client.config_set("maxmemory", 0)
+
+    def stop(self) -> None:
+        """Stands still until `go_on`."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Goes on where it stood still."""
+        self._signal(signal.SIGCONT)
+
     def close(self) -> None:
         """Ends."""
         self._server.close()
@@ -49,8 +67,11 @@ class ForgetfulRedis:
             client.config_set("appendfsync", "always")
         return server
 
-    def _kill(self) -> None:
+    def _signal(self, number: signal.Signals) -> None:
         assert self._server.pid is not None
-        os.kill(self._server.pid, signal.SIGKILL)
+        os.kill(self._server.pid, number)
+
+    def _kill(self) -> None:
+        self._signal(signal.SIGKILL)
         assert self._server._process is not None
         self._server._process.wait()

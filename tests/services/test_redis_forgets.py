@@ -432,6 +432,33 @@ async def test_a_learner_at_work_restores_what_redis_forgets_and_ends_the_run(
         assert (await real.check()).lost > 0
 
 
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [(ForgetfulRedis.fill, ForgetfulRedis.empty), (ForgetfulRedis.stop, ForgetfulRedis.go_on)],
+    ids=["full", "stopped"],
+)
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("_restore_determinism")
+async def test_a_redis_that_is_full_or_stands_still_for_a_while_costs_a_run_nothing(
+    tmp_path: Path,
+    redis: ForgetfulRedis,
+    broker_rig: Any,
+    begin: Callable[[ForgetfulRedis], None],
+    end: Callable[[ForgetfulRedis], None],
+) -> None:
+    async with RealRun(tmp_path, redis, broker_rig) as real:
+
+        async def disturb(run: asyncio.Future[None]) -> None:
+            await real.until_committed(3, run)
+            begin(redis)
+            await asyncio.sleep(5)
+            assert not run.done()
+            end(redis)
+
+        await real.learn(disturb)
+        assert (await real.check()).lost == 0
+
+
 @pytest.mark.heavy
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(2))
