@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nouscoder.bench.broker import large_batch, running_broker
+from nouscoder.bench.broker import large_batch
+from nouscoder.bench.broker_process import running_broker
 from nouscoder.rpc.server import MAX_MESSAGE_BYTES
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]

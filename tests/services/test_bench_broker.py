@@ -20,5 +20,8 @@ async def test_the_bench_takes_rollouts_through_a_real_broker_process() -> None:
     assert large.redis_bytes_after - large.redis_bytes_before < large.batch_bytes / 4
     assert (large.leases_beaten, large.leases_lost) == (32, 0)
     assert 0 < large.heartbeat_p50_s <= large.heartbeat_p99_s
+    assert [crowd.num_workers for crowd in result.crowds] == [4, 128]
+    assert all(crowd.cpu_ms_a_rollout > 0 and crowd.redis_commands_a_rollout > 10 for crowd in result.crowds)
+    assert result.idle.num_workers == 256
     assert as_record(result)["large_batch"]["num_rollouts"] == 32
     assert "0 of 32 leases lost" in as_text(result)

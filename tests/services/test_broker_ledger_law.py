@@ -2,7 +2,7 @@
 
 Laws: admitted = trained + filtered + stale + abandoned + in flight; rollouts live and not in a batch <= k * B; no
 rollout is trained on twice; no token in a batch is more than k - 1 versions old; the streams hold exactly the rollouts
-whose state says so; nothing is kept of a rollout that reached a final state.
+whose state says so; nothing is kept of a rollout that reached a final state, but the record of a dead letter.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import Refused
 from nouscoder.domain.batch import RecordedBatch
 from nouscoder.domain.lease import LeasedTask, RecordedGrading
+from nouscoder.domain.run_status import RunMode
 from nouscoder.domain.verdict import VerdictKind
 
 Answer = TypeVar("Answer")
@@ -38,7 +39,7 @@ _KINDS = (VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.INTERNAL_E
 _STALENESS = 2
 _STEPS = (
     *("sample", "grade", "train") * 6,
-    *("old", "gen", "ver", "lea", "lea", "broker", "expire", "publish"),
+    *("old", "gen", "ver", "lea", "lea", "broker", "expire", "publish", "release", "mode", "letters", "drop"),
     "finish",
 )
 _FATES = ("once", "twice", "keep")
@@ -180,8 +181,43 @@ class RunHistory(RuleBasedStateMachine):
             self.go(streams.sweep(self.impatient))
         elif what == "publish":
             self.publish()
+        elif what == "release":
+            self.go(self.broker.release_leases(self.workers[f"{('gen', 'ver')[slot]}-{slot}"]))
+        elif what == "mode":
+            self.leave_and_go_on(RunMode.PAUSED if slot else RunMode.DRAINING)
+        elif what == "letters":
+            letters = [letter.letter_id for letter in self.go(self.broker.operations.dead_letters())]
+            removed, _ = self.go(self.broker.operations.remove_dead_letters(letters, requeue=bool(slot)))
+            assert removed == len(letters)
+        elif what == "drop":
+            self.drop_batch()
         else:
             self.workers[f"{what}-{slot}"] = self.incarnation(f"{what}-{slot}")
+
+    def leave_and_go_on(self, mode: RunMode) -> None:
+        before = self.go(self.broker.status()).ledger.admitted
+        self.go(self.broker.operations.set_mode(mode))
+        leased = self.go(self.broker.lease_tasks(self.workers["gen-0"], 100, 0)).tasks
+        self.tasks += [(self.workers["gen-0"], item) for item in leased]
+        assert mode is RunMode.DRAINING or not leased
+        assert self.go(self.broker.status()).ledger.admitted == before
+        self.go(self.broker.operations.set_mode(RunMode.RUNNING))
+
+    def drop_batch(self) -> None:
+        """A batch that fails three times is held back and dropped, unless its policy is published."""
+        if self.batch is None or self.finished:
+            return
+        number = self.batch.batch_id
+        for _ in range(3):
+            self.go(self.broker.operations.report_batch_failure(number, "loss is NaN"))
+        assert self.go(self.broker.lease_batch(self.workers["lea-0"], 0)).batch is None
+        if self.version > number:
+            with pytest.raises(Refused, match="published already"):
+                self.go(self.broker.operations.drop_batch(number))
+            self.commit(self.batch, again=False)
+        else:
+            assert self.go(self.broker.operations.drop_batch(number)) == len(self.batch.rollouts)
+            self.batch = None
 
     def publish(self) -> None:
         self.version += 1
@@ -262,7 +298,10 @@ class RunHistory(RuleBasedStateMachine):
         hashes, records = self.go(self._kept())
         assert hashes == sum(ledger.in_flight.values()), "a hash outlives its rollout"
         sampled = sum(ledger.in_flight.values()) - ledger.in_flight["queued"] - ledger.in_flight["sampling"]
-        assert records == sampled, "each sampled rollout in flight has one record, and no other record stays"
+        letters = self.go(self.broker.operations.dead_letters())
+        assert records == sampled + sum(bool(letter.record) for letter in letters), (
+            "each sampled rollout in flight and each dead letter of one has a record, and no other record stays"
+        )
 
     async def _kept(self) -> tuple[int, int]:
         """Rollouts that have a hash, and records, after the janitor came by."""

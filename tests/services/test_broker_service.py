@@ -24,8 +24,9 @@ from nouscoder.broker.service import STATUS_CODES, serve_broker
 from nouscoder.domain.lease import Lease
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.formats.tests import digest_of
-from nouscoder.rpc.broker_client import BrokerClient, LeaseKeeper
+from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerBehind, PeerRefused, PeerUnreachable, open_channel
+from nouscoder.rpc.lease_keeper import LeaseKeeper
 from nouscoder.store.record_store import ByteRange
 from nouscoder.store.rollout_record import decode_rollout
 from nouscoder.store.tests import UnknownTests
@@ -166,7 +167,7 @@ async def test_a_kept_lease_lives_and_a_lost_one_is_told(service: Service, broke
 async def test_a_keeper_beats_for_nothing_that_was_dropped_or_lost() -> None:
     beaten: list[list[str]] = []
 
-    async def heartbeat(lease_ids: Any) -> frozenset[str]:
+    async def heartbeat(lease_ids: Any, progress: Any = (), *, paused: bool = False) -> frozenset[str]:
         beaten.append(sorted(lease_ids))
         return frozenset({"lost"})
 

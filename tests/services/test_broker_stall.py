@@ -1,4 +1,4 @@
-"""WhyStalled names what blocks the next step, who holds it, and for how long."""
+"""Why-stalled on a real broker: the snapshot of each staged stall leads to its cause."""
 
 from __future__ import annotations
 
@@ -9,66 +9,185 @@ from typing import Any
 import pytest
 
 from nouscoder.broker.core import Broker
-from nouscoder.broker.stall import Snapshot, judge, read_snapshot
+from nouscoder.broker.errors import BrokerUnavailable
+from nouscoder.broker.stall import read_snapshot
+from nouscoder.domain.run_status import RunMode
+from nouscoder.domain.stall import Holder, Snapshot, StallCause
+from nouscoder.domain.stall_judge import judge
+from nouscoder.domain.verdict import VerdictKind
 
 NewBroker = Callable[..., Broker]
-
-
-async def snapshot_of(broker: Broker) -> Snapshot:
-    return await read_snapshot(broker.store, await broker.status())
-
-
-def later(snapshot: Snapshot, seconds: float, *, with_heartbeats: bool = False) -> Snapshot:
-    """The same, had nothing happened for so long."""
-    holders = tuple(
-        replace(h, held_s=h.held_s + seconds, silent_s=h.silent_s + (0 if with_heartbeats else seconds))
-        for h in snapshot.holders
-    )
-    return replace(snapshot, holders=holders, asked_s={s: a + seconds for s, a in snapshot.asked_s.items()})
+GEN, VER, LEARNER = "generation-h-0-1", "verifier-h-0-1", "learner-1"
 
 
 @pytest.fixture
 async def broker(new_broker: NewBroker, broker_rig: Any) -> Broker:
-    made = new_broker()
+    made = new_broker("broker.max_regrades=1")
     await made.publish_policy(broker_rig.manifest(0))
     return made
 
 
-async def test_a_run_that_moves_has_no_blocker(broker: Broker, broker_rig: Any) -> None:
-    await broker.lease_tasks("generation-h-0-1", 100, 0)
-    await broker.lease_grading("verifier-h-0-1", 100, 0)
-    await broker.lease_batch("learner-h-0-1", 0)
+async def snapshot_of(broker: Broker) -> Snapshot:
+    return await read_snapshot(broker.store, await broker.status(), broker.rules, 6)
+
+
+def later(
+    snapshot: Snapshot, seconds: float, *, beating: bool = True, moving: bool = False, asking: str = ""
+) -> Snapshot:
+    """The same after so long in which nothing else happened. `asking`: streams that workers still ask for."""
+
+    def aged(holder: Holder) -> Holder:
+        return replace(
+            holder,
+            held_s=holder.held_s + seconds,
+            silent_s=holder.silent_s + (0 if beating else seconds),
+            still_s=holder.still_s + (0 if moving else seconds),
+        )
+
+    batch = snapshot.batch
+    if batch is not None:
+        silent_s = batch.silent_s + (0 if beating else seconds)
+        batch = replace(batch, held_s=batch.held_s + seconds, silent_s=silent_s)
+    return replace(
+        snapshot,
+        since_commit_s=snapshot.since_commit_s + seconds,
+        sampling=tuple(aged(holder) for holder in snapshot.sampling),
+        grading=tuple(aged(holder) for holder in snapshot.grading),
+        batch=batch,
+        asked_s={s: a + (0 if s in asking else seconds) for s, a in snapshot.asked_s.items()},
+    )
+
+
+def causes(snapshot: Snapshot) -> list[StallCause]:
+    return [blocker.cause for blocker in judge(snapshot)]
+
+
+async def test_a_run_that_moves_is_not_stalled(broker: Broker, broker_rig: Any) -> None:
+    await broker.lease_tasks(GEN, 100, 0)
+    await broker.lease_grading(VER, 100, 0)
+    await broker.lease_batch(LEARNER, 0)
     assert await broker.why_stalled() == ()
+    assert causes(later(await snapshot_of(broker), 5000, moving=True)) == [], "long rollouts"
 
 
-async def test_a_rollout_held_too_long_is_named_with_its_worker_even_if_it_beats(broker: Broker) -> None:
-    await broker.lease_tasks("generation-h-0-1", 1, 0)
-    for with_heartbeats in (True, False):
-        snapshot = later(await snapshot_of(broker), 25, with_heartbeats=with_heartbeats)
-        blocker = next(b for b in judge(snapshot, broker.rules) if b.item_id)
-        assert (blocker.item_id, blocker.worker_id) == ("g000000-0", "generation-h-0-1")
-        assert 25 <= blocker.idle_s < 30
-        assert f"last heartbeat {0 if with_heartbeats else 25} s ago" in blocker.reason
+async def test_what_stands_at_generation_is_told(broker: Broker, broker_rig: Any) -> None:
+    idle = later(await snapshot_of(broker), 60)
+    assert causes(idle) == [StallCause.GENERATION_ABSENT]
+    (leased,) = (await broker.lease_tasks(GEN, 1, 0)).tasks
+    lease_id = leased.lease.lease_id
+    await broker.heartbeat(GEN, [lease_id], [17])
+    (holder,) = (await snapshot_of(broker)).sampling
+    assert (holder.item_id, holder.worker_id, holder.paused) == ("g000000-0", GEN, False)
+    assert causes(later(await snapshot_of(broker), 300)) == [StallCause.ENGINE_HUNG]
+    assert causes(later(await snapshot_of(broker), 300, beating=False, asking="tasks")) == [
+        StallCause.GENERATION_SILENT
+    ]
+    await broker.heartbeat(GEN, [lease_id], [17], paused=True)
+    assert causes(later(await snapshot_of(broker), 300)) == [StallCause.ENGINE_PAUSED]
+    await broker.heartbeat(GEN, [lease_id], [18])
+    assert causes(later(await snapshot_of(broker), 300)) == [StallCause.ENGINE_HUNG], "the pause is over"
 
 
-async def test_work_that_nobody_asks_for_is_told(broker: Broker, broker_rig: Any) -> None:
+async def test_what_stands_at_the_verifier_is_told(broker: Broker, broker_rig: Any) -> None:
     await broker_rig.sample(broker)
-    (blocker,) = await broker.why_stalled()
-    assert blocker.reason == "16 rollouts wait for grading and no worker has ever asked"
+    assert causes(later(await snapshot_of(broker), 60)) == [StallCause.VERIFIER_ABSENT]
+    await broker.lease_grading(VER, 100, 0)
+    assert causes(later(await snapshot_of(broker), 300)) == [StallCause.VERIFIER_HUNG]
+    assert causes(later(await snapshot_of(broker), 300, beating=False)) == [StallCause.VERIFIER_SILENT]
+
+
+async def test_what_stands_at_the_learner_is_told(broker: Broker, broker_rig: Any) -> None:
+    await broker_rig.sample(broker)
     await broker_rig.grade(broker, broker_rig.mixed)
-    assert any("2 batches wait for training" in b.reason for b in await broker.why_stalled())
-    await broker.lease_batch("learner-h-0-1", 0)
+    (blocker,) = judge(later(await snapshot_of(broker), 60))
+    assert blocker.cause is StallCause.LEARNER_ABSENT
+    assert "2 batches wait for training and nobody has ever asked for them" in blocker.reason
+    await broker.lease_batch(LEARNER, 0)
+    assert causes(later(await snapshot_of(broker), 300)) == [], "a long step"
+    assert causes(later(await snapshot_of(broker), 3000)) == [StallCause.LEARNER_SLOW]
+    (blocker,) = judge(later(await snapshot_of(broker), 60, beating=False))
+    assert (blocker.cause, blocker.item_id, blocker.worker_id) == (StallCause.LEARNER_SILENT, "0", LEARNER)
+    for number in (2, 3, 4):
+        await broker.lease_batch(f"learner-{number}", 0)
+    await broker.operations.report_batch_failure(0, "loss is NaN")
+    (blocker,) = judge(later(await snapshot_of(broker), 60))
+    assert blocker.cause is StallCause.LEARNER_CRASHES
+    assert "4 learner processes, and none has committed it, last with: loss is NaN" in blocker.reason
+
+
+async def test_it_is_judged_on_the_last_committed_batch(broker: Broker, broker_rig: Any) -> None:
+    await broker_rig.sample(broker)
+    await broker_rig.grade(broker, broker_rig.mixed)
+    for number in range(2):
+        await broker.lease_batch(LEARNER, 0)
+        await broker.publish_policy(broker_rig.manifest(number + 1))
+        await broker.commit_batch(number, number + 1)
     snapshot = await snapshot_of(broker)
-    reasons = [b.reason for b in judge(later(snapshot, 100), broker.rules)]
-    assert any(reason.startswith("batch 0 has been with learner-h-0-1 for training for 100 s") for reason in reasons)
-    await broker.commit_batch(0, 1)
+    assert 0 < snapshot.usual_batch_s < 5
+    assert snapshot.since.graded == 0, "counted since the commit"
+    slow = replace(snapshot, usual_batch_s=400.0)
+    assert causes(later(slow, 1000)) == []
+    (blocker,) = judge(later(slow, 1300))
+    assert blocker.reason.startswith("No batch has been committed for 1300 s (one usually takes 400 s). ")
+
+
+async def test_work_that_comes_to_nothing_is_told(new_broker: NewBroker, broker_rig: Any) -> None:
+    async def worked(kind: VerdictKind, *overrides: str) -> Broker:
+        made = new_broker("broker.max_regrades=1", *overrides)
+        await made.publish_policy(broker_rig.manifest(0))
+        await broker_rig.sample(made)
+        for _ in range(2):
+            await broker_rig.grade(made, lambda _: kind)
+        await made.lease_tasks(GEN, 1, 0)
+        return made
+
+    everyone = "tasks grading batches"
+    filtered = later(await snapshot_of(await worked(VerdictKind.ACCEPTED)), 60, asking=everyone)
+    assert causes(filtered) == [StallCause.ALL_FILTERED]
+    assert "100% of the graded ones were accepted. The problems are too easy" in judge(filtered)[0].reason
+    failed = later(await snapshot_of(await worked(VerdictKind.INTERNAL_ERROR)), 60, asking=everyone)
+    assert causes(failed) == [StallCause.INTERNAL_ERRORS]
+    assert "failed 32 times" in judge(failed)[0].reason
+
+
+async def test_groups_that_all_went_stale_are_told(new_broker: NewBroker, broker_rig: Any) -> None:
+    broker = new_broker("broker.max_staleness=0")
+    await broker.publish_policy(broker_rig.manifest(0))
+    await broker_rig.sample(broker)
+    await broker_rig.grade(broker, broker_rig.mixed)
     await broker.publish_policy(broker_rig.manifest(1))
-    reasons = [b.reason for b in judge(later(await snapshot_of(broker), 100), broker.rules)]
-    assert any("wait for sampling and no worker has asked for 100 s" in reason for reason in reasons)
+    await broker.lease_batch(LEARNER, 0)
+    await broker.lease_tasks(GEN, 1, 0)
+    snapshot = later(await snapshot_of(broker), 60, moving=True, asking="tasks grading batches")
+    assert causes(snapshot) == [StallCause.ALL_STALE]
 
 
-async def test_a_missing_policy_and_a_finished_run_are_told_apart(new_broker: NewBroker) -> None:
+async def test_admission_that_waits_for_unpublished_policies_is_told(broker: Broker, broker_rig: Any) -> None:
+    await broker_rig.sample(broker)
+    await broker_rig.grade(broker, broker_rig.mixed)
+    for number in range(2):
+        await broker.lease_batch(LEARNER, 0)
+        await broker.commit_batch(number, number + 1)
+    (blocker,) = judge(later(await snapshot_of(broker), 60, asking="tasks grading batches"))
+    assert blocker.cause is StallCause.ADMISSION_CLOSED
+    assert "2 trained batches have no published policy" in blocker.reason
+
+
+async def test_what_people_and_redis_do_is_told_at_once(new_broker: NewBroker, broker_rig: Any) -> None:
     broker = new_broker()
-    assert any("no policy has been published" in b.reason for b in await broker.why_stalled())
+    assert causes(await snapshot_of(broker)) == [StallCause.NO_POLICY]
+    await broker.publish_policy(broker_rig.manifest(0))
+    for mode, cause in ((RunMode.PAUSED, StallCause.PAUSED), (RunMode.DRAINING, StallCause.DRAINING)):
+        await broker.operations.set_mode(mode)
+        assert causes(await snapshot_of(broker)) == [cause]
+    await broker.operations.set_mode(RunMode.RUNNING)
+    redis: Any = broker.store.redis
+    try:
+        await redis.config_set("maxmemory", 1)
+        with pytest.raises(BrokerUnavailable):
+            await broker.store.run("announce_records", "a record")
+        assert [blocker.cause for blocker in await broker.why_stalled()] == [StallCause.REDIS_FULL]
+    finally:
+        await redis.config_set("maxmemory", 0)
     await broker.finish_run("over")
     assert await broker.why_stalled() == ()

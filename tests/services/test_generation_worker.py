@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -11,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from nouscoder.domain.lease import Lease, LeasedTask, LeasedTasks
+from nouscoder.domain.lease import Lease, LeasedTask, LeasedTasks, WorkReport
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.generation import worker as worker_module
-from nouscoder.generation.engines.base import Engine
+from nouscoder.generation.engines.base import Engine, EngineStopped
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.environments.single_turn import SingleTurn
@@ -25,8 +26,8 @@ from nouscoder.generation.policies import Policies
 from nouscoder.generation.policy_source import FolderSource
 from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.worker import RolloutWorker
-from nouscoder.rpc.broker_client import LeaseKeeper
-from nouscoder.rpc.channel import PeerUnreachable
+from nouscoder.rpc.channel import PeerRefused, PeerUnreachable
+from nouscoder.rpc.lease_keeper import LeaseKeeper
 
 MAX_RUNNING, PREFETCH = 4, 2
 
@@ -55,6 +56,9 @@ class MemoryBroker:
     manifests: asyncio.Queue[PolicyManifest] = field(default_factory=asyncio.Queue)
     num_calls: int = 0
     beats: list[set[str]] = field(default_factory=list)
+    told: list[tuple[dict[str, int], bool]] = field(default_factory=list)
+    has_released: bool = False
+    unwelcome: str = ""
 
     async def lease_tasks(self, max_tasks: int, wait_s: float = 10.0) -> LeasedTasks:
         self.num_calls += 1
@@ -74,6 +78,8 @@ class MemoryBroker:
         await asyncio.sleep(0.005)
         if self.away:
             raise PeerUnreachable("the broker has not answered")
+        if any(rollout.rollout_id == self.unwelcome for _, rollout in pairs):
+            raise PeerRefused("the lease sent with a rollout is on another rollout")
         refused = {rollout.rollout_id for lease_id, rollout in pairs if lease_id in self.lost}
         self.submitted += [pair for pair in pairs if pair[1].rollout_id not in refused]
         self.refused |= refused
@@ -83,12 +89,18 @@ class MemoryBroker:
         while True:
             yield await self.manifests.get()
 
-    def keep_leases(self) -> LeaseKeeper:
-        return LeaseKeeper(self._heartbeat)
+    async def release_leases(self) -> None:
+        self.has_released = True
 
-    async def _heartbeat(self, lease_ids: Iterable[str]) -> frozenset[str]:
+    def keep_leases(self, report: Callable[[], WorkReport]) -> LeaseKeeper:
+        return LeaseKeeper(self._heartbeat, report)
+
+    async def _heartbeat(
+        self, lease_ids: Iterable[str], progress: Iterable[int] = (), *, paused: bool = False
+    ) -> frozenset[str]:
         asked = set(lease_ids)
         self.beats.append(asked)
+        self.told.append(({self.leased[name]: n for name, n in zip(lease_ids, progress, strict=True)}, paused))
         return frozenset(asked & self.lost)
 
     @property
@@ -211,6 +223,52 @@ async def test_a_stopped_worker_submits_finished_rollouts(working: Working, tmp_
         await asyncio.gather(bench.running, return_exceptions=True)
         assert broker.ids == ["r000", "r001", "r002"]
         assert bench.worker.num_held == 0
+        assert broker.has_released, "others get the rest at once"
+
+
+async def test_a_rollout_that_the_broker_refuses_costs_only_itself(working: Working, tmp_path: Path) -> None:
+    broker = MemoryBroker(unwelcome="r003")
+    async with working(broker, tmp_path) as bench:
+        await until(lambda: bench.policies.current is not None)
+        await bench.engine.pause(60)
+        broker.tasks = tasks(6)
+        await until(lambda: bench.worker.num_held == 6)
+        await bench.engine.resume()
+        await until(lambda: len(broker.submitted) == 5 and bench.worker.num_held == 0)
+        assert "r003" not in broker.ids
+        broker.tasks = tasks(8)[6:]
+        await until(lambda: len(broker.submitted) == 7)
+        assert not bench.running.done()
+
+
+async def test_heartbeats_tell_how_far_each_rollout_is(working: Working, tmp_path: Path) -> None:
+    broker = MemoryBroker(expires_in_s=0.03)
+    async with working(broker, tmp_path) as bench:
+        await until(lambda: bench.policies.current is not None)
+        await bench.engine.pause(60)
+        broker.tasks = tasks(1)
+        await until(lambda: ({"r000": 0}, True) in broker.told)
+        await bench.engine.resume()
+        await until(lambda: len(broker.submitted) == 1)
+
+
+async def test_an_engine_that_hangs_ends_the_worker_when_its_leases_are_lost(
+    working: Working, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_HUNG_S", 0.3)
+    broker = MemoryBroker()
+    hung = threading.Event()
+    monkeypatch.setattr(FakeEngine, "step", lambda engine: hung.wait(20) and [])
+    async with working(broker, tmp_path) as bench:
+        await until(lambda: bench.policies.current is not None)
+        broker.tasks = tasks(4)
+        await until(lambda: bench.worker.num_held == 4)
+        await asyncio.sleep(0.7)
+        assert not bench.running.done(), "a lease that is kept is worked on"
+        broker.lost = set(broker.leased)
+        with pytest.raises(EngineStopped, match="it hangs"):
+            await asyncio.wait_for(bench.running, 10)
+        hung.set()
 
 
 async def test_a_removed_policy_is_skipped_for_a_newer_one(

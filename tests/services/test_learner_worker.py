@@ -379,6 +379,9 @@ async def test_a_batch_that_cannot_be_trained_on_is_named(tmp_path: Path) -> Non
     run.broker = FakeBroker(lambda batch_id, version: random_batch(batch_id, seed=1, num_groups=1))
     with pytest.raises(LearnerError, match="batch 0 cannot be trained on: batch 0 has 1 groups"):
         await run.start()
+    ((batch_id, reason),) = run.broker.failures
+    assert batch_id == 0
+    assert "batch 0 has 1 groups" in reason, "the broker holds a batch back that fails again and again"
 
 
 async def test_no_batch_within_the_time_limit_is_one_sentence(tmp_path: Path) -> None:

@@ -52,6 +52,9 @@ async def test_the_keys_of_a_run_are_those_of_the_document(
         )
         await look()
     held = (await broker.lease_tasks("generation-h-0-1", 4, 0)).tasks
+    await broker.heartbeat("generation-h-0-1", [item.lease.lease_id for item in held], [0] * len(held), paused=True)
+    letters = await broker.operations.dead_letters()
+    await broker.operations.remove_dead_letters([letters[0].letter_id], requeue=True)
     await look()
     leased = await broker.lease_batch("learner-h-0-1", 0)
     assert leased.batch is not None

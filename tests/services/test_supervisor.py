@@ -39,11 +39,27 @@ async def test_a_killed_process_is_restarted(tmp_path: Path) -> None:
 
 
 async def test_a_process_that_always_fails_ends_the_run_with_its_last_log_line(tmp_path: Path) -> None:
-    supervisor = Supervisor(max_restarts=2, restart_delay_s=0.01)
+    supervisor = Supervisor(max_restarts_per_hour=2, restart_delay_s=0.01)
     worker = supervisor.start(spec(tmp_path, "import sys; sys.exit('no luck today')"))
-    with pytest.raises(SupervisionError, match=r"worker died 3 times, last with exit code 1.*no luck today"):
+    with pytest.raises(
+        SupervisionError, match=r"worker died 3 times within an hour, last with exit code 1.*no luck today"
+    ):
         await supervisor.until(lambda: False, "never", 20)
     assert worker.num_restarts == 3
+    await supervisor.close()
+
+
+async def test_deaths_count_for_an_hour_so_a_run_of_weeks_outlives_many(tmp_path: Path) -> None:
+    now_s = 0.0
+
+    def twenty_minutes_later() -> float:
+        nonlocal now_s
+        now_s += 1200.0
+        return now_s
+
+    supervisor = Supervisor(max_restarts_per_hour=3, restart_delay_s=0.0, now_s=twenty_minutes_later)
+    worker = supervisor.start(spec(tmp_path, "raise SystemExit(1)"))
+    await supervisor.until(lambda: worker.num_restarts > 6, "the seventh death", 60)
     await supervisor.close()
 
 

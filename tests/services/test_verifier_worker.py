@@ -14,12 +14,12 @@ from prometheus_client import CollectorRegistry
 from nouscoder.broker.core import Broker
 from nouscoder.broker.service import serve_broker
 from nouscoder.config import load_config
-from nouscoder.domain.lease import Lease, LeasedGrading, LeasedGradings
+from nouscoder.domain.lease import Lease, LeasedGrading, LeasedGradings, WorkReport
 from nouscoder.domain.problem import GradingRules
 from nouscoder.domain.submission import StdinCase, StdinTests, Tests
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.rpc.broker_client import BrokerClient, LeaseKeeper
-from nouscoder.rpc.channel import PeerError, PeerUnreachable
+from nouscoder.rpc.broker_client import BrokerClient
+from nouscoder.rpc.channel import PeerError, PeerRefused, PeerUnreachable
 from nouscoder.store.tests import UnknownTests
 from nouscoder.store.tests_cache import TestsCache
 from nouscoder.verifier.grading.grader import Grader
@@ -62,6 +62,9 @@ class ListBroker:
         self.lost: set[str] = set()
         self.verdicts: dict[str, list[Verdict]] = {}
         self.troubles: list[PeerError] = []
+        self.has_released = False
+        self.unwelcome = ""
+        self.messages: list[int] = []
         self.tests_known = asyncio.Event()
         self.tests_known.set()
 
@@ -80,8 +83,21 @@ class ListBroker:
             raise UnknownTests("no such tests")
         yield TESTS
 
+    @asynccontextmanager
+    async def keep_leases(self, report: Callable[[], WorkReport]) -> AsyncIterator[ListBroker]:
+        self.report = report
+        yield self
+
+    async def release_leases(self) -> None:
+        self.has_released = True
+
     async def submit_verdicts(self, verdicts: Iterable[tuple[str, str, Verdict]]) -> frozenset[str]:
-        for lease_id, rollout_id, verdict in verdicts:
+        items = list(verdicts)
+        self.messages.append(len(items))
+        await asyncio.sleep(0.01)
+        if any(rollout_id == self.unwelcome for _, rollout_id, _ in items):
+            raise PeerRefused("the lease is on another rollout")
+        for lease_id, rollout_id, verdict in items:
             assert lease_id in self.kept, "a lease must be kept until its verdict is submitted"
             self.verdicts.setdefault(rollout_id, []).append(verdict)
         return frozenset()
@@ -101,7 +117,7 @@ class ListBroker:
 @asynccontextmanager
 async def working(broker: ListBroker, grader: Grader) -> AsyncIterator[GradingWorker]:
     """A worker that runs in the background."""
-    worker = GradingWorker(broker, broker, grader, broker.opened)
+    worker = GradingWorker(broker, grader, broker.opened)
     task = asyncio.ensure_future(worker.run())
     try:
         yield worker
@@ -166,6 +182,26 @@ async def test_stopping_drops_every_lease() -> None:
         await settled(lambda: len(broker.kept) == 4)
     assert not broker.kept
     assert not broker.verdicts
+    assert broker.has_released, "others get the work at once"
+
+
+async def test_a_verdict_that_the_broker_refuses_costs_only_itself_and_others_go_together() -> None:
+    broker = ListBroker(["cat"] * 40)
+    broker.unwelcome = "r7"
+    async with working(broker, await new_grader(8)):
+        await settled(lambda: len(broker.verdicts) == 39 and not broker.kept)
+    assert "r7" not in broker.verdicts
+    assert max(broker.messages) > 1
+
+
+async def test_progress_is_told_as_tests_graded() -> None:
+    broker = ListBroker(["cat"])
+    broker.tests_known.clear()
+    async with working(broker, await new_grader(1)) as worker:
+        await settled(lambda: broker.kept == {"l0"})
+        assert broker.report() == WorkReport({"l0": 0})
+        worker._count("l0")
+        assert broker.report() == WorkReport({"l0": 1})
 
 
 async def test_a_real_broker_s_rollouts_are_graded_over_grpc(
@@ -179,8 +215,7 @@ async def test_a_real_broker_s_rollouts_are_graded_over_grpc(
         sampled = await broker_rig.sample(broker)
         assert sampled
         client = await stack.enter_async_context(BrokerClient(address, "verifier-h-0-1"))
-        keeper = await stack.enter_async_context(client.keep_leases())
-        task = asyncio.ensure_future(_grading(client, keeper, tmp_path))
+        task = asyncio.ensure_future(_grading(client, tmp_path))
         async with asyncio.timeout(20):
             while (await broker.status()).rollouts_graded < len(sampled):
                 await asyncio.sleep(0.02)
@@ -189,10 +224,10 @@ async def test_a_real_broker_s_rollouts_are_graded_over_grpc(
         assert (await broker.status()).ledger.balanced
 
 
-async def _grading(client: BrokerClient, keeper: LeaseKeeper, folder: Path) -> None:
+async def _grading(client: BrokerClient, folder: Path) -> None:
     cache = TestsCache(folder, 1024**2)
     opened = partial(cache.opened, source=client)
-    await GradingWorker(client, keeper, await new_grader(), opened).run()
+    await GradingWorker(client, await new_grader(), opened).run()
 
 
 def _small() -> list[str]:

@@ -13,32 +13,28 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-import redis
-
 from nouscoder.bench.broker_controls import bare_protobuf_cpu_ms, bare_redis_ms
+from nouscoder.bench.broker_crowd import Crowd, IdleCrowd, busy_crowd, idle_crowd
+from nouscoder.bench.broker_process import RunningBroker, running_broker
 from nouscoder.bench.broker_workers import GROUP_SIZE, MAX_TOKENS, Samples, grade, manifest, sample, train
 from nouscoder.bench.errors import BenchError
-from nouscoder.bench.processes import peak_resident_bytes, stolen_s, usage_of
-from nouscoder.broker.redis_server import RedisServer, start_redis
-from nouscoder.data.problems import save_problems
-from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import StdinCase, StdinTests
+from nouscoder.bench.processes import peak_resident_bytes, stolen_s
 from nouscoder.rpc.broker_client import BrokerClient
 
-_START_LIMIT_S = 60.0
-_DELETION_LIMIT_S = 120.0
 _BEAT_EVERY_S = 0.1
 _MOST_BEATEN = 256
 # Tokens of a rollout, and how many rollouts go through; the batch is as large as the number.
-_LENGTHS = ((64, 1024), (8192, 512), (MAX_TOKENS, 256))
+_LENGTHS = ((64, 2048), (8192, 512), (MAX_TOKENS, 256))
+# Workers of each kind, and what they take through; and workers that wait.
+_CROWDS = (4, 128)
+_CROWD_BATCH, _CROWD_BATCHES = 512, 5
+_IDLE_WORKERS, _IDLE_S = 256, 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,29 +87,8 @@ class BrokerBench:
     stolen_cpu_share: float
     whole_lives: tuple[WholeLife, ...]
     large_batch: LargeBatch
-
-
-@dataclass(frozen=True, slots=True)
-class RunningBroker:
-    """A broker process and its Redis."""
-
-    pid: int
-    address: str
-    redis: redis.Redis
-
-    def cpu_s(self) -> float:
-        """CPU seconds of the broker process so far."""
-        return usage_of(self.pid).own_cpu_s
-
-    def redis_bytes(self) -> int:
-        """What Redis holds, by its own account."""
-        return int(self.redis.info("memory")["used_memory"])
-
-    async def wait_until_deleted(self) -> None:
-        """Return when Redis holds no record. Raises BenchError when that takes too long."""
-        async with asyncio.timeout(_DELETION_LIMIT_S):
-            while next(self.redis.scan_iter("*}:record:*", count=10_000), None) is not None:
-                await asyncio.sleep(0.05)
+    crowds: tuple[Crowd, ...]
+    idle: IdleCrowd
 
 
 async def bench_broker(batch: int = 512, scale: float = 1.0) -> BrokerBench:
@@ -128,9 +103,16 @@ async def bench_broker(batch: int = 512, scale: float = 1.0) -> BrokerBench:
             lives.append(await whole_life(broker, num_tokens, num_rollouts))
     async with running_broker(batch) as broker:
         large = await large_batch(broker, batch)
+    crowd_batch = max(32, round(_CROWD_BATCH * scale) // GROUP_SIZE * GROUP_SIZE)
+    crowds = []
+    for num_workers in _CROWDS:
+        async with running_broker(crowd_batch) as broker:
+            crowds.append(await busy_crowd(broker, num_workers, crowd_batch, _CROWD_BATCHES))
+    async with running_broker(crowd_batch) as broker:
+        idle = await idle_crowd(broker, _IDLE_WORKERS, max(1.0, _IDLE_S * scale))
     num_cpu_s = (time.monotonic() - begun_s) * (os.cpu_count() or 1)
     share = (stolen_s() - stolen_before_s) / num_cpu_s
-    return BrokerBench(os.cpu_count() or 1, load_average, share, tuple(lives), large)
+    return BrokerBench(os.cpu_count() or 1, load_average, share, tuple(lives), large, tuple(crowds), idle)
 
 
 async def whole_life(broker: RunningBroker, num_tokens: int, num_rollouts: int) -> WholeLife:
@@ -141,7 +123,7 @@ async def whole_life(broker: RunningBroker, num_tokens: int, num_rollouts: int) 
             await learner.publish_policy(manifest(version))
             begun_s, cpu_before_s = time.monotonic(), broker.cpu_s()
             await sample(generation, samples, num_rollouts, num_tokens, version)
-            await grade(verifier, num_rollouts)
+            await grade(verifier, num_rollouts, num_tokens)
             num_bytes = await train(learner, num_rollouts, num_tokens)
             wall_s = time.monotonic() - begun_s
             await broker.wait_until_deleted()
@@ -167,7 +149,7 @@ async def large_batch(broker: RunningBroker, num_rollouts: int) -> LargeBatch:
         async with beating(broker.address, min(_MOST_BEATEN, num_rollouts)) as beats:
             cpu_before_s, begun_s = broker.cpu_s(), time.monotonic()
             await sample(generation, samples, num_rollouts, MAX_TOKENS, 0)
-            await grade(verifier, num_rollouts)
+            await grade(verifier, num_rollouts, MAX_TOKENS)
             full_s, full = time.monotonic(), broker.redis_bytes()
             num_bytes = await train(learner, num_rollouts, MAX_TOKENS)
             await broker.wait_until_deleted()
@@ -238,46 +220,6 @@ async def _clients(address: str) -> AsyncIterator[tuple[BrokerClient, BrokerClie
         yield generation, verifier, learner
 
 
-@asynccontextmanager
-async def running_broker(batch: int, *overrides: str) -> AsyncIterator[RunningBroker]:
-    """A broker process with a Redis of its own, in a folder that goes away. Raises BenchError."""
-    with tempfile.TemporaryDirectory(prefix="nouscoder-bench-") as name:
-        folder = Path(name)
-        save_problems(folder / "train.jsonl", [Problem("p", "A problem.", StdinTests((StdinCase("1\n", "1\n"),)))])
-        server = await asyncio.to_thread(start_redis, folder / "redis")
-        settings = [f"problems.train={folder / 'train.jsonl'}", f"run.root={folder}", f"broker.redis_url={server.url}"]
-        settings += ["broker.grpc=127.0.0.1:0", f"broker.group_size={GROUP_SIZE}", f"broker.batch_size={batch}"]
-        try:
-            async with _started([*settings, "broker.pipeline_k=2", *overrides], server) as broker:
-                yield broker
-        finally:
-            await asyncio.to_thread(server.close)
-
-
-@asynccontextmanager
-async def _started(settings: list[str], server: RedisServer) -> AsyncIterator[RunningBroker]:
-    command = [sys.executable, "-m", "nouscoder", "serve", "broker", *(f"--set={setting}" for setting in settings)]
-    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-    assert process.stderr is not None
-    try:
-        async with asyncio.timeout(_START_LIMIT_S):
-            while line := await process.stderr.readline():
-                if b'"broker ready"' in line:
-                    break
-            else:
-                raise BenchError("the broker ended while it started")
-        drain = asyncio.create_task(process.stderr.read())
-        with redis.Redis.from_url(server.url) as client:
-            yield RunningBroker(process.pid, json.loads(line)["address"], client)
-        drain.cancel()
-    except TimeoutError:
-        raise BenchError("the broker took too long to start, or to delete records") from None
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-
-
 def as_text(result: BrokerBench) -> str:
     """The figures as readable lines."""
     rows = [
@@ -303,6 +245,17 @@ def as_text(result: BrokerBench) -> str:
         f" Redis {large.redis_bytes_before / mib:.1f} MiB"
         f" before, {large.redis_bytes_full / mib:.0f} full, {large.redis_bytes_after / mib:.1f} after",
     ]
+    rows += [
+        f"{crowd.num_workers} + {crowd.num_workers} workers: {crowd.rollouts_per_second:.0f} rollouts/s,"
+        f" {crowd.cpu_ms_a_rollout:.2f} ms of CPU of broker and Redis and {crowd.redis_commands_a_rollout:.0f} Redis"
+        " commands a rollout"
+        for crowd in result.crowds
+    ]
+    idle = result.idle
+    rows.append(
+        f"{idle.num_workers} idle workers: {idle.broker_cpu_share:.1%} of a core for the broker,"
+        f" {idle.redis_cpu_share:.1%} for Redis"
+    )
     return "\n".join(rows)
 
 

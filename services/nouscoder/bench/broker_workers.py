@@ -16,7 +16,9 @@ from nouscoder.store.rollout_record import decode_rollout
 GROUP_SIZE = 8
 MAX_TOKENS = 32_768
 _VOCABULARY = 151_936
-_AT_ONCE = 8
+# Rollouts that a worker takes at once: as many as make a message of moderate size, up to this number.
+_AT_ONCE = 64
+_AT_ONCE_TOKENS = 8 * MAX_TOKENS
 _NUM_PROMPT_TOKENS = 16
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 \n()[]=+-*:,."
 
@@ -48,7 +50,7 @@ def manifest(version: int) -> PolicyManifest:
     return PolicyManifest(version, version, f"/policies/{version}", (Shard("model.safetensors", "a" * 64, 1),))
 
 
-def _verdict(rollout_id: str) -> Verdict:
+def verdict_of(rollout_id: str) -> Verdict:
     """Half of each group is accepted, so that no group is filtered."""
     accepted = int(rollout_id.rpartition("-")[2]) % 2 == 0
     kind = VerdictKind.ACCEPTED if accepted else VerdictKind.WRONG_ANSWER
@@ -57,9 +59,9 @@ def _verdict(rollout_id: str) -> Verdict:
 
 async def sample(client: BrokerClient, samples: Samples, num_rollouts: int, num_tokens: int, version: int) -> None:
     """Lease and hand in rollouts, a few at a time. Raises BenchError."""
-    num_done = 0
+    num_done, at_once = 0, min(_AT_ONCE, _AT_ONCE_TOKENS // num_tokens)
     while num_done < num_rollouts:
-        tasks = (await client.lease_tasks(min(_AT_ONCE, num_rollouts - num_done))).tasks
+        tasks = (await client.lease_tasks(min(at_once, num_rollouts - num_done))).tasks
         if not tasks:
             raise BenchError(f"the broker gave {num_done} of {num_rollouts} tasks")
         rollouts = [(item.lease.lease_id, samples.rollout(item, num_tokens, version)) for item in tasks]
@@ -68,14 +70,14 @@ async def sample(client: BrokerClient, samples: Samples, num_rollouts: int, num_
         num_done += len(tasks)
 
 
-async def grade(client: BrokerClient, num_rollouts: int) -> None:
+async def grade(client: BrokerClient, num_rollouts: int, num_tokens: int) -> None:
     """Lease rollouts with their texts and hand in verdicts, a few at a time. Raises BenchError."""
-    num_done = 0
+    num_done, at_once = 0, min(_AT_ONCE, _AT_ONCE_TOKENS // num_tokens)
     while num_done < num_rollouts:
-        gradings = (await client.lease_grading(_AT_ONCE)).gradings
+        gradings = (await client.lease_grading(at_once)).gradings
         if not gradings:
             raise BenchError(f"the broker gave {num_done} of {num_rollouts} rollouts to grade")
-        verdicts = [(item.lease.lease_id, item.rollout_id, _verdict(item.rollout_id)) for item in gradings]
+        verdicts = [(item.lease.lease_id, item.rollout_id, verdict_of(item.rollout_id)) for item in gradings]
         if await client.submit_verdicts(verdicts):
             raise BenchError("the broker refused a verdict whose lease was alive")
         num_done += len(gradings)

@@ -19,13 +19,14 @@ from nouscoder.broker.admission import groups_wanted
 from nouscoder.broker.curriculum import Curriculum, task_seed
 from nouscoder.broker.errors import BrokerError, BrokerUnavailable, InvalidRequest, RedisFull, UnknownProblem
 from nouscoder.broker.identity import check_settings, check_state, note_problems
+from nouscoder.broker.operations import Operations
 from nouscoder.broker.pressure import Pressure
 from nouscoder.broker.records import Records, open_record_store, record_name
 from nouscoder.broker.rules import Rules
 from nouscoder.broker.store import Store
 from nouscoder.broker.streams import Graded, LeasedEntry, Sampled, Stream, parse_lease
 from nouscoder.broker.sweeper import Sweeper
-from nouscoder.broker.wakeups import Waits
+from nouscoder.broker.wakeups import Found, Waits
 from nouscoder.config import Config
 from nouscoder.data.problem_index import NotInIndex, ProblemIndex
 from nouscoder.domain.books import Books, Restored
@@ -41,7 +42,9 @@ from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.reward import RewardRule, reward_of
 from nouscoder.domain.rollout import RolloutHeader, Sampling, Task
-from nouscoder.domain.run_status import Blocker, RunStatus
+from nouscoder.domain.run_status import RunStatus
+from nouscoder.domain.stall import Blocker
+from nouscoder.domain.stall_judge import judge
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.rpc.rollout_convert import decode_header, encode_header
 from nouscoder.rpc.verdict_convert import decode_verdict, encode_verdict
@@ -70,7 +73,8 @@ class Broker:
         self.rules = Rules.of(config.broker)
         self.store = Store(url, config.run.name, self.rules)
         self.records = Records(self.store, open_record_store(config, self.store))
-        self.waits = Waits()
+        self.waits = Waits(lambda: streams.read_available(self.store))
+        self.operations = Operations(self.store, self.waits)
         self.pressure = Pressure()
 
     async def check_state(self) -> None:
@@ -86,7 +90,7 @@ class Broker:
         """Lease rollouts to sample, admitting new groups where admission has room."""
         wanted = _bounded(max_tasks)
 
-        async def look() -> LeasedTasks:
+        async def look() -> Found[LeasedTasks]:
             while True:
                 cursor = self._next_group
                 num_groups = groups_wanted(self.rules, wanted) if self.pressure.admits else 0
@@ -98,9 +102,10 @@ class Broker:
                 was_offered = cursor <= answer.next_group < cursor + num_groups or not num_groups
                 if answer.entries or answer.finished or was_offered:
                     tasks = await self._without_missing(answer.entries, self._task)
-                    return LeasedTasks(tasks, answer.finished)
+                    leased = LeasedTasks(tasks, answer.finished)
+                    return Found(leased, bool(tasks) or answer.finished, answer.left)
 
-        return await self.waits.until(self.waits.tasks, look, lambda a: bool(a.tasks) or a.run_finished, wait_s)
+        return await self.waits.until(self.waits.tasks, worker_id, look, LeasedTasks(), wait_s)
 
     async def submit_rollouts(self, worker_id: str, rollouts: Sequence[SubmittedRecord]) -> list[str]:
         """Take sampled rollouts; answers the ids refused because their lease was lost.
@@ -119,20 +124,21 @@ class Broker:
             if header.record_bytes != len(record) or header.text_offset + header.text_bytes > len(record):
                 raise InvalidRequest(f"the header of rollout {header.rollout_id} does not fit its record")
         await self.records.write({item.record: record for item, (_, _, record) in zip(items, rollouts, strict=True)})
-        refused = await streams.submit_sampled(self.store, worker_id, items)
-        self.waits.grading.fire()
+        refused, work = await streams.submit_sampled(self.store, worker_id, items)
+        self.waits.wake(work)
         return refused
 
     async def lease_grading(self, worker_id: str, max_rollouts: int, wait_s: float) -> RecordedGradings:
         """Lease rollouts to grade."""
         wanted = _bounded(max_rollouts)
 
-        async def look() -> RecordedGradings:
+        async def look() -> Found[RecordedGradings]:
             answer = await streams.lease_entries(self.store, Stream.GRADING, worker_id, wanted)
             gradings = await self._without_missing(answer.entries, self._grading)
-            return RecordedGradings(gradings, answer.finished)
+            leased = RecordedGradings(gradings, answer.finished)
+            return Found(leased, bool(gradings) or answer.finished, answer.left)
 
-        return await self.waits.until(self.waits.grading, look, lambda a: bool(a.gradings) or a.run_finished, wait_s)
+        return await self.waits.until(self.waits.grading, worker_id, look, RecordedGradings(), wait_s)
 
     async def read_tests(self, digest: str) -> AsyncIterator[bytes]:
         """A file of tests in pieces, for verifiers that cannot read the test store. Raises UnknownProblem."""
@@ -160,25 +166,23 @@ class Broker:
             )
             for (lease_id, rollout_id, verdict), header in zip(verdicts, headers, strict=True)
         ]
-        refused = await streams.submit_graded(self.store, worker_id, items)
-        self._wake_all()
+        refused, work = await streams.submit_graded(self.store, worker_id, items)
+        self.waits.wake(work)
         return refused
 
     async def lease_batch(self, worker_id: str, wait_s: float, run_id: str = "", num_batches: int = 0) -> LeasedBatch:
         """Lease the uncommitted batch, or the next one. Raises Behind: see batches.lease_batch."""
 
-        async def look() -> LeasedBatch:
+        async def look() -> Found[LeasedBatch]:
             answer = await batches.lease_batch(self.store, worker_id, _CODEC, run_id, num_batches)
             if answer.ref is None:
-                return LeasedBatch(run_finished=answer.finished)
+                return Found(LeasedBatch(run_finished=answer.finished), answer.finished)
             lease = Lease(str(answer.ref), self._config.broker.batch_lease_s, answer.ref.delivery)
-            return LeasedBatch(answer.batch, lease)
+            return Found(LeasedBatch(answer.batch, lease), is_enough=True)
 
-        def enough(answer: LeasedBatch) -> bool:
-            return answer.batch is not None or answer.run_finished
-
-        leased = await self.waits.until(self.waits.batches, look, enough, wait_s)
-        self.waits.tasks.fire()  # groups that went stale freed slots
+        leased = await self.waits.until(self.waits.batches, worker_id, look, LeasedBatch(), wait_s)
+        if leased.batch is not None:
+            self.waits.tasks.wake()  # groups that went stale freed slots
         return leased
 
     async def restore_run(self, books: Books) -> Restored:
@@ -186,8 +190,7 @@ class Broker:
         check_settings(books.identity, self._config, "the learner's run")
         restored = await recovery.restore(self.store, books, self._most_groups)
         await note_problems(self.store, self._problems.problem_ids, self._config.run.name)
-        self._wake_all()
-        self.waits.policy.fire()
+        await self._wake_those_with_work()
         return restored
 
     async def commit_batch(self, batch_id: int, step: int, groups: Sequence[int] = ()) -> bool:
@@ -196,14 +199,13 @@ class Broker:
         Raises Refused, and Behind: see batches.commit_batch.
         """
         already = await batches.commit_batch(self.store, batch_id, step, groups)
-        self.waits.batches.fire()
+        self.waits.batches.wake()
         return already
 
     async def publish_policy(self, manifest: PolicyManifest) -> int:
         """Take a policy; answers the newest version. Raises Refused."""
         version = await policies.publish(self.store, manifest)
-        self.waits.policy.fire()
-        self.waits.tasks.fire()  # the first one opens admission
+        await self._wake_those_with_work()
         return version
 
     async def watch_policy(self) -> AsyncIterator[PolicyManifest]:
@@ -215,20 +217,35 @@ class Broker:
             if manifest is not None and manifest.policy_version > known:
                 known = manifest.policy_version
                 yield manifest
-            await self.waits.policy.wait_past(seen, 1.0)
+            await self.waits.next_policy(seen)
 
-    async def heartbeat(self, worker_id: str, lease_ids: Sequence[str]) -> list[str]:
-        """Extend leases; answers the lost ones. Raises InvalidRequest."""
+    async def heartbeat(
+        self, worker_id: str, lease_ids: Sequence[str], progress: Sequence[int] = (), *, paused: bool = False
+    ) -> list[str]:
+        """Extend leases; answers the lost ones.
+
+        `progress` is a number for each lease that changes when the work on it moves, or empty: not told. A lease is
+        lost when it stands still for broker.sampling_progress_s or grading_progress_s, unless the worker is `paused`.
+        Raises InvalidRequest.
+        """
         if not lease_ids:
             return []
-        lost = await streams.beat(self.store, worker_id, [parse_lease(lease_id) for lease_id in lease_ids])
-        return [str(ref) for ref in lost]
+        if progress and len(progress) != len(lease_ids):
+            raise InvalidRequest(f"{len(progress)} numbers of progress came with {len(lease_ids)} leases")
+        refs = [parse_lease(lease_id) for lease_id in lease_ids]
+        return [str(ref) for ref in await streams.beat(self.store, worker_id, refs, progress, paused=paused)]
+
+    async def release_leases(self, worker_id: str) -> int:
+        """The worker stops: what it holds goes to others at once, and no delivery is spent. Answers how many leases."""
+        released, work = await streams.release(self.store, worker_id)
+        self.waits.wake(work)
+        return released
 
     async def finish_run(self, reason: str) -> Ledger:
         """End the run; answers the last ledger."""
         while await self.store.run("finish", reason or "finished"):
             pass
-        self._wake_all()
+        await self._wake_those_with_work()
         return (await self.status()).ledger
 
     async def status(self) -> RunStatus:
@@ -238,7 +255,8 @@ class Broker:
 
     async def why_stalled(self) -> tuple[Blocker, ...]:
         """What blocks the next step."""
-        return stall.judge(await stall.read_snapshot(self.store, await self.status()), self.rules)
+        status, num_problems = await self.status(), len(self._problems.problem_ids)
+        return judge(await stall.read_snapshot(self.store, status, self.rules, num_problems))
 
     async def keep_watching_memory(self) -> None:
         """Look how full Redis is, until the waits end."""
@@ -266,11 +284,9 @@ class Broker:
                 continue
             if num_lost:
                 log.info("leases taken back", extra={"leases": num_lost})
-                self._wake_all()
 
-    def _wake_all(self) -> None:
-        for signal in (self.waits.tasks, self.waits.grading, self.waits.batches):
-            signal.fire()
+    async def _wake_those_with_work(self) -> None:
+        self.waits.wake(await streams.read_available(self.store))
 
     async def _without_missing(
         self, entries: Sequence[LeasedEntry], leased: Callable[[LeasedEntry], Leased]

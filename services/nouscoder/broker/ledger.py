@@ -11,7 +11,7 @@ from nouscoder.broker.rules import Rules
 from nouscoder.broker.store import Store
 from nouscoder.broker.streams import Stream
 from nouscoder.domain.ledger import IN_FLIGHT, Ledger
-from nouscoder.domain.run_status import RunStatus, StreamStatus
+from nouscoder.domain.run_status import RunMode, RunStatus, StreamStatus
 
 
 async def read_status(store: Store, rules: Rules, run: str) -> RunStatus:
@@ -33,6 +33,8 @@ async def read_status(store: Store, rules: Rules, run: str) -> RunStatus:
         number("lost"),
     )
     finished = "finish_reason" in meta
+    mode = RunMode(meta["mode"].decode()) if "mode" in meta else RunMode.RUNNING
+    is_admitting = not finished and mode is RunMode.RUNNING
     return RunStatus(
         run=run,
         ledger=ledger,
@@ -44,7 +46,7 @@ async def read_status(store: Store, rules: Rules, run: str) -> RunStatus:
         step=number("step"),
         batches_committed=number("batches_committed"),
         # A pipeline_k that was lowered at a restart leaves more in flight than it admits.
-        admission_slots_free=0 if finished else max(0, int(groups_free)) * rules.group_size,
+        admission_slots_free=max(0, int(groups_free)) * rules.group_size if is_admitting else 0,
         finished=finished,
         rollouts_accepted=number("accepted"),
         rollouts_graded=number("graded"),
@@ -52,4 +54,5 @@ async def read_status(store: Store, rules: Rules, run: str) -> RunStatus:
             problem.decode(): int(rollouts) for problem, rollouts in zip(missing[::2], missing[1::2], strict=True)
         },
         run_id=meta["run_id"].decode() if "run_id" in meta else "",
+        mode=mode,
     )

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 import redis.asyncio
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import ConstantBackoff
 
 from nouscoder.broker.errors import RedisAddressUnusable
@@ -21,19 +21,26 @@ from nouscoder.broker.errors import RedisAddressUnusable
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 _SENTINEL = "+sentinel"
 _SENTINEL_PORT = 26379
+# Redis does one thing at a time, so more connections would only wait there instead of here.
+_MAX_CONNECTIONS = 32
+_POOL_PATIENCE_S = 20.0
+_OF_THE_POOL = ("max_connections", "timeout")
 
 
 def open_client(url: str, timeout_s: float) -> redis.asyncio.Redis:
     """A client; nothing is connected yet. Raises RedisAddressUnusable."""
-    # One immediate second try: a pooled connection may be a dead one of a restarted Redis.
+    # A command beyond the connections waits for one. One immediate second try: a pooled connection may be a dead one of
+    # a restarted Redis.
     common: dict[str, Any] = {
+        "max_connections": _MAX_CONNECTIONS,
+        "timeout": _POOL_PATIENCE_S,
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
         "retry": Retry(ConstantBackoff(0.05), 1),
     }
     try:
         if not url.partition("://")[0].endswith(_SENTINEL):
-            return redis.asyncio.Redis.from_url(url, **common)
+            return redis.asyncio.Redis.from_pool(redis.asyncio.BlockingConnectionPool.from_url(url, **common))
         return _master_of(url, common)
     except (ValueError, TypeError) as error:
         raise RedisAddressUnusable(f"the URL of Redis cannot be used: {error}") from error
@@ -52,10 +59,17 @@ def _master_of(url: str, common: dict[str, Any]) -> redis.asyncio.Redis:
     options |= {**common, "ssl": is_encrypted}
     logins = {"username": unquote(name) or None, "password": unquote(password) or None}
     sentinels: Any = Sentinel(  # type: ignore[no-untyped-call]
-        [_host_and_port(one) for one in addresses.split(",")], sentinel_kwargs={**options, **logins}
+        [_host_and_port(one) for one in addresses.split(",")],
+        sentinel_kwargs={name: value for name, value in {**options, **logins}.items() if name not in _OF_THE_POOL},
     )
-    client: redis.asyncio.Redis = sentinels.master_for(unquote(master), db=int(database or 0), **options, **logins)
+    client: redis.asyncio.Redis = sentinels.master_for(
+        unquote(master), connection_pool_class=_BlockingSentinelPool, db=int(database or 0), **options, **logins
+    )
     return client
+
+
+class _BlockingSentinelPool(SentinelConnectionPool, redis.asyncio.BlockingConnectionPool):
+    """Connections to the master; a command beyond them waits for one."""
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

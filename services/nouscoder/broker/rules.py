@@ -27,6 +27,11 @@ class Rules:
     drop_zero_variance: bool
     lease_ms: int
     batch_lease_ms: int
+    sampling_progress_ms: int
+    grading_progress_ms: int
+    max_batch_failures: int
+    max_batch_deliveries: int
+    dead_letters: int
     announced_ms: int = int(1000 * FORGET_RECORD_S)
     commit_chunk: int = 1024
     forget_ms: int = int(1000 * FORGET_CONSUMER_S)
@@ -44,6 +49,11 @@ class Rules:
             drop_zero_variance=section.drop_zero_variance,
             lease_ms=round(1000 * section.lease_s),
             batch_lease_ms=round(1000 * section.batch_lease_s),
+            sampling_progress_ms=round(1000 * section.sampling_progress_s),
+            grading_progress_ms=round(1000 * section.grading_progress_s),
+            max_batch_failures=section.max_batch_failures,
+            max_batch_deliveries=section.max_batch_deliveries,
+            dead_letters=section.dead_letters,
         )
 
     def to_json(self) -> str:

@@ -183,8 +183,64 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.HeartbeatRequest, broker_pb2.HeartbeatResponse],
     ) -> broker_pb2.HeartbeatResponse:
         """Extends leases."""
-        lost = await self._broker.heartbeat(_worker(request.worker_id), request.lease_ids)
+        lost = await self._broker.heartbeat(
+            _worker(request.worker_id), request.lease_ids, request.progress, paused=request.paused
+        )
         return broker_pb2.HeartbeatResponse(lost_lease_ids=lost)
+
+    async def ReleaseLeases(  # noqa: N802
+        self,
+        request: broker_pb2.ReleaseLeasesRequest,
+        context: _Context[broker_pb2.ReleaseLeasesRequest, broker_pb2.ReleaseLeasesResponse],
+    ) -> broker_pb2.ReleaseLeasesResponse:
+        """Gives back what a worker holds."""
+        return broker_pb2.ReleaseLeasesResponse(released=await self._broker.release_leases(_worker(request.worker_id)))
+
+    async def ReportBatchFailure(  # noqa: N802
+        self,
+        request: broker_pb2.ReportBatchFailureRequest,
+        context: _Context[broker_pb2.ReportBatchFailureRequest, broker_pb2.ReportBatchFailureResponse],
+    ) -> broker_pb2.ReportBatchFailureResponse:
+        """Notes that a batch could not be trained on."""
+        held_back = await self._broker.operations.report_batch_failure(request.batch_id, request.reason)
+        return broker_pb2.ReportBatchFailureResponse(held_back=held_back)
+
+    async def DropBatch(  # noqa: N802
+        self,
+        request: broker_pb2.DropBatchRequest,
+        context: _Context[broker_pb2.DropBatchRequest, broker_pb2.DropBatchResponse],
+    ) -> broker_pb2.DropBatchResponse:
+        """Gives up the uncommitted batch."""
+        return broker_pb2.DropBatchResponse(dropped_rollouts=await self._broker.operations.drop_batch(request.batch_id))
+
+    async def SetRunMode(  # noqa: N802
+        self,
+        request: broker_pb2.SetRunModeRequest,
+        context: _Context[broker_pb2.SetRunModeRequest, broker_pb2.SetRunModeResponse],
+    ) -> broker_pb2.SetRunModeResponse:
+        """Runs, drains or pauses the run."""
+        former = await self._broker.operations.set_mode(broker_convert.mode_from(request.mode))
+        return broker_pb2.SetRunModeResponse(former=broker_convert.mode_to(former))
+
+    async def ListDeadLetters(  # noqa: N802
+        self,
+        request: broker_pb2.ListDeadLettersRequest,
+        context: _Context[broker_pb2.ListDeadLettersRequest, broker_pb2.ListDeadLettersResponse],
+    ) -> broker_pb2.ListDeadLettersResponse:
+        """The dead letters."""
+        letters = await self._broker.operations.dead_letters(request.max_letters)
+        return broker_pb2.ListDeadLettersResponse(letters=[broker_convert.letter_to(letter) for letter in letters])
+
+    async def RemoveDeadLetters(  # noqa: N802
+        self,
+        request: broker_pb2.RemoveDeadLettersRequest,
+        context: _Context[broker_pb2.RemoveDeadLettersRequest, broker_pb2.RemoveDeadLettersResponse],
+    ) -> broker_pb2.RemoveDeadLettersResponse:
+        """Removes dead letters."""
+        removed, problems = await self._broker.operations.remove_dead_letters(
+            request.letter_ids, requeue=request.requeue
+        )
+        return broker_pb2.RemoveDeadLettersResponse(removed=removed, requeued_problem_ids=problems)
 
     async def FinishRun(  # noqa: N802
         self,

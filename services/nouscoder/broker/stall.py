@@ -1,118 +1,85 @@
-"""What blocks the next step: a pure judgement on a snapshot of who holds what and who asks for work."""
+"""Reads the snapshot that domain/stall.py judges, in one script."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from itertools import pairwise
+from typing import Any
 
 from nouscoder.broker.rules import Rules
 from nouscoder.broker.store import Store
 from nouscoder.broker.streams import Stream
-from nouscoder.domain.run_status import Blocker, RunStatus
+from nouscoder.domain.run_status import RunStatus
+from nouscoder.domain.stall import HeldBatch, Holder, Snapshot, StallCause, Totals
 
-MAX_BLOCKERS = 20
 _ENTRIES_LOOKED_AT = 1000
-_WAITING_FOR = {Stream.TASKS: "sampling", Stream.GRADING: "grading", Stream.BATCHES: "training"}
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A lease: on what, whose, seconds since its heartbeat and since it was taken."""
-
-    stream: Stream
-    item_id: str
-    worker_id: str
-    silent_s: float
-    held_s: float
-    delivery: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Everything the judgement needs. `asked_s`: seconds since a worker last asked for work; absent: never."""
-
-    status: RunStatus
-    holders: tuple[Holder, ...]
-    ready_groups: int
-    asked_s: Mapping[Stream, float]
-
-
-async def read_snapshot(store: Store, status: RunStatus) -> Snapshot:
-    """Who holds what, now."""
-    now_ms, rows, batch_fields, ready = await store.run("holders", _ENTRIES_LOOKED_AT)
-    holders = [
-        Holder(Stream(stream.decode()), rollout.decode(), worker.decode(), silent_ms / 1000, (now_ms - since) / 1000)
-        for stream, rollout, worker, silent_ms, since in rows
-    ]
-    batch = {key.decode(): value.decode() for key, value in zip(batch_fields[::2], batch_fields[1::2], strict=True)}
-    if batch:
-        silent_s, held_s = ((now_ms - int(batch[field])) / 1000 for field in ("beat", "since"))
-        holder = Holder(Stream.BATCHES, batch["id"], batch["worker"], silent_s, held_s, int(batch["delivery"]))
-        holders.append(holder)
-    (asked,) = await store.fields(["meta"], *(f"asked:{stream}" for stream in Stream))
-    asked_s = {
-        stream: max(0.0, (now_ms - int(at)) / 1000) for stream, at in zip(Stream, asked, strict=True) if at is not None
-    }
-    return Snapshot(status, tuple(holders), int(ready), asked_s)
+async def read_snapshot(store: Store, status: RunStatus, rules: Rules, num_problems: int) -> Snapshot:
+    """Who holds what, and what became of the work since the last committed batch."""
+    now_ms, rows, batch, ready, meta_fields, commits, paused, faults = await store.run("holders", _ENTRIES_LOOKED_AT)
+    meta = _texts(meta_fields)
+    commit_ms = [int(entry.partition(b"-")[0]) for entry, _ in commits]
+    last_totals = _texts(commits[0][1]) if commits else {}
+    began_ms = commit_ms[0] if commits else int(meta.get("began", now_ms))
+    gaps_s = [(newer - older) / 1000 for newer, older in pairwise(commit_ms)]
+    names = [field.name for field in fields(Totals)]
+    return Snapshot(
+        status=status,
+        since_commit_s=max(0.0, (now_ms - began_ms) / 1000),
+        usual_batch_s=statistics.median(gaps_s) if gaps_s else 0.0,
+        since=Totals(**{name: int(meta.get(name, 0)) - int(last_totals.get(name, 0)) for name in names}),
+        sampling=_holders(rows, Stream.TASKS, now_ms, paused),
+        grading=_holders(rows, Stream.GRADING, now_ms, paused),
+        batch=_held_batch(_texts(batch), now_ms),
+        ready_groups=int(ready),
+        asked_s={
+            stream.value: max(0.0, (now_ms - int(meta[f"asked:{stream}"])) / 1000)
+            for stream in Stream
+            if f"asked:{stream}" in meta
+        },
+        num_problems=num_problems,
+        lease_s=rules.lease_ms / 1000,
+        batch_lease_s=rules.batch_lease_ms / 1000,
+        batch_groups=rules.batch_groups,
+        group_size=rules.group_size,
+        redis_faults=tuple(StallCause(fault.decode()) for fault in faults),
+    )
 
 
-def judge(snapshot: Snapshot, rules: Rules) -> tuple[Blocker, ...]:
-    """What blocks the next step, worst (longest) first; empty when nothing has stood still for a lease's length."""
-    if snapshot.status.finished:
-        return ()
-    patience_s = rules.lease_ms / 1000
-    blockers = [
-        *_back_pressure(snapshot),
-        *_missing_policy(snapshot),
-        *_unasked(snapshot, patience_s),
-        *_slow_holders(snapshot, patience_s),
-    ]
-    blockers.sort(key=lambda blocker: -blocker.idle_s)
-    return tuple(blockers[:MAX_BLOCKERS])
+def _texts(flat: Sequence[bytes]) -> dict[str, str]:
+    """A hash or an entry; values that are not text are left out of the question."""
+    return {key.decode(): value.decode(errors="replace") for key, value in zip(flat[::2], flat[1::2], strict=True)}
 
 
-def _back_pressure(snapshot: Snapshot) -> list[Blocker]:
-    reason = snapshot.status.back_pressure
-    return [Blocker(reason, "", "", 0.0)] if reason else []
-
-
-def _missing_policy(snapshot: Snapshot) -> list[Blocker]:
-    if snapshot.status.policy_version is not None:
-        return []
-    idle_s = max(snapshot.asked_s.values(), default=0.0)
-    return [Blocker("no policy has been published yet: the learner publishes version 0", "", "", idle_s)]
-
-
-def _unasked(snapshot: Snapshot, patience_s: float) -> list[Blocker]:
-    """Work lies there and nobody comes for it."""
-    blockers = []
-    for stream in snapshot.status.streams:
-        kind = Stream(stream.stream)
-        can_admit = kind is Stream.TASKS and snapshot.status.admission_slots_free > 0
-        if not stream.lag and not can_admit:
-            continue
-        idle_s = snapshot.asked_s.get(kind)
-        if idle_s is not None and idle_s < patience_s:
-            continue
-        if kind is Stream.BATCHES and stream.pending:
-            continue  # the learner is at work on another batch
-        what = f"{stream.lag} {'batches wait' if kind is Stream.BATCHES else 'rollouts wait'} for {_WAITING_FOR[kind]}"
-        since = "no worker has ever asked" if idle_s is None else f"no worker has asked for {idle_s:.0f} s"
-        blockers.append(Blocker(f"{what} and {since}", "", "", idle_s or 0.0))
-    return blockers
-
-
-def _slow_holders(snapshot: Snapshot, patience_s: float) -> list[Blocker]:
-    blockers = []
-    for holder in snapshot.holders:
-        if holder.silent_s < patience_s / 2 and holder.held_s < patience_s:
-            continue
-        what = "batch" if holder.stream is Stream.BATCHES else "rollout"
-        reason = (
-            f"{what} {holder.item_id} has been with {holder.worker_id} for {_WAITING_FOR[holder.stream]}"
-            f" for {holder.held_s:.0f} s, last heartbeat {holder.silent_s:.0f} s ago"
+def _holders(rows: Sequence[Any], stream: Stream, now_ms: int, paused: Sequence[bytes]) -> tuple[Holder, ...]:
+    return tuple(
+        Holder(
+            rollout.decode(),
+            worker.decode(),
+            held_s=(now_ms - since) / 1000,
+            silent_s=silent_ms / 1000,
+            still_s=still_ms / 1000,
+            delivery=int(delivery),
+            paused=worker in paused,
         )
-        if holder.delivery > 1:
-            reason += f", delivery {holder.delivery}"
-        blockers.append(Blocker(reason, holder.item_id, holder.worker_id, holder.held_s))
-    return blockers
+        for of, rollout, worker, silent_ms, since, still_ms, delivery in rows
+        if of.decode() == stream
+    )
+
+
+def _held_batch(batch: Mapping[str, str], now_ms: int) -> HeldBatch | None:
+    if not batch:
+        return None
+    return HeldBatch(
+        batch_id=int(batch["id"]),
+        worker_id=batch["worker"],
+        held_s=(now_ms - int(batch["since"])) / 1000,
+        silent_s=(now_ms - int(batch["beat"])) / 1000,
+        delivery=int(batch["delivery"]),
+        failures=int(batch.get("failures", 0)),
+        failure=batch.get("failure", ""),
+        held_back="held_back" in batch,
+    )

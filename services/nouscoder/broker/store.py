@@ -23,7 +23,9 @@ from nouscoder.store.redis_errors import PASSING, kind_of
 
 _FOLDER = Path(__file__).parent / "lua"
 # Scripts that Redis refuses when its memory is full: those that bring new rollouts, and those that only read.
-_NEED_MEMORY = frozenset({"announce_records", "submit_rollouts", "status", "holders", "read_batch"})
+_NEED_MEMORY = frozenset(
+    {"announce_records", "submit_rollouts", "status", "holders", "read_batch", "available", "letters"}
+)
 # Redis refuses a script at maxmemory only if its first write is one that may grow memory. DEL never does. (Redis 7 has
 # a flag for this, allow-oom, which Redis 6 cannot read.)
 _PASS_WHEN_FULL = "redis.call('DEL', P .. 'no such key')\n"

@@ -18,6 +18,7 @@ from typing import Any
 
 from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest
 from nouscoder.broker.store import Store, Value
+from nouscoder.broker.wakeups import Work
 from nouscoder.domain.lease import worker_name
 from nouscoder.domain.rollout import RolloutHeader
 
@@ -88,10 +89,11 @@ class LeasedEntry:
 
 @dataclass(frozen=True, slots=True)
 class LeaseAnswer:
-    """What a lease call found. `next_group` is the curriculum's cursor after it."""
+    """What a lease call found. `next_group` is the curriculum's cursor after it, `left` what could still be leased."""
 
     finished: bool
     next_group: int
+    left: int
     entries: tuple[LeasedEntry, ...]
 
 
@@ -99,10 +101,10 @@ async def lease_entries(
     store: Store, stream: Stream, worker_id: str, wanted: int, cursor: int = 0, problems: Sequence[str] = ()
 ) -> LeaseAnswer:
     """Lease up to `wanted` entries; `problems` are the curriculum's from group number `cursor` on."""
-    finished, next_group, rows = await store.run(
+    finished, next_group, left, rows = await store.run(
         "lease", stream.value, worker_id, worker_name(worker_id), wanted, cursor, *problems
     )
-    return LeaseAnswer(bool(finished), int(next_group), tuple(_entry(stream, row) for row in rows))
+    return LeaseAnswer(bool(finished), int(next_group), int(left), tuple(_entry(stream, row) for row in rows))
 
 
 def _entry(stream: Stream, row: Sequence[Any]) -> LeasedEntry:
@@ -131,8 +133,19 @@ class Graded:
     accepted: bool
 
 
-async def submit_sampled(store: Store, worker_id: str, items: Sequence[Sampled]) -> list[str]:
-    """Take sampled rollouts; answers the ids of those whose lease was lost.
+async def read_available(store: Store) -> Work:
+    """What could be leased now."""
+    return work_of(await store.run("available"))
+
+
+def work_of(row: Sequence[Any]) -> Work:
+    """What a script says can be leased."""
+    tasks, gradings, batches, policy = row
+    return Work(int(tasks), int(gradings), int(batches), policy.decode())
+
+
+async def submit_sampled(store: Store, worker_id: str, items: Sequence[Sampled]) -> tuple[list[str], Work]:
+    """Take sampled rollouts; answers the ids of those whose lease was lost, and what can be leased now.
 
     Raises InvalidRequest, and BrokerUnavailable until Redis knows the policies that they were sampled under.
     """
@@ -142,8 +155,8 @@ async def submit_sampled(store: Store, worker_id: str, items: Sequence[Sampled])
         header = item.header
         values += [item.ref.entry, item.ref.ticket, header.rollout_id, header.problem_id]
         values += [item.header_bytes, header.oldest_version, header.newest_version, item.record]
-    answers = await store.run("submit_rollouts", worker_id, *values)
-    return _refused([item.header.rollout_id for item in items], answers)
+    answers, work = await store.run("submit_rollouts", worker_id, *values)
+    return _refused([item.header.rollout_id for item in items], answers), work_of(work)
 
 
 async def read_headers(store: Store, rollout_ids: Sequence[str]) -> list[bytes | None]:
@@ -151,16 +164,19 @@ async def read_headers(store: Store, rollout_ids: Sequence[str]) -> list[bytes |
     return [header for (header,) in await store.fields([f"rollout:{name}" for name in rollout_ids], "header")]
 
 
-async def submit_graded(store: Store, worker_id: str, items: Sequence[Graded]) -> list[str]:
-    """Take verdicts; answers the ids of the rollouts whose lease was lost. Raises InvalidRequest."""
+async def submit_graded(store: Store, worker_id: str, items: Sequence[Graded]) -> tuple[list[str], Work]:
+    """Take verdicts; answers the ids of the rollouts whose lease was lost, and what can be leased now.
+
+    Raises InvalidRequest.
+    """
     values: list[Value] = []
     for item in items:
         _expect(item.ref, Stream.GRADING)
         # repr of a float is exact: rewards are equal when their texts are, and float() gives the same one again.
         reward = "" if item.reward is None else repr(item.reward)
         values += [item.ref.entry, item.ref.ticket, item.rollout_id, item.payload, reward, int(item.accepted)]
-    answers = await store.run("submit_verdicts", worker_id, *values)
-    return _refused([item.rollout_id for item in items], answers)
+    answers, work = await store.run("submit_verdicts", worker_id, *values)
+    return _refused([item.rollout_id for item in items], answers), work_of(work)
 
 
 def _expect(ref: LeaseRef, stream: Stream) -> None:
@@ -178,13 +194,25 @@ def _refused(rollout_ids: Sequence[str], answers: Sequence[bytes]) -> list[str]:
     return [rollout_id for rollout_id, answer in zip(rollout_ids, answers, strict=True) if answer == b"lost"]
 
 
-async def beat(store: Store, worker_id: str, refs: Sequence[LeaseRef]) -> list[LeaseRef]:
-    """Extend leases; answers the lost ones."""
+async def beat(
+    store: Store, worker_id: str, refs: Sequence[LeaseRef], progress: Sequence[int] = (), *, paused: bool = False
+) -> list[LeaseRef]:
+    """Extend leases; answers the lost ones. `progress` of each work, or none: see Rules."""
     lost: list[LeaseRef] = []
-    for part in (refs[start : start + _MAX_BEATS] for start in range(0, len(refs), _MAX_BEATS)):
-        values: list[Value] = [value for ref in part for value in (ref.stream.value, ref.entry, ref.ticket)]
-        lost += [part[int(place)] for place in await store.run("heartbeat", worker_id, *values)]
+    told: Sequence[Value] = progress or [""] * len(refs)
+    for start in range(0, len(refs), _MAX_BEATS):
+        part = refs[start : start + _MAX_BEATS]
+        values: list[Value] = []
+        for ref, moved in zip(part, told[start : start + _MAX_BEATS], strict=True):
+            values += [ref.stream.value, ref.entry, ref.ticket, moved]
+        lost += [part[int(place)] for place in await store.run("heartbeat", worker_id, int(paused), *values)]
     return lost
+
+
+async def release(store: Store, worker_id: str) -> tuple[int, Work]:
+    """Give back all that a worker holds; answers how many leases, and what can be leased now."""
+    released, work = await store.run("release", worker_id, worker_name(worker_id))
+    return int(released), work_of(work)
 
 
 async def drop_groups(store: Store, problems: Mapping[str, str]) -> int:

@@ -1,26 +1,151 @@
-"""Waking callers that wait for work, without polling Redis hot.
+"""Callers that wait for work: in line, one line a kind of work, and only as many are woken as there is work for.
 
-INVARIANT: a change fired after a caller looked wakes that caller, even if it had not begun to wait yet.
+A caller joins the line behind others who wait; when nobody waits it looks for work itself first. `wake` serves the line
+from its front: it looks for work on behalf of the first caller, then of the next, and stops when nothing is left. So a
+change costs as many looks as callers that it feeds, and one at most besides. While anybody waits, one look every
+LOOK_AGAIN_S asks Redis how much work there is, whoever brought it: that finds what came through another broker.
+
+INVARIANT: work that is announced by `wake` while callers wait goes to one of them, unless somebody else takes it; and
+what was leased for a caller reaches it, though its time may be over meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from nouscoder.broker.errors import BrokerError
 
 Answer = TypeVar("Answer")
 
-# Changes made by another broker process on the same Redis are seen after so long.
-LOOK_AGAIN_S = 0.5
+LOOK_AGAIN_S = 0.25
 MAX_WAIT_S = 30.0
+_MAX_KNOWN = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What could be leased at one instant, in rollouts and batches; `policy` names the newest policy."""
+
+    tasks: int
+    gradings: int
+    batches: int
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[Answer]):
+    """What a look answered, whether that ends the wait, and how much work it left for the next caller."""
+
+    answer: Answer
+    is_enough: bool
+    left: int = 0
+
+
+Look = Callable[[], Awaitable[Found[Answer]]]
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter(Generic[Answer]):
+    look: Look[Answer]
+    answer: asyncio.Future[Answer]
+
+
+class Line:
+    """Callers that wait for one kind of work, first come, first served."""
+
+    def __init__(self) -> None:
+        self._waiters: OrderedDict[_Waiter[Any], None] = OrderedDict()
+        self._changes = 0
+        self._server: asyncio.Task[None] | None = None
+        self._served: _Waiter[Any] | None = None
+        self._is_dismissed = False
+        self._is_dry = False  # the last look left nothing, and nothing has changed since
+        self._known: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def wake(self) -> None:
+        """There may be work: give it to those who wait."""
+        self._changes += 1
+        self._is_dry = False
+        self._begin_to_serve()
+
+    async def wait(self, caller: str, look: Look[Answer], nothing: Answer, wait_s: float) -> Answer:
+        """What `look` answers as soon as that is enough; `nothing` after `wait_s` seconds, or when dismissed.
+
+        The first look of each caller is its own: it may hold something that only it can get.
+        """
+        if not (self._waiters or self._is_dry) or wait_s <= 0 or caller not in self._known:
+            self._remember(caller)
+            seen = self._changes
+            found = await look()
+            self._is_dry = not found.left and seen == self._changes
+            if found.is_enough or wait_s <= 0:
+                return found.answer
+        waiter = _Waiter(look, asyncio.get_running_loop().create_future())
+        self._waiters[waiter] = None
+        if not self._is_dry:
+            self._begin_to_serve()
+        try:
+            await asyncio.wait({waiter.answer}, timeout=wait_s)
+            while self._served is waiter and not waiter.answer.done():
+                # Its time is over while it is looked for: what that look leases must not be lost.
+                await asyncio.wait({waiter.answer}, timeout=LOOK_AGAIN_S)
+        finally:
+            self._waiters.pop(waiter, None)
+        is_answered = waiter.answer.done() and not waiter.answer.cancelled()
+        return waiter.answer.result() if is_answered else nothing
+
+    def _remember(self, caller: str) -> None:
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+        self._known.add(caller)
+
+    def dismiss(self) -> None:
+        """Let everyone who waits answer with what they have."""
+        self._is_dismissed = True
+        for waiter in self._waiters:
+            if waiter is not self._served:
+                waiter.answer.cancel()
+
+    def _begin_to_serve(self) -> None:
+        if self._waiters and (self._server is None or self._server.done()):
+            self._server = asyncio.create_task(self._serve(), name="serve a line of callers")
+
+    async def _serve(self) -> None:
+        while self._waiters and not self._is_dismissed:
+            seen = self._changes
+            waiter = next(iter(self._waiters))
+            self._served = waiter
+            try:
+                found = await waiter.look()
+            except Exception as error:
+                if waiter in self._waiters:
+                    waiter.answer.set_exception(error)
+                self._waiters.pop(waiter, None)
+                return  # the others are served when the next look finds work
+            finally:
+                self._served = None
+            if found.is_enough or self._is_dismissed:
+                if waiter in self._waiters:  # else its client is gone, and what was leased for it runs out
+                    waiter.answer.set_result(found.answer)
+                self._waiters.pop(waiter, None)
+            if seen == self._changes and not (found.is_enough and found.left):
+                self._is_dry = not found.left
+                return
 
 
 class Signal:
-    """One kind of change. Callers remember `changes`, look, and wait for a higher number."""
+    """A change that everybody wants to hear of. Callers remember `changes`, look, and wait for a higher number."""
 
     def __init__(self) -> None:
         self.changes = 0
+        self.num_waiting = 0
         self._event = asyncio.Event()
 
     def fire(self) -> None:
@@ -31,41 +156,70 @@ class Signal:
 
     async def wait_past(self, seen: int, limit_s: float) -> None:
         """Return once `changes` is past `seen`, or after `limit_s` seconds."""
-        if self.changes == seen:
-            event = self._event
-            try:
-                async with asyncio.timeout(limit_s):
-                    await event.wait()
-            except TimeoutError:
-                return
+        if self.changes != seen:
+            return
+        self.num_waiting += 1
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._event.wait()
+        except TimeoutError:
+            return
+        finally:
+            self.num_waiting -= 1
 
 
 class Waits:
-    """Every wait of the broker; `end` lets all of them answer at once, which a drain needs."""
+    """Every wait of the broker. `look` asks Redis what there is; `end` lets all answer at once, which a drain needs."""
 
-    def __init__(self) -> None:
-        self.tasks = Signal()
-        self.grading = Signal()
-        self.batches = Signal()
+    def __init__(self, look: Callable[[], Awaitable[Work]]) -> None:
+        self.tasks = Line()
+        self.grading = Line()
+        self.batches = Line()
         self.policy = Signal()
         self.ended = False
+        self._look = look
+        self._looking: asyncio.Task[None] | None = None
+        self._policy = ""
 
     def end(self) -> None:
         """No wait lasts any longer."""
         self.ended = True
-        for signal in (self.tasks, self.grading, self.batches, self.policy):
-            signal.fire()
+        if self._looking is not None:
+            self._looking.cancel()
+        for line in (self.tasks, self.grading, self.batches):
+            line.dismiss()
+        self.policy.fire()
 
-    async def until(
-        self, signal: Signal, look: Callable[[], Awaitable[Answer]], enough: Callable[[Answer], bool], wait_s: float
-    ) -> Answer:
-        """Look again after each change until the answer is enough, for `wait_s` (at most MAX_WAIT_S) seconds."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + min(max(wait_s, 0.0), MAX_WAIT_S)
+    def wake(self, work: Work) -> None:
+        """Wake those for whom there is work."""
+        for line, amount in ((self.tasks, work.tasks), (self.grading, work.gradings), (self.batches, work.batches)):
+            if amount > 0:
+                line.wake()
+        if work.policy != self._policy:
+            self._policy = work.policy
+            self.policy.fire()
+
+    async def until(self, line: Line, caller: str, look: Look[Answer], nothing: Answer, wait_s: float) -> Answer:
+        """Wait in `line` for at most `wait_s` seconds, and never longer than MAX_WAIT_S."""
+        self._keep_looking()
+        return await line.wait(caller, look, nothing, 0.0 if self.ended else min(wait_s, MAX_WAIT_S))
+
+    async def next_policy(self, seen: int) -> None:
+        """Return once the policy has changed since `policy.changes` was `seen`, or after MAX_WAIT_S."""
+        self._keep_looking()
+        await self.policy.wait_past(seen, MAX_WAIT_S)
+
+    def _keep_looking(self) -> None:
+        if not self.ended and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._look_again(), name="look for work")
+
+    async def _look_again(self) -> None:
+        """While anybody waits. A Redis that is away is looked at again: the callers themselves tell of it."""
         while True:
-            seen = signal.changes
-            answer = await look()
-            left_s = end - loop.time()
-            if enough(answer) or left_s <= 0 or self.ended:
-                return answer
-            await signal.wait_past(seen, min(left_s, LOOK_AGAIN_S))
+            await asyncio.sleep(LOOK_AGAIN_S)
+            if not (self.tasks or self.grading or self.batches or self.policy.num_waiting):
+                return
+            try:
+                self.wake(await self._look())
+            except BrokerError:
+                continue

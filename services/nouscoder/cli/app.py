@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from nouscoder.cli import bench, data, grade, run, runs, serve, status
+from nouscoder.cli import bench, data, grade, operate, run, runs, serve, status
 from nouscoder.errors import NousCoderError
 
 app = typer.Typer(
@@ -20,9 +20,12 @@ app = typer.Typer(
 for _command in (
     *(run.demo, run.init, run.train, run.prepare_run, serve.serve, grade.grade, grade.prepare),
     *(status.status, status.why_stalled, status.doctor),
+    *(operate.pause, operate.resume, operate.drain),
 ):
     app.command()(_command)
 app.add_typer(grade.tokens_app, name="tokens")
+app.add_typer(operate.letters_app, name="dead-letters")
+app.add_typer(operate.batch_app, name="batch")
 app.add_typer(data.data_app, name="data")
 app.add_typer(bench.bench_app, name="bench")
 app.add_typer(runs.runs_app, name="runs")

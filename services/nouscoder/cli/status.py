@@ -24,7 +24,7 @@ def status(
     from nouscoder.cli.status_text import status_text
     from nouscoder.config import load_config
 
-    config = load_config(config_file, [*(overrides or []), *_broker_at(address)])
+    config = load_config(config_file, [*(overrides or []), *broker_at(address)])
     typer.echo(asyncio.run(status_text(config, as_json=as_json)))
 
 
@@ -38,11 +38,12 @@ def why_stalled(
     from nouscoder.cli.status_text import why_stalled_text
     from nouscoder.config import load_config
 
-    config = load_config(config_file, [*(overrides or []), *_broker_at(address)])
+    config = load_config(config_file, [*(overrides or []), *broker_at(address)])
     typer.echo(asyncio.run(why_stalled_text(config, as_json=as_json)))
 
 
-def _broker_at(address: str) -> list[str]:
+def broker_at(address: str) -> list[str]:
+    """The override that `--broker` means."""
     return [f'broker.grpc="{address}"'] if address else []
 
 

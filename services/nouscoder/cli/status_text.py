@@ -34,7 +34,7 @@ def status_lines(status: RunStatus) -> list[str]:
     ledger = status.ledger
     return [
         f"run {status.run}: step {status.step}, {status.batches_committed} batches, policy {status.policy_version},"
-        f" {'finished' if status.finished else 'running'}",
+        f" {'finished' if status.finished else status.mode.value}",
         f"ledger: {ledger.admitted} admitted = {ledger.trained} trained + {ledger.filtered} filtered"
         f" + {ledger.stale} stale + {ledger.abandoned} abandoned + {ledger.lost} lost"
         f" + {sum(ledger.in_flight.values())} in flight"
@@ -55,11 +55,9 @@ def status_lines(status: RunStatus) -> list[str]:
 
 
 async def why_stalled_text(config: Config, *, as_json: bool) -> str:
-    """The blockers of the run's next step, one per line, the worst first. Raises PeerError."""
+    """What holds the next batch up, in one paragraph. Raises PeerError."""
     async with broker_of(config) as broker:
         blockers = await broker.why_stalled()
     if as_json:
         return json.dumps([asdict(blocker) for blocker in blockers], indent=1)
-    if not blockers:
-        return "nothing is stalled"
-    return "\n".join(f"{b.reason} ({b.idle_s:.1f} s; {b.item_id or '-'}; {b.worker_id or '-'})" for b in blockers)
+    return " ".join(blocker.reason for blocker in blockers) or "nothing is stalled"

@@ -57,11 +57,24 @@ class BrokerSection(Section):
     batch_lease_s: float = Field(
         60.0, gt=0, description="seconds after which the learner's lease without a heartbeat expires"
     )
+    sampling_progress_s: float = Field(
+        600.0, gt=0, description="seconds without a token after which the lease of a rollout being sampled is lost"
+    )
+    grading_progress_s: float = Field(
+        600.0, gt=0, description="seconds without a graded test after which the lease of a rollout being graded is lost"
+    )
     max_deliveries: int = Field(5, ge=1, description="deliveries of one rollout before it is dead-lettered")
     max_regrades: int = Field(3, ge=1, description="internal errors in grading one rollout before it is abandoned")
     reward: RewardRule = Field(
         RewardRule.SIGN, description="sign: 1 accepted, -1 else; binary: 1 or 0; soft: the share of tests passed"
     )
+    max_batch_failures: int = Field(
+        3, ge=1, description="times that a learner may fail to train on a batch before the batch is held back"
+    )
+    max_batch_deliveries: int = Field(
+        20, ge=1, description="learner processes that may get a batch before the batch is held back"
+    )
+    dead_letters: int = Field(200, ge=1, description="dead letters that are kept, with their records")
     drop_zero_variance: bool = Field(
         True, description="DAPO's dynamic sampling: groups with equal rewards are filtered"
     )

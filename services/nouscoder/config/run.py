@@ -35,6 +35,9 @@ class RunSection(Section):
     peer_patience_s: float = Field(
         60.0, gt=0, description="seconds that a service waits for another service that does not answer"
     )
+    max_restarts_per_hour: int = Field(
+        10, ge=0, description="deaths of one process of a local run within an hour after which the run ends"
+    )
     pages: str = Field("", description="HTTP address for the run's report and files; empty: none")
     verifier_token_file: InputFile = Field(
         "", description="file with the token that evaluations send to a verifier that has a tokens_file"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nouscoder.domain.batch import RecordedBatch
@@ -85,6 +86,14 @@ class LeasedBatch:
     batch: RecordedBatch | None = None
     lease: Lease | None = None
     run_finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkReport:
+    """How far the work on leases is: by lease id a number that changes when the work moves. `paused`: by a person."""
+
+    progress: Mapping[str, int]
+    paused: bool = False
 
 
 def worker_name(worker_id: str) -> str:

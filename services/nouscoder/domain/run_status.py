@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from nouscoder.domain.ledger import Ledger
+
+
+class RunMode(StrEnum):
+    """What an operator told the run to do; any mode may follow any other."""
+
+    RUNNING = "running"
+    DRAINING = "draining"  # nothing is admitted; what is in flight is worked on to its end
+    PAUSED = "paused"  # nothing is leased; what is leased may be handed in
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +52,4 @@ class RunStatus:
     run_id: str = ""
     back_pressure: str = ""
     missing_problems: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Blocker:
-    """One reason why the next step waits. `idle_s`: seconds without progress. An empty id means that there is none."""
-
-    reason: str
-    item_id: str
-    worker_id: str
-    idle_s: float
+    mode: RunMode = RunMode.RUNNING

@@ -7,7 +7,7 @@ engine has no request of the task.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.generation.engines.base import Engine
@@ -28,6 +28,29 @@ class Rollouts:
     def start(self, task: Task) -> asyncio.Task[Rollout]:
         """Start a task. The returned asyncio task raises TaskRefused or EngineError when there is no rollout."""
         return asyncio.create_task(self._make(task), name=f"rollout {task.rollout_id}")
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sampled since the start, over all rollouts."""
+        return self._engine.num_tokens
+
+    @property
+    def paused(self) -> bool:
+        """Sampling stands still because a person wants it."""
+        return self._engine.paused
+
+    @property
+    def has_work(self) -> bool:
+        """There are requests in the engine."""
+        return self._engine.num_running + self._engine.num_waiting > 0
+
+    def progress(self, rollout_ids: Iterable[str]) -> dict[str, int]:
+        """For each rollout a number that changes while it is worked on.
+
+        Of one that is being sampled: the tokens of its present turn. Of one that waits: the tokens of all.
+        """
+        sampled = {name.partition("/")[0]: tokens for name, tokens in self._engine.progress.items()}
+        return {rollout_id: sampled.get(rollout_id, self._engine.num_tokens) for rollout_id in rollout_ids}
 
     async def all_of(self, tasks: Sequence[Task]) -> AsyncIterator[Rollout]:
         """The rollouts in order of completion. Leaving early cancels the rest. Raises the first error of a task."""

@@ -1,8 +1,9 @@
 """The worker loop: leases tasks from the broker, makes rollouts from them, submits them, and follows the policy.
 
 INVARIANT: every leased task is submitted at most once, under a lease that this worker holds. It leaves `_held` exactly
-once: submitted, lost with its lease, or abandoned (its lease expires, and another worker leases the task). Tasks that
-are unfinished when the worker stops are abandoned. At most `_max_held` tasks are held at a time.
+once: submitted, lost with its lease, refused (its lease expires, and another worker leases the task), or given back:
+when the worker stops, other workers get unfinished tasks at once. At most `_max_held` tasks are held at a time. A
+rollout that the broker refuses costs only itself.
 
     loop     waits for                         does
     pull     a policy, and room for tasks      lease_tasks -> rollouts.start
@@ -16,24 +17,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from nouscoder.domain.lease import LeasedTask, LeasedTasks
+from nouscoder.domain.lease import LeasedTask, LeasedTasks, WorkReport
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Rollout
+from nouscoder.generation.engines.base import EngineStopped
 from nouscoder.generation.errors import PolicyGone, PolicyUnusable
 from nouscoder.generation.policies import Policies
 from nouscoder.generation.rollouts import Rollouts
 from nouscoder.retry import Retry
-from nouscoder.rpc.broker_client import LeaseKeeper
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
+from nouscoder.rpc.lease_keeper import LeaseKeeper
 from nouscoder.rpc.server import run_until_stopped
 
 log = logging.getLogger(__name__)
 
-_LEASE_WAIT_S = 2.0
+_LEASE_WAIT_S = 20.0
+_REFUSED_WAIT_S = 1.0
 _FINISHED_WAIT_S = 2.0
 _DROP_EVERY_S = 0.25
 # A policy that the learner has removed is skipped without a retry, because a newer one follows.
@@ -48,6 +51,8 @@ _LOADING = Retry(
 _MAX_BAD_POLICIES = 3
 _NEWER_LIMIT_S = 900.0
 _SUBMIT_LIMIT_S = 2.0
+# An engine that has sampled nothing for so long when a lease is lost for want of progress will sample nothing more.
+_HUNG_S = 60.0
 
 
 class TaskBroker(Protocol):
@@ -65,7 +70,11 @@ class TaskBroker(Protocol):
         """The newest policy, then each newer one."""
         ...
 
-    def keep_leases(self) -> LeaseKeeper:
+    async def release_leases(self) -> None:
+        """Give back all that this worker holds."""
+        ...
+
+    def keep_leases(self, report: Callable[[], WorkReport]) -> LeaseKeeper:
         """A keeper of leases."""
         ...
 
@@ -100,8 +109,12 @@ class RolloutWorker:
         return len(self._held)
 
     async def run(self) -> None:
-        """Work until cancelled. Raises PeerError when the broker refuses a call, PolicyUnusable without a policy."""
-        async with self._broker.keep_leases() as keeper:
+        """Work until cancelled.
+
+        Raises PeerError when the broker refuses to lease while nothing is held, PolicyUnusable without a policy, and
+        EngineStopped when the engine hangs.
+        """
+        async with self._broker.keep_leases(self._report) as keeper:
             try:
                 loops = (self._pull(keeper), self._submit(keeper), self._follow(), self._drop(keeper))
                 await run_until_stopped(asyncio.Event(), *loops)
@@ -109,6 +122,7 @@ class RolloutWorker:
                 await self._submit_finished()
                 for rollout_id in list(self._held):
                     self._leave(rollout_id, keeper).future.cancel()
+                await self._give_back()
 
     async def _pull(self, keeper: LeaseKeeper) -> None:
         log.info("waiting for the first policy")
@@ -119,6 +133,12 @@ class RolloutWorker:
                 leased = await self._broker.lease_tasks(self._max_held - len(self._held), _LEASE_WAIT_S)
             except PeerUnreachable as error:
                 log.warning("waiting for the broker", extra={"reason": str(error)})
+                continue
+            except PeerError as error:
+                if not self._held:
+                    raise  # nothing is lost: the service starts afresh
+                log.error("the broker leases nothing", extra={"reason": str(error)})
+                await asyncio.sleep(_REFUSED_WAIT_S)
                 continue
             for task in leased.tasks:
                 self._start(task, keeper)
@@ -161,7 +181,7 @@ class RolloutWorker:
             if not pairs:
                 continue
             try:
-                refused = await self._broker.submit_rollouts(pairs)
+                refused = await self._hand_in(pairs)
             except PeerUnreachable as error:
                 # The leases have expired by now. When the broker is back, it leases the same tasks again.
                 log.warning("rollouts lost", extra={"num_rollouts": len(pairs), "reason": str(error)})
@@ -172,8 +192,25 @@ class RolloutWorker:
                 if rollout.rollout_id in self._held:
                     self._leave(rollout.rollout_id, keeper)
 
+    async def _hand_in(self, pairs: Sequence[tuple[str, Rollout]]) -> frozenset[str]:
+        """Submit together, or one by one when the broker refuses that. Answers those whose lease was lost."""
+        try:
+            return await self._broker.submit_rollouts(pairs)
+        except PeerUnreachable:
+            raise
+        except PeerError as error:
+            if len(pairs) == 1:
+                # Its lease expires, and the broker counts the delivery.
+                extra = {"rollout_id": pairs[0][1].rollout_id, "reason": str(error)}
+                log.error("the broker refuses a rollout", extra=extra)
+                return frozenset()
+        refused: frozenset[str] = frozenset()
+        for pair in pairs:
+            refused |= await self._hand_in([pair])
+        return refused
+
     async def _submit_finished(self) -> None:
-        """Submit finished rollouts when the worker stops. The leases of the others expire for other workers."""
+        """Submit finished rollouts when the worker stops."""
         pairs = [(held.lease_id, held.future.result()) for held in self._held.values() if _has_rollout(held.future)]
         if not pairs:
             return
@@ -182,6 +219,19 @@ class RolloutWorker:
                 await self._broker.submit_rollouts(pairs)
         except (TimeoutError, PeerError) as error:
             log.warning("rollouts lost", extra={"num_rollouts": len(pairs), "reason": str(error)})
+
+    async def _give_back(self) -> None:
+        """What is unfinished goes to other workers at once."""
+        try:
+            async with asyncio.timeout(_SUBMIT_LIMIT_S):
+                await self._broker.release_leases()
+        except (TimeoutError, PeerError) as error:
+            log.warning("leases not given back, they run out", extra={"reason": str(error)})
+
+    def _report(self) -> WorkReport:
+        progress = self._rollouts.progress(self._held)
+        by_lease = {held.lease_id: progress[rollout_id] for rollout_id, held in self._held.items()}
+        return WorkReport(by_lease, self._rollouts.paused)
 
     async def _follow(self) -> None:
         bad_in_a_row = 0
@@ -209,12 +259,22 @@ class RolloutWorker:
         await _LOADING.call(lambda: self._policies.follow(manifest))
 
     async def _drop(self, keeper: LeaseKeeper) -> None:
+        """Raises EngineStopped when leases are lost and the engine hangs."""
+        loop = asyncio.get_running_loop()
+        known_tokens, moved_s = -1, loop.time()
         while True:
             await asyncio.sleep(_DROP_EVERY_S)
+            num_tokens = self._rollouts.num_tokens
+            if num_tokens != known_tokens or self._rollouts.paused or not self._rollouts.has_work:
+                known_tokens, moved_s = num_tokens, loop.time()
             lost = keeper.take_lost()
-            for rollout_id in [name for name, held in self._held.items() if held.lease_id in lost]:
+            dropped = [name for name, held in self._held.items() if held.lease_id in lost]
+            for rollout_id in dropped:
                 log.warning("lease lost, rollout dropped", extra={"rollout_id": rollout_id})
                 self._leave(rollout_id, keeper).future.cancel()
+            still_s = loop.time() - moved_s
+            if dropped and still_s >= _HUNG_S:
+                raise EngineStopped(f"the engine has sampled no token for {still_s:.0f} s: it hangs")
 
     def _leave(self, rollout_id: str, keeper: LeaseKeeper) -> _Held:
         held = self._held.pop(rollout_id)

@@ -60,6 +60,7 @@ class FakeBroker:
         self.policies: list[PolicyManifest] = []
         self.finished = False
         self.run_id = ""
+        self.failures: list[tuple[int, str]] = []
 
     async def status(self) -> RunStatus:
         """The current state of the run."""
@@ -125,6 +126,11 @@ class FakeBroker:
             raise PeerError(f"broker: batch {batch_id} is not in training")
         self.commits.append((batch_id, step))
         self._in_training = None
+        return False
+
+    async def report_batch_failure(self, batch_id: int, reason: str) -> bool:
+        """Noted; no batch is held back here."""
+        self.failures.append((batch_id, reason))
         return False
 
     async def finish_run(self, reason: str) -> Ledger:

@@ -56,6 +56,10 @@ class Broker(Protocol):
         """Commit a batch. Idempotent. Returns True when it was committed before. Raises PeerBehind if it is missing."""
         ...
 
+    async def report_batch_failure(self, batch_id: int, reason: str) -> bool:
+        """Say that a batch cannot be trained on. True: nobody gets it any more until an operator drops it."""
+        ...
+
     async def finish_run(self, reason: str) -> Ledger:
         """Idempotent."""
         ...

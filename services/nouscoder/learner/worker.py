@@ -39,9 +39,9 @@ from nouscoder.learner.publication import Publication
 from nouscoder.learner.recovery import Recovery
 from nouscoder.learner.run_log import BatchSeconds
 from nouscoder.learner.saved_batches import RecordsMissing
-from nouscoder.learner.trainer import TrainedBatch
+from nouscoder.learner.trainer import TrainedBatch, TrainingError
 from nouscoder.retry import Retry
-from nouscoder.rpc.channel import PeerBehind
+from nouscoder.rpc.channel import PeerBehind, PeerError
 from nouscoder.store.record_store import ByteRange
 
 log = logging.getLogger(__name__)
@@ -293,8 +293,19 @@ class LearnerWorker:
     async def _train_on(self, recorded: RecordedBatch, seconds: BatchSeconds) -> None:
         """Take the steps of a saved batch. `seconds` are those since the batch before."""
         batch = await self._in_thread(lambda: self._core.load_batch(recorded.batch_id))
-        self._last = await self._in_thread(lambda: self._core.train(batch, seconds))
+        try:
+            self._last = await self._in_thread(lambda: self._core.train(batch, seconds))
+        except (LearnerError, TrainingError, RuntimeError) as error:  # RuntimeError is torch's
+            await self._report_failure(recorded.batch_id, error)
+            raise
         self._metrics.trained(self._last, self._core.model.num_parameters(), self._peak_flops)
+
+    async def _report_failure(self, batch_id: int, error: Exception) -> None:
+        """Tell the broker, which holds a batch back that fails again and again."""
+        try:
+            await self._broker.report_batch_failure(batch_id, str(error))
+        except PeerError as trouble:
+            log.warning("the failed batch is not reported", extra={"batch_id": batch_id, "reason": str(trouble)})
 
     async def _hand_over(self, batch: RecordedBatch) -> BatchSeconds:
         """Begin to publish the new policy, commit the batch, and begin a checkpoint if it is due."""

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
 from nouscoder.domain.books import Books, Restored
-from nouscoder.domain.lease import Lease, LeasedBatch, LeasedGrading, LeasedGradings, LeasedTasks
+from nouscoder.domain.dead_letter import DeadLetter
+from nouscoder.domain.lease import LeasedBatch, LeasedGrading, LeasedGradings, LeasedTasks, WorkReport
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Rollout
-from nouscoder.domain.run_status import Blocker, RunStatus
+from nouscoder.domain.run_status import RunMode, RunStatus
+from nouscoder.domain.stall import Blocker
 from nouscoder.domain.verdict import Verdict
 from nouscoder.rpc import broker_convert, policy_convert, rollout_convert, verdict_convert
-from nouscoder.rpc.channel import PeerError, PeerNotFound, PeerUnreachable, ServiceClient, peer_error
+from nouscoder.rpc.channel import PeerNotFound, PeerUnreachable, ServiceClient, peer_error
+from nouscoder.rpc.lease_keeper import LeaseKeeper
 from nouscoder.store.record_store import ByteRange
 from nouscoder.store.rollout_record import RecordError, decode_text, encode_rollout
 from nouscoder.store.tests import UnknownTests
@@ -41,8 +43,7 @@ _MESSAGE_BYTES = 2 * 1024**2
 _MAX_RANGES = 4096
 _PIECE_LIMIT_S = 30.0
 _STREAM_ATTEMPTS = 10
-# A beat three times in a lease's length: two may get lost.
-_BEATS_A_LEASE = 3
+_RELEASE_LIMIT_S = 2.0
 _WATCH_AGAIN_S = 0.3
 
 
@@ -216,15 +217,60 @@ class BrokerClient(ServiceClient):
                     raise trouble from error
             await asyncio.sleep(_WATCH_AGAIN_S)
 
-    async def heartbeat(self, lease_ids: Iterable[str]) -> frozenset[str]:
-        """Extend leases once; answers the lost ones. One attempt: raises PeerUnreachable when the broker is away."""
-        request = broker_pb2.HeartbeatRequest(worker_id=self.worker_id, lease_ids=lease_ids)
+    async def heartbeat(
+        self, lease_ids: Iterable[str], progress: Iterable[int] = (), *, paused: bool = False
+    ) -> frozenset[str]:
+        """Extend leases once; answers the lost ones. One attempt: raises PeerUnreachable when the broker is away.
+
+        `progress` holds a number for each lease that changes when the work on it moves, or nothing.
+        """
+        request = broker_pb2.HeartbeatRequest(
+            worker_id=self.worker_id, lease_ids=lease_ids, progress=progress, paused=paused
+        )
         answer = await self._call(lambda: self._stub.Heartbeat(request, timeout=_CALL_LIMIT_S), patience_s=0.0)
         return frozenset(answer.lost_lease_ids)
 
-    def keep_leases(self) -> LeaseKeeper:
-        """A keeper of leases: `async with broker.keep_leases() as keeper: keeper.add(lease) ...`."""
-        return LeaseKeeper(self.heartbeat)
+    def keep_leases(self, report: Callable[[], WorkReport] | None = None) -> LeaseKeeper:
+        """A keeper of leases: `async with broker.keep_leases() as keeper: keeper.add(lease) ...`.
+
+        `report` is asked at each heartbeat how far the work on the leases is.
+        """
+        return LeaseKeeper(self.heartbeat, report)
+
+    async def release_leases(self) -> None:
+        """Give back all that this worker holds: it stops. One attempt, PeerUnreachable when the broker is away."""
+        request = broker_pb2.ReleaseLeasesRequest(worker_id=self.worker_id)
+        await self._call(lambda: self._stub.ReleaseLeases(request, timeout=_RELEASE_LIMIT_S), patience_s=0.0)
+
+    async def report_batch_failure(self, batch_id: int, reason: str) -> bool:
+        """Say that a batch cannot be trained on. True: nobody gets it any more until an operator drops it."""
+        request = broker_pb2.ReportBatchFailureRequest(batch_id=batch_id, reason=reason)
+        answer = await self._call(lambda: self._stub.ReportBatchFailure(request, timeout=_CALL_LIMIT_S))
+        return answer.held_back
+
+    async def drop_batch(self, batch_id: int) -> int:
+        """Abandon the rollouts of the uncommitted batch; answers how many."""
+        request = broker_pb2.DropBatchRequest(batch_id=batch_id)
+        answer = await self._call(lambda: self._stub.DropBatch(request, timeout=_CALL_LIMIT_S))
+        return answer.dropped_rollouts
+
+    async def set_mode(self, mode: RunMode) -> RunMode:
+        """Run, drain or pause the run; answers what it did before."""
+        request = broker_pb2.SetRunModeRequest(mode=broker_convert.mode_to(mode))
+        answer = await self._call(lambda: self._stub.SetRunMode(request, timeout=_CALL_LIMIT_S))
+        return broker_convert.mode_from(answer.former)
+
+    async def dead_letters(self, max_letters: int = 0) -> list[DeadLetter]:
+        """The rollouts that were given up last, newest first; 0 for all that are kept."""
+        request = broker_pb2.ListDeadLettersRequest(max_letters=max_letters)
+        answer = await self._call(lambda: self._stub.ListDeadLetters(request, timeout=_CALL_LIMIT_S))
+        return [broker_convert.letter_from(letter) for letter in answer.letters]
+
+    async def remove_dead_letters(self, letter_ids: Iterable[str], *, requeue: bool) -> tuple[int, list[str]]:
+        """Remove dead letters; answers how many there were, and the problems to be asked again."""
+        request = broker_pb2.RemoveDeadLettersRequest(letter_ids=letter_ids, requeue=requeue)
+        answer = await self._call(lambda: self._stub.RemoveDeadLetters(request, timeout=_CALL_LIMIT_S))
+        return answer.removed, list(answer.requeued_problem_ids)
 
     async def finish_run(self, reason: str) -> Ledger:
         """End the run; answers the last state of the ledger."""
@@ -265,67 +311,3 @@ def _messages(items: Iterable[broker_pb2.SubmittedRollout]) -> Iterator[list[bro
 def _submitted(lease_id: str, rollout: Rollout) -> broker_pb2.SubmittedRollout:
     header, record = encode_rollout(rollout)
     return broker_pb2.SubmittedRollout(lease_id=lease_id, header=rollout_convert.header_to(header), record=record)
-
-
-class LeaseKeeper:
-    """Beats for the leases it was given, so that they live as long as the worker works on them.
-
-    INVARIANT: a lease that was added is beaten for until it is dropped or reported lost, never longer.
-    """
-
-    def __init__(self, heartbeat: Callable[[Iterable[str]], Awaitable[frozenset[str]]]) -> None:
-        self._heartbeat = heartbeat
-        self._kept: dict[str, Lease] = {}
-        self._lost: set[str] = set()
-        self._changed = asyncio.Event()
-
-    def add(self, lease: Lease) -> None:
-        """Keep this lease alive from now on."""
-        self._kept[lease.lease_id] = lease
-        self._changed.set()
-
-    def drop(self, lease_id: str) -> None:
-        """The work is handed in or given up: stop beating for it. Unknown ids are ignored."""
-        self._kept.pop(lease_id, None)
-        self._lost.discard(lease_id)
-
-    def take_lost(self) -> frozenset[str]:
-        """Lease ids lost since the last call (and no longer kept): drop the work on them."""
-        lost = frozenset(self._lost)
-        self._lost.clear()
-        return lost
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._beat_for_ever(), name="lease-keeper")
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _beat_for_ever(self) -> None:
-        while True:
-            while not self._kept:
-                self._changed.clear()
-                await self._changed.wait()
-            await asyncio.sleep(min(lease.expires_in_s for lease in self._kept.values()) / _BEATS_A_LEASE)
-            await self._beat()
-
-    async def _beat(self) -> None:
-        asked = list(self._kept)
-        if not asked:
-            return
-        try:
-            lost = await self._heartbeat(asked)
-        except PeerUnreachable:
-            return  # the next beat is soon, and a broker that comes back grants a whole lease's time
-        except PeerError as error:
-            log.error("heartbeat refused", extra={"reason": str(error)})
-            return
-        # What was dropped while the beat was on its way is not lost but done.
-        still_kept = lost & self._kept.keys()
-        self._lost |= still_kept
-        for lease_id in still_kept:
-            del self._kept[lease_id]

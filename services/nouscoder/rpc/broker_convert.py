@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
+from nouscoder.domain.dead_letter import DeadLetter, GivenUpFor
 from nouscoder.domain.lease import (
     Lease,
     LeasedBatch,
@@ -13,7 +14,8 @@ from nouscoder.domain.lease import (
     RecordedGrading,
     RecordedGradings,
 )
-from nouscoder.domain.run_status import Blocker, RunStatus, StreamStatus
+from nouscoder.domain.run_status import RunMode, RunStatus, StreamStatus
+from nouscoder.domain.stall import Blocker, StallCause
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.policy_convert import manifest_from, manifest_to
 from nouscoder.rpc.rollout_convert import (
@@ -34,6 +36,65 @@ _STREAMS = {
     "grading": broker_pb2.LEASE_STREAM_GRADING,
     "batches": broker_pb2.LEASE_STREAM_BATCHES,
 }
+
+_MODES = {
+    RunMode.RUNNING: broker_pb2.RUN_MODE_RUNNING,
+    RunMode.DRAINING: broker_pb2.RUN_MODE_DRAINING,
+    RunMode.PAUSED: broker_pb2.RUN_MODE_PAUSED,
+}
+
+
+def mode_to(mode: RunMode) -> broker_pb2.RunMode.ValueType:
+    """Domain -> protocol."""
+    return _MODES[mode]
+
+
+def mode_from(message: broker_pb2.RunMode.ValueType) -> RunMode:
+    """Protocol -> domain. Raises InvalidMessage."""
+    for mode, value in _MODES.items():
+        if value == message:
+            return mode
+    raise InvalidMessage("mode must be running, draining or paused")
+
+
+def letter_to(letter: DeadLetter) -> broker_pb2.DeadLetter:
+    """Domain -> protocol."""
+    message = broker_pb2.DeadLetter(
+        letter_id=letter.letter_id,
+        stream=letter.stream,
+        rollout_id=letter.rollout_id,
+        problem_id=letter.problem_id,
+        group_id=letter.group_id,
+        reason=letter.reason.value,
+        detail=letter.detail,
+        worker_id=letter.worker_id,
+        deliveries=letter.deliveries,
+        regrades=letter.regrades,
+        age_s=letter.age_s,
+        record=letter.record,
+    )
+    if letter.header is not None:
+        message.header.CopyFrom(header_to(letter.header))
+    return message
+
+
+def letter_from(message: broker_pb2.DeadLetter) -> DeadLetter:
+    """Protocol -> domain."""
+    return DeadLetter(
+        letter_id=message.letter_id,
+        stream=message.stream,
+        rollout_id=message.rollout_id,
+        problem_id=message.problem_id,
+        group_id=message.group_id,
+        reason=GivenUpFor(message.reason),
+        detail=message.detail,
+        worker_id=message.worker_id,
+        deliveries=message.deliveries,
+        regrades=message.regrades,
+        age_s=message.age_s,
+        header=header_from(message.header) if message.HasField("header") else None,
+        record=message.record,
+    )
 
 
 def lease_to(lease: Lease, stream: str) -> broker_pb2.Lease:
@@ -123,6 +184,7 @@ def run_status_to(status: RunStatus) -> broker_pb2.StatusResponse:
         run_id=status.run_id,
         back_pressure=status.back_pressure,
         missing_problems=status.missing_problems,
+        mode=mode_to(status.mode),
     )
 
 
@@ -146,6 +208,7 @@ def run_status_from(message: broker_pb2.StatusResponse) -> RunStatus:
         run_id=message.run_id,
         back_pressure=message.back_pressure,
         missing_problems=dict(message.missing_problems),
+        mode=mode_from(message.mode),
     )
 
 
@@ -182,10 +245,17 @@ def books_from(message: broker_pb2.RestoreRunRequest) -> Books:
 def blocker_to(blocker: Blocker) -> broker_pb2.Blocker:
     """Domain -> protocol."""
     return broker_pb2.Blocker(
-        reason=blocker.reason, item_id=blocker.item_id, worker_id=blocker.worker_id, idle_s=blocker.idle_s
+        reason=blocker.reason,
+        item_id=blocker.item_id,
+        worker_id=blocker.worker_id,
+        idle_s=blocker.idle_s,
+        cause=blocker.cause.value,
+        num_items=blocker.num_items,
     )
 
 
 def blocker_from(message: broker_pb2.Blocker) -> Blocker:
     """Protocol -> domain."""
-    return Blocker(message.reason, message.item_id, message.worker_id, message.idle_s)
+    return Blocker(
+        StallCause(message.cause), message.reason, message.item_id, message.worker_id, message.idle_s, message.num_items
+    )

@@ -116,7 +116,7 @@ class LocalServices:
 async def open_local(folder: RunFolder, config: Config) -> AsyncIterator[RunServices]:
     """Services as processes of this machine, after Redis has started. All of them are stopped on exit."""
     config = rewrite_addresses(folder, config)
-    supervisor = Supervisor()
+    supervisor = Supervisor(max_restarts_per_hour=config.run.max_restarts_per_hour)
     try:
         if needs_own_redis(folder, config):
             supervisor.start(redis_spec(folder))

@@ -1,7 +1,8 @@
 """Keeps the processes of a local run alive.
 
-INVARIANT: a supervised process is running, is being restarted after it died, or has exited as expected. One that died
-more often than `max_restarts` ends the run with its name. After `close` no process of any group is left.
+INVARIANT: a supervised process is running, is being restarted after it died, or has exited as expected. One that dies
+more than `max_restarts_per_hour` times within an hour ends the run with its name. After `close` no process of any group
+is left.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import logging
 import os
 import signal
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -23,6 +26,7 @@ log = logging.getLogger(__name__)
 # EX_CONFIG of sysexits.h: the process can never work as configured, so a restart is useless.
 EXIT_UNUSABLE = 78
 
+_HOUR_S = 3600.0
 _PARENT_DEATH = Path(__file__).with_name("parent_death.py")
 
 
@@ -53,18 +57,22 @@ class ProcessSpec:
 class Supervised:
     """One process of a run, over all its restarts."""
 
-    def __init__(self, spec: ProcessSpec, max_restarts: int, restart_delay_s: float) -> None:
+    def __init__(
+        self, spec: ProcessSpec, max_restarts_per_hour: int, restart_delay_s: float, now_s: Callable[[], float]
+    ) -> None:
         self.spec = spec
         self.state = ProcessState.RESTARTING
         self.num_restarts = 0
         self.pid = 0
         self.ended = asyncio.Event()
-        self._max_restarts = max_restarts
+        self._max_restarts = max_restarts_per_hour
         self._restart_delay_s = restart_delay_s
+        self._now_s = now_s
+        self._deaths_s: deque[float] = deque()  # those of the last hour
         self._process: asyncio.subprocess.Process | None = None
 
     async def keep_alive(self) -> None:
-        """Start the process, and restart it whenever it dies. Raises SupervisionError after `max_restarts`."""
+        """Start the process, and restart it whenever it dies. Raises SupervisionError when it dies too often."""
         while True:
             code = await self._run_once()
             if code == 0 and self.spec.may_end:
@@ -76,12 +84,21 @@ class Supervised:
                 raise SupervisionError(f"{self.spec.name} cannot run here; {self.last_words()}")
             self.num_restarts += 1
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            if self.num_restarts > self._max_restarts:
+            num_deaths = self._count_death()
+            if num_deaths > self._max_restarts:
                 raise SupervisionError(
-                    f"{self.spec.name} died {self.num_restarts} times, last with {how}; {self.last_words()}"
+                    f"{self.spec.name} died {num_deaths} times within an hour, last with {how}; {self.last_words()}"
                 )
             log.warning("%s died with %s and is started again", self.spec.name, how)
             await asyncio.sleep(self._restart_delay_s)
+
+    def _count_death(self) -> int:
+        """Note a death now; answers how many there were in the last hour."""
+        now_s = self._now_s()
+        self._deaths_s.append(now_s)
+        while self._deaths_s[0] <= now_s - _HOUR_S:
+            self._deaths_s.popleft()
+        return len(self._deaths_s)
 
     async def _run_once(self) -> int:
         with self.spec.log_file.open("ab") as output:
@@ -136,9 +153,16 @@ class Supervised:
 class Supervisor:
     """The processes of one run."""
 
-    def __init__(self, *, max_restarts: int = 10, restart_delay_s: float = 0.5) -> None:
-        self._max_restarts = max_restarts
+    def __init__(
+        self,
+        *,
+        max_restarts_per_hour: int = 10,
+        restart_delay_s: float = 0.5,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_restarts = max_restarts_per_hour
         self._restart_delay_s = restart_delay_s
+        self._now_s = now_s
         self._processes: dict[str, Supervised] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
 
@@ -151,7 +175,7 @@ class Supervisor:
         """Start a process and keep it alive. Raises SupervisionError when the name is taken."""
         if spec.name in self._processes:
             raise SupervisionError(f"{spec.name} is supervised already")
-        process = Supervised(spec, self._max_restarts, self._restart_delay_s)
+        process = Supervised(spec, self._max_restarts, self._restart_delay_s, self._now_s)
         self._processes[spec.name] = process
         self._keepers[spec.name] = asyncio.create_task(process.keep_alive(), name=f"keep {spec.name}")
         return process

@@ -50,6 +50,34 @@ LEASE_STREAM_BATCHES: LeaseStream.ValueType  # 3
 """Batches to train on."""
 Global___LeaseStream: _TypeAlias = LeaseStream  # noqa: Y015
 
+class _RunMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RunModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RUN_MODE_UNSPECIFIED: _RunMode.ValueType  # 0
+    """Never sent."""
+    RUN_MODE_RUNNING: _RunMode.ValueType  # 1
+    """Everything is leased."""
+    RUN_MODE_DRAINING: _RunMode.ValueType  # 2
+    """Nothing is admitted; what is in flight is worked on to its end."""
+    RUN_MODE_PAUSED: _RunMode.ValueType  # 3
+    """Nothing is leased; what is leased may be handed in."""
+
+class RunMode(_RunMode, metaclass=_RunModeEnumTypeWrapper):
+    """What the run does."""
+
+RUN_MODE_UNSPECIFIED: RunMode.ValueType  # 0
+"""Never sent."""
+RUN_MODE_RUNNING: RunMode.ValueType  # 1
+"""Everything is leased."""
+RUN_MODE_DRAINING: RunMode.ValueType  # 2
+"""Nothing is admitted; what is in flight is worked on to its end."""
+RUN_MODE_PAUSED: RunMode.ValueType  # 3
+"""Nothing is leased; what is leased may be handed in."""
+Global___RunMode: _TypeAlias = RunMode  # noqa: Y015
+
 @_typing.final
 class Lease(_message.Message):
     """The right to work on one entry until the lease expires."""
@@ -988,25 +1016,393 @@ class HeartbeatRequest(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     LEASE_IDS_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Worker id: name and incarnation (services/nouscoder/rpc/worker_identity.py)."""
+    paused: _builtins.bool
+    """The worker was paused by a person."""
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Leases to extend."""
+
+    @_builtins.property
+    def progress(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How far the work on each is, in the order of lease_ids: any number that changes when the work moves, for example
+        tokens sampled or tests graded. Empty: not told, and then no lease is lost for want of progress.
+        """
 
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         lease_ids: _abc.Iterable[_builtins.str] | None = ...,
+        progress: _abc.Iterable[_builtins.int] | None = ...,
+        paused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "paused", b"paused", "progress", b"progress", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseLeasesRequest(_message.Message):
+    """Who stops."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker_identity.py)."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseLeasesRequest: _TypeAlias = ReleaseLeasesRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseLeasesResponse(_message.Message):
+    """Done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASED_FIELD_NUMBER: _builtins.int
+    released: _builtins.int
+    """Leases given back."""
+    def __init__(
+        self,
+        *,
+        released: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["released", b"released"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseLeasesResponse: _TypeAlias = ReleaseLeasesResponse  # noqa: Y015
+
+@_typing.final
+class ReportBatchFailureRequest(_message.Message):
+    """A batch that could not be trained on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    batch_id: _builtins.int
+    """Which batch."""
+    reason: _builtins.str
+    """Why, in one sentence."""
+    def __init__(
+        self,
+        *,
+        batch_id: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportBatchFailureRequest: _TypeAlias = ReportBatchFailureRequest  # noqa: Y015
+
+@_typing.final
+class ReportBatchFailureResponse(_message.Message):
+    """Noted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELD_BACK_FIELD_NUMBER: _builtins.int
+    held_back: _builtins.bool
+    """The batch is held back: no learner gets it until it is dropped."""
+    def __init__(
+        self,
+        *,
+        held_back: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_back", b"held_back"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportBatchFailureResponse: _TypeAlias = ReportBatchFailureResponse  # noqa: Y015
+
+@_typing.final
+class DropBatchRequest(_message.Message):
+    """A batch to give up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_ID_FIELD_NUMBER: _builtins.int
+    batch_id: _builtins.int
+    """Which batch."""
+    def __init__(
+        self,
+        *,
+        batch_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropBatchRequest: _TypeAlias = DropBatchRequest  # noqa: Y015
+
+@_typing.final
+class DropBatchResponse(_message.Message):
+    """Done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DROPPED_ROLLOUTS_FIELD_NUMBER: _builtins.int
+    dropped_rollouts: _builtins.int
+    """Rollouts abandoned."""
+    def __init__(
+        self,
+        *,
+        dropped_rollouts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped_rollouts", b"dropped_rollouts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropBatchResponse: _TypeAlias = DropBatchResponse  # noqa: Y015
+
+@_typing.final
+class SetRunModeRequest(_message.Message):
+    """A change of mode."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    mode: Global___RunMode.ValueType
+    """What the run does from now on."""
+    def __init__(
+        self,
+        *,
+        mode: Global___RunMode.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRunModeRequest: _TypeAlias = SetRunModeRequest  # noqa: Y015
+
+@_typing.final
+class SetRunModeResponse(_message.Message):
+    """Done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORMER_FIELD_NUMBER: _builtins.int
+    former: Global___RunMode.ValueType
+    """What it did before."""
+    def __init__(
+        self,
+        *,
+        former: Global___RunMode.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["former", b"former"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRunModeResponse: _TypeAlias = SetRunModeResponse  # noqa: Y015
+
+@_typing.final
+class DeadLetter(_message.Message):
+    """A rollout that was given up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LETTER_ID_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
+    ROLLOUT_ID_FIELD_NUMBER: _builtins.int
+    PROBLEM_ID_FIELD_NUMBER: _builtins.int
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    DELIVERIES_FIELD_NUMBER: _builtins.int
+    REGRADES_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    HEADER_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
+    letter_id: _builtins.str
+    """Names the letter."""
+    stream: _builtins.str
+    """Where it was given up: tasks or grading."""
+    rollout_id: _builtins.str
+    """Which rollout."""
+    problem_id: _builtins.str
+    """Of which problem."""
+    group_id: _builtins.str
+    """Of which group."""
+    reason: _builtins.str
+    """Why: deliveries (its leases were lost too often), progress (the same, the last for want of progress) or
+    internal_error (grading failed for reasons of ours too often).
+    """
+    detail: _builtins.str
+    """What is known of the last failure."""
+    worker_id: _builtins.str
+    """Who held it last, if that is known."""
+    deliveries: _builtins.int
+    """How often it was given to a worker."""
+    regrades: _builtins.int
+    """How often its grading failed for reasons of ours."""
+    age_s: _builtins.float
+    """Seconds since it was given up."""
+    record: _builtins.str
+    """Name of its record, for StreamRecords; empty without one."""
+    @_builtins.property
+    def header(self) -> _rollout_pb2.RolloutHeader:
+        """What was sampled; absent for one that never was."""
+
+    def __init__(
+        self,
+        *,
+        letter_id: _builtins.str = ...,
+        stream: _builtins.str = ...,
+        rollout_id: _builtins.str = ...,
+        problem_id: _builtins.str = ...,
+        group_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        detail: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        deliveries: _builtins.int = ...,
+        regrades: _builtins.int = ...,
+        age_s: _builtins.float = ...,
+        header: _rollout_pb2.RolloutHeader | None = ...,
+        record: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "deliveries", b"deliveries", "detail", b"detail", "group_id", b"group_id", "header", b"header", "letter_id", b"letter_id", "problem_id", b"problem_id", "reason", b"reason", "record", b"record", "regrades", b"regrades", "rollout_id", b"rollout_id", "stream", b"stream", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeadLetter: _TypeAlias = DeadLetter  # noqa: Y015
+
+@_typing.final
+class ListDeadLettersRequest(_message.Message):
+    """Asks for dead letters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_LETTERS_FIELD_NUMBER: _builtins.int
+    max_letters: _builtins.int
+    """At most so many; 0: all that are kept."""
+    def __init__(
+        self,
+        *,
+        max_letters: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_letters", b"max_letters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDeadLettersRequest: _TypeAlias = ListDeadLettersRequest  # noqa: Y015
+
+@_typing.final
+class ListDeadLettersResponse(_message.Message):
+    """Dead letters, newest first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LETTERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def letters(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetter]:
+        """The letters."""
+
+    def __init__(
+        self,
+        *,
+        letters: _abc.Iterable[Global___DeadLetter] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["letters", b"letters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDeadLettersResponse: _TypeAlias = ListDeadLettersResponse  # noqa: Y015
+
+@_typing.final
+class RemoveDeadLettersRequest(_message.Message):
+    """Which dead letters are dealt with."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LETTER_IDS_FIELD_NUMBER: _builtins.int
+    REQUEUE_FIELD_NUMBER: _builtins.int
+    requeue: _builtins.bool
+    """Ask the problem of each group among them again, in a new group, before the curriculum goes on."""
+    @_builtins.property
+    def letter_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The letters; unknown ones are ignored."""
+
+    def __init__(
+        self,
+        *,
+        letter_ids: _abc.Iterable[_builtins.str] | None = ...,
+        requeue: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["letter_ids", b"letter_ids", "requeue", b"requeue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveDeadLettersRequest: _TypeAlias = RemoveDeadLettersRequest  # noqa: Y015
+
+@_typing.final
+class RemoveDeadLettersResponse(_message.Message):
+    """Done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REMOVED_FIELD_NUMBER: _builtins.int
+    REQUEUED_PROBLEM_IDS_FIELD_NUMBER: _builtins.int
+    removed: _builtins.int
+    """Letters removed."""
+    @_builtins.property
+    def requeued_problem_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Problems to be asked again."""
+
+    def __init__(
+        self,
+        *,
+        removed: _builtins.int = ...,
+        requeued_problem_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["removed", b"removed", "requeued_problem_ids", b"requeued_problem_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveDeadLettersResponse: _TypeAlias = RemoveDeadLettersResponse  # noqa: Y015
 
 @_typing.final
 class HeartbeatResponse(_message.Message):
@@ -1242,6 +1638,7 @@ class StatusResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     ROLLOUTS_ACCEPTED_FIELD_NUMBER: _builtins.int
     ROLLOUTS_GRADED_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     BACK_PRESSURE_FIELD_NUMBER: _builtins.int
     MISSING_PROBLEMS_FIELD_NUMBER: _builtins.int
@@ -1263,6 +1660,8 @@ class StatusResponse(_message.Message):
     """Rollouts accepted so far in the run."""
     rollouts_graded: _builtins.int
     """Rollouts graded so far in the run."""
+    mode: Global___RunMode.ValueType
+    """What a person told the run to do."""
     run_id: _builtins.str
     """The run folder that the state belongs to; empty while no learner has been there."""
     back_pressure: _builtins.str
@@ -1293,13 +1692,14 @@ class StatusResponse(_message.Message):
         finished: _builtins.bool = ...,
         rollouts_accepted: _builtins.int = ...,
         rollouts_graded: _builtins.int = ...,
+        mode: Global___RunMode.ValueType = ...,
         run_id: _builtins.str = ...,
         back_pressure: _builtins.str = ...,
         missing_problems: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_slots_free", b"admission_slots_free", "back_pressure", b"back_pressure", "batches_committed", b"batches_committed", "finished", b"finished", "has_policy", b"has_policy", "ledger", b"ledger", "missing_problems", b"missing_problems", "policy_version", b"policy_version", "rollouts_accepted", b"rollouts_accepted", "rollouts_graded", b"rollouts_graded", "run", b"run", "run_id", b"run_id", "step", b"step", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_slots_free", b"admission_slots_free", "back_pressure", b"back_pressure", "batches_committed", b"batches_committed", "finished", b"finished", "has_policy", b"has_policy", "ledger", b"ledger", "missing_problems", b"missing_problems", "mode", b"mode", "policy_version", b"policy_version", "rollouts_accepted", b"rollouts_accepted", "rollouts_graded", b"rollouts_graded", "run", b"run", "run_id", b"run_id", "step", b"step", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1324,7 +1724,7 @@ Global___WhyStalledRequest: _TypeAlias = WhyStalledRequest  # noqa: Y015
 
 @_typing.final
 class Blocker(_message.Message):
-    """What blocks the next step."""
+    """One cause that blocks the next step."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1332,14 +1732,20 @@ class Blocker(_message.Message):
     ITEM_ID_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
     IDLE_S_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    NUM_ITEMS_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """One sentence."""
+    """What is the matter and what to do, in a few sentences."""
     item_id: _builtins.str
-    """The rollout or batch, if there is one."""
+    """The rollout or batch that stands longest, if one."""
     worker_id: _builtins.str
     """The worker that holds it, if there is one."""
     idle_s: _builtins.float
     """Seconds since its last progress."""
+    cause: _builtins.str
+    """Which cause: a StallCause of services/nouscoder/domain/stall.py."""
+    num_items: _builtins.int
+    """How many rollouts or batches stand for this cause."""
     def __init__(
         self,
         *,
@@ -1347,10 +1753,12 @@ class Blocker(_message.Message):
         item_id: _builtins.str = ...,
         worker_id: _builtins.str = ...,
         idle_s: _builtins.float = ...,
+        cause: _builtins.str = ...,
+        num_items: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["idle_s", b"idle_s", "item_id", b"item_id", "reason", b"reason", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "idle_s", b"idle_s", "item_id", b"item_id", "num_items", b"num_items", "reason", b"reason", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -95,6 +95,36 @@ class BrokerServiceStub:
                 request_serializer=nouscoder_dot_v1_dot_broker__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=nouscoder_dot_v1_dot_broker__pb2.HeartbeatResponse.FromString,
                 _registered_method=True)
+        self.ReleaseLeases = channel.unary_unary(
+                '/nouscoder.v1.BrokerService/ReleaseLeases',
+                request_serializer=nouscoder_dot_v1_dot_broker__pb2.ReleaseLeasesRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_broker__pb2.ReleaseLeasesResponse.FromString,
+                _registered_method=True)
+        self.ReportBatchFailure = channel.unary_unary(
+                '/nouscoder.v1.BrokerService/ReportBatchFailure',
+                request_serializer=nouscoder_dot_v1_dot_broker__pb2.ReportBatchFailureRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_broker__pb2.ReportBatchFailureResponse.FromString,
+                _registered_method=True)
+        self.DropBatch = channel.unary_unary(
+                '/nouscoder.v1.BrokerService/DropBatch',
+                request_serializer=nouscoder_dot_v1_dot_broker__pb2.DropBatchRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_broker__pb2.DropBatchResponse.FromString,
+                _registered_method=True)
+        self.SetRunMode = channel.unary_unary(
+                '/nouscoder.v1.BrokerService/SetRunMode',
+                request_serializer=nouscoder_dot_v1_dot_broker__pb2.SetRunModeRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_broker__pb2.SetRunModeResponse.FromString,
+                _registered_method=True)
+        self.ListDeadLetters = channel.unary_unary(
+                '/nouscoder.v1.BrokerService/ListDeadLetters',
+                request_serializer=nouscoder_dot_v1_dot_broker__pb2.ListDeadLettersRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_broker__pb2.ListDeadLettersResponse.FromString,
+                _registered_method=True)
+        self.RemoveDeadLetters = channel.unary_unary(
+                '/nouscoder.v1.BrokerService/RemoveDeadLetters',
+                request_serializer=nouscoder_dot_v1_dot_broker__pb2.RemoveDeadLettersRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_broker__pb2.RemoveDeadLettersResponse.FromString,
+                _registered_method=True)
         self.FinishRun = channel.unary_unary(
                 '/nouscoder.v1.BrokerService/FinishRun',
                 request_serializer=nouscoder_dot_v1_dot_broker__pb2.FinishRunRequest.SerializeToString,
@@ -201,6 +231,48 @@ class BrokerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReleaseLeases(self, request, context):
+        """Gives back all that a worker holds, without counting the deliveries: the worker stops. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportBatchFailure(self, request, context):
+        """Says that the uncommitted batch could not be trained on. Often enough, and the batch is held back until it is dropped.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropBatch(self, request, context):
+        """Abandons the rollouts of the uncommitted batch; the next batch gets its number.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRunMode(self, request, context):
+        """Runs, drains or pauses the run. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDeadLetters(self, request, context):
+        """The rollouts that were given up last, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveDeadLetters(self, request, context):
+        """Removes dead letters, and asks their problems again if wanted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FinishRun(self, request, context):
         """Ends the run: nothing more is admitted, and all rollouts in flight are abandoned. Idempotent.
         """
@@ -284,6 +356,36 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=nouscoder_dot_v1_dot_broker__pb2.HeartbeatRequest.FromString,
                     response_serializer=nouscoder_dot_v1_dot_broker__pb2.HeartbeatResponse.SerializeToString,
+            ),
+            'ReleaseLeases': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseLeases,
+                    request_deserializer=nouscoder_dot_v1_dot_broker__pb2.ReleaseLeasesRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_broker__pb2.ReleaseLeasesResponse.SerializeToString,
+            ),
+            'ReportBatchFailure': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportBatchFailure,
+                    request_deserializer=nouscoder_dot_v1_dot_broker__pb2.ReportBatchFailureRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_broker__pb2.ReportBatchFailureResponse.SerializeToString,
+            ),
+            'DropBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropBatch,
+                    request_deserializer=nouscoder_dot_v1_dot_broker__pb2.DropBatchRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_broker__pb2.DropBatchResponse.SerializeToString,
+            ),
+            'SetRunMode': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRunMode,
+                    request_deserializer=nouscoder_dot_v1_dot_broker__pb2.SetRunModeRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_broker__pb2.SetRunModeResponse.SerializeToString,
+            ),
+            'ListDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDeadLetters,
+                    request_deserializer=nouscoder_dot_v1_dot_broker__pb2.ListDeadLettersRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_broker__pb2.ListDeadLettersResponse.SerializeToString,
+            ),
+            'RemoveDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveDeadLetters,
+                    request_deserializer=nouscoder_dot_v1_dot_broker__pb2.RemoveDeadLettersRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_broker__pb2.RemoveDeadLettersResponse.SerializeToString,
             ),
             'FinishRun': grpc.unary_unary_rpc_method_handler(
                     servicer.FinishRun,
@@ -626,6 +728,168 @@ class BrokerService:
             '/nouscoder.v1.BrokerService/Heartbeat',
             nouscoder_dot_v1_dot_broker__pb2.HeartbeatRequest.SerializeToString,
             nouscoder_dot_v1_dot_broker__pb2.HeartbeatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseLeases(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nouscoder.v1.BrokerService/ReleaseLeases',
+            nouscoder_dot_v1_dot_broker__pb2.ReleaseLeasesRequest.SerializeToString,
+            nouscoder_dot_v1_dot_broker__pb2.ReleaseLeasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportBatchFailure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nouscoder.v1.BrokerService/ReportBatchFailure',
+            nouscoder_dot_v1_dot_broker__pb2.ReportBatchFailureRequest.SerializeToString,
+            nouscoder_dot_v1_dot_broker__pb2.ReportBatchFailureResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nouscoder.v1.BrokerService/DropBatch',
+            nouscoder_dot_v1_dot_broker__pb2.DropBatchRequest.SerializeToString,
+            nouscoder_dot_v1_dot_broker__pb2.DropBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRunMode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nouscoder.v1.BrokerService/SetRunMode',
+            nouscoder_dot_v1_dot_broker__pb2.SetRunModeRequest.SerializeToString,
+            nouscoder_dot_v1_dot_broker__pb2.SetRunModeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nouscoder.v1.BrokerService/ListDeadLetters',
+            nouscoder_dot_v1_dot_broker__pb2.ListDeadLettersRequest.SerializeToString,
+            nouscoder_dot_v1_dot_broker__pb2.ListDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nouscoder.v1.BrokerService/RemoveDeadLetters',
+            nouscoder_dot_v1_dot_broker__pb2.RemoveDeadLettersRequest.SerializeToString,
+            nouscoder_dot_v1_dot_broker__pb2.RemoveDeadLettersResponse.FromString,
             options,
             channel_credentials,
             insecure,

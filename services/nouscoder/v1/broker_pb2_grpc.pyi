@@ -59,6 +59,18 @@ class BrokerServiceStub:
     """Streams the newest policy, and then each newer one."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_broker_pb2.HeartbeatRequest, _broker_pb2.HeartbeatResponse]
     """Extends leases."""
+    ReleaseLeases: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ReleaseLeasesRequest, _broker_pb2.ReleaseLeasesResponse]
+    """Gives back all that a worker holds, without counting the deliveries: the worker stops. Idempotent."""
+    ReportBatchFailure: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ReportBatchFailureRequest, _broker_pb2.ReportBatchFailureResponse]
+    """Says that the uncommitted batch could not be trained on. Often enough, and the batch is held back until it is dropped."""
+    DropBatch: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DropBatchRequest, _broker_pb2.DropBatchResponse]
+    """Abandons the rollouts of the uncommitted batch; the next batch gets its number."""
+    SetRunMode: _grpc.UnaryUnaryMultiCallable[_broker_pb2.SetRunModeRequest, _broker_pb2.SetRunModeResponse]
+    """Runs, drains or pauses the run. Idempotent."""
+    ListDeadLetters: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ListDeadLettersRequest, _broker_pb2.ListDeadLettersResponse]
+    """The rollouts that were given up last, newest first."""
+    RemoveDeadLetters: _grpc.UnaryUnaryMultiCallable[_broker_pb2.RemoveDeadLettersRequest, _broker_pb2.RemoveDeadLettersResponse]
+    """Removes dead letters, and asks their problems again if wanted."""
     FinishRun: _grpc.UnaryUnaryMultiCallable[_broker_pb2.FinishRunRequest, _broker_pb2.FinishRunResponse]
     """Ends the run: nothing more is admitted, and all rollouts in flight are abandoned. Idempotent."""
     Status: _grpc.UnaryUnaryMultiCallable[_broker_pb2.StatusRequest, _broker_pb2.StatusResponse]
@@ -97,6 +109,18 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """Streams the newest policy, and then each newer one."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_broker_pb2.HeartbeatRequest, _broker_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """Extends leases."""
+    ReleaseLeases: _aio.UnaryUnaryMultiCallable[_broker_pb2.ReleaseLeasesRequest, _broker_pb2.ReleaseLeasesResponse]  # type: ignore[assignment]
+    """Gives back all that a worker holds, without counting the deliveries: the worker stops. Idempotent."""
+    ReportBatchFailure: _aio.UnaryUnaryMultiCallable[_broker_pb2.ReportBatchFailureRequest, _broker_pb2.ReportBatchFailureResponse]  # type: ignore[assignment]
+    """Says that the uncommitted batch could not be trained on. Often enough, and the batch is held back until it is dropped."""
+    DropBatch: _aio.UnaryUnaryMultiCallable[_broker_pb2.DropBatchRequest, _broker_pb2.DropBatchResponse]  # type: ignore[assignment]
+    """Abandons the rollouts of the uncommitted batch; the next batch gets its number."""
+    SetRunMode: _aio.UnaryUnaryMultiCallable[_broker_pb2.SetRunModeRequest, _broker_pb2.SetRunModeResponse]  # type: ignore[assignment]
+    """Runs, drains or pauses the run. Idempotent."""
+    ListDeadLetters: _aio.UnaryUnaryMultiCallable[_broker_pb2.ListDeadLettersRequest, _broker_pb2.ListDeadLettersResponse]  # type: ignore[assignment]
+    """The rollouts that were given up last, newest first."""
+    RemoveDeadLetters: _aio.UnaryUnaryMultiCallable[_broker_pb2.RemoveDeadLettersRequest, _broker_pb2.RemoveDeadLettersResponse]  # type: ignore[assignment]
+    """Removes dead letters, and asks their problems again if wanted."""
     FinishRun: _aio.UnaryUnaryMultiCallable[_broker_pb2.FinishRunRequest, _broker_pb2.FinishRunResponse]  # type: ignore[assignment]
     """Ends the run: nothing more is admitted, and all rollouts in flight are abandoned. Idempotent."""
     Status: _aio.UnaryUnaryMultiCallable[_broker_pb2.StatusRequest, _broker_pb2.StatusResponse]  # type: ignore[assignment]
@@ -204,6 +228,54 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.HeartbeatResponse, _abc.Awaitable[_broker_pb2.HeartbeatResponse]]:
         """Extends leases."""
+
+    @_abc_1.abstractmethod
+    def ReleaseLeases(
+        self,
+        request: _broker_pb2.ReleaseLeasesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.ReleaseLeasesResponse, _abc.Awaitable[_broker_pb2.ReleaseLeasesResponse]]:
+        """Gives back all that a worker holds, without counting the deliveries: the worker stops. Idempotent."""
+
+    @_abc_1.abstractmethod
+    def ReportBatchFailure(
+        self,
+        request: _broker_pb2.ReportBatchFailureRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.ReportBatchFailureResponse, _abc.Awaitable[_broker_pb2.ReportBatchFailureResponse]]:
+        """Says that the uncommitted batch could not be trained on. Often enough, and the batch is held back until it is dropped."""
+
+    @_abc_1.abstractmethod
+    def DropBatch(
+        self,
+        request: _broker_pb2.DropBatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.DropBatchResponse, _abc.Awaitable[_broker_pb2.DropBatchResponse]]:
+        """Abandons the rollouts of the uncommitted batch; the next batch gets its number."""
+
+    @_abc_1.abstractmethod
+    def SetRunMode(
+        self,
+        request: _broker_pb2.SetRunModeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.SetRunModeResponse, _abc.Awaitable[_broker_pb2.SetRunModeResponse]]:
+        """Runs, drains or pauses the run. Idempotent."""
+
+    @_abc_1.abstractmethod
+    def ListDeadLetters(
+        self,
+        request: _broker_pb2.ListDeadLettersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.ListDeadLettersResponse, _abc.Awaitable[_broker_pb2.ListDeadLettersResponse]]:
+        """The rollouts that were given up last, newest first."""
+
+    @_abc_1.abstractmethod
+    def RemoveDeadLetters(
+        self,
+        request: _broker_pb2.RemoveDeadLettersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.RemoveDeadLettersResponse, _abc.Awaitable[_broker_pb2.RemoveDeadLettersResponse]]:
+        """Removes dead letters, and asks their problems again if wanted."""
 
     @_abc_1.abstractmethod
     def FinishRun(

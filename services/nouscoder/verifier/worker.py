@@ -1,25 +1,27 @@
 """The grading worker: a client of the broker and of this service's own grader.
 
-lease rollouts -> open their tests by digest (fetched once) -> grade -> submit each verdict at once.
+lease rollouts -> open their tests by digest (fetched once) -> grade -> submit each verdict at once, together with those
+that came while the submission before was on its way.
 
-INVARIANT: the worker holds at most `capacity` leases. Each ends exactly once: its verdict is submitted, or its work is
-cancelled because the lease was lost. An infrastructure failure is submitted as internal_error and never as another
-verdict; the broker then leases the rollout again. While the broker does not answer, the worker waits and keeps only its
-leases.
+INVARIANT: the worker holds at most `capacity` leases. Each ends exactly once: its verdict is submitted, its work is
+cancelled because the lease was lost, or it is given back when the worker stops. An infrastructure failure is submitted
+as internal_error and never as another verdict; the broker then leases the rollout again. While the broker does not
+answer, the worker waits and keeps only its leases.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc
 
 from nouscoder.config import Config
-from nouscoder.domain.lease import Lease, LeasedGrading, LeasedGradings
+from nouscoder.domain.lease import Lease, LeasedGrading, LeasedGradings, WorkReport
 from nouscoder.domain.submission import Tests
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import NousCoderError
@@ -36,9 +38,10 @@ from nouscoder.verifier.grading.verdict_cache import Grading
 
 log = logging.getLogger(__name__)
 
-LEASE_WAIT_S = 5.0
+LEASE_WAIT_S = 20.0
 TICK_S = 0.2
 PAUSE_S = 1.0
+_STOP_LIMIT_S = 2.0
 
 
 OpenTests = Callable[[str], AbstractAsyncContextManager[Tests]]
@@ -53,6 +56,14 @@ class Broker(Protocol):
 
     async def submit_verdicts(self, verdicts: Iterable[tuple[str, str, Verdict]]) -> frozenset[str]:
         """Submit (lease_id, rollout_id, verdict) triples. Returns the rollout ids that were refused."""
+        ...
+
+    async def release_leases(self) -> None:
+        """Give back all that this worker holds."""
+        ...
+
+    def keep_leases(self, report: Callable[[], WorkReport]) -> AbstractAsyncContextManager[Keeper]:
+        """Renew leases; `report` is asked at each heartbeat how far the work is."""
         ...
 
 
@@ -79,34 +90,71 @@ async def grade_rollouts(
     store = TestStore(open_blobs(config.problems.tests)) if config.problems.tests else None
     with held_worker_id("verifier", config.run.name) as worker_id:
         client = BrokerClient(config.broker.grpc, worker_id, config.run.peer_patience_s, credentials=credentials)
-        async with client as broker, broker.keep_leases() as keeper:
+        async with client as broker:
             source = store or broker
-            await GradingWorker(broker, keeper, grader, lambda digest: cache.opened(digest, source)).run()
+            await GradingWorker(broker, grader, lambda digest: cache.opened(digest, source)).run()
+
+
+@dataclass(slots=True)
+class _InHand:
+    """The work under one lease, and how many tests it has graded."""
+
+    task: asyncio.Task[None]
+    num_tests: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Graded:
+    """A verdict on its way to the broker."""
+
+    lease_id: str
+    rollout_id: str
+    verdict: Verdict
+    submitted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class GradingWorker:
     """Leases two rollouts for each slot of `grader`, so that every slot stays busy."""
 
-    def __init__(self, broker: Broker, keeper: Keeper, grader: Grading, opened: OpenTests) -> None:
+    def __init__(self, broker: Broker, grader: Grading, opened: OpenTests) -> None:
         """`opened` opens the tests of a digest while they are in use."""
         self.capacity = 2 * grader.num_slots
         self._broker = broker
-        self._keeper = keeper
         self._grader = grader
         self._opened = opened
-        self._in_hand: dict[str, asyncio.Task[None]] = {}
+        self._in_hand: dict[str, _InHand] = {}
+        self._num_tests = 0
+        self._graded: list[_Graded] = []
+        self._some_graded = asyncio.Event()
         self._room = asyncio.Event()
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Work until cancelled, then submit the verdicts there are and give the rest back."""
+        async with self._broker.keep_leases(self._report) as keeper:
+            self._keeper = keeper
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._drop_lost())
+                    group.create_task(self._submit())
+                    while True:
+                        await self._lease(group)
+            finally:
+                await self._stop()
+
+    async def _stop(self) -> None:
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._drop_lost())
-                while True:
-                    await self._lease(group)
-        finally:
-            for lease_id in list(self._in_hand):
-                self._keeper.drop(lease_id)
+            async with asyncio.timeout(_STOP_LIMIT_S):
+                if self._graded:
+                    await self._submit_all(self._graded)
+                await self._broker.release_leases()
+        except (TimeoutError, PeerError) as error:
+            log.warning("leases not given back, they run out", extra={"detail": str(error)})
+        for lease_id in list(self._in_hand):
+            self._keeper.drop(lease_id)
+
+    def _report(self) -> WorkReport:
+        """Tests graded, of work that has not begun those of all work: it waits for others to end."""
+        return WorkReport({lease_id: held.num_tests or self._num_tests for lease_id, held in self._in_hand.items()})
 
     async def _lease(self, group: asyncio.TaskGroup) -> None:
         """Lease rollouts once, up to the capacity."""
@@ -133,7 +181,7 @@ class GradingWorker:
         lease_id = grading.lease.lease_id
         self._keeper.add(grading.lease)
         task = group.create_task(self._work(grading))
-        self._in_hand[lease_id] = task
+        self._in_hand[lease_id] = _InHand(task)
         task.add_done_callback(lambda _: self._leave(lease_id))
 
     def _leave(self, lease_id: str) -> None:
@@ -145,23 +193,48 @@ class GradingWorker:
         """Cancel the work on lost leases, which another worker may hold."""
         while True:
             for lease_id in self._keeper.take_lost():
-                task = self._in_hand.get(lease_id)
-                if task is not None:
+                held = self._in_hand.get(lease_id)
+                if held is not None:
                     log.warning("lease lost", extra={"lease_id": lease_id})
-                    task.cancel()
+                    held.task.cancel()
             await asyncio.sleep(TICK_S)
 
     async def _work(self, grading: LeasedGrading) -> None:
         try:
             verdict = await self._verdict(grading)
-            submitted = (grading.lease.lease_id, grading.rollout_id, verdict)
-            refused = await self._broker.submit_verdicts([submitted])
         except PeerError as error:
             # The lease expires and the rollout is graded again, so only work is lost.
-            log.warning("verdict not submitted", extra={"rollout_id": grading.rollout_id, "detail": str(error)})
+            log.warning("not graded", extra={"rollout_id": grading.rollout_id, "detail": str(error)})
+            return
+        graded = _Graded(grading.lease.lease_id, grading.rollout_id, verdict)
+        self._graded.append(graded)
+        self._some_graded.set()
+        await graded.submitted.wait()  # bounded: each submission has the client's patience
+
+    async def _submit(self) -> None:
+        while True:
+            await self._some_graded.wait()
+            self._some_graded.clear()
+            graded = list(self._graded)
+            await self._submit_all(graded)
+            del self._graded[: len(graded)]
+            for item in graded:
+                item.submitted.set()
+
+    async def _submit_all(self, graded: Sequence[_Graded]) -> None:
+        """Submit together, or one by one when the broker refuses that. A verdict not taken is only work lost."""
+        try:
+            refused = await self._broker.submit_verdicts([(g.lease_id, g.rollout_id, g.verdict) for g in graded])
+        except PeerError as error:
+            if len(graded) > 1 and not isinstance(error, PeerUnreachable):
+                for item in graded:
+                    await self._submit_all([item])
+                return
+            rollout_ids = [item.rollout_id for item in graded]
+            log.warning("verdicts not submitted", extra={"rollout_ids": rollout_ids, "detail": str(error)})
             return
         if refused:
-            log.warning("verdict refused: the lease was lost", extra={"rollout_id": grading.rollout_id})
+            log.warning("verdicts refused: the leases were lost", extra={"rollout_ids": sorted(refused)})
 
     async def _verdict(self, grading: LeasedGrading) -> Verdict:
         """The verdict of a rollout. Raises PeerUnreachable when the broker that has its tests does not answer."""
@@ -169,12 +242,18 @@ class GradingWorker:
             digest = grading.tests_digest
             async with self._opened(digest) as tests:
                 submission = grading.rules.submission(tests, grading.text, grading.problem_id, digest)
-                return await grade_patiently(self._grader, submission)
+                return await grade_patiently(self._grader, submission, lambda _: self._count(grading.lease.lease_id))
         except PeerUnreachable:
             raise
         except (NousCoderError, OSError, InvalidSubmission, QueueFull) as error:
             log.error("cannot grade", extra={"problem_id": grading.problem_id, "detail": str(error)})
             return _internal_error(self._grader.backend, f"problem {grading.problem_id}: {error}")
+
+    def _count(self, lease_id: str) -> None:
+        self._num_tests += 1
+        held = self._in_hand.get(lease_id)
+        if held is not None:
+            held.num_tests += 1
 
 
 def _internal_error(backend: str, detail: str) -> Verdict:

@@ -43,6 +43,11 @@ leave_all(ids, 'training', 'trained')
 redis.call('LTRIM', rollouts, #ids, -1)
 if redis.call('LLEN', rollouts) > 0 then return 'more' end
 redis.call('HSET', META, 'batches_committed', batch + 1, 'step', step)
-redis.call('XADD', P .. 'commits', 'MAXLEN', '~', 1000, '*', 'batch', batch, 'step', step)
+local totals = {}
+for _, field in ipairs({'admitted', 'filtered', 'stale', 'abandoned', 'graded', 'accepted', 'internal_errors'}) do
+  totals[#totals + 1] = field
+  totals[#totals + 1] = meta_number(field)
+end
+redis.call('XADD', P .. 'commits', 'MAXLEN', '~', 1000, '*', 'batch', batch, 'step', step, unpack(totals))
 redis.call('DEL', record)
 return 'committed'

@@ -148,24 +148,59 @@ local function close_member(group)
   if redis.call('HINCRBY', group_key(group), 'open', -1) == 0 then complete_group(group) end
 end
 
--- Given up: the entry is kept in a bounded list of dead letters for whoever looks into it.
-local function dead_letter(stream, id, from, reason)
-  local group = redis.call('HGET', rollout_key(id), 'group')
-  redis.call('XADD', P .. 'dead', 'MAXLEN', '~', 1000, '*', 'stream', stream, 'rollout', id, 'reason', reason)
+local function drop_letter(letter)
+  local found = redis.call('XRANGE', P .. 'dead', letter, letter)[1]
+  if not found then return nil end
+  local fields = {}
+  for i = 1, #found[2], 2 do fields[found[2][i]] = found[2][i + 1] end
+  if fields.record ~= '' then redis.call('SADD', GARBAGE, fields.record) end
+  redis.call('XDEL', P .. 'dead', letter)
+  return fields
+end
+
+-- Given up: a bounded list of dead letters keeps what is known of it, and its record, for whoever looks into it.
+local function dead_letter(stream, id, from, reason, worker, delivery)
+  local key, letter = rollout_key(id), {'stream', stream, 'rollout', id, 'reason', reason, 'worker', worker or '',
+    'delivery', delivery or 0}
+  for _, field in ipairs({'group', 'problem', 'header', 'record', 'regrades', 'failure'}) do
+    letter[#letter + 1] = field
+    letter[#letter + 1] = redis.call('HGET', key, field) or ''
+  end
+  redis.call('HDEL', key, 'record') -- so that it is not garbage yet
+  redis.call('XADD', P .. 'dead', '*', unpack(letter))
+  while redis.call('XLEN', P .. 'dead') > R.dead_letters do
+    drop_letter(redis.call('XRANGE', P .. 'dead', '-', '+', 'COUNT', 1)[1][1])
+  end
   count('dead:' .. stream)
+  local group = redis.call('HGET', key, 'group')
   leave_all({id}, from, 'abandoned')
   close_member(group)
 end
 
--- A lease is lost: the rollout waits again, or is given up after too many deliveries.
-local function give_back(stream, entry, delivery)
+-- A lease is lost: the rollout waits again, or is given up after too many deliveries. Those that their worker gave back
+-- do not count. `reason` is why it was lost.
+local function give_back(stream, entry, delivery, reason)
   local id = rollout_of(stream, entry)
-  if delivery >= R.max_deliveries then
+  local returned = tonumber(redis.call('HGET', rollout_key(id), 'returned') or 0)
+  if delivery - returned >= R.max_deliveries then
+    local worker = redis.call('XPENDING', P .. stream, WORKERS, entry, entry, 1)[1][2]
     drop_entry(stream, entry)
-    dead_letter(stream, id, BUSY[stream], 'deliveries')
+    dead_letter(stream, id, BUSY[stream], reason, worker, delivery)
   else
     redis.call('ZREM', leased_key(stream), entry)
     redis.call('XCLAIM', P .. stream, WORKERS, RELEASED, 0, entry, 'JUSTID')
     move(id, BUSY[stream], WAITING[stream])
   end
+end
+
+-- What could be leased now: rollouts to sample, rollouts to grade, batches (0 or 1); and which policy is the newest.
+local function available()
+  if is_finished() then return {1, 1, 1, ''} end -- so that everyone who waits learns of it
+  local newest = redis.call('HMGET', META, 'policy_version', 'policy_digest', 'mode')
+  local policy = newest[1] and newest[1] .. ':' .. newest[2] or ''
+  if newest[3] == 'paused' then return {0, 0, 0, policy} end
+  local tasks = redis.call('SCARD', live('queued'))
+  if newest[1] and not newest[3] then tasks = tasks + R.group_size * math.max(0, groups_free()) end
+  local is_batch = redis.call('ZCARD', P .. 'ready') >= R.batch_groups or redis.call('EXISTS', P .. 'batch') == 1
+  return {tasks, redis.call('SCARD', live('sampled')), is_batch and 1 or 0, policy}
 end

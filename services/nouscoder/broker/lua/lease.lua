@@ -1,11 +1,14 @@
 -- Leases entries of `tasks` or `grading`; for tasks it admits whole groups while there is room.
--- ARGV: rules, stream, worker, name, wanted, now the curriculum: number of the next group, its problem, the next ...
--- Answers {finished, next group, {{entry, rollout, delivery with epoch, problem, group, minimum policy version} ...}} for
--- tasks, and {entry, rollout, delivery with epoch, header, record} for each rollout to grade.
+-- ARGV: rules, stream, worker, name, wanted, now the curriculum: its place, the problem there, the next ...
+-- Answers {finished, place in the curriculum, how many more could be leased, leases}. A lease on a task is
+-- {entry, rollout, delivery with epoch, problem, group, minimum policy version}; one to grade is
+-- {entry, rollout, delivery with epoch, header, record}.
 local stream, worker, name, wanted = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
-local key, now, leased = P .. stream, now_ms(), {}
-local next_group = tonumber(redis.call('HGET', META, 'next_group') or 0)
-if is_finished() then return {1, next_group, {}} end
+local key, now, leased, left = P .. stream, now_ms(), {}, 0
+-- Groups of requeued problems (remove_letters.lua) have numbers, but no place in the curriculum.
+local cursor = meta_number('next_group') - meta_number('requeued')
+local mode = redis.call('HGET', META, 'mode')
+if is_finished() then return {1, cursor, 1, {}} end
 redis.call('HSET', META, 'asked:' .. stream, now)
 
 -- A restarted worker: what its former incarnation held is free at once.
@@ -14,16 +17,18 @@ local former = redis.call('HGET', holders, name)
 if former ~= worker then
   if former then
     for _, pending in ipairs(redis.call('XPENDING', key, WORKERS, '-', '+', 100000, former)) do
-      give_back(stream, pending[1], pending[4])
+      give_back(stream, pending[1], pending[4], 'deliveries')
     end
     redis.call('XGROUP', 'DELCONSUMER', key, WORKERS, former)
   end
   redis.call('HSET', holders, name, worker)
 end
 
+if mode == 'paused' then return {0, cursor, 0, {}} end
+
 local function take(entry, id, delivery)
   move(id, WAITING[stream], BUSY[stream])
-  redis.call('HSET', rollout_key(id), 'since', now)
+  redis.call('HSET', rollout_key(id), 'since', now, 'moved', CLOCK)
   beat(stream, entry)
   if stream == 'grading' then
     leased[#leased + 1] = {entry, id, ticket(delivery), unpack(redis.call('HMGET', rollout_key(id), 'header', 'record'))}
@@ -50,7 +55,7 @@ local function take_new()
 end
 
 local function admit_group(problem)
-  local group, ids = string.format('g%06d', next_group), {}
+  local group, ids = string.format('g%06d', meta_number('next_group')), {}
   for i = 0, R.group_size - 1 do
     local id = group .. '-' .. i
     ids[#ids + 1] = id
@@ -62,26 +67,45 @@ local function admit_group(problem)
   redis.call('HSET', group_key(group), 'members', table.concat(ids, ','), 'open', R.group_size, 'version', version)
   redis.call('HINCRBY', OPEN, version, 1)
   count('admitted', R.group_size)
+  redis.call('HSETNX', META, 'began', now)
   count('next_group')
-  next_group = next_group + 1
 end
 
+-- The problem of the next group: a requeued one, else the curriculum's; nil where the offer ends.
+local function next_problem()
+  local requeued = redis.call('LPOP', P .. 'requeued')
+  if requeued then
+    count('requeued')
+    return requeued
+  end
+  local problem = ARGV[7 + cursor - tonumber(ARGV[6])]
+  if problem then cursor = cursor + 1 end
+  return problem
+end
+
+-- Admits groups until there is enough to lease; answers how many more could be admitted.
 local function admit()
   local free, missing = groups_free(), wanted - #leased
-  for i = 7 + next_group - tonumber(ARGV[6]), #ARGV do
-    if missing <= 0 or free <= 0 then return end
-    admit_group(ARGV[i])
+  while missing > 0 and free > 0 do
+    local problem = next_problem()
+    if not problem then break end
+    admit_group(problem)
     missing, free = missing - R.group_size, free - 1
   end
+  return math.max(0, free)
 end
 
-take_released()
-take_new()
+-- An entry that waits is QUEUED or SAMPLED, whether it is new or given back.
+if redis.call('SCARD', live(WAITING[stream])) > 0 then
+  take_released()
+  take_new()
+end
 -- Before a policy is published there is nothing to sample under. The curriculum offered may be older than the
 -- cursor, never newer.
 local has_policy = redis.call('HEXISTS', META, 'policy_version') == 1
-if stream == 'tasks' and has_policy and next_group >= tonumber(ARGV[6]) then
-  admit()
+if stream == 'tasks' and not mode and has_policy and cursor >= tonumber(ARGV[6]) then
+  left = admit() * R.group_size
   take_new()
 end
-return {0, next_group, leased}
+left = left + redis.call('SCARD', live(WAITING[stream]))
+return {0, cursor, left, leased}

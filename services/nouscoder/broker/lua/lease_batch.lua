@@ -10,6 +10,7 @@ if ARGV[4] ~= '' then
 end
 if is_finished() then return {1} end
 redis.call('HSET', META, 'asked:batches', now)
+if redis.call('HGET', META, 'mode') == 'paused' then return {0} end
 
 local function answer()
   local values = redis.call('HMGET', record, 'id', 'version', 'delivery')
@@ -17,13 +18,16 @@ local function answer()
 end
 
 if redis.call('EXISTS', record) == 1 then
-  local held = redis.call('HMGET', record, 'worker', 'name', 'clock', 'committing')
+  local held = redis.call('HMGET', record, 'worker', 'name', 'clock', 'committing', 'held_back')
   local is_free = held[2] == name or CLOCK - tonumber(held[3]) >= R.batch_lease_ms
-  if not is_free or held[4] then return {0} end
+  if not is_free or held[4] or held[5] then return {0} end
   if held[1] ~= worker then
     redis.call('HSET', record, 'worker', worker, 'name', name, 'since', now)
-    redis.call('HINCRBY', record, 'delivery', 1)
     count('redelivered:batches')
+    if redis.call('HINCRBY', record, 'delivery', 1) > R.max_batch_deliveries then
+      redis.call('HSET', record, 'held_back', 1)
+      return {0}
+    end
   end
   redis.call('HSET', record, 'beat', now, 'clock', CLOCK)
   return answer()

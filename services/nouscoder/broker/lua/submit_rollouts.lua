@@ -1,7 +1,7 @@
 -- Takes sampled rollouts, whose records are written already.
 -- ARGV: rules, worker, then entry, delivery with epoch, rollout, problem, header, oldest version, newest version, record ...
--- Answers for each: ok, lost, mismatch (the lease is on another rollout or problem), or unpublished (a version is newer
--- than the newest policy).
+-- Answers {for each: ok, lost, mismatch (the lease is on another rollout or problem), or unpublished (a version is newer
+-- than the newest policy); what could be leased now}.
 local worker, answers = ARGV[2], {}
 local published = tonumber(redis.call('HGET', META, 'policy_version') or -1)
 
@@ -28,4 +28,4 @@ for i = 3, #ARGV, 8 do
   if answer ~= 'ok' then redis.call('SADD', GARBAGE, record) end
   answers[#answers + 1] = answer
 end
-return answers
+return {answers, available()}

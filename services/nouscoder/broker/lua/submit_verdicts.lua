@@ -1,10 +1,13 @@
 -- Takes verdicts. ARGV: rules, worker, then entry, delivery with epoch, rollout, payload, reward (empty: internal_error),
--- accepted (1 or 0) ... Answers for each: ok, lost, or mismatch (the lease is on another rollout).
+-- accepted (1 or 0) ... Answers {for each: ok, lost, or mismatch (the lease is on another rollout); what could be leased
+-- now}.
 local worker, answers = ARGV[2], {}
 
-local function regrade(id)
+local function regrade(id, failure, delivery)
+  redis.call('HSET', rollout_key(id), 'failure', failure)
+  count('internal_errors')
   if redis.call('HINCRBY', rollout_key(id), 'regrades', 1) > R.max_regrades then
-    return dead_letter('grading', id, 'grading', 'internal_error')
+    return dead_letter('grading', id, 'grading', 'internal_error', worker, delivery)
   end
   move(id, 'grading', 'sampled')
   redis.call('XADD', P .. 'grading', '*', 'rollout', id)
@@ -20,7 +23,7 @@ local function submit(entry, delivery, id, payload, reward, accepted)
   drop_entry('grading', entry)
   redis.call('HSET', key, 'lease:grading', lease, 'since', now_ms())
   if reward == '' then
-    regrade(id)
+    regrade(id, payload, string.match(delivery, '^%d+'))
     return 'ok'
   end
   redis.call('HSET', key, 'verdict', payload, 'reward', reward)
@@ -34,4 +37,4 @@ end
 for i = 3, #ARGV, 6 do
   answers[#answers + 1] = submit(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5])
 end
-return answers
+return {answers, available()}

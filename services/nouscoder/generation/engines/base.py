@@ -6,7 +6,7 @@ An engine has no text, no problem and no tokenizer. Each request names the token
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -95,6 +95,11 @@ class Engine(Protocol):
     @property
     def num_tokens(self) -> int:
         """Tokens sampled since the start."""
+        ...
+
+    @property
+    def progress(self) -> Mapping[str, int]:
+        """Tokens sampled so far of each request being decoded, by request id."""
         ...
 
     @property

@@ -70,6 +70,11 @@ class FakeEngine:
         return len(self._waiting)
 
     @property
+    def progress(self) -> dict[str, int]:
+        """Tokens sampled so far of each running request, by request id."""
+        return {request_id: len(row.versions) for request_id, row in self._running.items()}
+
+    @property
     def num_tokens(self) -> int:
         """Tokens sampled since the start."""
         return self._num_tokens

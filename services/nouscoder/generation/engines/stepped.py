@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -73,6 +73,11 @@ class StepEngine(Protocol):
         ...
 
     @property
+    def progress(self) -> Mapping[str, int]:
+        """Tokens sampled so far of each running request, by request id."""
+        ...
+
+    @property
     def num_tokens(self) -> int:
         """Tokens sampled since the start."""
         ...
@@ -89,6 +94,7 @@ class SteppedEngine:
         self._closing = False
         self._paused_until_s: float | None = None
         self._idle_s = 0.0
+        self._progress: Mapping[str, int] = {}
         # `_open` belongs to the event loop: unfinished futures. `_sampling` belongs to the thread: futures by request.
         self._open: set[asyncio.Future[Any]] = set()
         self._sampling: dict[str, asyncio.Future[Completion]] = {}
@@ -123,6 +129,11 @@ class SteppedEngine:
     def num_waiting(self) -> int:
         """Requests waiting for a place."""
         return self._engine.num_waiting
+
+    @property
+    def progress(self) -> Mapping[str, int]:
+        """Tokens sampled so far of each request being decoded, by request id, after the last step."""
+        return self._progress
 
     @property
     def num_tokens(self) -> int:
@@ -259,6 +270,7 @@ class SteppedEngine:
         tokens_before = self._engine.num_tokens
         ended = self._engine.step()
         self._metrics.tokens.inc(self._engine.num_tokens - tokens_before)
+        self._progress = self._engine.progress
         self._metrics.running_rollouts.set(self._engine.num_running)
         if ended:
             delivery = [(self._sampling.pop(request_id), completion) for request_id, completion in ended]

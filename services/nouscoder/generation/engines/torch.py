@@ -77,6 +77,11 @@ class TorchEngine:
         return len(self._waiting)
 
     @property
+    def progress(self) -> dict[str, int]:
+        """Tokens sampled so far of each running request, by request id."""
+        return {row.request.request_id: len(row.token_ids) for row in self._slots.rows}
+
+    @property
     def num_tokens(self) -> int:
         """Tokens sampled since the start."""
         return self._num_tokens

@@ -17,7 +17,7 @@ from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.api.schema import answer_json, answer_record, outcome_record, parse_submission
-from nouscoder.verifier.grading.grader import QueueFull
+from nouscoder.verifier.grading.grader import OnOutcome, QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.grading.verdict_cache import Grading
 
@@ -52,13 +52,15 @@ async def server_events(grader: Grading, submission: Submission) -> AsyncIterato
                 yield b"event: outcome\ndata: " + json.dumps(outcome_record(event)).encode() + b"\n\n"
 
 
-async def grade_patiently(grader: Grading, submission: Submission, patience_s: float = QUEUE_PATIENCE_S) -> Verdict:
+async def grade_patiently(
+    grader: Grading, submission: Submission, on_outcome: OnOutcome | None = None, patience_s: float = QUEUE_PATIENCE_S
+) -> Verdict:
     """Like `Grader.grade`, but waits up to `patience_s` seconds while the queue is full, then raises QueueFull."""
     loop = asyncio.get_running_loop()
     end = loop.time() + patience_s
     while True:
         try:
-            return await grader.grade(submission)
+            return await grader.grade(submission, on_outcome)
         except QueueFull:
             if loop.time() >= end:
                 raise

@@ -1,0 +1,2 @@
+-- Answers what could be leased now: see `available` in common.lua. ARGV: rules.
+return available()

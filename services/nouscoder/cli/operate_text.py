@@ -1,0 +1,139 @@
+"""What the commands of operators do at the broker, and what they print."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+from nouscoder.cli.status_text import broker_of
+from nouscoder.config import Config
+from nouscoder.domain.dead_letter import DeadLetter
+from nouscoder.domain.ledger import RolloutState
+from nouscoder.domain.run_status import RunMode, RunStatus
+from nouscoder.errors import NousCoderError
+from nouscoder.rpc.broker_client import BrokerClient
+from nouscoder.store.record_store import ByteRange
+from nouscoder.store.rollout_record import decode_text
+
+_LOOK_EVERY_S = 1.0
+# A rollout in one of these is worked on to its end while a run is drained.
+_AT_WORK = (RolloutState.QUEUED, RolloutState.SAMPLING, RolloutState.SAMPLED, RolloutState.GRADING)
+
+
+class OperationFailed(NousCoderError):
+    """What was asked for cannot be done; the message says what is in the way."""
+
+
+async def mode_text(config: Config, mode: RunMode, *, as_json: bool) -> str:
+    """Set the mode of the run. Raises PeerError."""
+    async with broker_of(config) as broker:
+        former = await broker.set_mode(mode)
+    if as_json:
+        return json.dumps({"mode": mode.value, "former": former.value})
+    return f"the run is {mode.value}" if mode is not former else f"the run was {mode.value} already"
+
+
+async def drain_text(config: Config, wait_s: float, say: Callable[[str], object], *, as_json: bool) -> str:
+    """Drain the run. Raises OperationFailed when rollouts are still at work after `wait_s`, and PeerError."""
+    end_s, told = time.monotonic() + wait_s, -1
+    async with broker_of(config) as broker:
+        await broker.set_mode(RunMode.DRAINING)
+        while at_work := _at_work(status := await broker.status()):
+            if time.monotonic() > end_s:
+                raise OperationFailed(
+                    f"{at_work} rollouts are still sampled or graded after {wait_s:.0f} s: ask `nouscoder why-stalled`."
+                    " The run admits nothing until `nouscoder resume`"
+                )
+            if at_work != told and not as_json:
+                say(f"{at_work} rollouts are still sampled or graded")
+                told = at_work
+            await asyncio.sleep(_LOOK_EVERY_S)
+    left = {state: count for state, count in status.ledger.in_flight.items() if count}
+    if as_json:
+        return json.dumps({"mode": RunMode.DRAINING.value, "in_flight": left})
+    kept = ", ".join(f"{count} {state}" for state, count in left.items()) or "nothing is in flight"
+    return f"the run is drained: {kept}. `nouscoder resume` goes on"
+
+
+def _at_work(status: RunStatus) -> int:
+    return sum(status.ledger.in_flight.get(state.value, 0) for state in _AT_WORK)
+
+
+async def drop_batch_text(config: Config, batch_id: int, *, as_json: bool) -> str:
+    """Drop the uncommitted batch. Raises PeerRefused when it is another one, or is being trained on."""
+    async with broker_of(config) as broker:
+        num_rollouts = await broker.drop_batch(batch_id)
+    if as_json:
+        return json.dumps({"batch_id": batch_id, "abandoned": num_rollouts})
+    return f"batch {batch_id} is dropped: {num_rollouts} rollouts are abandoned, and the next batch gets its number"
+
+
+async def letters_text(config: Config, *, as_json: bool) -> str:
+    """Every dead letter that is kept, one a line. Raises PeerError."""
+    async with broker_of(config) as broker:
+        letters = await broker.dead_letters()
+    if as_json:
+        return json.dumps([_record(letter) for letter in letters], indent=1)
+    if not letters:
+        return "no dead letters"
+    return "\n".join(
+        f"{letter.letter_id}  {letter.rollout_id} of {letter.problem_id}: {_cause(letter)}, {letter.age_s:.0f} s ago"
+        for letter in letters
+    )
+
+
+async def letter_text(config: Config, letter_id: str, *, as_json: bool) -> str:
+    """One dead letter with the text that was sampled. Raises OperationFailed when there is none, and PeerError."""
+    async with broker_of(config) as broker:
+        letter = next((found for found in await broker.dead_letters() if found.letter_id == letter_id), None)
+        if letter is None:
+            raise OperationFailed(f"there is no dead letter {letter_id}: `nouscoder dead-letters list` names them")
+        text = await _text_of(broker, letter)
+    record = _record(letter) | {"text": text}
+    if as_json:
+        return json.dumps(record, indent=1)
+    fields = "\n".join(f"{name}: {value}" for name, value in record.items() if name not in ("text", "header"))
+    return f"{fields}\n\n{text}" if text is not None else f"{fields}\n\n(never sampled)"
+
+
+async def _text_of(broker: BrokerClient, letter: DeadLetter) -> str | None:
+    """The completion that was graded; None when nothing was sampled."""
+    if letter.header is None or not letter.record:
+        return None
+    data = bytearray()
+    section = ByteRange(letter.record, letter.header.text_offset, letter.header.text_bytes)
+    async for _, piece in broker.stream_records([section]):
+        data += piece
+    return decode_text(bytes(data))
+
+
+async def remove_letters_text(
+    config: Config, letter_ids: Sequence[str], *, every: bool, requeue: bool, as_json: bool
+) -> str:
+    """Requeue or drop dead letters. Raises OperationFailed when none are named, and PeerError."""
+    if every == bool(letter_ids):
+        raise OperationFailed("name dead letters, or give --all")
+    async with broker_of(config) as broker:
+        if every:
+            letter_ids = [letter.letter_id for letter in await broker.dead_letters()]
+        removed, problem_ids = await broker.remove_dead_letters(letter_ids, requeue=requeue)
+    if as_json:
+        return json.dumps({"removed": removed, "requeued_problem_ids": problem_ids})
+    if not requeue:
+        return f"{removed} dead letters dropped"
+    asked = ", ".join(problem_ids) or "none"
+    return f"{removed} dead letters removed; problems that get a new group: {asked}"
+
+
+def _record(letter: DeadLetter) -> dict[str, object]:
+    return asdict(letter) | {"reason": letter.reason.value, "cause": _cause(letter)}
+
+
+def _cause(letter: DeadLetter) -> str:
+    held = f", last by {letter.worker_id}" if letter.worker_id else ""
+    if letter.detail:
+        return f"{letter.reason.value} ({letter.regrades} gradings{held}): {letter.detail}"
+    return f"{letter.reason.value} ({letter.deliveries} deliveries on {letter.stream}{held})"

@@ -1,0 +1,100 @@
+"""Heartbeats for the leases of a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from nouscoder.domain.lease import Lease, WorkReport
+from nouscoder.rpc.channel import PeerError, PeerUnreachable
+
+log = logging.getLogger(__name__)
+
+# A beat three times in a lease's length: two may get lost.
+_BEATS_A_LEASE = 3
+
+
+class Heartbeat(Protocol):
+    """BrokerClient.heartbeat."""
+
+    async def __call__(
+        self, lease_ids: Sequence[str], progress: Sequence[int] = (), *, paused: bool = False
+    ) -> frozenset[str]:
+        """Extend leases; answers the lost ones."""
+        ...
+
+
+class LeaseKeeper:
+    """Beats for the leases it was given, so that they live as long as the worker works on them.
+
+    INVARIANT: a lease that was added is beaten for until it is dropped or reported lost, never longer.
+    """
+
+    def __init__(self, heartbeat: Heartbeat, report: Callable[[], WorkReport] | None = None) -> None:
+        self._heartbeat = heartbeat
+        self._report = report
+        self._kept: dict[str, Lease] = {}
+        self._lost: set[str] = set()
+        self._changed = asyncio.Event()
+
+    def add(self, lease: Lease) -> None:
+        """Keep this lease alive from now on."""
+        self._kept[lease.lease_id] = lease
+        self._changed.set()
+
+    def drop(self, lease_id: str) -> None:
+        """The work is handed in or given up: stop beating for it. Unknown ids are ignored."""
+        self._kept.pop(lease_id, None)
+        self._lost.discard(lease_id)
+
+    def take_lost(self) -> frozenset[str]:
+        """Lease ids lost since the last call (and no longer kept): drop the work on them."""
+        lost = frozenset(self._lost)
+        self._lost.clear()
+        return lost
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._beat_for_ever(), name="lease-keeper")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _beat_for_ever(self) -> None:
+        while True:
+            while not self._kept:
+                self._changed.clear()
+                await self._changed.wait()
+            await asyncio.sleep(min(lease.expires_in_s for lease in self._kept.values()) / _BEATS_A_LEASE)
+            await self._beat()
+
+    async def _beat(self) -> None:
+        asked = list(self._kept)
+        if not asked:
+            return
+        try:
+            lost = await self._send(asked)
+        except PeerUnreachable:
+            return  # the next beat is soon, and a broker that comes back grants a whole lease's time
+        except PeerError as error:
+            log.error("heartbeat refused", extra={"reason": str(error)})
+            return
+        # What was dropped while the beat was on its way is not lost but done.
+        still_kept = lost & self._kept.keys()
+        self._lost |= still_kept
+        for lease_id in still_kept:
+            del self._kept[lease_id]
+
+    async def _send(self, asked: Sequence[str]) -> frozenset[str]:
+        if self._report is None:
+            return await self._heartbeat(asked)
+        report = self._report()
+        return await self._heartbeat(
+            asked, [report.progress.get(lease_id, 0) for lease_id in asked], paused=report.paused
+        )
