@@ -51,7 +51,7 @@ BAD: list[tuple[str, Any]] = [
     ("config.generation.policy_from", "folder"),
     ("config.learner.learning_rate", 0),
     ("config.learner.adam_betas", [0.9]),
-    ("config.broker.reward", "kind"),
+    ("config.broker.reward.rule", "kind"),
     ("config.learner.objective.clip_low", 1),
     ("config.learner.objective.name", "ppo3"),
     ("config.verifier.tokens_file", "/tmp/tokens"),
@@ -251,8 +251,9 @@ def objects(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def leaves(node: dict[str, Any], path: str) -> Iterator[str]:
     for name, child in node.get("properties", {}).items():
         inner = f"{path}.{name}".lstrip(".")
-        if child.get("properties"):
-            yield from leaves(child, inner)
+        first = child.get("anyOf", [child])[0]  # of sections that are told apart by name, that of the defaults
+        if first.get("properties"):
+            yield from leaves(first, inner)
         else:
             yield inner
 

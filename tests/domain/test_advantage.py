@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from math import sqrt
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nouscoder.domain.advantage import group_advantages, has_signal
+from nouscoder.domain.advantage import Estimator, batch_advantages, group_advantages, has_signal
 
 rewards_of_a_group = st.lists(st.integers(-8, 8).map(lambda eighths: eighths / 8), min_size=2, max_size=16)
 
@@ -59,6 +60,42 @@ def test_a_reward_that_is_not_finite_raises(bad: float) -> None:
 def test_unequal_lengths_raise() -> None:
     with pytest.raises(ValueError, match="differ in length"):
         group_advantages([1.0, -1.0], [False])
+
+
+@given(rewards_of_a_group)
+def test_each_estimator_is_its_formula(rewards: list[float]) -> None:
+    assume(has_signal(rewards))
+    whole, count = [False] * len(rewards), len(rewards)
+    means, loo, sample = [], [], []
+    for index, reward in enumerate(rewards):
+        means.append(reward - sum(rewards) / count)
+        loo.append(reward - sum(rewards[:index] + rewards[index + 1 :]) / (count - 1))
+        sample.append((reward - sum(rewards) / count) / statistics.stdev(rewards))
+    assert group_advantages(rewards, whole, Estimator.GROUP_MEAN) == pytest.approx(means, abs=1e-12)
+    assert group_advantages(rewards, whole, Estimator.LEAVE_ONE_OUT) == pytest.approx(loo, abs=1e-12)
+    assert group_advantages(rewards, whole, Estimator.GROUP_MEAN_STD, ddof=1) == pytest.approx(sample, abs=1e-9)
+    assert group_advantages(rewards, [True] * count, Estimator.LEAVE_ONE_OUT) == [0.0] * count
+
+
+@given(rewards_of_a_group, st.data())
+def test_whitening_over_tokens_counts_a_rollout_once_for_each_token(rewards: list[float], data: st.DataObject) -> None:
+    assume(has_signal(rewards))
+    lengths = data.draw(st.lists(st.integers(1, 9), min_size=len(rewards), max_size=len(rewards)))
+    of_tokens = [reward for reward, length in zip(rewards, lengths, strict=True) for _ in range(length)]
+    spread = statistics.pstdev(of_tokens)
+    expected = [(reward - statistics.fmean(of_tokens)) / spread for reward in rewards]
+    found = batch_advantages(rewards, [False] * len(rewards), lengths)
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    once = batch_advantages(rewards, [False] * len(rewards), [1] * len(rewards))
+    assert once == pytest.approx(group_advantages(rewards, [False] * len(rewards)), abs=1e-9)
+
+
+def test_an_estimator_of_the_batch_needs_the_whole_batch() -> None:
+    with pytest.raises(ValueError, match="whole batch"):
+        group_advantages([1.0, 0.0], [False, False], Estimator.BATCH_WHITENED)
+    assert batch_advantages([1.0, 1.0], [False, False], [1, 1]) == [0.0, 0.0]
+    with pytest.raises(ValueError, match="weights differ"):
+        batch_advantages([1.0, 0.0], [False, False], [1])
 
 
 def test_nouscoder_rewards_by_hand() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
@@ -72,7 +73,16 @@ def test_overrides_are_toml_values_or_bare_strings() -> None:
         ("run.seed=-1", "run.seed: "),
         ("broker.batch_size=30", "must be a multiple of group_size 8"),
         ("learner.objective=ppo3", "learner.objective: "),
-        ("learner.objective.name=ppo3", "learner.objective.name: Input should be 'dapo'"),
+        ("learner.objective.name=ppo3", "learner.objective: .* must be one of dapo, grpo"),
+        ("learner.objective.divisor_tokens=8", "learner.objective: .*divisor_tokens is for aggregation fixed_divisor"),
+        ("learner.objective.dual_clip=1.1", "learner.objective: .*dual_clip must be above"),
+        ("learner.correction.floor=0.5", "learner.correction: .*floor is for kind token_masked"),
+        ('learner.objective={name = "ppo", proximal = "sampler"}', "set correction.kind to none"),
+        ("learner.schedule.decay=cosine", "learner.schedule: .*cosine needs decay_steps"),
+        ("learner.schedule.floor=0.1", "learner.schedule: .*for decay cosine"),
+        ('learner.advantage={estimator = "group_mean", ddof = 1}', "ddof has no effect"),
+        ("broker.reward.rule=callable", "broker.reward: .*entry_point is for rule callable"),
+        ("broker.reward.overlong=soft", "broker.reward: .*buffer_tokens is for overlong soft"),
         ("learner.objective.clip_hihg=0.3", "unknown key learner.objective.clip_hihg"),
         ("learner.clip_high=0.3", "unknown key learner.clip_high"),
         ("run.name=../evil", "run.name: "),
@@ -115,12 +125,21 @@ def sections(model: type[BaseModel], path: str = "") -> list[tuple[str, type[Bas
     """Every section of the tree, by its path."""
     found: list[tuple[str, type[BaseModel]]] = [(path, model)]
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            found += sections(field.annotation, f"{path}.{name}" if path else name)
+        for choice in (field.annotation, *map(unannotated, get_args(field.annotation))):
+            if isinstance(choice, type) and issubclass(choice, BaseModel):
+                found += sections(choice, f"{path}.{name}" if path else name)
     return found
 
 
+def unannotated(choice: Any) -> Any:
+    """A choice of a union without its tag."""
+    return getattr(choice, "__origin__", choice)
+
+
 def test_every_key_has_a_description() -> None:
+    assert [path for path, _ in sections(Config)].count("learner.objective") == 7, (
+        "every section of a union is looked at"
+    )
     silent = [
         f"{path}.{name}"
         for path, model in sections(Config)[1:]

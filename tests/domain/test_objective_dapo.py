@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nouscoder.config import DapoSettings, LearnerSection
-from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, bounded_ratio
+from nouscoder.config import DapoSettings
+from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts
 from nouscoder.learner.objectives.dapo import Dapo
-from nouscoder.learner.objectives.registry import OBJECTIVES, objective_of
+from nouscoder.learner.objectives.ratios import bounded_ratio
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,9 @@ def run(
         advantages=torch.tensor([t.advantage for t in tokens], dtype=torch.float64),
         rollout_of_token=torch.arange(len(tokens)),
         entropies=torch.zeros(len(tokens), dtype=torch.float64),
+        accepted=torch.zeros(len(tokens), dtype=torch.bool),
     )
-    terms = Dapo()(inputs, counts or MinibatchCounts(len(tokens), len(tokens)))
+    terms = Dapo(DapoSettings())(inputs, counts or MinibatchCounts(len(tokens), len(tokens), 0))
     torch.autograd.backward(terms.loss)
     assert new.grad is not None
     clipped = [terms.diagnostics[f"clip_fraction_{side}"].values for side in ("low", "high")]
@@ -96,8 +97,8 @@ def test_truncated_importance_weight_is_a_factor_without_gradient_and_outside_th
     assert run([capped])[0] == pytest.approx(2.0 * run([plain])[0]), "C = 2 times a clipped gain"
     old = torch.tensor([-1.5], requires_grad=True)
     one = torch.ones(1)
-    inputs = LossInputs(-one, old.detach(), -2 * one, one, torch.zeros(1).long(), entropies=one)
-    assert not Dapo()(inputs, MinibatchCounts(1, 1)).loss.requires_grad
+    inputs = LossInputs(-one, old.detach(), -2 * one, one, torch.zeros(1).long(), one, one.bool())
+    assert not Dapo(DapoSettings())(inputs, MinibatchCounts(1, 1, 0)).loss.requires_grad
 
 
 def test_tokens_of_overlong_rollouts_count_in_the_denominator() -> None:
@@ -117,7 +118,7 @@ some_tokens = st.lists(
 @given(some_tokens, st.integers(0, 12))
 def test_micro_batches_add_up_to_the_minibatch(tokens: list[Token], cut: int) -> None:
     cut = min(cut, len(tokens))
-    counts = MinibatchCounts(len(tokens), len(tokens))
+    counts = MinibatchCounts(len(tokens), len(tokens), 0)
     whole_loss, whole_gradient, _, _ = run(tokens, counts)
     parts = [part for part in (tokens[:cut], tokens[cut:]) if part]
     results = [run(part, counts) for part in parts]
@@ -137,14 +138,3 @@ def test_the_ratio_is_bounded() -> None:
     extreme = bounded_ratio(torch.tensor([0.0, -200.0]), torch.tensor([-200.0, 0.0]))
     assert torch.isfinite(extreme).all()
     assert extreme[0] == pytest.approx(math.exp(20), rel=1e-5)
-
-
-def test_every_objective_that_the_configuration_allows_is_in_the_registry() -> None:
-    definitions = LearnerSection.model_json_schema()["$defs"]
-    allowed = {name for name, schema in definitions.items() if "name" in schema.get("properties", {})}
-    assert {settings.__name__ for settings in OBJECTIVES} == allowed
-    changed = DapoSettings(clip_low=0.1, clip_high=0.3, tis_cap=5.0)
-    assert objective_of(LearnerSection(objective=changed).objective) == Dapo(changed)
-    published = LearnerSection().objective
-    assert (published.clip_low, published.clip_high, published.tis_cap) == (0.2, 0.28, 2.0)
-    assert objective_of(published) == Dapo()

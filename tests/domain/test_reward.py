@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.domain.reward import RewardRule, reward_of, reward_of_verdict
+from nouscoder.domain.length_control import group_length_rewards, soft_overlong_punishment
+from nouscoder.domain.reward import OverlongReward, RewardRule, RewardTerms, reward_of, reward_of_verdict
 from nouscoder.domain.rollout import FinishReason, RolloutHeader
 from nouscoder.domain.verdict import Verdict, VerdictKind
 
@@ -46,11 +47,60 @@ def test_a_program_that_never_ran_has_soft_reward_zero(kind: VerdictKind) -> Non
     assert reward_of_verdict(verdict(kind, graded=0), RewardRule.SOFT) == 0.0
 
 
-@pytest.mark.parametrize("rule", RewardRule)
+BY_VERDICT = [rule for rule in RewardRule if rule is not RewardRule.CALLABLE]
+
+
+def header(num_tokens: int = 5, finish: FinishReason = FinishReason.STOP, num_turns: int = 1) -> RolloutHeader:
+    return RolloutHeader("g000001-2", "g000001", "p", num_tokens, 2, 0, 0, finish, 100, 60, 40, num_turns)
+
+
+@pytest.mark.parametrize("rule", BY_VERDICT)
 def test_the_reward_of_a_rollout_follows_its_verdict_and_a_fault_names_the_rollout(rule: RewardRule) -> None:
-    header = RolloutHeader("g000001-2", "g000001", "p", 5, 2, 0, 0, FinishReason.STOP, 100, 60, 40)
     for kind in (VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER):
         given = verdict(kind, passed=10 if kind is VerdictKind.ACCEPTED else 3)
-        assert reward_of(header, given, rule) == reward_of_verdict(given, rule)
+        assert reward_of(header(), given, RewardTerms(rule)) == reward_of_verdict(given, rule)
     with pytest.raises(ValueError, match="g000001-2: an internal_error"):
-        reward_of(header, verdict(VerdictKind.INTERNAL_ERROR), rule)
+        reward_of(header(), verdict(VerdictKind.INTERNAL_ERROR), RewardTerms(rule))
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_turns", "expected"),
+    [
+        (VerdictKind.ACCEPTED, 1, 1.1),
+        (VerdictKind.ACCEPTED, 6, 1.1),
+        (VerdictKind.ACCEPTED, 7, 1.0),
+        (VerdictKind.WRONG_ANSWER, 1, 0.1),
+        (VerdictKind.WRONG_ANSWER, 8, 0.0),
+        (VerdictKind.NO_CODE, 1, -0.1),
+        (VerdictKind.NO_CODE, 7, -0.2),
+    ],
+)
+def test_r1_code_interpreter_pays_for_the_format_and_charges_for_turns(
+    kind: VerdictKind, num_turns: int, expected: float
+) -> None:
+    terms = RewardTerms(RewardRule.R1_CODE_INTERPRETER)
+    assert reward_of(header(num_turns=num_turns), verdict(kind), terms) == pytest.approx(expected)
+
+
+def test_a_punished_overlong_rollout_has_the_fixed_reward_whatever_its_verdict() -> None:
+    terms = RewardTerms(RewardRule.BINARY, OverlongReward.PUNISHED, punished_reward=-0.5)
+    for kind in (VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER):
+        assert reward_of(header(finish=FinishReason.LENGTH), verdict(kind), terms) == -0.5
+        assert reward_of(header(), verdict(kind), terms) == reward_of_verdict(verdict(kind), RewardRule.BINARY)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "expected"), [(0, 0.0), (60, 0.0), (61, -1 / 40), (80, -0.5), (100, -1.0), (130, -1.0)]
+)
+def test_the_soft_overlong_punishment_falls_from_zero_to_minus_one(num_tokens: int, expected: float) -> None:
+    assert soft_overlong_punishment(num_tokens, max_tokens=100, buffer_tokens=40) == pytest.approx(expected)
+    terms = RewardTerms(RewardRule.SIGN, OverlongReward.SOFT, buffer_tokens=40, max_new_tokens=100)
+    rewarded = reward_of(header(num_tokens + 2), verdict(VerdictKind.ACCEPTED), terms)
+    assert rewarded == pytest.approx(1.0 + expected), "the prompt's two tokens do not count"
+
+
+def test_the_length_reward_prefers_short_right_rollouts_and_never_pays_wrong_ones() -> None:
+    right, wrong = [True] * 3, [False] * 3
+    assert group_length_rewards([10, 20, 30], right) == [0.5, 0.0, -0.5]
+    assert group_length_rewards([10, 20, 30], wrong) == [0.0, 0.0, -0.5]
+    assert group_length_rewards([7, 7, 7], right) == [0.0, 0.0, 0.0]

@@ -47,6 +47,7 @@ def metrics_line(step: int, draw: random.Random) -> dict[str, Any]:
         "batch_id": batch,
         "policy_version": batch + 1,
         "loss": draw.gauss(0, 0.02),
+        "skipped": False,
         "reward_mean": 2 * rate - 1,
         "pass_rate": rate,
         "staleness_mean": 1 + 0.2 * (batch % 7),
@@ -306,6 +307,7 @@ def trained_batch() -> TrainedBatch:
     """A batch of one rollout and one step, made from the learner's records."""
     import torch
 
+    from nouscoder.config import DapoSettings
     from nouscoder.learner.batch_statistics import ScoredRollout, statistics_of
     from nouscoder.learner.diagnostics import StepDiagnostics
     from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts
@@ -319,8 +321,10 @@ def trained_batch() -> TrainedBatch:
     graded = GradedRollout(rollout, Verdict(VerdictKind.ACCEPTED, 10, 10, 10, 0.1, "local"), 1.0)
     scored = (ScoredRollout(graded, 0.5, 1),)
     tokens = torch.full((8,), -0.1)
-    inputs = LossInputs(tokens, tokens, tokens, torch.ones(8), torch.zeros(8).long(), entropies=torch.ones(8))
+    inputs = LossInputs(
+        tokens, tokens, tokens, torch.ones(8), torch.zeros(8).long(), torch.ones(8), torch.ones(8).bool()
+    )
     diagnostics = StepDiagnostics()
-    diagnostics.add(inputs, Dapo()(inputs, MinibatchCounts(8, 1)).diagnostics)
-    step = StepMetrics(1, 0.0, 1.0, 3e-4, 8, 9, 0.5, diagnostics.result())
+    diagnostics.add(inputs, Dapo(DapoSettings())(inputs, MinibatchCounts(8, 1, 8)).diagnostics)
+    step = StepMetrics(1, False, 0.0, 1.0, 3e-4, 8, 9, 0.5, diagnostics.result())
     return TrainedBatch(1, (step,), scored, statistics_of(scored), 0.6)

@@ -10,7 +10,7 @@ import pytest
 from nouscoder.broker import batches
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import InvalidRequest, InvariantBroken, Refused
-from nouscoder.domain.reward import RewardRule
+from nouscoder.config import RewardSection
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.rpc.rollout_convert import decode_batch, decode_header, encode_batch
 from nouscoder.rpc.verdict_convert import decode_verdict
@@ -57,7 +57,7 @@ async def test_a_group_with_fewer_than_two_verdicts_is_abandoned(new_broker: New
 
 
 async def test_a_soft_reward_of_a_grading_that_stopped_early_is_refused(new_broker: NewBroker, broker_rig: Any) -> None:
-    broker = new_broker("broker.reward=soft")
+    broker = new_broker("broker.reward.rule=soft")
     await broker.publish_policy(broker_rig.manifest(0))
     await broker_rig.sample(broker, 1)
     (item,) = (await broker.lease_grading("verifier-h-0-1", 1, 0)).gradings
@@ -71,7 +71,7 @@ async def test_the_reward_is_decided_when_the_verdict_comes_and_reaches_the_lear
     new_broker: NewBroker, broker_rig: Any
 ) -> None:
     """A broker that is restarted with another rule changes no reward that was decided before."""
-    config = broker_rig.config("broker.reward=soft", "broker.batch_size=4")
+    config = broker_rig.config("broker.reward.rule=soft", "broker.batch_size=4")
     broker = new_broker(config=config)
     await broker.publish_policy(broker_rig.manifest(0))
     await broker_rig.sample(broker, 4)
@@ -82,7 +82,7 @@ async def test_the_reward_is_decided_when_the_verdict_comes_and_reaches_the_lear
     }
     items = [(item.lease.lease_id, item.rollout_id, verdicts[item.rollout_id]) for item in leased]
     assert await broker.submit_verdicts("verifier-h-0-1", items) == []
-    signs = config.model_copy(update={"broker": config.broker.model_copy(update={"reward": RewardRule.SIGN})})
+    signs = config.model_copy(update={"broker": config.broker.model_copy(update={"reward": RewardSection()})})
     batch = (await new_broker(config=signs).lease_batch(LEARNER, 0)).batch
     assert batch is not None
     assert [recorded.reward for recorded in batch.rollouts] == [passed / 7 for passed in range(4)]

@@ -10,7 +10,7 @@ import torch
 from prometheus_client import CollectorRegistry
 from transformers import PreTrainedModel
 
-from nouscoder.config import Config, LearnerSection
+from nouscoder.config import AdvantageSection, Config, LearnerSection
 from nouscoder.learner.batch_statistics import ScoredRollout, score
 from nouscoder.learner.core import prepare_thread
 from nouscoder.learner.logprobs import score_tokens
@@ -61,7 +61,7 @@ def config(microbatch_tokens: int = 16384) -> Config:
 
 
 def scored_rollouts() -> list[ScoredRollout]:
-    groups = score(random_batch(0, seed=1))
+    groups = score(random_batch(0, seed=1), AdvantageSection())
     return [scored for group in groups for scored in group]
 
 

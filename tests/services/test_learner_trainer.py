@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.config import Config, LearnerSection, RunSection
+from nouscoder.config import AdvantageSection, Config, LearnerSection, RunSection, ScheduleSection
 from nouscoder.domain.advantage import group_advantages
 from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.rollout import FinishReason, Rollout, Segment, float32, int32, spans_of
@@ -42,7 +42,7 @@ def config(*, microbatch_tokens: int = 16384, steps_per_batch: int = 4, warmup_s
             max_gradient_norm=more.get("max_gradient_norm", 1.0),
             microbatch_tokens=microbatch_tokens,
             steps_per_batch=steps_per_batch,
-            warmup_steps=warmup_steps,
+            schedule=ScheduleSection(warmup_steps=warmup_steps),
         ),
     )
 
@@ -118,7 +118,7 @@ def test_a_chunked_head_gives_the_same_scores_and_gradients(monkeypatch: pytest.
 
 
 def test_minibatches_are_disjoint_whole_groups_in_an_order_by_seed_and_batch() -> None:
-    groups = score(random_batch(0, seed=5, num_groups=6, group_size=3))
+    groups = score(random_batch(0, seed=5, num_groups=6, group_size=3), AdvantageSection())
     cut = minibatches(groups, 4, seed=1, batch_id=7)
     assert [len(part) for part in cut] == [6, 6, 3, 3]
     for part in cut:
@@ -138,7 +138,7 @@ def test_advantages_come_from_the_rewards_of_the_batch_and_not_from_its_verdicts
     own = replace(
         batch, rollouts=tuple(replace(item, reward=r) for item, r in zip(batch.rollouts, rewards, strict=True))
     )
-    (group,) = score(own)
+    (group,) = score(own, AdvantageSection())
     cut = [item.graded.rollout.is_overlong for item in group]
     assert [item.advantage for item in group] == group_advantages(rewards, cut)
     assert statistics_of(group).reward_mean == sum(rewards) / 4
@@ -146,7 +146,7 @@ def test_advantages_come_from_the_rewards_of_the_batch_and_not_from_its_verdicts
 
 def test_statistics_of_a_batch_by_hand() -> None:
     batch = random_batch(4, seed=5, policy_version=4)
-    scored = [item for group in score(batch) for item in group]
+    scored = [item for group in score(batch, AdvantageSection()) for item in group]
     figures = statistics_of(scored)
     right = [g for g in batch.rollouts if g.verdict.kind is VerdictKind.ACCEPTED]
     assert figures.pass_rate == len(right) / len(batch.rollouts)
@@ -173,12 +173,12 @@ def test_old_log_probabilities_are_those_before_the_first_step() -> None:
     batch = random_batch(0, seed=1)
     trainer = Trainer(random_policy(0), config(steps_per_batch=4))
     steps = trainer.train_batch(batch).steps
-    cut = minibatches(score(batch), 4, seed=3, batch_id=0)
+    cut = minibatches(score(batch, AdvantageSection()), 4, seed=3, batch_id=0)
     last = [scored.graded.rollout for scored in cut[-1]]
     # The weights before step 4, from the same run stopped after three steps.
     other = Trainer(random_policy(0), config(steps_per_batch=4))
-    prepared = [other._with_old_logprobs(other._pack(part)) for part in cut]
-    first_steps = [other._take_step(part) for part in prepared[:3]]
+    prepared = [other._with_old_scores(other._pack(part)) for part in cut]
+    first_steps = [other._take_step(part, 0.0) for part in prepared[:3]]
     assert [step.loss for step in first_steps] == [step.loss for step in steps[:3]], "bit for bit"
     start = random_policy(0)
     ratios = [
@@ -217,7 +217,7 @@ def test_same_state_and_batch_give_the_same_bits() -> None:
 def test_rewarded_tokens_become_likelier_and_punished_ones_less() -> None:
     batch = random_batch(0, seed=1, num_groups=8)
     trainer = Trainer(random_policy(0), config(steps_per_batch=1, learning_rate=1e-3))
-    scored = {s.graded.rollout.rollout_id: s.advantage for group in score(batch) for s in group}
+    scored = {s.graded.rollout.rollout_id: s.advantage for group in score(batch, AdvantageSection()) for s in group}
 
     def gain() -> float:
         total = 0.0

@@ -15,12 +15,12 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.broker.core import Broker
 from nouscoder.broker.curriculum import Curriculum, task_seed
+from nouscoder.broker.rewards import Rewards
 from nouscoder.broker.service import serve_broker
 from nouscoder.config import Config, load_config
 from nouscoder.data.problem_index import ProblemIndex, build_index
 from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.reward import reward_of
 from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import StdinCase, StdinTests
 from nouscoder.domain.verdict import Verdict, VerdictKind
@@ -91,7 +91,8 @@ async def synchronous_losses(config: Config, policy: Path, folder: Path) -> list
             for task in tasks_of(config, curriculum, number):
                 rollout = await environment.rollout(task, engine)
                 verdict = verdict_of(rollout.text)
-                reward = reward_of(encode_rollout(rollout)[0], verdict, config.broker.reward)
+                reward = Rewards(config).of(encode_rollout(rollout)[0], verdict)
+                assert reward is not None
                 graded.append(GradedRollout(rollout, verdict, reward))
             losses += [step.loss for step in trainer.train_batch(Batch(number, tuple(graded), number)).steps]
     return losses

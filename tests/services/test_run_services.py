@@ -108,7 +108,7 @@ CHANGES = {
     "broker.group_size": "4",
     "broker.batch_size": "32",
     "learner.steps_per_batch": "2",
-    "broker.reward": "binary",
+    "broker.reward": '{rule = "binary"}',
     "generation.sampling.temperature": "0.5",
     "generation.sampling.top_p": "0.5",
     "generation.environment.prompt_as": "messages",

@@ -22,6 +22,7 @@ from nouscoder.broker.identity import check_settings, check_state, note_problems
 from nouscoder.broker.operations import Operations
 from nouscoder.broker.pressure import Pressure
 from nouscoder.broker.records import Records, open_record_store, record_name
+from nouscoder.broker.rewards import Rewards
 from nouscoder.broker.rules import Rules
 from nouscoder.broker.store import Store
 from nouscoder.broker.streams import Graded, LeasedEntry, Sampled, Stream, parse_lease
@@ -40,7 +41,6 @@ from nouscoder.domain.lease import (
 )
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.domain.reward import RewardRule, reward_of
 from nouscoder.domain.rollout import RolloutHeader, Sampling, Task
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.domain.stall import Blocker
@@ -71,6 +71,7 @@ class Broker:
         self._next_group = 0  # a guess that each answer corrects; the truth is in Redis
         self._most_groups = 0  # that were ever admitted, as far as this process saw: Redis may forget some
         self.rules = Rules.of(config.broker)
+        self._rewards = Rewards(config)
         self.store = Store(url, config.run.name, self.rules)
         self.records = Records(self.store, open_record_store(config, self.store))
         self.waits = Waits(lambda: streams.read_available(self.store))
@@ -306,7 +307,7 @@ class Broker:
     def _grading(self, entry: LeasedEntry) -> RecordedGrading:
         header, record = decode_header(entry.values[0]), entry.values[1].decode()
         problem = self._problems.problem(header.problem_id)
-        rules = replace(problem.rules, run_all_tests=self._config.broker.reward is RewardRule.SOFT)
+        rules = replace(problem.rules, run_all_tests=self._rewards.run_all_tests)
         return RecordedGrading(self._lease(entry), header, record, problem.tests_digest, rules)
 
     def _lease(self, entry: LeasedEntry) -> Lease:
@@ -330,11 +331,11 @@ class Broker:
         return LeasedTask(self._lease(entry), task)
 
     def _reward(self, header: bytes | None, verdict: Verdict) -> float | None:
-        """None for an internal_error, and without a header: then the rollout is final and the lease on it is lost."""
-        if verdict.is_ours or header is None:
+        """As `Rewards.of`; None also without a header: then the rollout is final and the lease on it is lost."""
+        if header is None:
             return None
         try:
-            return reward_of(decode_header(header), verdict, self._config.broker.reward)
+            return self._rewards.of(decode_header(header), verdict)
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
 

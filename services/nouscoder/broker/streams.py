@@ -124,7 +124,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """A verdict under its lease. `reward` is None when there is none: for an internal_error."""
+    """A verdict under its lease. `reward` is None when there is none, as for an internal_error."""
 
     ref: LeaseRef
     rollout_id: str

@@ -3,31 +3,71 @@
 from __future__ import annotations
 
 from nouscoder.config.base import ConfigError, Section
-from nouscoder.config.broker import BrokerSection, RecordBackend
+from nouscoder.config.broker import BrokerSection, RecordBackend, RewardSection
 from nouscoder.config.generation import GenerationSection, SamplingSection
 from nouscoder.config.learner import LearnerSection
-from nouscoder.config.objective import DapoSettings, ObjectiveSettings
+from nouscoder.config.loss_terms import (
+    AdvantageSection,
+    CorrectionKind,
+    CorrectionSection,
+    DecayKind,
+    EntropySection,
+    KlEstimator,
+    ReferenceKlSection,
+    ScheduleSection,
+)
+from nouscoder.config.objective import (
+    Aggregation,
+    CispoSettings,
+    ClippedSettings,
+    DapoSettings,
+    GppoSettings,
+    GrpoSettings,
+    GspoSettings,
+    ObjectiveSettings,
+    PpoSettings,
+    Proximal,
+    ReinforcePlusPlusSettings,
+)
 from nouscoder.config.run import DemoSection, PolicySection, ProblemsSection, RunSection
 from nouscoder.config.tls import MutualTlsSection
 from nouscoder.config.tree import Config, dump_config, load_config
 from nouscoder.config.verifier import SandboxSection, TestsSection, TlsSection, VerifierSection
 
 __all__ = [
+    "AdvantageSection",
+    "Aggregation",
     "BrokerSection",
+    "CispoSettings",
+    "ClippedSettings",
     "Config",
     "ConfigError",
+    "CorrectionKind",
+    "CorrectionSection",
     "DapoSettings",
+    "DecayKind",
     "DemoSection",
+    "EntropySection",
     "GenerationSection",
+    "GppoSettings",
+    "GrpoSettings",
+    "GspoSettings",
+    "KlEstimator",
     "LearnerSection",
     "MutualTlsSection",
     "ObjectiveSettings",
     "PolicySection",
+    "PpoSettings",
     "ProblemsSection",
+    "Proximal",
     "RecordBackend",
+    "ReferenceKlSection",
+    "ReinforcePlusPlusSettings",
+    "RewardSection",
     "RunSection",
     "SamplingSection",
     "SandboxSection",
+    "ScheduleSection",
     "Section",
     "TestsSection",
     "TlsSection",

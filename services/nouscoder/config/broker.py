@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from nouscoder.config.base import InputFile, Section
-from nouscoder.domain.reward import RewardRule
+from nouscoder.domain.reward import OverlongReward, RewardRule
 
 
 class RecordBackend(StrEnum):
@@ -30,6 +30,43 @@ class RecordsSection(Section):
     def _url_of_object_store(self) -> RecordsSection:
         if (self.backend is RecordBackend.OBJECT_STORE) != bool(self.url):
             raise ValueError("url is for backend object_store, which needs it")
+        return self
+
+
+class RewardSection(Section):
+    """How a rollout and its verdict become a reward. Decided once, when the verdict comes."""
+
+    rule: RewardRule = Field(
+        RewardRule.SIGN,
+        description="sign: 1 accepted, -1 else; binary: 1 or 0; soft: the share of tests passed; r1_code_interpreter:"
+        " 1 or 0, +-0.1 for a code block, -0.1 above 6 turns; callable: entry_point",
+    )
+    entry_point: str = Field(
+        "",
+        pattern=r"^([\w.]+:\w+)?$",
+        description="for callable: package.module:function, called with rollout header and verdict",
+    )
+    run_all_tests: bool = Field(
+        False, description="grade every test, also after a failure, so that passed / total is known; soft always does"
+    )
+    overlong: OverlongReward = Field(
+        OverlongReward.GRADED,
+        description="rollouts cut at max_new_tokens; graded: as any other; punished: punished_reward;"
+        " soft: DAPO's soft punishment is added to the reward of every rollout",
+    )
+    punished_reward: float = Field(
+        -1.0, allow_inf_nan=False, description="for punished: the reward of an overlong rollout"
+    )
+    buffer_tokens: int = Field(
+        0, ge=0, description="for soft: tokens before max_new_tokens over which the punishment falls from 0 to -1"
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> RewardSection:
+        if (self.rule is RewardRule.CALLABLE) != bool(self.entry_point):
+            raise ValueError("entry_point is for rule callable, which needs it")
+        if (self.overlong is OverlongReward.SOFT) != bool(self.buffer_tokens):
+            raise ValueError("buffer_tokens is for overlong soft, which needs it")
         return self
 
 
@@ -65,9 +102,6 @@ class BrokerSection(Section):
     )
     max_deliveries: int = Field(5, ge=1, description="deliveries of one rollout before it is dead-lettered")
     max_regrades: int = Field(3, ge=1, description="internal errors in grading one rollout before it is abandoned")
-    reward: RewardRule = Field(
-        RewardRule.SIGN, description="sign: 1 accepted, -1 else; binary: 1 or 0; soft: the share of tests passed"
-    )
     max_batch_failures: int = Field(
         3, ge=1, description="times that a learner may fail to train on a batch before the batch is held back"
     )
@@ -79,6 +113,7 @@ class BrokerSection(Section):
         True, description="DAPO's dynamic sampling: groups with equal rewards are filtered"
     )
 
+    reward: RewardSection = RewardSection()
     records: RecordsSection = RecordsSection()
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from nouscoder.config.keys import keys_of
+from nouscoder.config.objective import TAG
 from nouscoder.nearest_name import did_you_mean
 
 
@@ -16,7 +17,7 @@ def sentences(error: ValidationError, model: type[BaseModel]) -> list[str]:
 
 
 def _sentence(fault: Any, model: type[BaseModel]) -> str:
-    loc = [str(part) for part in fault["loc"]]
+    loc = [str(part) for part in fault["loc"] if not str(part).startswith(TAG)]
     where = ".".join(loc) or "configuration"
     if fault["type"] == "extra_forbidden":
         return f"unknown key {where}{_nearest(loc, model)}"

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nouscoder.config.base import Section
-from nouscoder.config.objective import DapoSettings, ObjectiveSettings
+from nouscoder.config.loss_terms import (
+    AdvantageSection,
+    CorrectionKind,
+    CorrectionSection,
+    EntropySection,
+    ReferenceKlSection,
+    ScheduleSection,
+)
+from nouscoder.config.objective import DapoSettings, ObjectiveSettings, PpoSettings, Proximal
 
 
 class LearnerSection(Section):
@@ -16,13 +24,22 @@ class LearnerSection(Section):
     grpc_health: str = Field(
         "", description="address of a second port for health checks, not encrypted; empty: no port"
     )
-    objective: ObjectiveSettings = DapoSettings()
+    objective: ObjectiveSettings = Field(
+        DapoSettings(), description="the objective, one of several sections, chosen by its key name; default dapo"
+    )
+    correction: CorrectionSection = CorrectionSection()
+    reference_kl: ReferenceKlSection = ReferenceKlSection()
+    entropy: EntropySection = EntropySection()
+    advantage: AdvantageSection = AdvantageSection()
+    schedule: ScheduleSection = ScheduleSection()
     steps_per_batch: int = Field(4, ge=1, description="PPO-off-policy-k: optimizer steps for each batch")
     learning_rate: float = Field(1e-6, gt=0, description="learning rate of AdamW after the warm-up")
     weight_decay: float = Field(0.0, ge=0, description="weight decay of AdamW")
     adam_betas: tuple[float, float] = Field((0.9, 0.999), description="decay of AdamW's two moments")
-    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
     max_gradient_norm: float = Field(1.0, gt=0, description="gradients with a larger norm are scaled down to it")
+    skip_gradient_norm: float = Field(
+        0.0, ge=0, description="a step whose gradient has a larger norm changes no weights and is counted; 0: none"
+    )
     microbatch_tokens: int = Field(16384, ge=1, description="maximum number of padded tokens in a forward pass")
     checkpoint_every_batches: int = Field(
         10, ge=1, description="a checkpoint is begun after this many batches, or after checkpoint_every_s"
@@ -52,3 +69,10 @@ class LearnerSection(Section):
     peak_flops: float = Field(0.0, ge=0, description="the device's peak for the MFU; 0 measures a matrix product")
     threads: int = Field(1, ge=1, description="CPU threads of the training")
     device: str = Field("cpu", description="torch device")
+
+    @model_validator(mode="after")
+    def _one_correction(self) -> LearnerSection:
+        coupled = isinstance(self.objective, PpoSettings) and self.objective.proximal is Proximal.SAMPLER
+        if coupled and self.correction.kind is not CorrectionKind.NONE:
+            raise ValueError("with objective.proximal sampler the ratio corrects already: set correction.kind to none")
+        return self

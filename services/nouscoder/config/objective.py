@@ -1,22 +1,165 @@
-"""Settings of the objectives: one section an objective, chosen by `learner.objective.name`."""
+"""Settings of the objectives: one section an objective, chosen by `learner.objective.name`.
+
+The defaults are the published values. learner/objectives/ has one file an objective, with its formula and its source.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from enum import StrEnum
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from nouscoder.config.base import Section
 
 
-class DapoSettings(Section):
-    """DAPO's clipped objective. The defaults are the published values."""
+class Aggregation(StrEnum):
+    """How the values of loss tokens become one loss: the formulas are in learner/objectives/aggregation.py."""
 
-    name: Literal["dapo"] = Field("dapo", description="which objective is optimized; dapo: DAPO's clipped objective")
-    clip_low: float = Field(0.2, gt=0, lt=1, description="DAPO's lower clip")
-    clip_high: float = Field(0.28, gt=0, description="DAPO's higher clip")
-    tis_cap: float = Field(2.0, gt=0, description="C of truncated importance sampling, min(C, pi_old / pi_sampler)")
+    TOKEN_MEAN = "token_mean"
+    SEQUENCE_MEAN = "sequence_mean"
+    FIXED_DIVISOR = "fixed_divisor"
 
 
-# With a second objective this becomes Annotated[DapoSettings | Other, Field(discriminator="name")].
-ObjectiveSettings = DapoSettings
+class Proximal(StrEnum):
+    """The policy in the denominator of PPO's clipped ratio."""
+
+    OLD = "old"
+    SAMPLER = "sampler"
+
+
+_NAMES = "dapo, grpo, gspo, gppo, cispo, reinforce_plus_plus, ppo"
+
+
+def _name(name: str) -> Any:
+    return Field(name, description=f"the objective, one of {_NAMES}; docs/recipes.md has the keys and defaults of each")
+
+
+def _clip_low(default: float) -> Any:
+    return Field(default, gt=0, lt=1, description="ratios are clipped from below at 1 - clip_low")
+
+
+def _clip_high(default: float) -> Any:
+    return Field(default, gt=0, description="ratios are clipped from above at 1 + clip_high")
+
+
+def _aggregation(default: Aggregation) -> Any:
+    return Field(
+        default,
+        description="token_mean: over all loss tokens; sequence_mean: over the tokens of each rollout, then over"
+        " rollouts; fixed_divisor: the sum over tokens by rollouts * divisor_tokens",
+    )
+
+
+class _ObjectiveSection(Section):
+    """What every objective has."""
+
+    aggregation: Aggregation = _aggregation(Aggregation.TOKEN_MEAN)
+    divisor_tokens: int = Field(
+        0, ge=0, description="for fixed_divisor: tokens by which each rollout's sum is divided, as the longest length"
+    )
+
+    @model_validator(mode="after")
+    def _divisor(self) -> _ObjectiveSection:
+        if (self.aggregation is Aggregation.FIXED_DIVISOR) != (self.divisor_tokens > 0):
+            raise ValueError("divisor_tokens is for aggregation fixed_divisor, which needs it")
+        return self
+
+
+class ClippedSettings(_ObjectiveSection):
+    """What the objectives with PPO's clip have."""
+
+    clip_low: float = _clip_low(0.2)
+    clip_high: float = _clip_high(0.2)
+    dual_clip: float = Field(
+        0.0, ge=0, description="c > 1: a token with a negative advantage loses at most c * advantage; 0: no bound"
+    )
+
+    @model_validator(mode="after")
+    def _dual_clip_above_one(self) -> ClippedSettings:
+        if 0 < self.dual_clip <= 1 + self.clip_high:
+            raise ValueError("dual_clip must be above 1 + clip_high, or 0 for none")
+        return self
+
+
+class DapoSettings(ClippedSettings):
+    """DAPO (NousCoder-14B): PPO's clip with a higher upper side, mean over tokens."""
+
+    name: Literal["dapo"] = _name("dapo")
+    clip_high: float = _clip_high(0.28)
+
+
+class GrpoSettings(ClippedSettings):
+    """GRPO (DeepSeekMath): PPO's clip, mean over the tokens of each rollout; GRPO+ sets clip_high and token_mean."""
+
+    name: Literal["grpo"] = _name("grpo")
+    aggregation: Aggregation = _aggregation(Aggregation.SEQUENCE_MEAN)
+
+
+class GspoSettings(_ObjectiveSection):
+    """GSPO: one clipped ratio for each rollout. GSPO+ is GSPO with aggregation token_mean."""
+
+    name: Literal["gspo"] = _name("gspo")
+    clip_low: float = _clip_low(3e-4)
+    clip_high: float = _clip_high(4e-4)
+    aggregation: Aggregation = _aggregation(Aggregation.SEQUENCE_MEAN)
+
+
+class GppoSettings(_ObjectiveSection):
+    """GPPO (Klear-Reasoner): clipped tokens keep a bounded gradient; plus the NLL of accepted rollouts."""
+
+    name: Literal["gppo"] = _name("gppo")
+    clip_low: float = _clip_low(0.2)
+    clip_high: float = _clip_high(0.28)
+    beta_low: float = Field(1.0, ge=0, description="b1: factor on tokens below the clip with a negative advantage")
+    beta_high: float = Field(1.0, ge=0, description="b2: factor on tokens above the clip with a positive advantage")
+    positive_nll: float = Field(0.1, ge=0, description="alpha: weight of the NLL of accepted rollouts; 0: none")
+
+
+class CispoSettings(_ObjectiveSection):
+    """CISPO (MiniMax-M1): REINFORCE with a clipped importance weight. The paper names no value of clip_high."""
+
+    name: Literal["cispo"] = _name("cispo")
+    clip_low: float = Field(1.0, gt=0, le=1, description="weights are clipped from below at 1 - clip_low; 1: none")
+    clip_high: float = _clip_high(0.28)
+
+
+class ReinforcePlusPlusSettings(ClippedSettings):
+    """REINFORCE++ (AceCoder): PPO's clip without a critic; set learner.advantage.estimator to batch_whitened."""
+
+    name: Literal["reinforce_plus_plus"] = _name("reinforce_plus_plus")
+    aggregation: Aggregation = _aggregation(Aggregation.SEQUENCE_MEAN)
+
+
+class PpoSettings(ClippedSettings):
+    """PPO's clip, with the proximal policy decoupled from the sampler (AReaL) or not."""
+
+    name: Literal["ppo"] = _name("ppo")
+    proximal: Proximal = Field(
+        Proximal.OLD, description="denominator of the ratio; old: the policy at the batch's start; sampler: as sampled"
+    )
+
+
+# Tags begin with the key, so that the report of a fault can leave them out of the path.
+TAG = "name="
+
+
+def _tag_of(value: Any) -> str:
+    name = value.get("name", "dapo") if isinstance(value, dict) else getattr(value, "name", None)
+    return f"{TAG}{name}"
+
+
+ObjectiveSettings = Annotated[
+    Annotated[DapoSettings, Tag("name=dapo")]
+    | Annotated[GrpoSettings, Tag("name=grpo")]
+    | Annotated[GspoSettings, Tag("name=gspo")]
+    | Annotated[GppoSettings, Tag("name=gppo")]
+    | Annotated[CispoSettings, Tag("name=cispo")]
+    | Annotated[ReinforcePlusPlusSettings, Tag("name=reinforce_plus_plus")]
+    | Annotated[PpoSettings, Tag("name=ppo")],
+    Discriminator(
+        _tag_of,
+        custom_error_type="objective_name",
+        custom_error_message=f"a section whose name must be one of {_NAMES}",
+    ),
+]

@@ -38,7 +38,7 @@ def starter(model: str, problems: str, name: str, positions: int | None = None) 
             "sampling": {"temperature": 1.0, "max_new_tokens": tokens // 2},
             "environment": {"prompt_as": "auto", "prompt_template": _TEMPLATE},
         },
-        "broker": {"group_size": 8, "batch_size": 64, "reward": "sign", "drop_zero_variance": True},
+        "broker": {"group_size": 8, "batch_size": 64, "drop_zero_variance": True, "reward": {"rule": "sign"}},
         "learner": {"device": "cpu", "steps_per_batch": 4, "learning_rate": 1e-6},
     }
 

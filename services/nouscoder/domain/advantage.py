@@ -1,9 +1,37 @@
-"""Group-relative advantages (GRPO, DeepSeekMath, arXiv 2402.03300, section 4.1.2) with DAPO's filters."""
+"""Advantages from rewards. Each estimator has its source; all are zero for a group or batch without signal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from math import isfinite, sqrt
+
+
+class Estimator(StrEnum):
+    """How an advantage is estimated; `group_advantages` and `batch_advantages` have the formulas."""
+
+    GROUP_MEAN_STD = "group_mean_std"
+    GROUP_MEAN = "group_mean"
+    LEAVE_ONE_OUT = "leave_one_out"
+    BATCH_WHITENED = "batch_whitened"
+    BATCH_TOKEN_WHITENED = "batch_token_whitened"
+
+    @property
+    def is_of_batch(self) -> bool:
+        """Whether the statistics are those of the whole batch, else those of each group."""
+        return self in (Estimator.BATCH_WHITENED, Estimator.BATCH_TOKEN_WHITENED)
+
+
+class Overlong(StrEnum):
+    """What happens to overlong rollouts, which always count in the statistics.
+
+    FILTERED: advantage 0, and their tokens count in the loss's divisor (NousCoder-14B). MASKED: they are left out of
+    the loss and its divisor (DeepCoder). KEPT: they are treated as any other.
+    """
+
+    FILTERED = "filtered"
+    MASKED = "masked"
+    KEPT = "kept"
 
 
 def has_signal(rewards: Sequence[float]) -> bool:
@@ -11,18 +39,55 @@ def has_signal(rewards: Sequence[float]) -> bool:
     return len(rewards) > 1 and max(rewards) > min(rewards)
 
 
-def group_advantages(rewards: Sequence[float], overlong: Sequence[bool]) -> list[float]:
-    """A_i = (R_i - mean R) / std R within the group, [rollouts].
+def group_advantages(
+    rewards: Sequence[float], zeroed: Sequence[bool], estimator: Estimator = Estimator.GROUP_MEAN_STD, ddof: int = 0
+) -> list[float]:
+    """The advantages [rollouts] of one group of n rollouts.
 
-    Overlong rollouts count in the mean and the (population) standard deviation, then get 0 (NousCoder's overlong
-    filtering). A group without signal gets zeros. Raises ValueError on unequal lengths or a reward that is not finite.
+    GROUP_MEAN_STD: (R_i - mean R) / std R (GRPO, arXiv 2402.03300, section 4.1.2); std divides by n - ddof.
+    GROUP_MEAN: R_i - mean R (Dr. GRPO, arXiv 2503.20783, section 3.2).
+    LEAVE_ONE_OUT: R_i - mean of the other R (RLOO, arXiv 2402.14740).
+
+    Rollouts that are `zeroed` count in the statistics, then get 0. A group without signal gets zeros. Raises
+    ValueError on unequal lengths, a reward that is not finite, or an estimator of the whole batch.
     """
-    if len(rewards) != len(overlong):
-        raise ValueError("rewards and overlong differ in length")
-    if not all(isfinite(reward) for reward in rewards):
-        raise ValueError("a reward is not finite")
+    _check(rewards, zeroed)
+    if estimator.is_of_batch:
+        raise ValueError(f"{estimator} needs the rewards of the whole batch")
     if not has_signal(rewards):
         return [0.0] * len(rewards)
-    mean = sum(rewards) / len(rewards)
-    std = sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards))
-    return [0.0 if cut else (reward - mean) / std for reward, cut in zip(rewards, overlong, strict=True)]
+    count = len(rewards)
+    mean = sum(rewards) / count
+    scale = 1.0
+    if estimator is Estimator.GROUP_MEAN_STD:
+        scale = sqrt(sum((reward - mean) ** 2 for reward in rewards) / (count - ddof))
+    elif estimator is Estimator.LEAVE_ONE_OUT:
+        scale = (count - 1) / count  # R_i - (n * mean - R_i) / (n - 1) = (R_i - mean) * n / (n - 1)
+    return [0.0 if cut else (reward - mean) / scale for reward, cut in zip(rewards, zeroed, strict=True)]
+
+
+def batch_advantages(
+    rewards: Sequence[float], zeroed: Sequence[bool], weights: Sequence[int], ddof: int = 0
+) -> list[float]:
+    """(R_i - mean R) / std R over the rollouts of a whole batch, [rollouts] (REINFORCE++, arXiv 2501.03262).
+
+    Rollout i counts `weights[i]` times: once, or once a token as OpenRLHF whitens. std divides by the sum of weights
+    minus ddof. Otherwise as `group_advantages`.
+    """
+    _check(rewards, zeroed)
+    if len(weights) != len(rewards):
+        raise ValueError("rewards and weights differ in length")
+    if not has_signal(rewards):
+        return [0.0] * len(rewards)
+    total = sum(weights)
+    mean = sum(weight * reward for weight, reward in zip(weights, rewards, strict=True)) / total
+    squares = sum(weight * (reward - mean) ** 2 for weight, reward in zip(weights, rewards, strict=True))
+    std = sqrt(squares / (total - ddof))
+    return [0.0 if cut else (reward - mean) / std for reward, cut in zip(rewards, zeroed, strict=True)]
+
+
+def _check(rewards: Sequence[float], zeroed: Sequence[bool]) -> None:
+    if len(rewards) != len(zeroed):
+        raise ValueError("rewards and zeroed differ in length")
+    if not all(isfinite(reward) for reward in rewards):
+        raise ValueError("a reward is not finite")

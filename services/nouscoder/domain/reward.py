@@ -1,39 +1,86 @@
-"""What a rollout is worth. `reward_of` is the only place that decides it; the broker calls it once for each verdict.
+"""What a rollout is worth. `reward_of` is the only place that decides it by rule; the broker calls it once a verdict.
 
 An infrastructure failure is worth nothing, not even a bad reward: asking raises.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
-from nouscoder.domain.rollout import RolloutHeader
+from nouscoder.domain.length_control import soft_overlong_punishment
+from nouscoder.domain.rollout import FinishReason, RolloutHeader
 from nouscoder.domain.verdict import Verdict, VerdictKind
+
+# R1-Code-Interpreter: more turns than this cost a tenth.
+_FREE_TURNS = 6
 
 
 class RewardRule(StrEnum):
-    """SIGN (+1 when all tests pass, else -1) is NousCoder-14B's, BINARY (1, 0) DeepCoder's, SOFT Klear-Reasoner's."""
+    """How a verdict becomes a reward.
+
+    SIGN: +1 when all tests pass, else -1 (NousCoder-14B). BINARY: 1 or 0 (DeepCoder). SOFT: passed / total
+    (Klear-Reasoner, code). R1_CODE_INTERPRETER: 1 or 0, plus or minus 0.1 for the format of the answer, minus 0.1 above
+    6 turns. CALLABLE: a function of the user, which broker/rewards.py calls.
+    """
 
     SIGN = "sign"
     BINARY = "binary"
     SOFT = "soft"
+    R1_CODE_INTERPRETER = "r1_code_interpreter"
+    CALLABLE = "callable"
 
 
-def reward_of(rollout: RolloutHeader, verdict: Verdict, rule: RewardRule) -> float:
-    """The reward of one rollout, from what is known of it and its verdict.
+class OverlongReward(StrEnum):
+    """The reward of a rollout that was cut at max_new_tokens, or almost.
 
-    Raises ValueError, naming the rollout, where `reward_of_verdict` does.
+    GRADED: as any other. PUNISHED: a fixed reward, whatever the verdict. SOFT: DAPO's soft punishment is added.
     """
+
+    GRADED = "graded"
+    PUNISHED = "punished"
+    SOFT = "soft"
+
+
+@dataclass(frozen=True, slots=True)
+class RewardTerms:
+    """All that a reward depends on besides rollout and verdict.
+
+    punished_reward is that of PUNISHED. buffer_tokens and max_new_tokens are those of SOFT.
+    """
+
+    rule: RewardRule = RewardRule.SIGN
+    overlong: OverlongReward = OverlongReward.GRADED
+    punished_reward: float = -1.0
+    buffer_tokens: int = 0
+    max_new_tokens: int = 0
+
+
+def reward_of(rollout: RolloutHeader, verdict: Verdict, terms: RewardTerms) -> float:
+    """The reward of one rollout by rule. Raises ValueError, naming the rollout, where `reward_of_verdict` does."""
     try:
-        return reward_of_verdict(verdict, rule)
+        reward = reward_of_verdict(verdict, terms.rule)
     except ValueError as error:
         raise ValueError(f"rollout {rollout.rollout_id}: {error}") from error
+    if terms.rule is RewardRule.R1_CODE_INTERPRETER and rollout.num_turns > _FREE_TURNS:
+        reward -= 0.1
+    return with_overlong(reward, rollout, terms)
+
+
+def with_overlong(reward: float, rollout: RolloutHeader, terms: RewardTerms) -> float:
+    """`reward`, changed for a rollout that is overlong."""
+    if terms.overlong is OverlongReward.PUNISHED and rollout.finish_reason is FinishReason.LENGTH:
+        return terms.punished_reward
+    if terms.overlong is OverlongReward.SOFT:
+        num_tokens = rollout.num_tokens - rollout.num_prompt_tokens
+        return reward + soft_overlong_punishment(num_tokens, terms.max_new_tokens, terms.buffer_tokens)
+    return reward
 
 
 def reward_of_verdict(verdict: Verdict, rule: RewardRule = RewardRule.SIGN) -> float:
     """The part of a reward that the verdict decides. SOFT is passed / total, so every test must have been run.
 
-    Raises ValueError for an internal_error, and for SOFT when grading stopped early.
+    Raises ValueError for an internal_error, for SOFT when grading stopped early, and for CALLABLE.
     """
     if verdict.is_ours:
         raise ValueError("an internal_error has no reward")
@@ -42,6 +89,10 @@ def reward_of_verdict(verdict: Verdict, rule: RewardRule = RewardRule.SIGN) -> f
         return 1.0 if accepted else -1.0
     if rule is RewardRule.BINARY:
         return 1.0 if accepted else 0.0
+    if rule is RewardRule.R1_CODE_INTERPRETER:
+        return (1.0 if accepted else 0.0) + (-0.1 if verdict.kind is VerdictKind.NO_CODE else 0.1)
+    if rule is RewardRule.CALLABLE:
+        raise ValueError("a user's reward is not decided by rule")
     if verdict.kind in (VerdictKind.NO_CODE, VerdictKind.COMPILE_ERROR) or not verdict.total:
         return 0.0
     if verdict.graded < verdict.total:

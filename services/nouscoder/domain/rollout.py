@@ -161,7 +161,7 @@ class Rollout:
 class RolloutHeader:
     """What the broker knows of a rollout; the rest is in its record, which the broker never decodes.
 
-    The text stands at `text_offset` in the record and takes `text_bytes`.
+    The text stands at `text_offset` in the record and takes `text_bytes`. A turn is a sampled segment.
     """
 
     rollout_id: str
@@ -175,6 +175,7 @@ class RolloutHeader:
     record_bytes: int
     text_offset: int
     text_bytes: int
+    num_turns: int
 
 
 def assemble_rollout(task: Task, parts: Sequence[memoryview[int] | Completion], text: str) -> Rollout:

@@ -18,8 +18,9 @@ from nouscoder.learner.saved_batches import SavedBatchError
 _SUFFIX = ".json"
 # All settings of the learner's section that the arithmetic of a step depends on, except device and number of threads.
 _ARITHMETIC = {
-    *("objective", "steps_per_batch", "learning_rate", "weight_decay", "adam_betas", "warmup_steps"),
-    *("max_gradient_norm", "microbatch_tokens"),
+    *("objective", "correction", "reference_kl", "entropy", "advantage"),
+    *("steps_per_batch", "learning_rate", "schedule", "weight_decay", "adam_betas"),
+    *("max_gradient_norm", "skip_gradient_norm", "microbatch_tokens"),
 }
 
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from random import Random
 
-from nouscoder.domain.advantage import group_advantages
+from nouscoder.config import AdvantageSection
+from nouscoder.domain.advantage import Estimator, Overlong, batch_advantages, group_advantages
 from nouscoder.domain.batch import Batch, GradedRollout
+from nouscoder.domain.length_control import group_length_rewards
 from nouscoder.domain.staleness import staleness_of
 from nouscoder.domain.verdict import VerdictKind
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredRollout:
-    """A graded rollout with its advantage. `staleness` is in policy versions."""
+    """A graded rollout with its advantage. `staleness` is in policy versions. A `masked` one is not in the loss."""
 
     graded: GradedRollout
     advantage: float
     staleness: int
+    masked: bool = False
 
     @property
     def accepted(self) -> bool:
@@ -39,22 +43,49 @@ class BatchStatistics:
     response_length_incorrect: float | None
 
 
-def score(batch: Batch) -> list[list[ScoredRollout]]:
+def score(batch: Batch, settings: AdvantageSection) -> list[list[ScoredRollout]]:
     """The groups of the batch, with staleness and with advantages computed from the rewards in the batch.
 
     Raises ValueError for a reward that is not finite, an empty batch, or a rollout that is newer than the policy.
     """
     if not batch.rollouts:
         raise ValueError(f"batch {batch.batch_id} is empty")
-    return [_score_group(group, batch.policy_version) for group in batch.groups().values()]
-
-
-def _score_group(group: Sequence[GradedRollout], policy_version: int) -> list[ScoredRollout]:
-    advantages = group_advantages([graded.reward for graded in group], [graded.rollout.is_overlong for graded in group])
+    groups = [*batch.groups().values()]
     return [
-        ScoredRollout(graded, advantage, staleness_of(graded.rollout, policy_version))
-        for graded, advantage in zip(group, advantages, strict=True)
+        [_scored(graded, advantage, batch.policy_version, settings) for graded, advantage in zip(*pair, strict=True)]
+        for pair in zip(groups, _advantages(groups, settings), strict=True)
     ]
+
+
+def _advantages(groups: Sequence[Sequence[GradedRollout]], settings: AdvantageSection) -> list[list[float]]:
+    """The advantages [groups][rollouts]."""
+    rewards = [_shaped_rewards(group, settings.length_weight) for group in groups]
+    zeroed = [
+        [graded.rollout.is_overlong and settings.overlong is not Overlong.KEPT for graded in group] for group in groups
+    ]
+    if not settings.estimator.is_of_batch:
+        return [
+            group_advantages(of_group, cut, settings.estimator, settings.ddof)
+            for of_group, cut in zip(rewards, zeroed, strict=True)
+        ]
+    by_tokens = settings.estimator is Estimator.BATCH_TOKEN_WHITENED
+    weights = [graded.rollout.num_sampled_tokens if by_tokens else 1 for group in groups for graded in group]
+    of_batch = iter(batch_advantages([*chain(*rewards)], [*chain(*zeroed)], weights, settings.ddof))
+    return [[*islice(of_batch, len(group))] for group in groups]
+
+
+def _shaped_rewards(group: Sequence[GradedRollout], length_weight: float) -> list[float]:
+    rewards = [graded.reward for graded in group]
+    if not length_weight:
+        return rewards
+    lengths = [graded.rollout.num_sampled_tokens for graded in group]
+    terms = group_length_rewards(lengths, [graded.verdict.kind is VerdictKind.ACCEPTED for graded in group])
+    return [reward + length_weight * term for reward, term in zip(rewards, terms, strict=True)]
+
+
+def _scored(graded: GradedRollout, advantage: float, policy_version: int, settings: AdvantageSection) -> ScoredRollout:
+    masked = graded.rollout.is_overlong and settings.overlong is Overlong.MASKED
+    return ScoredRollout(graded, advantage, staleness_of(graded.rollout, policy_version), masked)
 
 
 def minibatches(

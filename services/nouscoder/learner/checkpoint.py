@@ -1,4 +1,4 @@
-"""Checkpoints: weights, optimizer, random state and progress, written by torch.distributed.checkpoint (DCP).
+"""Checkpoints: weights, optimizer, entropy coefficient, random state, progress. DCP (torch.distributed) writes them.
 
 `begin` copies the state; the copy is written while training continues. `finish` waits for the writing and gives the
 checkpoint its name.
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
 _STATE = "state.json"
 _DCP_METADATA = ".metadata"
-_RANDOM_STATE = "random_state"
+_RANDOM_STATE, _ENTROPY_COEFFICIENT = "random_state", "entropy_coefficient"
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 
 # DCP warns at each save and load that only one process trains.
@@ -171,6 +171,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """Load a checkpoint into the trainer. Raises CheckpointError or WeightsError when it belongs to another model."""
     tensors = _load(checkpoint.path)
     torch.set_rng_state(tensors.pop(_RANDOM_STATE))
+    trainer.entropy_coefficient = float(tensors.pop(_ENTROPY_COEFFICIENT))
     weights = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)}
     put_weights(trainer.model, weights, checkpoint.path)
     state: dict[int, dict[str, Tensor]] = {}
@@ -195,7 +196,8 @@ def _state_of(trainer: Trainer) -> dict[str, Tensor]:
         for index, values in trainer.optimizer.state_dict()["state"].items()
         for key, tensor in values.items()
     }
-    return {**weights, **optimizer, _RANDOM_STATE: torch.get_rng_state()}
+    coefficient = torch.tensor([trainer.entropy_coefficient], dtype=torch.float64)
+    return {**weights, **optimizer, _ENTROPY_COEFFICIENT: coefficient, _RANDOM_STATE: torch.get_rng_state()}
 
 
 def _load(path: Path) -> dict[str, Tensor]:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from nouscoder.learner.objectives.base import Diagnostic, LossInputs, Reduction, bounded_ratio
+from nouscoder.learner.objectives.base import Diagnostic, LossInputs, Reduction
+from nouscoder.learner.objectives.ratios import bounded_ratio
 
 _REDUCE: Mapping[Reduction, Callable[[Tensor], Tensor]] = {
     Reduction.MEAN: torch.sum,

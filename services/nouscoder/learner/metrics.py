@@ -44,6 +44,9 @@ class LearnerMetrics:
             return Gauge(f"nouscoder_learner_{name}", text, labels, registry=registry)
 
         self._steps = Counter("nouscoder_learner_steps", "Optimizer steps done by this process.", registry=registry)
+        self._skipped = Counter(
+            "nouscoder_learner_skipped_steps", "Steps that changed nothing, see learner/trainer.py.", registry=registry
+        )
         self._last_step = gauge("last_step_timestamp_seconds", "Unix time of the last step, or of this start.")
         self._last_step.set(time.time())
         self._policy_version = gauge("policy_version", "Newest policy version that this process knows published.")
@@ -108,6 +111,7 @@ class LearnerMetrics:
     def trained(self, batch: TrainedBatch, num_parameters: int, peak_flops: float) -> None:
         """Show a batch. Forward and backward pass take 6 FLOPs per parameter and token, without attention."""
         self._steps.inc(len(batch.steps))
+        self._skipped.inc(sum(step.skipped for step in batch.steps))
         self._last_step.set(time.time())
         for scored in batch.scored:
             self._staleness.observe(scored.staleness)

@@ -64,6 +64,7 @@ def metrics_lines(trained: TrainedBatch, policy_version: int, seconds: BatchSeco
             "batch_id": trained.batch_id,
             "policy_version": policy_version,
             "loss": step.loss,
+            "skipped": step.skipped,
             **asdict(trained.statistics),
             "gradient_norm": step.gradient_norm,
             "learning_rate": step.learning_rate,

@@ -3,6 +3,9 @@
 INVARIANT: the state after `train_batch` depends, bit for bit, only on the state before, the batch and the settings. A
 replay of a batch from a checkpoint therefore gives the same losses as the first time. If a loss, log-probability or
 gradient is not finite, TrainingError is raised before the weights of that step change.
+
+A step is skipped, so that it changes neither weights nor optimizer, when its gradient's norm is above
+learner.skip_gradient_norm or when all its rollouts are masked. It counts as a step, and it is logged and counted.
 """
 
 from __future__ import annotations
@@ -22,10 +25,12 @@ from nouscoder.domain.batch import Batch
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.batch_statistics import BatchStatistics, ScoredRollout, minibatches, score, statistics_of
 from nouscoder.learner.diagnostics import StepDiagnostics
-from nouscoder.learner.logprobs import score_tokens
+from nouscoder.learner.entropy_control import active_coefficient, next_coefficient
+from nouscoder.learner.logprobs import TokenScores, score_tokens
 from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, Objective
 from nouscoder.learner.objectives.registry import objective_of
 from nouscoder.learner.packing import MicroBatch, pack
+from nouscoder.learner.schedule import learning_rate_factor
 
 
 class TrainingError(NousCoderError):
@@ -41,10 +46,11 @@ class StepMetrics:
     """One optimizer step. `step` counts from 1.
 
     num_tokens counts loss tokens; model_tokens counts all input tokens of the model without padding. `diagnostics` are
-    those of every objective and those of this one, by name.
+    those of every objective and those of this one, by name. A step that is `skipped` changed nothing.
     """
 
     step: int
+    skipped: bool
     loss: float
     gradient_norm: float
     learning_rate: float
@@ -72,16 +78,22 @@ class TrainedBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Minibatch:
-    """A minibatch. old_logprobs and reference_logprobs have one tensor [tokens] for each of `parts`.
+    """A minibatch. `scored` are the rollouts in the loss. old_scores and reference_logprobs have one item a part.
 
-    The tensors of old_logprobs are None while the policy is still the old one; those of reference_logprobs are None
-    when the objective does not need them.
+    Those of old_scores are None while the policy is still the old one; those of reference_logprobs are None when the
+    objective does not need them.
     """
 
     scored: Sequence[ScoredRollout]
     parts: list[MicroBatch]
-    old_logprobs: Sequence[Tensor | None]
+    old_scores: Sequence[TokenScores | None]
     reference_logprobs: Sequence[Tensor | None]
+
+    @property
+    def counts(self) -> MinibatchCounts:
+        """The numbers that normalise its loss."""
+        accepted = sum(item.graded.rollout.num_sampled_tokens for item in self.scored if item.accepted)
+        return MinibatchCounts(sum(part.num_tokens for part in self.parts), len(self.scored), accepted)
 
 
 class Trainer:
@@ -113,6 +125,7 @@ class Trainer:
             foreach=True,
         )
         self.step = 0
+        self.entropy_coefficient = settings.entropy.coefficient
         self._seed = config.run.seed
         self._interrupted = threading.Event()
         self.use(settings)
@@ -120,7 +133,9 @@ class Trainer:
     def use(self, settings: LearnerSection) -> None:
         """Train with these settings from now on. Raises ValueError when the objective needs a reference policy."""
         self._settings = settings
-        self._objective = self._given_objective or objective_of(settings.objective)
+        self._objective = self._given_objective or objective_of(settings)
+        if not settings.entropy.target:
+            self.entropy_coefficient = settings.entropy.coefficient
         for group in self.optimizer.param_groups:
             group.update(betas=settings.adam_betas, weight_decay=settings.weight_decay)
         if self._objective.needs.reference_logprobs and self._reference is None:
@@ -135,67 +150,81 @@ class Trainer:
     def train_batch(self, batch: Batch) -> TrainedBatch:
         """Take `steps_per_batch` optimizer steps on the batch. Raises TrainingError, or ValueError for a bad batch."""
         started = time.monotonic()
-        groups = score(batch)
+        groups = score(batch, self._settings.advantage)
         cut = minibatches(groups, self._settings.steps_per_batch, self._seed, batch.batch_id)
+        prepared = [self._pack(scored) for scored in cut]
         # Old log-probabilities are those before the first of the k steps, so they are computed before it. The first
-        # step starts from the old policy and needs no separate pass.
-        first, *later = cut
-        prepared = [self._pack(first), *(self._with_old_logprobs(self._pack(scored)) for scored in later)]
-        steps = tuple(self._take_step(minibatch) for minibatch in prepared)
+        # step starts from the old policy and needs no separate pass, except for the entropy of the whole batch.
+        first = 0 if self._objective.needs.batch_entropy else 1
+        prepared[first:] = [self._with_old_scores(minibatch) for minibatch in prepared[first:]]
+        steps = self._take_steps(prepared)
         everyone = tuple(scored for group in groups for scored in group)
         return TrainedBatch(batch.batch_id, steps, everyone, statistics_of(everyone), time.monotonic() - started)
 
+    def _take_steps(self, minibatches: Sequence[_Minibatch]) -> tuple[StepMetrics, ...]:
+        """One step on each minibatch, with the entropy coefficient of the batch."""
+        if not self._objective.needs.batch_entropy:
+            return tuple(self._take_step(minibatch, self.entropy_coefficient) for minibatch in minibatches)
+        settings, entropy = self._settings.entropy, _mean_entropy(minibatches)
+        active = active_coefficient(settings, self.entropy_coefficient, entropy)
+        steps = tuple(self._take_step(minibatch, active) for minibatch in minibatches)
+        self.entropy_coefficient = next_coefficient(settings, self.entropy_coefficient, entropy)
+        return steps
+
     def _pack(self, scored: Sequence[ScoredRollout]) -> _Minibatch:
+        scored = [item for item in scored if not item.masked]
         rollouts = [item.graded.rollout for item in scored]
         parts = pack(rollouts, self._settings.microbatch_tokens, self.model.device)
         reference: Sequence[Tensor | None] = [None] * len(parts)
         if self._reference is not None and self._objective.needs.reference_logprobs:
-            reference = self._logprobs(self._reference, parts)
+            reference = [scores.logprobs for scores in self._scores(self._reference, parts)]
         return _Minibatch(scored, parts, [None] * len(parts), reference)
 
-    def _with_old_logprobs(self, minibatch: _Minibatch) -> _Minibatch:
-        return replace(minibatch, old_logprobs=self._logprobs(self.model, minibatch.parts))
+    def _with_old_scores(self, minibatch: _Minibatch) -> _Minibatch:
+        return replace(minibatch, old_scores=self._scores(self.model, minibatch.parts))
 
     @torch.no_grad()
-    def _logprobs(self, model: PreTrainedModel, parts: Sequence[MicroBatch]) -> list[Tensor]:
-        logprobs = [score_tokens(model, part).logprobs for part in parts]
-        if not all(bool(part.isfinite().all()) for part in logprobs):
+    def _scores(self, model: PreTrainedModel, parts: Sequence[MicroBatch]) -> list[TokenScores]:
+        scores = [score_tokens(model, part) for part in parts]
+        if not all(bool(part.logprobs.isfinite().all()) for part in scores):
             raise TrainingError(f"a log-probability of the policy at step {self.step} is not finite")
-        return logprobs
+        return scores
 
-    def _take_step(self, minibatch: _Minibatch) -> StepMetrics:
+    def _take_step(self, minibatch: _Minibatch, entropy_coefficient: float) -> StepMetrics:
         if self._interrupted.is_set():
             raise TrainingInterrupted
         started = time.monotonic()
-        counts = MinibatchCounts(sum(part.num_tokens for part in minibatch.parts), len(minibatch.scored))
-        if not counts.num_tokens:
-            raise TrainingError(f"step {self.step + 1} has no loss tokens")
+        counts = minibatch.counts
         self.optimizer.zero_grad(set_to_none=True)
         diagnostics = StepDiagnostics()
-        loss = sum(self._backward(minibatch, index, counts, diagnostics) for index in range(len(minibatch.parts)))
-        norm = self._clip_gradient(loss)
-        rate = self._learning_rate()
+        loss = 0.0
+        for index in range(len(minibatch.parts)):
+            inputs = self._loss_inputs(minibatch, index, entropy_coefficient)
+            loss += self._backward(inputs, counts, diagnostics)
+        norm = self._clip_gradient(loss) if minibatch.parts else 0.0
+        limit = self._settings.skip_gradient_norm
+        skipped = not minibatch.parts or (limit > 0 and norm > limit)
+        rate = self._settings.learning_rate * learning_rate_factor(self._settings.schedule, self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.optimizer.step()
+        if not skipped:
+            self.optimizer.step()
         self.step += 1
         rollouts = [item.graded.rollout for item in minibatch.scored]
         return StepMetrics(
             step=self.step,
+            skipped=skipped,
             loss=loss,
             gradient_norm=norm,
             learning_rate=rate,
             num_tokens=counts.num_tokens,
             model_tokens=sum(len(rollout.token_ids) - 1 for rollout in rollouts),
             duration_s=time.monotonic() - started,
-            diagnostics=diagnostics.result(),
+            diagnostics=diagnostics.result() if minibatch.parts else {},
         )
 
-    def _backward(
-        self, minibatch: _Minibatch, index: int, counts: MinibatchCounts, diagnostics: StepDiagnostics
-    ) -> float:
+    def _backward(self, inputs: LossInputs, counts: MinibatchCounts, diagnostics: StepDiagnostics) -> float:
         """Add the gradient of one micro-batch. Returns its share of the loss."""
-        inputs = self._loss_inputs(minibatch, index)
         terms = self._objective(inputs, counts)
         loss = float(terms.loss.detach())
         if not math.isfinite(loss):
@@ -206,20 +235,23 @@ class Trainer:
         diagnostics.add(inputs, terms.diagnostics)
         return loss
 
-    def _loss_inputs(self, minibatch: _Minibatch, index: int) -> LossInputs:
-        part, old = minibatch.parts[index], minibatch.old_logprobs[index]
+    def _loss_inputs(self, minibatch: _Minibatch, index: int, entropy_coefficient: float) -> LossInputs:
+        part, old = minibatch.parts[index], minibatch.old_scores[index]
         needs = self._objective.needs
         scores = score_tokens(self.model, part, entropy_gradient=needs.entropy_gradient)
-        advantages = [minibatch.scored[position].advantage for position in part.rollout_indices]
-        of_rollouts = torch.tensor(advantages, dtype=torch.float32, device=self.model.device)
+        rollouts = [minibatch.scored[position] for position in part.rollout_indices]
+        advantages = torch.tensor([item.advantage for item in rollouts], dtype=torch.float32, device=part.rows.device)
+        accepted = torch.tensor([item.accepted for item in rollouts], device=part.rows.device)
         return LossInputs(
             logprobs=scores.logprobs,
-            old_logprobs=scores.logprobs.detach() if old is None else old,
+            old_logprobs=scores.logprobs.detach() if old is None else old.logprobs,
             sampler_logprobs=part.sampler_logprobs,
-            advantages=of_rollouts[part.rows],
+            advantages=advantages[part.rows],
             rollout_of_token=part.rows,
             entropies=scores.entropies,
+            accepted=accepted[part.rows],
             reference_logprobs=minibatch.reference_logprobs[index],
+            entropy_coefficient=entropy_coefficient,
         )
 
     def _clip_gradient(self, loss: float) -> float:
@@ -229,7 +261,8 @@ class Trainer:
             raise TrainingError(f"the gradient of step {self.step + 1} has norm {norm} (its loss is {loss})")
         return norm
 
-    def _learning_rate(self) -> float:
-        """The learning rate: a linear warm-up, then the configured rate."""
-        warmup = self._settings.warmup_steps
-        return self._settings.learning_rate * min(1.0, (self.step + 1) / (warmup + 1))
+
+def _mean_entropy(minibatches: Sequence[_Minibatch]) -> float:
+    """The mean entropy, in nats, of the loss tokens of the whole batch. 0 when there are none."""
+    entropies = [scores.entropies.double() for part in minibatches for scores in part.old_scores if scores is not None]
+    return float(torch.cat(entropies).mean()) if entropies else 0.0

@@ -79,6 +79,7 @@ def header_to(header: RolloutHeader) -> rollout_pb2.RolloutHeader:
         record_bytes=header.record_bytes,
         text_offset=header.text_offset,
         text_bytes=header.text_bytes,
+        num_turns=header.num_turns,
     )
 
 
@@ -102,6 +103,7 @@ def header_from(message: rollout_pb2.RolloutHeader) -> RolloutHeader:
         record_bytes=message.record_bytes,
         text_offset=message.text_offset,
         text_bytes=message.text_bytes,
+        num_turns=message.num_turns,
     )
 
 

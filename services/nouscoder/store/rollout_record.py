@@ -165,6 +165,7 @@ def _header_of(rollout: Rollout, record_bytes: int, text_bytes: int) -> RolloutH
         record_bytes=record_bytes,
         text_offset=record_bytes - text_bytes - (-text_bytes % 8),
         text_bytes=text_bytes,
+        num_turns=sum(segment.is_sampled for segment in rollout.segments),
     )
 
 

@@ -12,11 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-import torch
 from torch import Tensor
-
-# exp(20) is 4.9e8, far above any clip. Its products with advantages are finite in float32.
-MAX_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +20,24 @@ class Needs:
     """The optional inputs of an objective. The trainer computes only those that are needed.
 
     reference_logprobs: log-probabilities under the initial policy. entropy_gradient: entropies with gradient.
+    batch_entropy: the entropy of the whole batch before its first step, which controls `entropy_coefficient`.
     """
 
     reference_logprobs: bool = False
     entropy_gradient: bool = False
+    batch_entropy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """The loss tokens of one or more rollouts.
+    """The loss tokens of one or more rollouts. Every rollout is whole.
 
     logprobs [tokens] of the policy in training, with gradient. old_logprobs [tokens] of the policy at the start of the
     batch. sampler_logprobs [tokens] as recorded when the tokens were sampled. advantages [tokens]. rollout_of_token
     [tokens]: the number of each token's rollout in this micro-batch, ascending. entropies [tokens] of the policy in
-    training, in nats, with gradient if the objective needs it. reference_logprobs [tokens] of the initial policy, None
-    if the objective does not need them.
+    training, in nats, with gradient if the objective needs it. accepted [tokens]: whether every test passed.
+    reference_logprobs [tokens] of the initial policy, None if the objective does not need them. entropy_coefficient:
+    the weight of the entropy bonus in this step.
     """
 
     logprobs: Tensor
@@ -47,15 +46,18 @@ class LossInputs:
     advantages: Tensor
     rollout_of_token: Tensor
     entropies: Tensor
+    accepted: Tensor
     reference_logprobs: Tensor | None = None
+    entropy_coefficient: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class MinibatchCounts:
-    """The numbers of loss tokens and rollouts of the whole minibatch."""
+    """The numbers of loss tokens, of rollouts, and of loss tokens of accepted rollouts, of the whole minibatch."""
 
     num_tokens: int
     num_rollouts: int
+    num_accepted_tokens: int
 
 
 class Reduction(StrEnum):
@@ -97,13 +99,3 @@ class Objective(Protocol):
     def __call__(self, inputs: LossInputs, counts: MinibatchCounts) -> ObjectiveTerms:
         """The terms of one micro-batch."""
         ...
-
-
-def bounded_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """exp(numerator - denominator) of log-probabilities [tokens]. The log-ratio is clipped to +-MAX_LOG_RATIO."""
-    return torch.exp(torch.clamp(numerator - denominator, -MAX_LOG_RATIO, MAX_LOG_RATIO))
-
-
-def truncated_importance_weights(old_logprobs: Tensor, sampler_logprobs: Tensor, cap: float) -> Tensor:
-    """min(C, pi_old / pi_sampler) for each token [tokens], without gradient (truncated importance sampling)."""
-    return bounded_ratio(old_logprobs, sampler_logprobs).clamp(max=cap).detach()
