@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from nouscoder.cli import bench, data, grade, operate, run, runs, serve, status
+from nouscoder.cli import bench, data, grade, objectives, operate, run, runs, serve, status
 from nouscoder.errors import NousCoderError
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.add_typer(operate.batch_app, name="batch")
 app.add_typer(data.data_app, name="data")
 app.add_typer(bench.bench_app, name="bench")
 app.add_typer(runs.runs_app, name="runs")
+app.add_typer(objectives.objectives_app, name="objectives")
 
 
 def main() -> None:

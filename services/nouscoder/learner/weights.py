@@ -56,11 +56,15 @@ def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
 
 def load_weights(model: PreTrainedModel, file: Path) -> None:
     """Load the weights in `file`, made by `weights_of`, into the model. Raises WeightsError when they do not fit."""
+    put_weights(model, read_weights(file), file)
+
+
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, by name. Raises WeightsError when it cannot be read."""
     try:
-        weights = load_file(file)
+        return load_file(file)
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"{file} cannot be read as safetensors: {error}") from error
-    put_weights(model, weights, file)
 
 
 def put_weights(model: PreTrainedModel, weights: dict[str, Tensor], source: Path) -> None:

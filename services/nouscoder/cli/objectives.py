@@ -1,0 +1,36 @@
+"""`nouscoder objectives`: training objectives on recorded batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nouscoder.cli.options import JsonOption, SetOption
+
+objectives_app = typer.Typer(no_args_is_help=True, help="Training objectives on recorded batches.")
+
+
+@objectives_app.callback()
+def _objectives() -> None:
+    """Training objectives on recorded batches."""
+
+
+@objectives_app.command("compare")
+def objectives_compare(
+    batch: Annotated[Path, typer.Argument(metavar="BATCH", help="a saved batch: runs/NAME/batches/NUMBER.batch")],
+    policy: Annotated[
+        int | None, typer.Option(min=0, help="policy version in training; default: the one that the batch made")
+    ] = None,
+    old_policy: Annotated[
+        int | None, typer.Option(min=0, help="policy version before the batch; default: the batch's own")
+    ] = None,
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Evaluate one batch under every objective: loss, gradient, cosines between gradients, share of clipped tokens."""
+    from nouscoder.learner import compare_run
+
+    comparisons = compare_run.compare_file(batch, overrides or [], policy, old_policy)
+    typer.echo(compare_run.as_json(comparisons) if as_json else compare_run.as_table(comparisons))
