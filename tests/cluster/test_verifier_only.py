@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from nouscoder.client import AsyncClient
-from nouscoder.data.leetcode import LeetCodeProblem, read_leetcode
+from nouscoder.data.reading import read_referenced
+from nouscoder.data.references import ReferencedProblem
 from nouscoder.domain.submission import CallTests
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -57,17 +58,17 @@ async def test_a_client_outside_the_cluster_gets_the_verdicts_of_local(grader: A
         async with AsyncClient(f"http://127.0.0.1:{port}", token=token) as client:
             slots = asyncio.Semaphore(AT_ONCE)
 
-            async def verdict(item: LeetCodeProblem) -> tuple[str, str]:
+            async def verdict(item: ReferencedProblem) -> tuple[str, str]:
                 tests = item.problem.tests
                 assert isinstance(tests, CallTests)
                 cases = [{"args": list(c.args), "kwargs": c.kwargs, "expected": c.expected} for c in tests.cases]
                 record = {"type": "call", "entry_point": tests.entry_point, "cases": cases}
                 async with slots:
-                    answer = await client.grade(code=item.program, tests=record)
+                    answer = await client.grade(code=item.references[0].code, tests=record)
                 assert answer["backend"] == "gvisor"
                 return item.problem.problem_id, answer["verdict"]
 
-            verdicts = await asyncio.gather(*(verdict(item) for item in read_leetcode(LEETCODE)))
+            verdicts = await asyncio.gather(*(verdict(item) for item in read_referenced(LEETCODE)))
     print(Counter(kind for _, kind in verdicts), f"in {time.monotonic() - started:.0f} s")
     assert len(verdicts) == 200
     assert not [each for each in verdicts if each[1] != "accepted"]

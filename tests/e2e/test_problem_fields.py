@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from nouscoder.data.leetcode import LeetCodeProblem, read_leetcode
-from nouscoder.data.problems import load_problems, save_problems
+from nouscoder.data.problems import save_problems
+from nouscoder.data.reading import load_problems, read_referenced
+from nouscoder.data.references import ReferencedProblem
 from nouscoder.domain.submission import Prelude
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.grader import Grader
@@ -33,7 +34,7 @@ MADE_UP = {
 }
 
 
-def leetcode(tmp_path: Path) -> list[tuple[LeetCodeProblem, str]]:
+def leetcode(tmp_path: Path) -> list[tuple[ReferencedProblem, str]]:
     """Problems, each with an answer of a policy: an invented one, and the first 30 of the real set if that exists.
 
     An answer is a method with its helpers, without the imports that LeetCode provides.
@@ -42,7 +43,7 @@ def leetcode(tmp_path: Path) -> list[tuple[LeetCodeProblem, str]]:
     lines = [json.dumps(MADE_UP).encode(), *real]
     file = tmp_path / "leetcode.jsonl.gz"
     file.write_bytes(gzip.compress(b"\n".join(lines) + b"\n"))
-    return list(zip(read_leetcode(file), (json.loads(line)["completion"] for line in lines), strict=True))
+    return list(zip(read_referenced(file), (json.loads(line)["completion"] for line in lines), strict=True))
 
 
 @pytest.mark.timeout(300)

@@ -22,8 +22,8 @@ from typing import TypeVar
 import pytest
 
 from nouscoder.client import AsyncClient
-from nouscoder.data.code_contests import read_code_contests
-from nouscoder.data.leetcode import LeetCodeProblem, read_leetcode
+from nouscoder.data.importers.formats import format_named
+from nouscoder.data.reading import read_referenced
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CallTests, StdinTests
 
@@ -92,9 +92,33 @@ class Judged:
         return self.verdict == self.truth
 
 
+@dataclass(frozen=True, slots=True)
+class LeetCodeProblem:
+    """A problem, its reference solution, and the data set's own test of it."""
+
+    problem: Problem
+    program: str
+    own_test: str
+
+
+def read_leetcode(path: Path) -> list[LeetCodeProblem]:
+    """The problems of LeetCodeDataset."""
+    known = format_named("leetcode")
+    read = [(known.read(row.value, row.number), row.value) for row in known.rows(path, 0)]
+    return [
+        LeetCodeProblem(item.problem, item.references[0].code, f"{row['test']}\ncheck({row['entry_point']})\n")
+        for item, row in read
+    ]
+
+
+def read_code_contests(path: Path) -> list[Problem]:
+    """The problems of rllm's CodeContests."""
+    return [item.problem for item in read_referenced(path)]
+
+
 async def bare_check(item: LeetCodeProblem) -> bool:
-    """Whether a bare Python process accepts the reference solution by the data set's own `check`."""
-    code = f"{item.program}\n{item.check}\ncheck({item.candidate})\n"
+    """Whether a bare Python process accepts the reference solution by the data set's own test."""
+    code = f"{item.program}\n{item.own_test}"
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-I",

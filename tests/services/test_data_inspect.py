@@ -13,7 +13,8 @@ from nouscoder.config import load_config
 from nouscoder.data.flakiness import Flaw, Round, Seen, findings_of
 from nouscoder.data.inspect import audit_file, inspect_file
 from nouscoder.data.problems import ProblemFileError
-from nouscoder.data.references import Reference, read_referenced
+from nouscoder.data.reading import read_referenced
+from nouscoder.data.references import Reference
 from nouscoder.domain.verdict import VerdictKind
 
 SECTION = load_config(None, ["verifier.sandbox.slots=2"]).verifier
@@ -140,4 +141,4 @@ def test_every_format_of_problem_files_is_read(tmp_path: Path) -> None:
 def test_invalid_references_are_named(tmp_path: Path, references: object) -> None:
     path = write(tmp_path / "bad.jsonl", problem("fine", ADD), problem("bad") | {"references": references})
     with pytest.raises(ProblemFileError, match=r"bad\.jsonl, line 2: references"):
-        read_referenced(path)
+        list(read_referenced(path))

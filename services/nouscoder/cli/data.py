@@ -39,6 +39,28 @@ def data_inspect(
     raise typer.Exit(code)
 
 
+@data_app.command("import")
+def data_import(
+    name: Annotated[str, typer.Argument(metavar="FORMAT", help="the data set's layout; `list` lists them")],
+    files: Annotated[list[Path] | None, typer.Argument(help="parquet, JSON lines or an array, .gz, .zst")] = None,
+    out: Annotated[Path, typer.Option(help="the problem file to make")] = Path("problems.parquet"),
+    tests: Annotated[str, typer.Option(help="folder or URL (s3://...) of the tests; default: OUT.index")] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Import a data set as a problem file. Started again after an interruption, it goes on where it was."""
+    import json
+    from dataclasses import asdict
+
+    from nouscoder.data.importers.formats import FORMATS
+    from nouscoder.data.importers.run import import_files
+
+    if name == "list":
+        typer.echo("\n".join(f"{known:<16}{form.about}" for known, form in FORMATS.items()))
+        return
+    summary = import_files(name, files or [], out, tests)
+    typer.echo(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
+
+
 @data_app.command("schema")
 def data_schema() -> None:
     """Print the JSON Schema of a problem file's lines, with an example for each type of tests."""

@@ -19,8 +19,9 @@ from prometheus_client import CollectorRegistry
 from nouscoder.config import VerifierSection
 from nouscoder.data.flakiness import Finding, Round, Seen, findings_of
 from nouscoder.data.problems import ProblemFileError
+from nouscoder.data.reading import read_referenced
 from nouscoder.data.recording import Outputs, RecordingSandbox, digest, recorded
-from nouscoder.data.references import Reference, ReferencedProblem, read_referenced
+from nouscoder.data.references import Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CallTests, Prelude, StdinTests, Submission
 from nouscoder.domain.verdict import TestOutcome, Verdict
@@ -164,7 +165,7 @@ def _first_line(verdict: Verdict) -> str:
 
 def inspect_file(path: Path, *, as_json: bool) -> tuple[str, int]:
     """(text to print, exit code). Raises ProblemFileError."""
-    found = contents(read_referenced(path))
+    found = contents(list(read_referenced(path)))
     if as_json:
         return json.dumps(asdict(found), indent=1), 0
     types = ", ".join(f"{count} {name}" for name, count in found.tests_by_type.items())
@@ -176,7 +177,7 @@ def inspect_file(path: Path, *, as_json: bool) -> tuple[str, int]:
 
 def audit_file(path: Path, section: VerifierSection, num_rounds: int, *, as_json: bool) -> tuple[str, int]:
     """(text to print, exit code). The exit code is 0 without findings. Raises ProblemFileError, SandboxUnavailable."""
-    result = asyncio.run(audit(read_referenced(path), section, num_rounds))
+    result = asyncio.run(audit(list(read_referenced(path)), section, num_rounds))
     code = int(bool(result.findings))
     if as_json:
         return json.dumps(asdict(result), indent=1), code

@@ -18,7 +18,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,12 +27,14 @@ from typing import Any
 from pydantic_core import to_json
 
 from nouscoder.config import Config
-from nouscoder.data.problems import ProblemFileError, load_problems, read_problems
+from nouscoder.data.problem_parquet import is_parquet, read_rows, store_of
+from nouscoder.data.problems import ProblemFileError
+from nouscoder.data.reading import load_problems, read_problems
 from nouscoder.domain.problem import GradingRules, Problem, is_held_out
-from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile
+from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, StdinTests
 from nouscoder.errors import NousCoderError
 from nouscoder.store.blobs import open_blobs
-from nouscoder.store.tests import TestStore
+from nouscoder.store.tests import StoredTests, TestStore
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +110,7 @@ def open_index_of(source: Path, index: str = "", tests: str = "", held_out_share
         if _key_of(folder / _INDEX) != key:
             begun_s = time.monotonic()
             log.info("building the index of the problems", extra={"file": str(source), "folder": str(folder)})
-            build_index(read_problems(source), folder / _INDEX, store, key)
+            _write_index(_records(source, store), folder / _INDEX, key)
             log.info("index built", extra={"seconds": round(time.monotonic() - begun_s, 1)})
     return ProblemIndex(folder / _INDEX, store, held_out_share)
 
@@ -136,6 +138,11 @@ def index_key(source: Path, tests: str) -> str:
 
 def build_index(problems: Iterable[Problem], file: Path, store: TestStore, key: str = "") -> None:
     """Put the tests of `problems` into `store`, then write the index to `file`."""
+    _write_index(_stored(problems, store), file, key)
+
+
+def _write_index(records: Iterable[tuple[str, bytes]], file: Path, key: str) -> None:
+    """Write the index of (problem id, record). The tests are stored before their record is given."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".part-{file.name}")
     part.unlink(missing_ok=True)
@@ -146,9 +153,8 @@ def build_index(problems: Iterable[Problem], file: Path, store: TestStore, key: 
         "CREATE TABLE problems (number INTEGER PRIMARY KEY, problem_id TEXT UNIQUE, record BLOB);"
     )
     database.execute("INSERT INTO about VALUES (?)", (key,))
-    for number, problem in enumerate(problems):
-        row = (number, problem.problem_id, _record(problem, store))
-        database.execute("INSERT INTO problems VALUES (?, ?, ?)", row)
+    rows = ((number, problem_id, record) for number, (problem_id, record) in enumerate(records))
+    database.executemany("INSERT INTO problems VALUES (?, ?, ?)", rows)
     database.commit()
     database.close()
     with part.open("rb") as written:
@@ -156,8 +162,26 @@ def build_index(problems: Iterable[Problem], file: Path, store: TestStore, key: 
     part.replace(file)
 
 
-def _record(problem: Problem, store: TestStore) -> bytes:
-    kept = store.put(problem.tests)
+def _stored(problems: Iterable[Problem], store: TestStore) -> Iterator[tuple[str, bytes]]:
+    return ((problem.problem_id, _record(problem, store.put(problem.tests))) for problem in problems)
+
+
+def _records(source: Path, store: TestStore) -> Iterator[tuple[str, bytes]]:
+    """(problem id, record) of a file's problems, their tests being stored. Tests that are there are not read again."""
+    if not is_parquet(source):
+        yield from _stored(read_problems(source), store)
+        return
+    own = store_of(source)
+    for row in read_rows(source):
+        stored = row.stored
+        with ExitStack() as stack:
+            if not store.has(stored.digest):
+                stored = store.put(stack.enter_context(own.opened(stored.digest)))
+            problem = row.problem(StdinTests(()))  # the record holds no tests
+            yield problem.problem_id, _record(problem, stored)
+
+
+def _record(problem: Problem, kept: StoredTests) -> bytes:
     return to_json(
         {
             "prompt": problem.prompt,

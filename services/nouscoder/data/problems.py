@@ -109,16 +109,6 @@ def read_bodies(path: Path) -> Iterator[ProblemBody]:
         raise ProblemFileError(f"{path} holds no problem")
 
 
-def read_problems(path: Path) -> Iterator[Problem]:
-    """The problems of a file. One at a time is in memory. Raises ProblemFileError like `read_bodies`."""
-    return (body.record() for body in read_bodies(path))
-
-
-def load_problems(path: Path) -> list[Problem]:
-    """All problems of a file, in memory. Raises ProblemFileError like `read_bodies`."""
-    return list(read_problems(path))
-
-
 def _body(line: bytes, place: str) -> ProblemBody:
     try:
         return ProblemBody.model_validate_json(line)

@@ -1,0 +1,1 @@
+"""Importers of public data sets: one module a format, and the core that they share."""

@@ -1,0 +1,103 @@
+"""LiveCodeBench (livecodebench/code_generation_lite): JSON lines or parquet.
+
+A row has question_title, question_content, platform, question_id, contest_id, contest_date, starter_code, difficulty,
+public_test_cases (JSON), private_test_cases (JSON, or base64 of zlib of a pickle of JSON) and metadata (JSON).
+Source: lcb_runner/benchmarks/code_generation.py; the prompt is that of lcb_runner/prompts/code_generation.py.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from typing import Any
+
+from nouscoder.data.importers.fields import Row, call_tests, decoded, optional_text, stdin_tests, text
+from nouscoder.data.importers.pickled_text import UnsafePickle, text_of_pickle
+from nouscoder.data.importers.rejection import Reason, Rejected
+from nouscoder.data.references import ReferencedProblem
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import CallTests, Prelude, StdinTests
+
+MAX_UNPACKED_BYTES = 1024**3  # of one row's private tests
+_WITH_STARTER = (
+    "You will use the following starter code to write the solution to the problem and enclose your code within"
+    " delimiters."
+)
+_WITHOUT_STARTER = (
+    "Read the inputs from stdin solve the problem and write the answer to stdout (do not directly test on the sample"
+    " inputs). Enclose your code within delimiters as follows. Ensure that when the python program runs, it reads the"
+    " inputs, runs the algorithm and writes output to STDOUT."
+)
+
+
+def read(row: Row, number: int) -> ReferencedProblem:
+    """The problem of a row. Its id is the question_id, as in LiveCodeBench's sample files."""
+    problem = Problem(
+        problem_id=text(row, "question_id"),
+        prompt=prompt(text(row, "question_content"), optional_text(row, "starter_code")),
+        tests=_tests(row),
+        prelude=Prelude.LCB,
+        difficulty=optional_text(row, "difficulty"),
+        source="livecodebench",
+        family=optional_text(row, "platform"),
+    )
+    facts = {name: optional_text(row, name) for name in ("contest_date", "platform", "contest_id", "question_title")}
+    return ReferencedProblem(problem, metadata={name: value for name, value in facts.items() if value})
+
+
+def prompt(question: str, starter_code: str) -> str:
+    """LiveCodeBench's prompt for chat models."""
+    how, code = (_WITH_STARTER, starter_code) if starter_code else (_WITHOUT_STARTER, "# YOUR CODE HERE")
+    return (
+        f"### Question:\n{question}\n\n### Format: {how}\n```python\n{code}\n```\n\n"
+        "### Answer: (use the provided format with backticks)\n\n"
+    )
+
+
+def _tests(row: Row) -> StdinTests | CallTests:
+    cases = [*_cases(row.get("public_test_cases")), *_cases(row.get("private_test_cases"))]
+    return tests_of(cases, decoded(row.get("metadata") or "{}"))
+
+
+def tests_of(cases: list[Any], metadata: Any) -> StdinTests | CallTests:
+    """Tests of LiveCodeBench's form: {input, output, testtype}. A function's arguments are JSON, one a line."""
+    kinds = {case.get("testtype", "stdin") for case in cases}
+    found = [(case["input"], case["output"]) for case in cases]
+    if kinds <= {"stdin", "stdin_stdout"}:
+        return stdin_tests(found)
+    if kinds != {"functional"}:
+        raise Rejected(Reason.UNREADABLE_TESTS, f"tests of the types {sorted(kinds)}")
+    entry_point = metadata.get("func_name") if isinstance(metadata, dict) else None
+    if not entry_point:
+        raise Rejected(Reason.MISSING_FIELD, "metadata has no func_name")
+    try:
+        calls = [([json.loads(line) for line in given.split("\n")], json.loads(wanted)) for given, wanted in found]
+    except ValueError as error:
+        raise Rejected(Reason.UNREADABLE_TESTS, f"an argument or a result is not JSON: {error}") from None
+    return call_tests(entry_point, calls)
+
+
+def _cases(value: Any) -> list[Any]:
+    if isinstance(value, str) and not value.lstrip().startswith("["):
+        value = _unpacked(value) if value.strip() else "[]"
+    cases = decoded(value if value is not None else [])
+    if not isinstance(cases, list):
+        raise Rejected(Reason.UNREADABLE_TESTS, "the tests are not a list")
+    return cases
+
+
+def _unpacked(packed: str) -> str:
+    try:
+        unpacker = zlib.decompressobj()
+        data = unpacker.decompress(base64.b64decode(packed, validate=True), MAX_UNPACKED_BYTES)
+        if unpacker.unconsumed_tail:
+            raise Rejected(Reason.TOO_LARGE, f"the private tests are larger than {MAX_UNPACKED_BYTES} bytes")
+        if not unpacker.eof:
+            raise Rejected(Reason.UNREADABLE_TESTS, "the private tests are cut off")
+        return text_of_pickle(data)
+    except UnsafePickle as error:
+        raise Rejected(Reason.UNSAFE_PICKLE, str(error)) from None
+    except (binascii.Error, zlib.error, ValueError) as error:
+        raise Rejected(Reason.UNREADABLE_TESTS, f"the private tests cannot be unpacked: {error}") from None

@@ -1,0 +1,207 @@
+"""`nouscoder data import`: rows of a data set become problems in parquet, and their tests go to the test store.
+
+INVARIANT: each row is imported or rejected exactly once, also when the import is killed and started again: a part of
+the output and the place in the input that it reaches are recorded together. Rows, problems and tests are streamed; in
+memory are one part's rows without their tests, and the problem ids.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nouscoder.atomic_files import write_whole
+from nouscoder.data.importers.formats import Format, format_named
+from nouscoder.data.importers.rejection import Reason, Rejected
+from nouscoder.data.importers.rows import SourceRow, num_rows
+from nouscoder.data.problem_index import open_index_of
+from nouscoder.data.problem_parquet import column, join, row_of, store_beside, write_rows
+from nouscoder.errors import Unusable
+from nouscoder.progress_bar import progress_bar
+from nouscoder.store.blobs import open_blobs
+from nouscoder.store.tests import TestStore
+
+_PART_PROBLEMS = 2000
+_PART_S = 30.0
+_STATE = "state.json"
+
+
+class CannotImport(Unusable):
+    """The import cannot begin, or go on. The message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The result. `rejected` counts the rows by reason; `rejections` is the file that lists them."""
+
+    problems: int
+    tests: int
+    rejected: dict[str, int]
+    out: str
+    rejections: str
+
+    def text(self) -> str:
+        """A table for people."""
+        total = sum(self.rejected.values())
+        rows = [("problems", self.problems), ("tests", self.tests), ("rejected rows", total)]
+        rows += [(f"  {reason}", count) for reason, count in sorted(self.rejected.items(), key=lambda one: -one[1])]
+        lines = [f"{name:<24}{count:>12}" for name, count in rows]
+        return "\n".join([f"{self.out}:", *lines, *([f"reasons of each row: {self.rejections}"] if total else [])])
+
+
+@dataclass(slots=True)
+class _State:
+    """Where an import is. `request` must be the same when it is started again. `skip`: rows done of file `file`."""
+
+    request: dict[str, Any]
+    file: int = 0
+    skip: int = 0
+    parts: int = 0
+    problems: int = 0
+    tests: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+
+
+def import_files(name: str, files: list[Path], out: Path, tests: str = "") -> Summary:
+    """Import files of the format `name` into the parquet file `out`. An interrupted import goes on where it was.
+
+    `tests` is the place of the test store; empty: the folder OUT.index/. Raises Unusable.
+    """
+    known = format_named(name)
+    if out.suffix != ".parquet":
+        raise CannotImport(f"--out {out} must end in .parquet")
+    for file in files:
+        if not file.exists():
+            raise CannotImport(f"{file} does not exist")
+    if out.exists():
+        raise CannotImport(f"{out} exists already: give another --out, or delete it")
+    importing = _Import(known, files, out, tests, {"format": name, "files": [_identity(file) for file in files]})
+    importing.run()
+    return importing.finish()
+
+
+def _identity(file: Path) -> list[Any]:
+    stat = file.stat()
+    return [str(file.resolve()), stat.st_size, stat.st_mtime_ns]
+
+
+class _Import:
+    def __init__(self, known: Format, files: list[Path], out: Path, tests: str, request: dict[str, Any]) -> None:
+        self._format = known
+        self._files = files
+        self._out = out
+        self._tests = tests
+        self._folder = out.with_name(f"{out.name}.part")
+        self._store = TestStore(open_blobs(tests or str(store_beside(out))))
+        self._state = self._begun(request | {"tests": tests})
+        self._rows: list[dict[str, Any]] = []
+        self._rejections: list[dict[str, Any]] = []
+        self._part_began_s = time.monotonic()
+        self._ids = {
+            problem_id for number in range(self._state.parts) for problem_id in column(self._part(number), "problem_id")
+        }
+
+    def run(self) -> None:
+        """Import all rows that are left."""
+        totals = [num_rows(file) if file.is_file() else None for file in self._files]
+        total = None if None in totals else sum(count or 0 for count in totals)
+        with progress_bar("importing", total) as advance:
+            done = sum(count or 0 for count in totals[: self._state.file])
+            advance(done + self._state.skip)
+            for number in range(self._state.file, len(self._files)):
+                self._import_file(number, self._state.skip if number == self._state.file else 0, advance)
+        self._end_part(len(self._files), 0)
+
+    def finish(self) -> Summary:
+        """Join the parts, build the index, and say what was imported. Raises CannotImport when nothing was."""
+        state, rejections = self._state, self._out.with_name(f"{self._out.name}.rejected.jsonl")
+        with rejections.open("wb") as listed:
+            for number in range(state.parts):
+                listed.write(self._rejected(number).read_bytes())
+        if not state.problems:
+            raise CannotImport(f"no row could be imported; {rejections} has the reason of each")
+        join([self._part(number) for number in range(state.parts)], self._out, self._tests)
+        shutil.rmtree(self._folder)
+        open_index_of(self._out, tests=self._tests).close()
+        return Summary(state.problems, state.tests, dict(state.rejected), str(self._out), str(rejections))
+
+    def _import_file(self, number: int, skip: int, advance: Callable[[float], None]) -> None:
+        file = self._files[number]
+        for row in self._format.rows(file, skip):
+            self._import_row(file, row)
+            advance(1)
+            if len(self._rows) >= _PART_PROBLEMS or time.monotonic() - self._part_began_s >= _PART_S:
+                self._end_part(number, row.number)
+
+    def _import_row(self, file: Path, row: SourceRow) -> None:
+        try:
+            item = self._problem(row)
+            stored = self._store.put(item.problem.tests)
+        except Rejected as error:
+            self._reject(file, row, error.reason, str(error))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, OverflowError) as error:
+            self._reject(file, row, Reason.MALFORMED, f"{type(error).__name__}: {error}")
+        else:
+            self._ids.add(item.problem.problem_id)
+            self._rows.append(row_of(item, stored))
+            self._state.problems += 1
+            self._state.tests += stored.num_tests
+
+    def _problem(self, row: SourceRow) -> Any:
+        if row.fault:
+            raise Rejected(Reason.NOT_JSON, row.fault)
+        if not isinstance(row.value, dict):
+            raise Rejected(Reason.MALFORMED, "the row is not a record")
+        item = self._format.read(row.value, row.number)
+        item.problem.prompt.encode()  # text that is not Unicode raises ValueError
+        if item.problem.problem_id in self._ids:
+            raise Rejected(Reason.DUPLICATE_ID, f"problem_id {item.problem.problem_id!r:.100} was imported before")
+        return item
+
+    def _reject(self, file: Path, row: SourceRow, reason: Reason, detail: str) -> None:
+        counts = self._state.rejected
+        counts[reason.value] = counts.get(reason.value, 0) + 1
+        self._rejections.append({"file": str(file), "row": row.number, "reason": reason.value, "detail": detail[:500]})
+
+    def _end_part(self, file: int, skip: int) -> None:
+        """Write the rows so far as a part, then record it together with the place in the input."""
+        state = self._state
+        if self._rows or self._rejections:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_rows(self._part(state.parts), self._rows, self._tests)
+            self._rejected(state.parts).write_text("".join(json.dumps(one) + "\n" for one in self._rejections))
+            state.parts += 1
+        state.file, state.skip = file, skip
+        if self._folder.exists():
+            write_whole(self._folder / _STATE, json.dumps(asdict(state)).encode())
+        self._rows, self._rejections = [], []
+        self._part_began_s = time.monotonic()
+
+    def _begun(self, request: dict[str, Any]) -> _State:
+        try:
+            record = json.loads((self._folder / _STATE).read_text())
+        except FileNotFoundError:
+            return _State(request)
+        except ValueError as error:
+            raise CannotImport(f"{self._folder / _STATE} is broken: delete {self._folder}") from error
+        if record["request"] != request:
+            raise CannotImport(f"{self._folder} holds an import of other files: finish it, or delete the folder")
+        return _State(**record)
+
+    def _part(self, number: int) -> Path:
+        return self._folder / f"{number:06}.parquet"
+
+    def _rejected(self, number: int) -> Path:
+        return self._folder / f"{number:06}.rejected.jsonl"
+
+
+def rejections_of(file: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file of rejections."""
+    with file.open(encoding="utf8") as lines:
+        for line in lines:
+            yield json.loads(line)

@@ -1,0 +1,165 @@
+"""Problem files in parquet: one row a problem, with the digest of its tests. The tests are in a test store.
+
+The store is the folder FILE.index/ next to the file, where the problem index is as well, or the place that the file's
+schema names. INVARIANT: every digest of a file was in its store before the file got its name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nouscoder.data.references import Reference, ReferencedProblem
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, Tests
+from nouscoder.errors import Unusable
+from nouscoder.store.blobs import open_blobs
+from nouscoder.store.tests import StoredTests, TestStore
+
+_PLACE = b"nouscoder.tests"
+_BATCH_ROWS = 256
+_TEXTS = ("problem_id", "prompt", "prompt_template", "difficulty", "source", "family", "prelude", "profile")
+
+
+class ParquetUnusable(Unusable):
+    """A parquet file is no problem file, or the library to read it is missing. The message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetRow:
+    """A row: everything but the tests, and where these are."""
+
+    values: dict[str, Any]
+    stored: StoredTests
+
+    def problem(self, tests: Tests) -> Problem:
+        """The domain record with these tests."""
+        limits, comparator = json.loads(self.values["limits"]), json.loads(self.values["comparator"])
+        texts = {name: self.values[name] for name in _TEXTS if name not in ("prelude", "profile")}
+        return Problem(
+            tests=tests,
+            limits=Limits(**limits),
+            comparator=Comparator(**comparator | {"kind": ComparatorKind(comparator["kind"])}),
+            prelude=Prelude(self.values["prelude"]),
+            profile=Profile(self.values["profile"]),
+            text_is_code=self.values["text_is_code"],
+            **texts,
+        )
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether the name says so."""
+    return path.suffix == ".parquet"
+
+
+def store_beside(path: Path) -> Path:
+    """The folder of the tests of a file that names no other place."""
+    return path.with_name(f"{path.name}.index")
+
+
+def row_of(item: ReferencedProblem, stored: StoredTests) -> dict[str, Any]:
+    """A problem as a row, its tests being stored."""
+    problem = item.problem
+    return {
+        **{name: str(getattr(problem, name)) for name in _TEXTS},
+        "text_is_code": problem.text_is_code,
+        "limits": json.dumps(asdict(problem.limits)),
+        "comparator": json.dumps(asdict(problem.comparator)),
+        "tests_type": problem.tests.type,
+        "tests_digest": stored.digest,
+        "num_tests": stored.num_tests,
+        "tests_bytes": stored.num_bytes,
+        "file_bytes": stored.file_bytes,
+        "references": [{"language": one.language, "code": one.code} for one in item.references],
+        "metadata": json.dumps(item.metadata),
+    }
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]], tests: str) -> None:
+    """Write a file of rows. `tests` is the place of the store; empty: beside the file."""
+    arrow, parquet = _libraries()
+    schema = _schema(arrow, tests)
+    parquet.write_table(arrow.Table.from_pylist(rows, schema=schema), path, compression="zstd")
+
+
+def join(parts: list[Path], path: Path, tests: str) -> None:
+    """Write the rows of several files to one. The file is replaced atomically."""
+    arrow, parquet = _libraries()
+    temporary = path.with_name(f".part-{path.name}")
+    with parquet.ParquetWriter(temporary, _schema(arrow, tests), compression="zstd") as writer:
+        for part in parts:
+            writer.write_table(parquet.read_table(part))
+    temporary.replace(path)
+
+
+def column(path: Path, name: str) -> list[Any]:
+    """One column of a file."""
+    _, parquet = _libraries()
+    values: list[Any] = parquet.read_table(path, columns=[name]).column(name).to_pylist()
+    return values
+
+
+def read_rows(path: Path) -> Iterator[ParquetRow]:
+    """The rows of a file. A batch of them is in memory, without their tests. Raises ParquetUnusable."""
+    for batch in _opened(path).iter_batches(_BATCH_ROWS):
+        for values in batch.to_pylist():
+            stored = StoredTests(
+                values["tests_digest"], values["num_tests"], values["tests_bytes"], values["file_bytes"]
+            )
+            yield ParquetRow(values, stored)
+
+
+def store_of(path: Path) -> TestStore:
+    """The store that has the tests of a file. Raises ParquetUnusable."""
+    place = (_opened(path).schema_arrow.metadata or {}).get(_PLACE, b"").decode()
+    return TestStore(open_blobs(place or str(store_beside(path))))
+
+
+def read_parquet(path: Path) -> Iterator[ReferencedProblem]:
+    """The problems of a file, one at a time, each with its tests in memory. Raises ParquetUnusable, UnknownTests."""
+    store = store_of(path)
+    for row in read_rows(path):
+        with store.opened(row.stored.digest) as tests:
+            cases: Any = tuple(tests.cases)
+            whole = replace(tests, cases=cases)
+        found = tuple(Reference(one["code"], one["language"]) for one in row.values["references"])
+        yield ReferencedProblem(row.problem(whole), found, json.loads(row.values["metadata"]))
+
+
+def _opened(path: Path) -> Any:
+    _, parquet = _libraries()
+    from pyarrow.lib import ArrowException
+
+    try:
+        file = parquet.ParquetFile(path)
+    except (ArrowException, OSError) as error:
+        raise ParquetUnusable(f"{path} cannot be read: {error}") from error
+    if _PLACE not in (file.schema_arrow.metadata or {}):
+        raise ParquetUnusable(f"{path} is no problem file; nouscoder data import makes one of a data set")
+    return file
+
+
+def _schema(arrow: Any, tests: str) -> Any:
+    text, count = arrow.string(), arrow.int64()
+    reference = arrow.struct([("language", text), ("code", text)])
+    fields = [
+        *((name, text) for name in _TEXTS),
+        ("text_is_code", arrow.bool_()),
+        *((name, text) for name in ("limits", "comparator", "tests_type", "tests_digest")),
+        *((name, count) for name in ("num_tests", "tests_bytes", "file_bytes")),
+        ("references", arrow.list_(reference)),
+        ("metadata", text),
+    ]
+    return arrow.schema(fields, metadata={_PLACE: tests.encode()})
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ParquetUnusable("parquet needs the library pyarrow: pip install 'nouscoder[data]'") from None
+    return pyarrow, pyarrow.parquet

@@ -1,0 +1,595 @@
+"""Every importer on a file of its public layout, and what an import keeps to whatever happens to it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from nouscoder.cli.app import app
+from nouscoder.config import load_config
+from nouscoder.data.importers import livecodebench, run
+from nouscoder.data.importers.formats import FORMATS, UnknownFormat
+from nouscoder.data.importers.pickled_text import UnsafePickle, text_of_pickle
+from nouscoder.data.importers.run import CannotImport, Summary, import_files, rejections_of
+from nouscoder.data.problem_index import open_index
+from nouscoder.data.problem_parquet import read_parquet
+from nouscoder.data.problems import save_problems
+from nouscoder.data.reading import load_problems
+from nouscoder.data.references import Reference, ReferencedProblem
+from nouscoder.domain.submission import (
+    AssertTests,
+    CallCase,
+    CallTests,
+    CheckerTests,
+    InteractiveTests,
+    MathCase,
+    MathTests,
+    StdinCase,
+    StdinTests,
+    Tests,
+)
+from nouscoder.grade_files.grade_file import Request, grade_file
+
+SUM = StdinTests((StdinCase("1 2\n", "3\n"), StdinCase("5 5\n", "10\n")))
+CALLS = CallTests("f", (CallCase(([1, 2], "x"), {}, 3), CallCase(([], "y"), {}, None)))
+SUM_ROWS = [{"input": "1 2\n", "output": "3\n"}, {"input": "5 5\n", "output": "10\n"}]
+CALL_LINES = [('[1, 2]\n"x"', "3"), ('[]\n"y"', "null")]
+
+
+def packed(value: object) -> str:
+    """Tests as LiveCodeBench keeps its private ones."""
+    return base64.b64encode(zlib.compress(pickle.dumps(json.dumps(value)))).decode()
+
+
+def lcb(kind: str, public: Sequence[Any], private: object, **more: object) -> dict[str, Any]:
+    """A row of LiveCodeBench."""
+    return {
+        "question_title": "T",
+        "question_content": "Do it.",
+        "platform": "atcoder",
+        "question_id": "abc301_a",
+        "contest_id": "abc301",
+        "contest_date": "2024-08-03T00:00:00",
+        "starter_code": "class Solution: ..." if kind == "functional" else "",
+        "difficulty": "easy",
+        "public_test_cases": json.dumps([{**case, "testtype": kind} for case in public]),
+        "private_test_cases": private,
+        "metadata": json.dumps({"func_name": "f"} if kind == "functional" else {}),
+        **more,
+    }
+
+
+CALL_ROWS = [{"input": given, "output": wanted, "testtype": "functional"} for given, wanted in CALL_LINES]
+SYNTHETIC = {
+    "language": "python",
+    "test_cases": [{"type": "stdin_stdout", "fn_name": None, **case} for case in SUM_ROWS],
+}
+PLUS = """import numpy as np
+
+def check(candidate):
+    inputs = [[[1, 2], 'x'], [[], 'y']]
+    results = [3, None]
+    for i, (inp, exp) in enumerate(zip(inputs, results)):
+        assertion(candidate(*inp), exp, 0)
+"""
+UNIT = "import unittest\nclass TestCases(unittest.TestCase):\n    def test_a(self): self.assertEqual(f(1), 2)\n"
+PROGRAM = "print(sum(map(int, input().split())))"
+ROWS: list[tuple[str, str, dict[str, Any], Tests, tuple[str, ...]]] = [
+    ("livecodebench", "abc301_a", lcb("stdin", SUM_ROWS[:1], packed([SUM_ROWS[1] | {"testtype": "stdin"}])), SUM, ()),
+    ("livecodebench", "abc301_a", lcb("functional", CALL_ROWS, json.dumps([])), CALLS, ()),
+    ("livecodebench", "abc301_a", lcb("functional", CALL_ROWS[:1], packed(CALL_ROWS[1:])), CALLS, ()),
+    (
+        "taco",
+        "taco-1",
+        {
+            "question": "Do it.",
+            "starter_code": "",
+            "difficulty": "EASY",
+            "solutions": json.dumps([PROGRAM]),
+            "input_output": json.dumps({"inputs": ["1 2\n", ["5 5", ""]], "outputs": ["3\n", ["10", ""]]}),
+        },
+        SUM,
+        (PROGRAM,),
+    ),
+    (
+        "apps",
+        "apps-7",
+        {
+            "problem_id": 7,
+            "question": "Do it.",
+            "solutions": "",
+            "input_output": json.dumps(
+                {"fn_name": "f", "inputs": [[[1, 2], "x"], [[], "y"]], "outputs": [[3], [None]]}
+            ),
+        },
+        CALLS,
+        (),
+    ),
+    (
+        "synthetic1",
+        "vcp_0",
+        {
+            "problem_id": "vcp_0",
+            "task_type": "verifiable_code",
+            "prompt": "Do it.",
+            "gold_standard_solution": f"```python\n{PROGRAM}\n```",
+            "verification_info": json.dumps(SYNTHETIC),
+        },
+        SUM,
+        (PROGRAM + "\n",),
+    ),
+    ("synthetic1", "synthetic1-1", {"prompt": "Do it.", "verification_info": repr(SYNTHETIC)}, SUM, ()),
+    (
+        "synthetic1",
+        "synthetic1-1",
+        {"task_type": "verifiable_math", "prompt": "1/2?", "verification_info": {"ground_truth": "0.5"}},
+        MathTests((MathCase("0.5"),)),
+        (),
+    ),
+    (
+        "deepcoder",
+        "deepcoder-1",
+        {"problem": "Do it.", "solutions": [PROGRAM], "tests": json.dumps(SYNTHETIC["test_cases"])},
+        SUM,
+        (PROGRAM,),
+    ),
+    (
+        "deepcoder",
+        "deepcoder-1",
+        {"problem": "Do it.", "tests": json.dumps({"inputs": ["1 2\n", "5 5\n"], "outputs": ["3\n", "10\n"]})},
+        SUM,
+        (),
+    ),
+    (
+        "deepcoder",
+        "deepcoder-1",
+        {
+            "problem": "Do it.",
+            "tests": json.dumps([case | {"metadata": {"func_name": "f"}} for case in CALL_ROWS]),
+        },
+        CALLS,
+        (),
+    ),
+    (
+        "code_contests",
+        "1_A. Sum",
+        {
+            "name": "1_A. Sum",
+            "description": "Do it.",
+            "public_tests": {"input": ["1 2\n"], "output": ["3\n"]},
+            "private_tests": {"input": [], "output": []},
+            "generated_tests": {"input": ["5 5\n"], "output": ["10\n"]},
+            "source": 2,
+            "cf_rating": 800,
+            "solutions": {"language": [1, 2, 3], "solution": ["print 3", "int main(){}", PROGRAM]},
+            "time_limit": {"seconds": 2, "nanos": 500000000},
+            "input_file": "",
+        },
+        SUM,
+        (PROGRAM, "int main(){}"),
+    ),
+    (
+        "rllm_contests",
+        "code-contests-0",
+        {"problem": "Do it.", "tests": {"inputs": ["1 2\n", "5 5\n"], "outputs": ["3\n", "10\n"]}},
+        SUM,
+        (),
+    ),
+    (
+        "leetcode",
+        "two-sum",
+        {
+            "task_id": "two-sum",
+            "query": "Do it.",
+            "prompt": "import math",
+            "completion": "class Solution: ...",
+            "entry_point": "Solution().f",
+            "test": "def check(candidate):\n    assert candidate(a = [1, (2,)]) == {'k': 3.5}",
+            "difficulty": "Easy",
+        },
+        CallTests("f", (CallCase((), {"a": [1, [2]]}, {"k": 3.5}),)),
+        ("import math\nclass Solution: ...\n",),
+    ),
+    (
+        "acecode",
+        "oss_1",
+        {"id": "oss_1", "source": "oss", "question": "Do it.", "test_cases": ["assert f(1) == 2", "assert f(2) == 3"]},
+        AssertTests(("assert f(1) == 2", "assert f(2) == 3")),
+        (),
+    ),
+    (
+        "humaneval",
+        "HumanEval/0",
+        {
+            "task_id": "HumanEval/0",
+            "prompt": "def f(a):\n",
+            "canonical_solution": "    return a\n",
+            "entry_point": "f",
+            "test": "def check(candidate):\n    assert candidate([1, 2], 'x') == 3\n"
+            "    assert candidate([], 'y') == None\n",
+        },
+        CALLS,
+        ("def f(a):\n    return a\n",),
+    ),
+    (
+        "humaneval",
+        "HumanEval/1",
+        {
+            "task_id": "HumanEval/1",
+            "prompt": "def f(a):\n",
+            "entry_point": "f",
+            "test": "def check(candidate):\n    assert abs(candidate(1) - 2) < 1e-6\n",
+        },
+        AssertTests(("def check(candidate):\n    assert abs(candidate(1) - 2) < 1e-6\n\ncheck(f)",)),
+        (),
+    ),
+    (
+        "humaneval",
+        "HumanEval/2",
+        {"task_id": "HumanEval/2", "prompt": "def f(a):\n", "entry_point": "f", "test": PLUS},
+        CALLS,
+        (),
+    ),
+    (
+        "mbpp",
+        "Mbpp/11",
+        {
+            "task_id": 11,
+            "text": "Do it.",
+            "code": "def f(a): return a",
+            "test_list": ["assert f(1) == 2"],
+            "test_setup_code": "import math",
+        },
+        AssertTests(("assert f(1) == 2",), "import math"),
+        ("def f(a): return a",),
+    ),
+    (
+        "mbpp",
+        "Mbpp/12",
+        {
+            "task_id": 12,
+            "prompt": "Do it.",
+            "test_list": ["assert f(1) == 2"],
+            "test_imports": [],
+            "test": "inputs = [[[1, 2], 'x'], [[], 'y']]\nresults = [3, None]\n"
+            "for inp, exp in zip(inputs, results):\n    assertion(f(*inp), exp, 0)\n",
+        },
+        CALLS,
+        (),
+    ),
+    (
+        "math",
+        "test/algebra/1.json",
+        {"unique_id": "test/algebra/1.json", "problem": "?", "solution": r"So \boxed{\frac{1}{2}}.", "level": 3},
+        MathTests((MathCase(r"\frac{1}{2}"),)),
+        (),
+    ),
+    ("math", "math-1", {"question": "?", "answer": "2 + 2 = 4\n#### 1,004"}, MathTests((MathCase("1004"),)), ()),
+    (
+        "math",
+        "math-1",
+        {"prompt": [{"role": "user", "content": "?"}], "reward_model": {"ground_truth": "34"}},
+        MathTests((MathCase("34"),)),
+        (),
+    ),
+    ("reasoning", "reasoning-1", {"input": "2 + 2?", "target": "4"}, StdinTests((StdinCase("", "4"),)), ()),
+]
+
+
+def jsonl(path: Path, *rows: object) -> Path:
+    """A file of rows."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def parquet(path: Path, *rows: dict[str, Any]) -> Path:
+    """A parquet file of rows."""
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path, row_group_size=2)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("case", ROWS, ids=[f"{n}-{case[0]}" for n, case in enumerate(ROWS)])
+def test_a_row_of_each_layout_becomes_its_problem(
+    tmp_path: Path, case: tuple[str, str, dict[str, Any], Tests, tuple[str, ...]], suffix: str
+) -> None:
+    name, problem_id, row, tests, programs = case
+    file = (parquet if suffix == "parquet" else jsonl)(tmp_path / f"data.{suffix}", row)
+    summary = import_files(name, [file], tmp_path / "out.parquet")
+    (item,) = read_parquet(tmp_path / "out.parquet")
+    assert item.problem.problem_id == problem_id
+    assert item.problem.tests == tests
+    assert item.problem.prompt
+    assert tuple(one.code for one in item.references) == programs
+    assert (summary.problems, summary.tests, summary.rejected) == (1, len(tests.cases), {})
+
+
+def test_every_format_is_tested_here() -> None:
+    assert {case[0] for case in ROWS} | {"kattis", "bigcodebench"} == set(FORMATS)
+
+
+def test_what_is_imported_is_what_a_run_trains_on_and_what_grade_reads(tmp_path: Path) -> None:
+    """The same problems as JSON lines, in the index of a run, and with their references in a grading."""
+    rows = [{"problem": f"Sum {n}.", "tests": {"inputs": ["a"], "outputs": ["a" if n else "b"]}} for n in range(3)]
+    out = tmp_path / "out.parquet"
+    import_files("rllm_contests", [jsonl(tmp_path / "data.jsonl", *rows)], out)
+    problems = load_problems(out)
+    save_problems(tmp_path / "same.jsonl", problems)
+    assert load_problems(tmp_path / "same.jsonl") == problems
+    indexes = [
+        open_index(load_config(None, [f"problems.train={tmp_path / name}"])) for name in (out.name, "same.jsonl")
+    ]
+    assert indexes[0].problem_ids == indexes[1].problem_ids
+    for name in indexes[0].problem_ids:
+        assert indexes[0].problem(name) == indexes[1].problem(name)
+        assert indexes[0].tests.has(indexes[0].problem(name).tests_digest)
+    samples = jsonl(tmp_path / "samples.jsonl", *({"task_id": one.problem_id, "code": "x"} for one in problems))
+    config = load_config(None, ["verifier.sandbox.backend=fake"])  # every program prints its input
+    summary, _ = grade_file(Request(samples, tmp_path / "verdicts", out), config)
+    assert summary.pass_at_k == {1: pytest.approx(2 / 3)}
+
+
+def test_an_index_elsewhere_gets_its_own_copy_of_the_tests(tmp_path: Path) -> None:
+    out = tmp_path / "out.parquet"
+    import_files("rllm_contests", [jsonl(tmp_path / "data.jsonl", ROWS[12][2])], out, str(tmp_path / "store"))
+    settings = [f"problems.train={out}", f"problems.index={tmp_path / 'index'}", f"problems.tests={tmp_path / 'other'}"]
+    index = open_index(load_config(None, settings))
+    with index.tests.opened(index.problem("code-contests-0").tests_digest) as tests:
+        assert list(tests.cases) == list(SUM.cases)
+
+
+class Attack:
+    """Unpickling this would write a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.write_text, (self._path, "executed"))
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_of_anything_but_one_text_is_refused_and_never_loaded(tmp_path: Path, protocol: int) -> None:
+    evil = tmp_path / "evil"
+    values: list[Any] = [Attack(evil), [Attack(evil)], ["a"], {"a": "b"}, 7, b"bytes", Path("x"), ("a", "b")]
+    for value in values:
+        with pytest.raises(UnsafePickle, match=r"operation|no text"):
+            text_of_pickle(pickle.dumps(value, protocol))
+    assert text_of_pickle(pickle.dumps("text \u00e9" * 1000, protocol)) == "text \u00e9" * 1000
+    row = lcb("stdin", SUM_ROWS, base64.b64encode(zlib.compress(pickle.dumps(Attack(evil), protocol))).decode())
+    rows = [row, lcb("stdin", SUM_ROWS, "[]", question_id="fine")]
+    summary = import_files("livecodebench", [jsonl(tmp_path / "data.jsonl", *rows)], tmp_path / "out.parquet")
+    assert summary.rejected == {"unsafe_pickle": 1}
+    assert not evil.exists()
+
+
+def test_private_tests_that_unpack_to_too_much_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(livecodebench, "MAX_UNPACKED_BYTES", 1000)
+    rows = [lcb("stdin", SUM_ROWS, packed("x" * 2000)), lcb("stdin", SUM_ROWS, "[]", question_id="fine")]
+    summary = import_files("livecodebench", [jsonl(tmp_path / "data.jsonl", *rows)], tmp_path / "out.parquet")
+    assert summary.rejected == {"too_large": 1}
+
+
+def test_each_rejected_row_has_its_reason(tmp_path: Path) -> None:
+    good = ROWS[5][2]
+    rows = [
+        good,
+        good,
+        {"problem_id": "b", "prompt": "x", "verification_info": {"test_cases": []}},
+        {"problem_id": "c", "prompt": "x", "task_type": "llm_judgeable", "verification_info": "{}"},
+        {"problem_id": "d", "verification_info": json.dumps(SYNTHETIC)},
+        {"problem_id": "e", "prompt": "x", "verification_info": "{'a': open('/etc/passwd')}"},
+        {"problem_id": "f", "prompt": "x", "verification_info": {"test_cases": [{"input": "1"}]}},
+        [1],
+    ]
+    file = jsonl(tmp_path / "data.jsonl", *rows)
+    file.write_text(file.read_text() + "{torn\n")
+    summary = import_files("synthetic1", [file], tmp_path / "out.parquet")
+    found = list(rejections_of(Path(summary.rejections)))
+    assert [(one["row"], one["reason"]) for one in found] == [
+        (2, "duplicate_id"),
+        (3, "no_tests"),
+        (4, "not_verifiable"),
+        (5, "missing_field"),
+        (6, "unreadable_tests"),
+        (7, "malformed"),
+        (8, "malformed"),
+        (9, "not_json"),
+    ]
+    assert sum(summary.rejected.values()) == 8
+    assert all(one["file"] == str(file) and one["detail"] for one in found)
+    assert "duplicate_id" in summary.text()
+
+
+class Killed(BaseException):
+    """The process died here."""
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("at", [1, 4, 9])
+def test_an_import_that_was_killed_goes_on_and_gives_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, suffix: str
+) -> None:
+    rows = [
+        {"problem_id": f"p{n % 8}", "prompt": "x", "verification_info": json.dumps(SYNTHETIC if n % 3 else {})}
+        for n in range(10)
+    ]
+    write: Any = parquet if suffix == "parquet" else jsonl
+    files = [write(tmp_path / f"a.{suffix}", *rows[:6]), write(tmp_path / f"b.{suffix}", *rows[6:])]
+    monkeypatch.setattr(run, "_PART_PROBLEMS", 2)
+    expected = import_files("synthetic1", files, tmp_path / "whole.parquet")
+
+    read, calls = FORMATS["synthetic1"].read, []
+
+    def dying(row: Any, number: int) -> ReferencedProblem:
+        calls.append(number)
+        if len(calls) == at + 1:
+            raise Killed
+        return read(row, number)
+
+    monkeypatch.setitem(FORMATS, "synthetic1", replace(FORMATS["synthetic1"], read=dying))
+    out = tmp_path / "out.parquet"
+    with pytest.raises(Killed):
+        import_files("synthetic1", files, out)
+    assert not out.exists()
+    summary = import_files("synthetic1", files, out)
+    assert replace(summary, out="", rejections="") == replace(expected, out="", rejections="")
+    assert list(read_parquet(out)) == list(read_parquet(tmp_path / "whole.parquet"))
+    assert list(rejections_of(Path(summary.rejections))) == list(rejections_of(Path(expected.rejections)))
+    assert len(calls) <= 10 + 3 + 1  # at most one part is read again
+    assert not out.with_name("out.parquet.part").exists()
+
+
+def test_faults_of_the_request_are_one_sentence(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "data.jsonl", {})
+    out = tmp_path / "out.parquet"
+    with pytest.raises(UnknownFormat, match="no format 'livecodebnch': did you mean livecodebench"):
+        import_files("livecodebnch", [file], out)
+    with pytest.raises(CannotImport, match="absent does not exist"):
+        import_files("taco", [tmp_path / "absent"], out)
+    with pytest.raises(CannotImport, match=r"must end in \.parquet"):
+        import_files("taco", [file], tmp_path / "out.jsonl")
+    with pytest.raises(CannotImport, match=r"no row could be imported; .*rejected\.jsonl has the reason of each"):
+        import_files("taco", [file], out)
+    out.touch()
+    with pytest.raises(CannotImport, match="exists already"):
+        import_files("taco", [file], out)
+
+
+def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "data.jsonl", ROWS[12][2])
+    out = tmp_path / "out.parquet"
+    answer = CliRunner().invoke(app, ["data", "import", "rllm_contests", str(file), "--out", str(out), "--json"])
+    assert Summary(**json.loads(answer.output)).problems == 1
+    assert "livecodebench" in CliRunner().invoke(app, ["data", "import", "list"]).output
+    inspected = CliRunner().invoke(app, ["data", "inspect", str(out), "--json"])
+    assert json.loads(inspected.output)["num_tests"] == 2
+
+
+PYTHON_VALIDATOR = """import sys
+given = int(open(sys.argv[1]).read())
+print("checked", file=open(sys.argv[3] + "judgemessage.txt", "w"))
+sys.exit(42 if sum(map(int, sys.stdin.read().split())) == given else 43)
+"""
+CPP_VALIDATOR = """#include <fstream>
+#include <iostream>
+#include "ends.h"
+int main(int argc, char **argv) {
+    std::ifstream given(argv[1]);
+    std::ofstream message(std::string(argv[3]) + "judgemessage.txt");
+    long n = 0, sum = 0, x = 0;
+    given >> n;
+    while (std::cin >> x) sum += x;
+    return sum == n && message ? accept : reject;
+}
+"""
+INTERACTOR = """import sys
+secret = int(open(sys.argv[1]).read())
+for line in sys.stdin:
+    if int(line) == secret:
+        print("right", flush=True)
+        sys.exit(42)
+    print("larger" if int(line) < secret else "smaller", flush=True)
+sys.exit(43)
+"""
+
+
+def package(folder: Path, yaml: str = "name: sum", answer: str = "3", **files: str) -> Path:
+    """A Kattis package with one sample and one secret test."""
+    for name, content in {
+        "problem.yaml": yaml,
+        "problem_statement/problem.en.tex": "Print the sum.",
+        "data/sample/1.in": "3\n",
+        "data/sample/1.ans": f"{answer}\n",
+        "data/secret/group/2.in": "7\n",
+        "data/secret/group/2.ans": "7\n",
+        "submissions/accepted/a.py": "print(int(input()))",
+        **files,
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    return folder
+
+
+def imported(tmp_path: Path, path: Path) -> ReferencedProblem:
+    """The only problem of a package."""
+    import_files("kattis", [path], tmp_path / "kattis.parquet")
+    (item,) = read_parquet(tmp_path / "kattis.parquet")
+    return item
+
+
+def test_a_package_keeps_its_tests_limits_tolerance_and_solutions(tmp_path: Path) -> None:
+    yaml = "name: sum\nlimits:\n  memory: 64\nvalidator_flags: float_tolerance 1e-6"
+    folder = package(tmp_path / "sum", yaml, **{"domjudge-problem.ini": "timelimit='2.5'\n"})
+    with zipfile.ZipFile(tmp_path / "sum.zip", "w") as zipped:
+        for file in folder.rglob("*"):
+            zipped.write(file, file.relative_to(folder))
+    for path in (folder, tmp_path / "sum.zip"):
+        (tmp_path / "kattis.parquet").unlink(missing_ok=True)
+        item = imported(tmp_path, path)
+        assert item.problem.problem_id == "sum"
+        assert item.problem.tests == StdinTests((StdinCase("3\n", "3\n"), StdinCase("7\n", "7\n")))
+        assert "Print the sum." in item.problem.prompt
+        assert "Sample input 1\n```\n3\n" in item.problem.prompt
+        assert "7" not in item.problem.prompt
+        limits = item.problem.limits
+        assert (limits.cpu_time_s, limits.wall_time_s, limits.memory_bytes) == (2.5, 6.0, 64 * 1024**2)
+        assert item.problem.comparator.float_tolerance == 1e-6
+        assert item.references == (Reference("print(int(input()))"),)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("language", ["py", "cpp"])
+def test_the_validator_of_a_package_judges_in_a_sandbox(tmp_path: Path, language: str) -> None:
+    source = {"py": PYTHON_VALIDATOR, "cpp": CPP_VALIDATOR}[language]
+    extra = {f"output_validators/v/validate.{language}": source}
+    extra |= {"output_validators/v/ends.h": "enum { accept = 42, reject = 43 };\n"} if language == "cpp" else {}
+    item = imported(tmp_path, package(tmp_path / "split", "validation: custom", **extra))
+    assert isinstance(item.problem.tests, CheckerTests)
+    assert verdicts(tmp_path, "split", "print(1, int(input()) - 1)", "print(2, 2)") == ["accepted", "wrong_answer"]
+
+
+@pytest.mark.timeout(300)
+def test_the_interactor_of_a_package_judges_in_a_sandbox(tmp_path: Path) -> None:
+    extra = {"output_validators/v/talk.py": INTERACTOR}
+    item = imported(tmp_path, package(tmp_path / "guess", "validation: custom interactive", **extra))
+    assert isinstance(item.problem.tests, InteractiveTests)
+    search = "for n in range(1, 20):\n    print(n, flush=True)\n    if input() == 'right': break"
+    assert verdicts(tmp_path, "guess", search, "print(1, flush=True)\ninput()") == ["accepted", "wrong_answer"]
+
+
+def verdicts(tmp_path: Path, problem_id: str, *programs: str) -> list[str]:
+    """What real sandboxes say of the programs."""
+    samples = jsonl(tmp_path / "samples.jsonl", *({"task_id": problem_id, "code": code} for code in programs))
+    grade_file(Request(samples, tmp_path / "verdicts", tmp_path / "kattis.parquet"), load_config(None))
+    return [json.loads(line)["verdict"] for line in (tmp_path / "verdicts").read_text().splitlines()]
+
+
+def test_a_bigcodebench_task_is_judged_by_each_of_its_test_methods(tmp_path: Path) -> None:
+    row = {
+        "task_id": "BigCodeBench/0",
+        "instruct_prompt": "Do it.",
+        "code_prompt": "def f(x):\n",
+        "canonical_solution": "    return x + 1\n",
+        "test": UNIT + "    def test_b(self): self.assertEqual(f(2), 3)\n",
+        "entry_point": "f",
+        "libs": "['random']",
+    }
+    import_files("bigcodebench", [jsonl(tmp_path / "data.jsonl", row)], tmp_path / "kattis.parquet")
+    (item,) = read_parquet(tmp_path / "kattis.parquet")
+    assert len(item.problem.tests.cases) == 2
+    programs = (item.references[0].code, "def f(x): return 2")
+    assert verdicts(tmp_path, "BigCodeBench/0", *programs) == ["accepted", "wrong_answer"]
