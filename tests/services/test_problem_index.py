@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,6 +13,7 @@ from nouscoder.config import Config, load_config
 from nouscoder.data import problem_index
 from nouscoder.data.problem_index import NotInIndex, ProblemIndex, build_index, open_index
 from nouscoder.data.problems import ProblemFileError, save_problems
+from nouscoder.data.reading import read_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, StdinCase, StdinTests
 from nouscoder.formats.tests import digest_of
@@ -66,11 +67,11 @@ def test_an_index_is_built_once_and_again_when_the_file_changes(
     save_problems(tmp_path / "train.jsonl", PROBLEMS)
     builds: list[object] = []
 
-    def counted(*args: Any) -> None:
-        builds.append(args)
-        build_index(*args)
+    def counted(file: Path) -> Iterator[Problem]:
+        builds.append(file)
+        return read_problems(file)
 
-    monkeypatch.setattr(problem_index, "build_index", counted)
+    monkeypatch.setattr(problem_index, "read_problems", counted)
     for _ in range(3):
         open_index(config(tmp_path)).close()
     assert len(builds) == 1
