@@ -1,13 +1,16 @@
 """Loads published policies into one engine.
 
 INVARIANT: the version in use never decreases, and weights are loaded only from files with the size and SHA-256 that
-the manifest names.
+the manifest names. One policy is loaded at a time. Of those that came meanwhile the newest is loaded next, and the
+older ones only if it fails.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from nouscoder.domain.policy import PolicyManifest
@@ -25,7 +28,9 @@ class Policies:
         self._engine = engine
         self._source = source or FolderSource()
         self._current: PolicyManifest | None = None
-        self._taking = asyncio.Lock()
+        self._loading = False
+        self._pending: list[int] = []  # versions that are loaded or wait for it
+        self._turns = asyncio.Condition()
         self._taken = asyncio.Condition()
 
     @property
@@ -46,8 +51,8 @@ class Policies:
         """
         if self._is_known(manifest):
             return self._known_again(manifest)
-        files = await self._source.files_of(manifest)  # without the lock, because a fetch may take long
-        async with self._taking:
+        files = await self._source.files_of(manifest)  # outside the turn, because a fetch may take long
+        async with self._turn(manifest.policy_version):
             return self._known_again(manifest) if self._is_known(manifest) else await self._take(manifest, files)
 
     async def follow(self, manifest: PolicyManifest) -> bool:
@@ -58,7 +63,7 @@ class Policies:
         if self._is_known(manifest):
             return False
         files = await self._source.files_of(manifest)
-        async with self._taking:
+        async with self._turn(manifest.policy_version):
             if self._is_known(manifest):
                 return False
             await self._take(manifest, files)
@@ -81,6 +86,23 @@ class Policies:
             f"policy version {manifest.policy_version} is not newer than version {current.policy_version},"
             " which is in use; restart the service to go back"
         )
+
+    @asynccontextmanager
+    async def _turn(self, policy_version: int) -> AsyncIterator[None]:
+        """The right to load a policy. The newest version that waits goes first."""
+        self._pending.append(policy_version)
+        try:
+            async with self._turns:
+                await self._turns.wait_for(lambda: not self._loading and policy_version == max(self._pending))
+                self._loading = True
+            try:
+                yield
+            finally:
+                self._loading = False
+        finally:
+            self._pending.remove(policy_version)
+            async with self._turns:
+                self._turns.notify_all()
 
     async def _take(self, manifest: PolicyManifest, files: tuple[Path, ...]) -> float:
         try:
