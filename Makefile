@@ -5,7 +5,7 @@ SEED ?= 0
 SECONDS ?= 600
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: demo test test-heavy test-soak test-cluster test-documents fuzz check format bench proto lock images clean real-input
+.PHONY: demo test test-heavy test-soak test-vllm test-cluster test-documents fuzz check format bench proto lock images clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -23,6 +23,11 @@ test-soak: .venv/dev.ready
 	deploy/build-runsc
 	$(BIN)/nouscoder prepare
 	$(BIN)/pytest -m soak
+
+# Tests the vllm engine on the CPU, in an environment of its own, because vLLM pins other versions. One event loop for
+# all tests, because they share one vLLM, which takes a minute to start.
+test-vllm: .venv-vllm/ready
+	.venv-vllm/bin/pytest -m vllm -o asyncio_default_fixture_loop_scope=session -o asyncio_default_test_loop_scope=session tests/contract/test_engine_contract.py tests/vllm
 
 # Uses the cluster of KUBECONFIG, else the one that ../shared/cluster starts on this machine.
 test-cluster: .venv/dev.ready
@@ -67,6 +72,7 @@ lock: .venv/dev.ready
 	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra demo -o requirements/demo.txt
 	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra verifier --extra math --extra tracing --extra cluster -o requirements/verifier.txt
 	for service in broker generation learner; do $(COMPILE) pyproject.toml -c requirements/dev.txt --extra $$service -o requirements/$$service.txt || exit; done
+	$(COMPILE) pyproject.toml --extra generation --group test-vllm --override requirements/vllm-overrides.in -o requirements/test-vllm.txt
 	for group in sandbox build; do $(COMPILE) -c requirements/dev.txt --group $$group -o requirements/$$group.txt || exit; done
 
 # Builds the images of the five kinds of pods with the image builder of this machine: make images ACCELERATOR=cpu
@@ -78,6 +84,10 @@ images:
 	PYTHON=$(PYTHON) deploy/setup-venv $*
 	@touch $@
 
+.venv-vllm/ready: requirements/test-vllm.txt pyproject.toml deploy/setup-venv
+	PYTHON=$(PYTHON) VENV=.venv-vllm deploy/setup-venv test-vllm
+	@touch $@
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,17 +1,20 @@
-"""Fixtures of several folders: the settings of hypothesis, and runner pods for tests marked `cluster`."""
+"""Fixtures of several folders: the settings of hypothesis, runner pods for tests marked `cluster`, and one vLLM."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from nouscoder.config.generation import GenerationSection
 from nouscoder.verifier.sandbox import PoolConfig
 
 # No deadline for examples, because times on a busy machine say nothing about the code.
@@ -75,3 +78,83 @@ def _output(*command: str) -> str:
     if done.returncode:
         pytest.fail(f"{' '.join(command)} exited with {done.returncode}: {done.stderr[-2000:]}")
     return done.stdout
+
+
+@pytest.fixture(scope="session")
+def random_policy() -> Callable[..., Path]:
+    """Saves a small random Qwen3 policy of 64 tokens in a folder: `random_policy(folder, seed=0, max_positions=64)`."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    def save(folder: Path, *, seed: int = 0, max_positions: int = 64) -> Path:
+        torch.manual_seed(seed)
+        config = Qwen3Config(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=32,
+            max_position_embeddings=max_positions,
+            initializer_range=0.2,
+            tie_word_embeddings=True,
+        )
+        Qwen3ForCausalLM(config).save_pretrained(folder)
+        return folder
+
+    return save
+
+
+class SharedVllm:
+    """Takes the place of `start_vllm`: one vLLM for all engines, because a start takes a minute.
+
+    Closing an engine aborts its requests and ends its pause. The weights of the engine before stay loaded, so a test
+    that sampled without loading a policy would see them.
+    """
+
+    def __init__(self, start: Callable[..., Any], folder: Path) -> None:
+        self._start = start
+        self._folder = folder
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_step: Callable[[int], None] = lambda _: None
+        self.llm: Any = None
+
+    def __call__(self, settings: GenerationSection, folder: Path, max_tokens_total: int, on_step: Any) -> Any:
+        if self.llm is None:
+            shared = settings.model_copy(update={"max_running": 64})
+            self.llm = self._start(shared, self._folder, 256, lambda num_tokens: self._on_step(num_tokens))
+        self._on_step = on_step
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.llm, name)
+
+    def shutdown(self) -> None:
+        assert self._loop is not None
+        asyncio.run_coroutine_threadsafe(self._clear(), self._loop).result(60)
+
+    async def _clear(self) -> None:
+        await self.llm.abort(list(self.llm.output_processor.request_states), internal=True)
+        await self.llm.pause_generation(mode="keep", clear_cache=True)
+        self._on_step = lambda _: None
+        await self.llm.resume_generation()
+
+    def bind(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+
+@pytest.fixture(scope="session")
+async def shared_vllm(
+    tmp_path_factory: pytest.TempPathFactory, random_policy: Callable[..., Path]
+) -> AsyncIterator[SharedVllm]:
+    """The vLLM that all tests marked `vllm` share."""
+    from nouscoder.generation.engines import vllm_start
+
+    folder = tmp_path_factory.mktemp("shared-policy")
+    random_policy(folder, max_positions=256)
+    shared = SharedVllm(vllm_start.start_vllm, folder)
+    shared.bind()
+    yield shared
+    if shared.llm is not None:
+        await asyncio.to_thread(shared.llm.shutdown)

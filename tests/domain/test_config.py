@@ -85,6 +85,8 @@ def test_overrides_are_toml_values_or_bare_strings() -> None:
         ("broker.reward.overlong=soft", "broker.reward: .*buffer_tokens is for overlong soft"),
         ("learner.objective.clip_hihg=0.3", "unknown key learner.objective.clip_hihg"),
         ("learner.clip_high=0.3", "unknown key learner.clip_high"),
+        ("generation.vllm.lora=true", "unknown key generation.vllm.lora"),
+        ("generation.vllm.on_update=abort", "generation.vllm.on_update: "),
         ("run.name=../evil", "run.name: "),
         ("run.name", "not of the form"),
         ("run.seed.deep=1", "run.seed: "),
@@ -93,6 +95,13 @@ def test_overrides_are_toml_values_or_bare_strings() -> None:
 def test_a_bad_value_is_named(override: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         load_config(None, [override])
+
+
+def test_training_with_truncated_probabilities_is_refused_for_vllm() -> None:
+    truncated = ["generation.sampling.top_p=0.9"]
+    assert load_config(None, truncated).generation.sampling.top_p == 0.9
+    with pytest.raises(ConfigError, match=r"generation\.sampling\.top_p must be 1"):
+        load_config(None, [*truncated, "generation.engine=vllm"])
 
 
 def test_an_override_below_a_value_is_refused(tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nouscoder.config.base import OutputPath, Section
 from nouscoder.domain.policy import Transport
@@ -36,12 +36,39 @@ class EnvironmentSection(Section):
     system_prompt: str = Field("", description="a system message before the prompt (prompt_as messages); may be empty")
 
 
+class VllmSection(Section):
+    """The settings of the vllm engine; other engines do not read them."""
+
+    on_update: Literal["recompute", "keep"] = Field(
+        "recompute",
+        description="new weights: recompute the keys and values of running rollouts with them, or keep the older ones",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="data type of weights and activations; auto: as config.json of the policy says"
+    )
+    tensor_parallel_size: int = Field(1, ge=1, description="devices that share one copy of the weights")
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="share of a device's memory for weights, activations and KV cache"
+    )
+    kv_cache_memory_bytes: int = Field(
+        0, ge=0, description="bytes of the KV cache; 0: what gpu_memory_utilization leaves"
+    )
+    max_num_batched_tokens: int = Field(
+        0, ge=0, description="maximum number of tokens in one step, longer prompts take several; 0: vLLM's choice"
+    )
+    prefix_caching: bool = Field(True, description="compute equal prompts once")
+    enforce_eager: bool = Field(False, description="no compilation and no CUDA graphs: starts faster, samples slower")
+    update_limit_s: float = Field(600.0, gt=0, description="the engine fails when loading a policy takes longer")
+
+
 class GenerationSection(Section):
     """The generation worker and its engine."""
 
-    engine: Literal["torch", "fake"] = Field(
-        "torch", description="torch samples from the policy; fake generates tokens without a model, for tests"
+    engine: Literal["torch", "vllm", "fake"] = Field(
+        "torch",
+        description="torch and vllm sample from the policy; fake generates tokens without a model, for tests",
     )
+    vllm: VllmSection = VllmSection()
     grpc: str = Field("127.0.0.1:50053", description="address to listen on; port 0 takes a free one")
     metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
     grpc_health: str = Field(
@@ -64,3 +91,10 @@ class GenerationSection(Section):
     )
     sampling: SamplingSection = SamplingSection()
     environment: EnvironmentSection = EnvironmentSection()
+
+    @model_validator(mode="after")
+    def _probabilities_are_those_of_the_policy(self) -> Self:
+        """vLLM reports the probability after truncation, and the learner computes it without."""
+        if self.engine == "vllm" and self.sampling.top_p < 1:
+            raise ValueError("generation.sampling.top_p must be 1 for training with the vllm engine")
+        return self

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nouscoder.generation.engines.base import Engine
+from nouscoder.generation.engines.base import Engine, EngineUnusable
 from nouscoder.generation.engines.stepped import StepEngine, SteppedEngine
 from nouscoder.generation.metrics import GenerationMetrics
 
@@ -21,6 +22,8 @@ def open_engine(config: Config, policy_folder: Path, metrics: GenerationMetrics)
 
     It samples while the context is open. Raises EngineUnusable.
     """
+    if config.generation.engine == "vllm":
+        return _vllm_engine(config, policy_folder, metrics)
     return SteppedEngine(step_engine(config, policy_folder), metrics)
 
 
@@ -40,3 +43,13 @@ def step_engine(config: Config, policy_folder: Path) -> StepEngine:
         device=generation.device,
         threads=generation.threads,
     )
+
+
+def _vllm_engine(
+    config: Config, policy_folder: Path, metrics: GenerationMetrics
+) -> AbstractAsyncContextManager[Engine]:
+    if find_spec("vllm") is None:
+        raise EngineUnusable('generation.engine is "vllm", and vLLM is not installed: see docs/operating.md')
+    from nouscoder.generation.engines.vllm import VllmEngine
+
+    return VllmEngine(config.generation, policy_folder, metrics)

@@ -1,0 +1,260 @@
+"""The `vllm` engine: vLLM's AsyncLLM in this process, with weights that change in flight.
+
+INVARIANT: vLLM decodes only with the whole weights of one version: after a failed update the old version is loaded
+again, or the engine fails. No request is given to vLLM while there is no policy, during a pause, or during an update.
+
+An update: the files are checked while decoding goes on; decoding pauses between two steps and keeps every request;
+each worker loads the files; the caches that hold older keys and values are dealt with; decoding continues.
+
+    on_update    running requests                                prefix cache
+    recompute    are computed again with the new weights         is emptied
+    keep         keep their keys and values of older weights     stays, with one key per version
+
+vLLM's engine process labels each token with the version that sampled it, so the spans are exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from nouscoder.config.generation import GenerationSection
+from nouscoder.domain.rollout import Completion
+from nouscoder.generation.engines.base import EngineError, EngineStopped, SampleRequest
+from nouscoder.generation.engines.idle import IdleClock
+from nouscoder.generation.engines.staging import Architecture
+from nouscoder.generation.engines.vllm_control import VllmControl
+from nouscoder.generation.engines.vllm_requests import VllmRequests
+from nouscoder.generation.engines.vllm_start import start_vllm
+from nouscoder.generation.metrics import GenerationMetrics, IdleReason
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.2
+
+
+class VllmEngine:
+    """An Engine. Use as `async with VllmEngine(settings, folder, metrics) as engine:`."""
+
+    name = "vllm"
+
+    def __init__(self, settings: GenerationSection, folder: Path, metrics: GenerationMetrics) -> None:
+        """Read the architecture of `folder`. Raises EngineUnusable."""
+        self._settings = settings
+        self._folder = folder
+        self._metrics = metrics
+        self._architecture = Architecture(folder)
+        self._capacity = min(settings.max_tokens_total, self._architecture.max_tokens)
+        self._version: int | None = None
+        self._files: tuple[Path, ...] = ()
+        self._paused_until_s: float | None = None
+        self._updating = False
+        self._changing = asyncio.Lock()  # held for each change of vLLM's state: pause, resume, update
+        self._clock = IdleClock(metrics)
+        self._num_tokens = 0
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._failure: asyncio.Future[None] = self._loop.create_future()
+        self._llm: Any = await asyncio.to_thread(
+            start_vllm, self._settings, self._folder, self._capacity, self._on_step
+        )
+        self._control = VllmControl(self._llm, self._settings.vllm.update_limit_s)
+        self._requests = VllmRequests(self._llm, self._capacity, self._admit, self._fail)
+        self._watching = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watching.cancel()
+        self._fail(EngineStopped("the engine is stopping"))
+        await asyncio.gather(self._watching, return_exceptions=True)
+        async with self._changing:
+            await asyncio.to_thread(self._llm.shutdown)
+        self._failure.exception()  # retrieved, so that asyncio does not report it as never retrieved
+
+    @property
+    def policy_version(self) -> int | None:
+        """Version of the weights in use."""
+        return self._version
+
+    @property
+    def num_running(self) -> int:
+        """Requests given to vLLM."""
+        return self._requests.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests waiting for a place."""
+        return self._requests.num_waiting
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sampled since the start."""
+        return self._num_tokens
+
+    @property
+    def paused(self) -> bool:
+        """Whether decoding is paused."""
+        return self._paused_until_s is not None
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds without decoding since the start."""
+        return self._clock.idle_s
+
+    def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
+        """A future of the completion. Cancelling it cancels the request."""
+        future: asyncio.Future[Completion] = self._loop.create_future()
+        try:
+            if self._failure.done():
+                raise EngineStopped("the engine no longer runs")
+            self._requests.add(request, future)
+        except EngineError as error:
+            future.set_exception(error)
+        else:
+            self._admit()
+        return future
+
+    async def load_policy(self, files: Sequence[Path], policy_version: int) -> float:
+        """Check the files, then load them during a pause. Returns the seconds for which decoding paused.
+
+        A caller that is cancelled does not interrupt an update that has begun.
+        """
+        self._check_runs()
+        source = f"policy version {policy_version}, {files[0]}"
+        await asyncio.to_thread(self._architecture.check, files, source)
+        return await asyncio.shield(asyncio.ensure_future(self._update(tuple(files), policy_version)))
+
+    async def pause(self, limit_s: float) -> None:
+        """Pause until `resume`, for at most `limit_s` seconds. No step runs when this returns."""
+        async with self._change():
+            self._paused_until_s = time.monotonic() + limit_s
+            try:
+                await self._control.pause()
+            except EngineError:
+                self._paused_until_s = None
+                raise
+
+    async def resume(self) -> None:
+        """End a pause."""
+        async with self._change():
+            self._paused_until_s = None
+            await self._control.resume()
+
+    async def failed(self) -> None:
+        """Wait until the engine fails, then raise its error."""
+        await asyncio.shield(self._failure)
+
+    def _admit(self) -> None:
+        """Give waiting requests to vLLM while there is room."""
+        if self._version is not None and not (self.paused or self._updating or self._failure.done()):
+            self._requests.admit(self._settings.max_running, self._version)
+        self._account()
+
+    def _on_step(self, num_tokens: int) -> None:
+        self._num_tokens += num_tokens
+        self._metrics.tokens.inc(num_tokens)
+
+    @asynccontextmanager
+    async def _change(self) -> AsyncIterator[None]:
+        """The right to change vLLM's state. The engine fails when vLLM does."""
+        async with self._changing:
+            self._check_runs()
+            try:
+                yield
+            except EngineStopped as error:
+                self._fail(error)
+                raise
+            finally:
+                self._admit()
+
+    async def _update(self, files: tuple[Path, ...], policy_version: int) -> float:
+        async with self._change():
+            self._updating = True
+            started_s = time.monotonic()
+            try:
+                await self._requests.all_taken()
+                self._check_runs()
+                await self._control.pause()
+                await self._replace(files, policy_version)
+            finally:
+                # Also after a failed update: the engine never stays paused.
+                self._updating = False
+                if not self.paused:
+                    await self._control.resume()
+            pause_s = time.monotonic() - started_s
+        self._metrics.policy_update_seconds.observe(pause_s)
+        self._metrics.policy_version.set(policy_version)
+        return pause_s
+
+    async def _replace(self, files: tuple[Path, ...], policy_version: int) -> None:
+        """Load the files while vLLM is paused. Raises EngineError, with the old weights loaded again."""
+        if self._settings.vllm.on_update == "recompute":
+            await self._control.forget_keys_and_values()
+        try:
+            await self._control.load(files, policy_version)
+        except EngineStopped:
+            raise
+        except EngineError as error:
+            if self._version is not None:
+                await self._load_again(self._version, error)
+            raise
+        self._version, self._files = policy_version, files
+        if self._settings.vllm.on_update == "keep":
+            self._requests.restart_unstarted(policy_version)
+
+    async def _load_again(self, policy_version: int, cause: EngineError) -> None:
+        """Load the weights in use again, because a failed load may have left others in a part of the layers."""
+        log.error("an update failed; the old weights are loaded again", extra={"reason": str(cause)})
+        try:
+            await self._control.load(self._files, policy_version)
+        except EngineError as error:
+            message = f"an update failed ({cause}), and the weights before it cannot be loaded again: {error}"
+            raise EngineStopped(message) from error
+
+    async def _watch(self) -> None:
+        """Ends a pause at its limit, notices a dead vLLM, and keeps the idle counter current."""
+        while not self._failure.done():
+            await asyncio.sleep(_TICK_S)
+            self._account()
+            if self._llm.errored:
+                self._fail(EngineStopped("the engine failed: vLLM's engine process has ended"))
+            elif self._pause_is_over and not self._changing.locked():
+                log.warning("the pause reached its time limit: decoding continues")
+                await self.resume()
+
+    @property
+    def _pause_is_over(self) -> bool:
+        return self._paused_until_s is not None and time.monotonic() >= self._paused_until_s
+
+    def _account(self) -> None:
+        self._metrics.running_rollouts.set(self._requests.num_running)
+        self._clock.set(self._idle_reason())
+
+    def _idle_reason(self) -> IdleReason | None:
+        if self._version is None:
+            return IdleReason.NO_POLICY
+        if self.paused or self._updating:
+            return IdleReason.PAUSED
+        return None if self._requests.num_running else IdleReason.NO_TASKS
+
+    def _check_runs(self) -> None:
+        if self._failure.done():
+            raise EngineStopped("the engine no longer runs")
+
+    def _fail(self, error: EngineStopped) -> None:
+        """End every request with `error`, once."""
+        if self._failure.done():
+            return
+        if error.__cause__ is not None:
+            log.error("the engine failed", exc_info=error)
+        self._failure.set_exception(error)
+        self._requests.end_all(error)

@@ -1,0 +1,60 @@
+"""Converts requests to vLLM's form, and vLLM's outputs to completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nouscoder.domain.rollout import Completion, FinishReason, VersionSpan, float32, int32
+from nouscoder.generation.engines.base import EngineError, SampleRequest
+from nouscoder.generation.engines.sampling import seed_of
+
+_MAX_SEED = 2**63
+
+
+def sampling_params(request: SampleRequest, max_tokens: int) -> Any:
+    """vLLM's parameters of a request that is cut at `max_tokens`. Each request has its own random stream."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    return SamplingParams(
+        temperature=request.sampling.temperature,
+        top_p=request.sampling.top_p,
+        seed=seed_of(request) % _MAX_SEED,
+        max_tokens=max_tokens,
+        stop_token_ids=sorted(request.stop_token_ids),
+        ignore_eos=True,  # the request names every stop token
+        logprobs=0,  # of the sampled token only
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def prompt_of(request: SampleRequest, policy_version: int) -> Any:
+    """vLLM's form of the prompt. Cached prefixes are shared only with requests of the same version."""
+    from vllm.inputs.engine import tokens_input
+
+    return tokens_input(list(request.prompt_token_ids), cache_salt=f"policy-{policy_version}")
+
+
+def completion_of(request_id: str, output: Any) -> Completion:
+    """The completion in vLLM's final output of a request. Raises EngineError naming the request.
+
+    vLLM says for each token which weights sampled it: the spans come from its engine process, not from a clock here.
+    """
+    answer = output.outputs[0]
+    name = f"request {request_id}"
+    if answer.finish_reason not in ("stop", "length"):
+        raise EngineError(f"{name} ended in vLLM with {answer.finish_reason}")
+    flat = answer.logprobs
+    token_ids = list(answer.token_ids)
+    if [flat.token_ids[start] for start in flat.start_indices] != token_ids:
+        raise EngineError(f"{name}: vLLM's log-probabilities are not those of its tokens")
+    try:
+        return Completion(
+            token_ids=int32(token_ids),
+            logprobs=float32([flat.logprobs[start] for start in flat.start_indices]),
+            versions=tuple(VersionSpan(int(span.version), span.end - span.start) for span in answer.weight_versions),
+            finish_reason=FinishReason(answer.finish_reason),
+        )
+    except ValueError as error:  # a NaN among the log-probabilities
+        raise EngineError(f"{name}: vLLM gave no valid completion: {error}") from error

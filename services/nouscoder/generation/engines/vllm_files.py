@@ -1,0 +1,102 @@
+"""The weight-transfer engine `files` of vLLM: a policy's safetensors shards, read by each worker and loaded in place.
+
+INVARIANT: after `receive_weights` and `finish_weight_update` the model holds exactly the tensors of the files. After an
+error in `receive_weights` its weights are undefined, and another whole update may follow.
+
+vLLM loads it in each of its processes, by the entry point `vllm.general_plugins` of this project. The tensors go
+through vLLM's layerwise reload, so layouts that a platform packs after loading (CPU kernels, quantised layers) and the
+shards of tensor parallelism are made again from the files.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
+
+from nouscoder.generation.engines.vllm_start import FILES_BACKEND
+
+
+@dataclass
+class FilesInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
+    """Files need no connection."""
+
+
+@dataclass
+class FilesUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """The safetensors files of one policy version, by their paths on this machine."""
+
+    paths: list[str]
+
+
+class FilesWeightTransfer(WeightTransferEngine):  # type: ignore[misc]
+    """Loads whole policies from files; each update is one call of `update_weights`."""
+
+    init_info_cls = FilesInitInfo
+    update_info_cls = FilesUpdateInfo
+    model: Any
+    model_config: Any
+
+    def init_transfer_engine(self, init_info: FilesInitInfo) -> None:
+        """Nothing to connect to."""
+
+    def start_weight_update(self) -> None:
+        """Put the layers into the form in which checkpoints are loaded."""
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Load the files. Raises OSError, SafetensorError or ValueError; the weights are then undefined."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: FilesUpdateInfo) -> None:
+        """Load the files one tensor at a time. After an error the layers are closed, so that an update can follow."""
+        try:
+            self.model.load_weights(_tensors(update_info.paths))
+        except BaseException:
+            self.finish_weight_update()
+            raise
+
+    def finish_weight_update(self) -> None:
+        """Put the layers into the form in which the model runs."""
+        finalize_layerwise_reload(self.model, self.model_config)
+        # The CPU platform packs a copy of each matrix. A tied output layer loads no tensor, so the reload leaves its
+        # old copy in use.
+        if current_platform.is_cpu():
+            for layer in self.model.modules():
+                if isinstance(layer, ParallelLMHead):
+                    layer.quant_method.process_weights_after_loading(layer)
+
+    def shutdown(self) -> None:
+        """Nothing to release."""
+
+
+def register() -> None:
+    """Make the engine known to vLLM in this process; it may be called several times."""
+    if FILES_BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(FILES_BACKEND, FilesWeightTransfer)
+        # It warns in every update of layers that have no weights of their own: tied output layers, rotary tables.
+        # The check of the files before the update finds what is really missing.
+        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+
+
+def _tensors(paths: list[str]) -> Iterator[tuple[str, Tensor]]:
+    for path in paths:
+        with safe_open(path, framework="pt") as shard:
+            for name in shard.keys():  # noqa: SIM118 - a shard is not iterable
+                yield name, shard.get_tensor(name)

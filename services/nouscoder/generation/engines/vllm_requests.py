@@ -1,0 +1,136 @@
+"""The requests of the vllm engine: waiting here, or given to vLLM.
+
+INVARIANT: every accepted request is in exactly one of `_waiting` and `_running` until its future ends, and its future
+ends exactly once: with its completion, with an error, or cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nouscoder.domain.rollout import Completion
+from nouscoder.generation.engines.base import EngineError, EngineStopped, SampleRequest
+from nouscoder.generation.engines.requests import checked_max_tokens
+from nouscoder.generation.engines.vllm_convert import completion_of, prompt_of, sampling_params
+
+_TAKE_LIMIT_S = 120.0
+_TICK_S = 0.001
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """A request. While it runs, `task` waits for vLLM; `collector` is None until vLLM has taken the request."""
+
+    request: SampleRequest
+    max_tokens: int
+    future: asyncio.Future[Completion]
+    task: asyncio.Task[None] | None = None
+    collector: Any = None
+
+
+class VllmRequests:
+    """`on_room` is called when a request has left, `on_failure` when vLLM fails."""
+
+    def __init__(
+        self, llm: Any, capacity: int, on_room: Callable[[], None], on_failure: Callable[[EngineStopped], None]
+    ) -> None:
+        self._llm = llm
+        self._capacity = capacity
+        self._on_room = on_room
+        self._on_failure = on_failure
+        self._waiting: dict[str, _Row] = {}
+        self._running: dict[str, _Row] = {}
+        self._aborting: set[asyncio.Future[None]] = set()
+
+    @property
+    def num_running(self) -> int:
+        """Requests given to vLLM."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests waiting for a place."""
+        return len(self._waiting)
+
+    def add(self, request: SampleRequest, future: asyncio.Future[Completion]) -> None:
+        """Queue a request, whose completion `future` gets. Raises EngineError naming it."""
+        ids_in_use = self._waiting.keys() | self._running.keys()
+        row = _Row(request, checked_max_tokens(request, ids_in_use, self._capacity), future)
+        self._waiting[request.request_id] = row
+        future.add_done_callback(lambda _: self._leave(row))
+
+    def admit(self, max_running: int, policy_version: int) -> None:
+        """Give waiting requests to vLLM while fewer than `max_running` run."""
+        while self._waiting and len(self._running) < max_running:
+            request_id = next(iter(self._waiting))
+            row = self._running[request_id] = self._waiting.pop(request_id)
+            row.task = asyncio.create_task(self._run(row, policy_version))
+
+    async def all_taken(self) -> None:
+        """Wait until vLLM has taken every running request, so that it knows which of them have begun."""
+        while any(row.collector is None for row in self._running.values()):
+            await asyncio.sleep(_TICK_S)
+
+    def restart_unstarted(self, policy_version: int) -> None:
+        """Give requests without a token to vLLM again, so that none finds its prompt in the cache of older weights.
+
+        They lose nothing: the random stream of a request begins with its first token.
+        """
+        states = self._llm.output_processor.request_states
+        for row in self._running.values():
+            state = states.get(row.collector.request_id)
+            if state is not None and state.is_prefilling:
+                self._abort(row)
+                row.collector = None
+                row.task = asyncio.create_task(self._run(row, policy_version))
+
+    def end_all(self, error: EngineError) -> None:
+        """End every request with `error`."""
+        for row in [*self._waiting.values(), *self._running.values()]:
+            if row.task is not None:
+                row.task.cancel()
+            if not row.future.done():
+                row.future.set_exception(error)
+                row.future.exception()
+
+    async def _run(self, row: _Row, policy_version: int) -> None:
+        """Wait for vLLM's only output of the request."""
+        request_id = row.request.request_id
+        try:
+            prompt, parameters = prompt_of(row.request, policy_version), sampling_params(row.request, row.max_tokens)
+            async with asyncio.timeout(_TAKE_LIMIT_S):
+                collector = row.collector = await self._llm.add_request(request_id, prompt, parameters)
+            if row.future.done():  # cancelled meanwhile
+                await self._llm.abort(collector.request_id, internal=True)
+                return
+            completion = completion_of(request_id, await collector.get())
+        except Exception as error:  # whatever vLLM raises, the caller must get it
+            stopped = EngineStopped(f"the engine failed: {str(error) or type(error).__name__}")
+            stopped.__cause__ = error
+            self._on_failure(stopped)
+        else:
+            if not row.future.done():
+                row.future.set_result(completion)
+                self._leave(row)
+
+    def _leave(self, row: _Row) -> None:
+        """Forget a row whose future has ended in any way; the second call does nothing."""
+        request_id = row.request.request_id
+        if self._waiting.get(request_id) is row:
+            del self._waiting[request_id]
+        elif self._running.get(request_id) is row:
+            del self._running[request_id]
+            if row.future.cancelled():
+                self._abort(row)
+        self._on_room()
+
+    def _abort(self, row: _Row) -> None:
+        """Abort the request in vLLM. One that vLLM is still taking is aborted by `_run`."""
+        if row.task is not None and row.collector is not None and not row.task.done():
+            row.task.cancel()
+            aborting = asyncio.ensure_future(self._llm.abort(row.collector.request_id, internal=True))
+            self._aborting.add(aborting)
+            aborting.add_done_callback(self._aborting.discard)

@@ -1,0 +1,97 @@
+"""Starts vLLM with the settings of a configuration. Only this module names vLLM's arguments."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nouscoder.config.generation import GenerationSection
+from nouscoder.generation.engines.base import EngineUnusable
+
+# The weight-transfer engine of vllm_files.py. That module imports vLLM, so it must not be loaded here.
+FILES_BACKEND = "files"
+
+OnStep = Callable[[int], None]
+
+
+def start_vllm(settings: GenerationSection, folder: Path, max_tokens_total: int, on_step: OnStep) -> Any:
+    """An AsyncLLM of the architecture in `folder`, with random weights. Takes a minute; raises EngineUnusable.
+
+    `on_step` gets the number of tokens that each step has sampled.
+    """
+    _set_environment(settings)
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    wanted = torch.device(settings.device).type
+    if current_platform.device_type != wanted:
+        raise EngineUnusable(
+            f"this vLLM runs on {current_platform.device_type}; generation.device asks for {settings.device}"
+        )
+    arguments = AsyncEngineArgs(**_arguments(settings, folder, max_tokens_total))
+    try:
+        return AsyncLLM.from_engine_args(arguments, stat_loggers=[_step_logger(on_step)])
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise EngineUnusable(f"vLLM does not start with the policy folder {folder}: {error}") from error
+
+
+def _arguments(settings: GenerationSection, folder: Path, max_tokens_total: int) -> dict[str, Any]:
+    vllm = settings.vllm
+    return {
+        "model": str(folder),
+        "skip_tokenizer_init": True,
+        "load_format": "dummy",
+        "weight_transfer_config": {"backend": FILES_BACKEND},
+        "dtype": vllm.dtype,
+        "max_model_len": max_tokens_total,
+        "max_num_seqs": settings.max_running,
+        "max_num_batched_tokens": vllm.max_num_batched_tokens or None,
+        "tensor_parallel_size": vllm.tensor_parallel_size,
+        "gpu_memory_utilization": vllm.gpu_memory_utilization,
+        "kv_cache_memory_bytes": vllm.kv_cache_memory_bytes or None,
+        "enable_prefix_caching": vllm.prefix_caching,
+        "enforce_eager": vllm.enforce_eager,
+        # The log-probability of the distribution that the token was drawn from, at its temperature.
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",  # the folder's own sampling defaults are not used
+    }
+
+
+def _set_environment(settings: GenerationSection) -> None:
+    """What vLLM reads only from the environment; a value that is set already is kept."""
+    defaults = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # gRPC does not survive a fork
+        "VLLM_CONFIGURE_LOGGING": "0",  # the service's own logging is used
+    }
+    if torch.device(settings.device).type == "cpu":
+        # vLLM would bind every engine of a machine to the same cores.
+        defaults |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(settings.threads)}
+        if settings.vllm.enforce_eager:
+            defaults["TORCHDYNAMO_DISABLE"] = "1"  # the sampler would be compiled at the first request
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def _step_logger(on_step: OnStep) -> Any:
+    """A factory of vLLM's statistics loggers, which are called after each step."""
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class StepLogger(StatLoggerBase):  # type: ignore[misc]
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            pass
+
+        def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+            if iteration_stats is not None:
+                on_step(iteration_stats.num_generation_tokens)
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    return StepLogger
