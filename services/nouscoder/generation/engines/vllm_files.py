@@ -28,6 +28,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
+from nouscoder.generation.engines.parent_watch import end_with_parent
 from nouscoder.generation.engines.vllm_start import FILES_BACKEND
 
 
@@ -87,7 +88,11 @@ class FilesWeightTransfer(WeightTransferEngine):  # type: ignore[misc]
 
 
 def register() -> None:
-    """Make the engine known to vLLM in this process; it may be called several times."""
+    """Make the engine known to vLLM in this process; it may be called several times.
+
+    vLLM's engine process would outlive a killed service and hold its memory, so it watches its parent.
+    """
+    end_with_parent()
     if FILES_BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(FILES_BACKEND, FilesWeightTransfer)
         # It warns in every update of layers that have no weights of their own: tied output layers, rotary tables.
