@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -99,6 +99,11 @@ class VllmEngine:
     def num_tokens(self) -> int:
         """Tokens sampled since the start."""
         return self._num_tokens
+
+    @property
+    def progress(self) -> Mapping[str, int]:
+        """Tokens sampled so far of each request being decoded, by request id."""
+        return self._requests.progress
 
     @property
     def paused(self) -> bool:

@@ -55,6 +55,16 @@ class VllmRequests:
         """Requests waiting for a place."""
         return len(self._waiting)
 
+    @property
+    def progress(self) -> dict[str, int]:
+        """Tokens sampled so far of each request given to vLLM, by request id."""
+        states = self._llm.output_processor.request_states
+        found = {}
+        for request_id, row in self._running.items():
+            state = None if row.collector is None else states.get(row.collector.request_id)
+            found[request_id] = 0 if state is None else state.detokenizer.num_output_tokens()
+        return found
+
     def add(self, request: SampleRequest, future: asyncio.Future[Completion]) -> None:
         """Queue a request, whose completion `future` gets. Raises EngineError naming it."""
         ids_in_use = self._waiting.keys() | self._running.keys()
