@@ -40,16 +40,16 @@ def uninterrupted_losses(config: Config) -> list[float]:
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(loop_run: Callable[..., Any]) -> None:
     run = loop_run(*LEARNING)
     run.start()
-    run.until(lambda: len(run.steps()) >= 4, "step 4", 400)
+    run.until(lambda: len(run.steps()) >= 4, "step 4", 800)
     run.kill_tree()
     run.wait_until_gone()
     killed_after = len(run.steps())
     run.start(resume=True)
-    assert run.wait(400) == 0, run.text()[-3000:]
+    assert run.wait(800) == 0, run.text()[-3000:]
     lines = run.steps()
     assert [line["step"] for line in lines] == list(range(1, 2 * NUM_BATCHES + 1))
     logged = [line["loss"] for line in lines]
