@@ -14,11 +14,11 @@ demo: .venv/demo.ready
 test: .venv/dev.ready
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-# Takes minutes: each process killed in turn, an exact resume, the demo.
+# Takes minutes: the whole run killed, an exact resume, a Redis that forgets, a large batch, the demo.
 test-heavy: .venv/dev.ready
 	$(BIN)/pytest -m heavy
 
-# Takes up to an hour: more seeds of the demo; the attack corpus through gVisor, and repeatedly with eight at once.
+# Takes up to an hour: each service killed in a run of its own, more seeds of the demo; the attack corpus through gVisor, and repeatedly with eight at once.
 test-soak: .venv/dev.ready
 	deploy/build-runsc
 	$(BIN)/nouscoder prepare

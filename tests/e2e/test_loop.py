@@ -90,7 +90,7 @@ def test_every_service_can_be_killed_in_one_run(loop_run: MakeRun) -> None:
     assert_complete(run)
 
 
-@pytest.mark.heavy
+@pytest.mark.soak
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_run_completes_after_a_service_is_killed(loop_run: MakeRun, service: str) -> None:
     run = loop_run()
