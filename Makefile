@@ -18,7 +18,8 @@ test: .venv/dev.ready
 test-heavy: .venv/dev.ready
 	$(BIN)/pytest -m heavy
 
-# Takes up to an hour: each service killed in a run of its own, more seeds of the demo; the attack corpus through gVisor, and repeatedly with eight at once.
+# Takes up to an hour: each service killed in a run of its own, more seeds of the demo; the attack corpus through gVisor,
+# and repeatedly with eight at once.
 test-soak: .venv/dev.ready
 	deploy/build-runsc
 	$(BIN)/nouscoder prepare
