@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,7 +124,10 @@ async def test_every_request_ends_once_with_a_completion_of_its_prompt(engine: E
 async def test_a_completion_does_not_depend_on_the_other_requests(engine: Engine) -> None:
     first = await completion_of(engine, request_of(0))
     others = [engine.sample(request_of(number)) for number in range(1, 6)]
-    assert await completion_of(engine, request_of(0)) == first
+    again = await completion_of(engine, request_of(0))
+    # A product of another batch size may round the last bit of a log-probability differently.
+    assert list(again.logprobs) == pytest.approx(list(first.logprobs), abs=1e-5)
+    assert replace(again, logprobs=first.logprobs) == first
     await asyncio.gather(*others)
 
 

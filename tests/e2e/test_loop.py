@@ -180,7 +180,7 @@ def test_no_redis_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_bad_value_is_one_sentence() -> None:
     answer = nouscoder("serve", "broker", "--set", "broker.lease=5")
     assert answer.returncode == 1
-    assert answer.stderr.strip() == "nouscoder: unknown key broker.lease"
+    assert answer.stderr.strip() == "nouscoder: unknown key broker.lease: did you mean broker.lease_s?"
 
 
 def test_resuming_a_missing_run_is_one_sentence(tmp_path: Path) -> None:

@@ -128,8 +128,8 @@ def test_a_service_with_tokens_audit_log_and_tls(service: tuple[Service, dict[st
     ("setting", "message"),
     [
         ('verifier.tokens_file="none"', "none cannot be read: No such file or directory"),
-        ('verifier.audit_log="no/where"', "the audit log no/where cannot be written"),
-        ('verifier.tls={certificate="none.pem",key="none.pem"}', "TLS cannot be set up from none.pem, none.pem"),
+        ('verifier.audit_log="no/where"', "no/where cannot be written"),
+        ('verifier.tls={certificate="none.pem",key="none.pem"}', "none.pem: No such file or directory"),
     ],
 )
 def test_an_unusable_configuration_is_one_sentence_and_exit_78(tmp_path: Path, setting: str, message: str) -> None:

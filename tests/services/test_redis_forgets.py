@@ -500,7 +500,7 @@ async def test_a_run_whose_redis_forgets_twenty_five_times_ends_and_trains_on_no
 async def test_a_learner_that_starts_on_a_redis_that_forgot_goes_on_from_its_own_books(
     tmp_path: Path, redis: ForgetfulRedis, broker_rig: Any, forget: Callable[[ForgetfulRedis], None]
 ) -> None:
-    async with RealRun(tmp_path, redis, broker_rig) as real:
+    async with RealRun(tmp_path, redis, broker_rig, num_batches=16) as real:
 
         async def die(run: asyncio.Future[None]) -> None:
             await real.until_committed(2, run)

@@ -6,8 +6,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from nouscoder.broker.errors import RedisAddressUnusable
-from nouscoder.broker.redis_client import SCHEMES
 from nouscoder.config import BrokerSection
+
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 
 
 def configured_url(section: BrokerSection) -> str:

@@ -18,7 +18,6 @@ from redis.backoff import ConstantBackoff
 
 from nouscoder.broker.errors import RedisAddressUnusable
 
-SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 _SENTINEL = "+sentinel"
 _SENTINEL_PORT = 26379
 # Redis does one thing at a time, so more connections would only wait there instead of here.
