@@ -512,7 +512,7 @@ async def test_a_learner_that_starts_on_a_redis_that_forgot_goes_on_from_its_own
             await real.learn(die)
         forget(redis)
         await real.learn(lambda run: asyncio.sleep(0))
-        await real.check()
+        await real.check(16)
 
 
 @pytest.mark.timeout(120)
