@@ -469,6 +469,22 @@ def test_faults_of_the_request_are_one_sentence(tmp_path: Path) -> None:
         import_files("taco", [file], out)
 
 
+def test_files_that_were_imported_in_the_wrong_format_can_be_imported_in_the_right_one(tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text(json.dumps({"problem": "What is 1 + 1?", "answer": "2"}) + "\n")
+    with pytest.raises(CannotImport, match="no row could be imported"):
+        import_files("livecodebench", [source], tmp_path / "out.parquet")
+    assert import_files("math", [source], tmp_path / "out.parquet").problems == 1
+
+
+def test_an_empty_file_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.touch()
+    with pytest.raises(CannotImport, match=f"there is no row in {source}"):
+        import_files("math", [source], tmp_path / "out.parquet")
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["rows.jsonl"]
+
+
 def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "data.jsonl", ROWS[12][2])
     out = tmp_path / "out.parquet"

@@ -63,6 +63,14 @@ async def test_a_removed_run_is_gone_and_the_others_stay(config: Config, broker_
         await remove_run(config)
 
 
+async def test_a_folder_that_is_no_run_is_not_removed(config: Config) -> None:
+    config.run.folder.mkdir()
+    (config.run.folder / "thesis.tex").write_text("years of work")
+    with pytest.raises(RunsError, match="is not a run folder"):
+        await remove_run(config)
+    assert [file.name for file in config.run.folder.iterdir()] == ["thesis.tex"]
+
+
 async def test_a_run_that_somebody_works_on_is_not_removed(config: Config, broker_rig: Any) -> None:
     await begin(config, broker_rig)
     with lock_file(config.run.folder / ".lock", "mine"), pytest.raises(FolderInUse, match="stop the run first"):

@@ -64,12 +64,15 @@ async def list_runs(config: Config) -> list[Found]:
 async def remove_run(config: Config) -> list[str]:
     """Remove the run `config.run.name` from Redis and from the folder; answers what was removed.
 
-    Raises RunsError when there is no such run or a broker serves it, FolderInUse when a process works in its folder.
+    Raises RunsError when there is no such run, the folder is not a run folder, or a broker serves the run. Raises
+    FolderInUse when a process works in its folder.
     """
     removed: list[str] = []
     folder, url = config.run.folder, configured_url(config.broker)
     with ExitStack() as stack:
         if folder.exists():
+            if not _is_run(folder):
+                raise RunsError(f"{folder} is not a run folder: it has neither config.toml nor {FILE}")
             in_use = f"a process is working in {folder}: stop the run first"
             for lock in (folder / ".lock", folder / "checkpoints" / ".lock"):
                 lock.parent.mkdir(exist_ok=True)
@@ -89,10 +92,14 @@ async def remove_run(config: Config) -> list[str]:
     return removed
 
 
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.toml").exists() or (folder / FILE).exists()
+
+
 def _in_folder(root: Path) -> dict[str, RunInFolder]:
     runs = {}
     for folder in sorted(root.iterdir()) if root.is_dir() else []:
-        if (folder / "config.toml").exists() or (folder / FILE).exists():
+        if _is_run(folder):
             step = max(numbered(folder / "checkpoints"), default=None)
             runs[folder.name] = RunInFolder(str(folder), read_run_id(folder / FILE) or "", step)
     return runs

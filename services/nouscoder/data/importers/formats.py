@@ -65,5 +65,7 @@ FORMATS = {
 def format_named(name: str) -> Format:
     """The format of this name. Raises UnknownFormat."""
     if name not in FORMATS:
-        raise UnknownFormat(f"there is no format {name!r}{did_you_mean(name, FORMATS)} There are: {', '.join(FORMATS)}")
+        raise UnknownFormat(
+            f"there is no format {name!r}{did_you_mean(name, FORMATS)} (known formats: {', '.join(FORMATS)})"
+        )
     return FORMATS[name]

@@ -124,6 +124,11 @@ class _Import:
             for number in range(state.parts):
                 listed.write(self._rejected(number).read_bytes())
         if not state.problems:
+            # Otherwise the same files could not be imported in another format.
+            shutil.rmtree(self._folder, ignore_errors=True)
+            if not state.rejected:
+                rejections.unlink()
+                raise CannotImport(f"there is no row in {', '.join(str(file) for file in self._files)}")
             raise CannotImport(f"no row could be imported; {rejections} has the reason of each")
         join([self._part(number) for number in range(state.parts)], self._out, self._tests)
         shutil.rmtree(self._folder)
