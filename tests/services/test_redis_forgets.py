@@ -30,6 +30,7 @@ from nouscoder.learner.saved_batches import SavedBatches
 from nouscoder.learner.synthetic import random_policy, write_policy_folder
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.rpc.broker_client import BrokerClient
+from nouscoder.store.record_store import ByteRange
 
 IDENTITY = RunIdentity("ab" * 16, "/runs/test", 0, 4)
 GEN = "generation-h-0-1"
@@ -207,6 +208,57 @@ async def test_leases_of_the_epoch_before_are_lost(
     assert {item.lease.delivery for item in again} == {1}, "a restored state costs no delivery"
     known = {item.task.rollout_id for item in held} & {item.task.rollout_id for item in again}
     assert len(known) == (4 if forget is ForgetfulRedis.roll_back else 0)
+
+
+async def test_a_late_record_of_the_epoch_before_never_takes_away_the_accepted_one(
+    learner: BookKeeper, broker_rig: Any
+) -> None:
+    """A restored entry is leased again as delivery 1. The late hand-in of the first one has another record."""
+    broker = learner.broker
+    held = (await broker.lease_tasks(GEN, 8, 0)).tasks
+    learner.books = Books(IDENTITY, 1, 1, 4, TrainedGroups().plus([9]), learner.books.policy)
+    await learner.restore()
+    again = (await broker.lease_tasks(GEN, 8, 0)).tasks
+    assert [item.task.rollout_id for item in again] == [item.task.rollout_id for item in held]
+    late = await broker.submit_rollouts(GEN, [broker_rig.sampled(item) for item in held])
+    assert len(late) == 8, "the leases of the epoch before are lost"
+    assert await broker.submit_rollouts(GEN, [broker_rig.sampled(item) for item in again]) == []
+    await assert_records_outlive_the_janitor(broker)
+
+
+async def test_a_rollout_handed_in_again_after_its_policy_was_published_keeps_its_record(
+    learner: BookKeeper, broker_rig: Any
+) -> None:
+    """The first hand-in is refused for now and its record is garbage; the second is accepted."""
+    held = (await learner.broker.lease_tasks(GEN, 4, 0)).tasks
+    newer = [broker_rig.sampled(item, version=1) for item in held]
+    with pytest.raises(BrokerUnavailable, match="Redis has forgotten"):
+        await learner.broker.submit_rollouts(GEN, newer)
+    await learner.broker.publish_policy(broker_rig.manifest(1, sha256="c" * 64))
+    assert await learner.broker.submit_rollouts(GEN, newer) == []
+    await assert_records_outlive_the_janitor(learner.broker)
+
+
+async def test_a_rollout_handed_in_twice_leaves_one_record(learner: BookKeeper, broker_rig: Any) -> None:
+    held = (await learner.broker.lease_tasks(GEN, 4, 0)).tasks
+    for _ in range(2):
+        assert await learner.broker.submit_rollouts(GEN, [broker_rig.sampled(item) for item in held]) == []
+    await assert_records_outlive_the_janitor(learner.broker)
+    keys = [key async for key in learner.broker.store.redis.scan_iter(f"{learner.broker.store.prefix}record:*")]
+    assert len(keys) == 4
+
+
+async def assert_records_outlive_the_janitor(broker: Broker) -> None:
+    """Check that the record of every rollout that waits for grading is there after the garbage is deleted."""
+    await broker.records.delete_garbage()
+    gradings = (await broker.lease_grading("verifier-h-0-1", 100, 0)).gradings
+    assert gradings
+    ranges = [ByteRange(item.record, 0, item.header.record_bytes) for item in gradings]
+    sizes = dict.fromkeys(range(len(ranges)), 0)
+    async for pieces in broker.records.stream(ranges):
+        for place, data in pieces:
+            sizes[place] += len(data)
+    assert list(sizes.values()) == [part.num_bytes for part in ranges]
 
 
 async def test_a_rollout_under_a_policy_that_redis_forgot_waits_until_the_learner_comes(
@@ -529,3 +581,31 @@ async def test_a_second_run_folder_of_the_same_name_trains_nothing_and_says_why(
         )
         with pytest.raises(Unusable, match=r"another run of this name.*folder .*/first/real instead of"):
             await second.learn(lambda run: asyncio.sleep(0))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("_restore_determinism")
+async def test_a_run_that_begins_loses_no_lease(tmp_path: Path, redis: ForgetfulRedis, broker_rig: Any) -> None:
+    """The broker knows the run before it knows a policy, so nothing is leased that the comparison takes back."""
+    async with RealRun(tmp_path, redis, broker_rig, num_batches=1) as run:
+        calls: list[str] = []
+        for name in ("restore_run", "publish_policy"):
+            _note_calls(run.client, name, calls)
+
+        async def only_wait(_: asyncio.Future[None]) -> None:
+            return
+
+        await run.learn(only_wait)
+        assert calls[0] == "restore_run"
+        assert "publish_policy" in calls
+
+
+def _note_calls(client: BrokerClient, name: str, calls: list[str]) -> None:
+    """Have each call of the method noted by its name."""
+    method = getattr(client, name)
+
+    async def noted(*arguments: Any) -> Any:
+        calls.append(name)
+        return await method(*arguments)
+
+    setattr(client, name, noted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -127,3 +128,37 @@ def test_every_status_code_has_an_error_class(code: grpc.StatusCode) -> None:
     metadata = grpc.aio.Metadata()
     error = grpc.aio.AioRpcError(code, metadata, metadata, details="why")
     assert isinstance(peer_error("thing", error), PeerError)
+
+
+class ReadableCall:
+    """A streaming call whose next message arrives when the test says so."""
+
+    def __init__(self) -> None:
+        self.message: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.cancelled = False
+
+    async def read(self) -> bytes:
+        return await self.message
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+async def test_a_cancellation_that_comes_together_with_a_message_ends_the_stream() -> None:
+    call = ReadableCall()
+    received: list[bytes] = []
+
+    async def consume() -> None:
+        async for message in Client("thing", "127.0.0.1:1", patience_s=0.0)._stream(call, 60):
+            received.append(message)
+            call.message = asyncio.get_running_loop().create_future()
+
+    consumer = asyncio.ensure_future(consume())
+    await asyncio.sleep(0)
+    call.message.set_result(b"a message")
+    consumer.cancel()
+    done, _ = await asyncio.wait([consumer], timeout=5)
+    consumer.cancel()
+    assert done
+    assert consumer.cancelled()
+    assert received == []

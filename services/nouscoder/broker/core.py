@@ -21,7 +21,7 @@ from nouscoder.broker.errors import BrokerError, BrokerUnavailable, InvalidReque
 from nouscoder.broker.identity import check_settings, check_state, note_problems
 from nouscoder.broker.operations import Operations
 from nouscoder.broker.pressure import Pressure
-from nouscoder.broker.records import Records, open_record_store, record_name
+from nouscoder.broker.records import Records, new_record_name, open_record_store
 from nouscoder.broker.rewards import Rewards
 from nouscoder.broker.rules import Rules
 from nouscoder.broker.store import Store
@@ -118,7 +118,7 @@ class Broker:
         if not self.pressure.takes:
             raise RedisFull(self.pressure.reason)
         items = [
-            Sampled(ref, header, encode_header(header), record_name(header.rollout_id, ref))
+            Sampled(ref, header, encode_header(header), new_record_name(header.rollout_id))
             for ref, header in ((parse_lease(lease_id), header) for lease_id, header, _ in rollouts)
         ]
         for _, header, record in rollouts:

@@ -1,8 +1,8 @@
 """The broker's side of rollout records: names, hand-in, streaming in chunks, deletion.
 
-INVARIANT: a record is named after the delivery that wrote it, so a late writer never overwrites what another delivery
-wrote; a record is read only by those whom the broker gave its name; and each record is deleted, at the latest
-FORGET_RECORD_S after it was announced without being taken.
+INVARIANT: each write has a name of its own, so neither a late writer nor the deletion of a refused record ever touches
+a record that was taken; a record is read only by those whom the broker gave its name; and each record is deleted, at
+the latest FORGET_RECORD_S (rules.py) after it was announced without being taken.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
 from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest
 from nouscoder.broker.store import Store
-from nouscoder.broker.streams import LeaseRef
 from nouscoder.config import Config, RecordBackend
 from nouscoder.store.record_store import ByteRange, RecordStore, RecordStoreError
 
@@ -27,7 +27,8 @@ _MAX_STREAMS = 8
 _MAX_DELETED = 256
 # Messages whose records are put at the same time.
 _MAX_PUTS = 8
-_NAME = re.compile(r"g\d+-\d+\.\d+-\d+\.\d+")
+_NAME = re.compile(r"g\d+-\d+\.[0-9a-f]{16}")
+_NAME_BYTES = 8
 
 Piece = tuple[int, bytes]  # the range's place in the request, and some of its bytes
 
@@ -48,9 +49,9 @@ def open_record_store(config: Config, store: Store) -> RecordStore:
     return RedisRecords(store.redis, store.prefix)
 
 
-def record_name(rollout_id: str, ref: LeaseRef) -> str:
-    """The name of the record that this delivery of the rollout writes."""
-    return f"{rollout_id}.{ref.entry}.{ref.delivery}"
+def new_record_name(rollout_id: str) -> str:
+    """A name for one write of a record of this rollout. A lease is no such name: its work may be handed in twice."""
+    return f"{rollout_id}.{secrets.token_hex(_NAME_BYTES)}"
 
 
 class Records:

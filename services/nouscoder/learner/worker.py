@@ -127,7 +127,8 @@ class LearnerWorker:
         self._is_closing = True
         try:
             if self._state is not LearnerState.STARTING:
-                await asyncio.wait_for(self._checkpoints.now(), _CHECKPOINT_LIMIT_S)
+                async with asyncio.timeout(_CHECKPOINT_LIMIT_S):
+                    await self._checkpoints.now()
         except (NousCoderError, TimeoutError) as error:
             log.info("stopped without a checkpoint: a resume replays saved batches", extra={"reason": str(error)})
         finally:
@@ -160,7 +161,8 @@ class LearnerWorker:
         if self._state is LearnerState.STARTING:
             raise LearnerError("the learner is still starting: there is nothing to checkpoint yet")
         try:
-            path = await asyncio.wait_for(self._checkpoints.now(), _CHECKPOINT_LIMIT_S)
+            async with asyncio.timeout(_CHECKPOINT_LIMIT_S):
+                path = await self._checkpoints.now()
         except TimeoutError:
             raise LearnerError(f"no checkpoint was possible within {_CHECKPOINT_LIMIT_S:.0f} s") from None
         return path, int(path.name)
@@ -203,6 +205,8 @@ class LearnerWorker:
             batch_id = self._core.progress.batch_id + 1
             log.info("training a batch again: no checkpoint holds it yet", extra={"batch_id": batch_id})
             self._last = await self._in_thread(partial(self._core.replay_saved, batch_id))
+        if not status.run_id:
+            await self._recovery.settle(None)  # first: a comparison after the publication would end the first leases
         if self._core.progress.policy_version >= known_version:
             await self._publication.begin()
             await self._publication.settle()

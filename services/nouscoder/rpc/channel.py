@@ -134,7 +134,12 @@ class ServiceClient(ABC):
     async def _stream(self, call: Any, silence_limit_s: float) -> AsyncGenerator[Any, None]:
         """Each message of a streaming call. Raises PeerError; PeerUnreachable after a silence of that length."""
         try:
-            while (answer := await asyncio.wait_for(call.read(), silence_limit_s)) is not grpc.aio.EOF:
+            while True:
+                # Not wait_for, which swallows a cancellation that comes together with a message (Python 3.11).
+                async with asyncio.timeout(silence_limit_s):
+                    answer = await call.read()
+                if answer is grpc.aio.EOF:
+                    return
                 yield answer
         except TimeoutError as error:
             raise PeerUnreachable(f"{self.name} sent nothing for {silence_limit_s:.0f} s") from error
