@@ -63,6 +63,8 @@ def test_a_redis_left_by_a_killed_parent_is_taken_over_not_doubled(tmp_path: Pat
     taken = start_redis(tmp_path / "redis")
     assert (taken.pid, taken.url) == (left.pid, left.url)
     taken.close()
+    assert left._process is not None
+    assert left._process.wait(30) == 0
     assert not left.is_running()
     taken.close()
 
