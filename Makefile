@@ -14,12 +14,12 @@ demo: .venv/demo.ready
 test: .venv/dev.ready
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-# Takes minutes: the whole run killed, an exact resume, a Redis that forgets, a large batch, the demo.
+# Takes minutes: the demo, killed and resumed exactly; a Redis that forgets; a large batch.
 test-heavy: .venv/dev.ready
 	$(BIN)/pytest -m heavy
 
-# Takes up to an hour: each service killed in a run of its own, more seeds of the demo; the attack corpus through gVisor,
-# and repeatedly with eight at once.
+# Takes up to an hour: the whole run and each service killed in runs of their own, the demo with three seeds; the attack
+# corpus through gVisor, and repeatedly with eight at once.
 test-soak: .venv/dev.ready
 	deploy/build-runsc
 	$(BIN)/nouscoder prepare

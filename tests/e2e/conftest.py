@@ -34,14 +34,14 @@ TINY = (
 
 
 class LoopRun:
-    """One `nouscoder demo` with the tiny loop, in a folder of the test."""
+    """One `nouscoder demo` in a folder of the test. `overrides` are settings."""
 
     def __init__(self, root: Path, name: str, overrides: tuple[str, ...]) -> None:
         self.root = root
         self.name = name
         self.folder = root / name
         self.output = root / f"{name}.out"
-        self._overrides = (*TINY, f'run.root="{root}"', *overrides)
+        self._overrides = (f'run.root="{root}"', *overrides)
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, resume: bool = False) -> None:
@@ -147,11 +147,11 @@ class LoopRun:
 
 @pytest.fixture
 def loop_run(tmp_path: Path) -> Iterator[Callable[..., LoopRun]]:
-    """Makes runs. Kills all of them after the test."""
+    """Makes runs, tiny ones unless other `defaults` are given. Kills all of them after the test."""
     runs: list[LoopRun] = []
 
-    def make(*overrides: str, name: str = "tiny") -> LoopRun:
-        runs.append(LoopRun(tmp_path, name, overrides))
+    def make(*overrides: str, name: str = "run", defaults: tuple[str, ...] = TINY) -> LoopRun:
+        runs.append(LoopRun(tmp_path, name, (*defaults, *overrides)))
         return runs[-1]
 
     yield make

@@ -44,30 +44,6 @@ def assert_complete(run: Any) -> None:
     run.wait_until_gone()
 
 
-def test_the_demo_completes_in_separate_processes_and_makes_no_progress_without_the_verifier(
-    loop_run: MakeRun,
-) -> None:
-    run = loop_run("learner.keep_checkpoints=3")
-    run.start()
-    pids = {service: run.pid(service) for service in SERVICES}
-    assert len(set(pids.values())) == len(SERVICES)
-    run.until(lambda: len(run.steps()) >= 2, "the first batch")
-    assert_nothing_is_scored_without(run, pids["verifier"])
-    assert_complete(run)
-    report = (run.folder / "report.html").read_text(encoding="utf8")
-    assert "<svg" in report
-    assert "http://" not in report.replace("http://www.w3.org", "")
-    printed = run.text()
-    assert "balanced yes" in printed
-    assert "balanced NO" not in printed
-    assert {"config.toml", "metrics.jsonl", "samples.jsonl", "summary.json", "checkpoints"} <= {
-        entry.name for entry in run.folder.iterdir()
-    }
-    assert {"seed", "steps", "pass_at_1_before", "pass_at_1_after", "learning_seconds", "ledger", "balanced"} <= set(
-        run.summary()
-    )
-
-
 def assert_nothing_is_scored_without(run: Any, verifier: int) -> None:
     """While the verifier is stopped, no rollout is graded and no reward changes, and the ledger stays balanced."""
     os.kill(verifier, signal.SIGSTOP)
@@ -81,9 +57,13 @@ def assert_nothing_is_scored_without(run: Any, verifier: int) -> None:
         os.kill(verifier, signal.SIGCONT)
 
 
-def test_every_service_can_be_killed_in_one_run(loop_run: MakeRun) -> None:
+def test_a_run_makes_no_progress_without_the_verifier_and_survives_a_kill_of_every_service(loop_run: MakeRun) -> None:
     run = loop_run()
     run.start()
+    pids = {service: run.pid(service) for service in SERVICES}
+    assert len(set(pids.values())) == len(SERVICES)
+    run.until(lambda: len(run.steps()) >= 2, "the first batch")
+    assert_nothing_is_scored_without(run, pids["verifier"])
     for number, service in enumerate(SERVICES):
         run.until(lambda number=number: len(run.steps()) >= 2 * min(number, 2), f"batch {number}")
         os.kill(run.pid(service), signal.SIGKILL)
@@ -114,8 +94,8 @@ def settled_status(run: Any) -> dict[str, Any]:
     raise AssertionError(f"rollouts are still being scored while the verifier stands still: {last}")
 
 
-def test_ctrl_c_stops_everything_within_five_seconds_and_the_run_resumes(loop_run: MakeRun) -> None:
-    run = loop_run()
+def test_ctrl_c_stops_the_demo_within_five_seconds_and_it_resumes_and_completes(loop_run: MakeRun) -> None:
+    run = loop_run("learner.keep_checkpoints=3")
     run.start()
     run.until(lambda: len(run.steps()) >= 2, "the first batch")
     pressed = time.monotonic()
@@ -124,9 +104,26 @@ def test_ctrl_c_stops_everything_within_five_seconds_and_the_run_resumes(loop_ru
     assert time.monotonic() - pressed < 5  # a documented limit, not a speed measurement
     run.wait_until_gone(1)
     resume_and_compare(run)
+    assert_outputs(run)
 
 
-@pytest.mark.heavy
+def assert_outputs(run: Any) -> None:
+    """Check the files of a completed demo, and what it printed."""
+    report = (run.folder / "report.html").read_text(encoding="utf8")
+    assert "<svg" in report
+    assert "http://" not in report.replace("http://www.w3.org", "")
+    printed = run.text()
+    assert "balanced yes" in printed
+    assert "balanced NO" not in printed
+    assert {"config.toml", "metrics.jsonl", "samples.jsonl", "summary.json", "checkpoints"} <= {
+        entry.name for entry in run.folder.iterdir()
+    }
+    assert {"seed", "steps", "pass_at_1_before", "pass_at_1_after", "learning_seconds", "ledger", "balanced"} <= set(
+        run.summary()
+    )
+
+
+@pytest.mark.soak
 def test_a_completely_killed_run_resumes_at_the_next_step(loop_run: MakeRun) -> None:
     run = loop_run()
     run.start()

@@ -511,9 +511,8 @@ async def test_a_redis_that_is_full_or_stands_still_for_a_while_costs_a_run_noth
         assert (await real.check()).lost == 0
 
 
-@pytest.mark.heavy
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.heavy), pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.usefixtures("_restore_determinism")
 async def test_a_run_whose_redis_forgets_twenty_five_times_ends_and_trains_on_nothing_twice(
     tmp_path: Path, redis: ForgetfulRedis, broker_rig: Any, seed: int
