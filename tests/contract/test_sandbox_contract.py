@@ -194,6 +194,19 @@ async def test_two_programs_converse_and_see_the_end_of_each_other(sandbox: Sand
             assert (heard.exit, heard.exit_code, heard.stdout) == (Exit.EXITED, 0, b"5 x\n")
 
 
+OPENS = "out = open('/dev/stdout', 'w')\nprint('hello', file=out, flush=True)\nopen('/dev/stdin').read()\n"
+TABLE[OPENS] = TABLE[SAYS]
+
+
+async def test_a_program_can_open_its_streams_by_path_in_a_conversation(sandbox: Sandbox) -> None:
+    if sandbox.name in ("runsc", "gvisor"):
+        pytest.skip("the mode of a pipe cannot be changed in gVisor")
+    async with sandbox.pair(Program(PYTHON, OPENS, SHORT), Program(PYTHON, HEARS, SHORT)) as (one, other):
+        said, heard = await one.converse(other, args=("x",))
+        assert (said.exit_code, said.stdout) == (0, b"hello\n"), said.stderr.decode()
+        assert heard.stdout == b"5 x\n"
+
+
 async def test_a_partner_that_does_not_compile_has_its_own_error(sandbox: Sandbox) -> None:
     with pytest.raises(PartnerCompileFailed):
         async with sandbox.pair(Program(PYTHON, DOUBLE, SHORT), Program(PYTHON, "def (", SHORT)):

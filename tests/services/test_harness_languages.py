@@ -88,6 +88,23 @@ async def test_each_language_reads_prints_and_takes_arguments(sandbox: Sandbox, 
             assert (result.exit, result.exit_code, result.stdout) == (Exit.EXITED, 0, wanted), result.stderr.decode()
 
 
+OPENS_ITS_STREAMS = {  # by their paths in /dev; prints its input
+    "cpp": '#include <cstdio>\nint main() { int n; if (!freopen("/dev/stdin", "r", stdin)) return 1;'
+    ' if (!freopen("/dev/stdout", "w", stdout)) return 2; if (!freopen("/dev/stderr", "w", stderr)) return 3;'
+    ' scanf("%d", &n); printf("%d\\n", n); }',
+    "javascript": "const fs = require('fs'); const text = fs.readFileSync('/dev/stdin');"
+    " fs.writeFileSync('/dev/stderr', 'noise'); fs.writeFileSync('/dev/stdout', text)",
+}
+
+
+@pytest.mark.parametrize("language", OPENS_ITS_STREAMS)
+async def test_a_program_can_open_its_streams_by_path(sandbox: Sandbox, language: str) -> None:
+    async with sandbox.session(program(language, OPENS_ITS_STREAMS[language])) as session:
+        for number in range(2):
+            result = await session.run(b"%d\n" % number)
+            assert (result.exit_code, result.stdout) == (0, b"%d\n" % number), result.stderr.decode()
+
+
 @pytest.mark.parametrize(
     ("language", "code", "said"),
     [

@@ -124,6 +124,9 @@ PRINTS_OK = [
     "import os\nos.register_at_fork(after_in_child=lambda: print('ok', flush=True))\n"
     "if os.fork() == 0: os._exit(0)\nos.wait()",
     "import signal, os\nsignal.signal(signal.SIGUSR1, lambda *_: print('ok'))\nos.kill(os.getpid(), signal.SIGUSR1)",
+    "open('/dev/stdout', 'w').write('ok\\n')",
+    "open('/dev/stderr', 'w').write('noise\\n'); print('ok')",
+    "import os; os.system('echo noise > /dev/stderr; echo ok > /dev/stdout')",
     "import subprocess, threading\nt = threading.Thread(target=subprocess.run, args=(['/bin/echo', 'ok'],))\n"
     "t.start(); t.join()",
 ]

@@ -90,6 +90,7 @@ static int confine(struct session *s, const struct program *p, const char *folde
     sigset_t interrupt;
     sigemptyset(&interrupt);
     sigaddset(&interrupt, SIGINT);
+    umask(022);
     if (limit(RLIMIT_AS, space, space) || limit(RLIMIT_FSIZE, p->output_bytes + 1, p->output_bytes + 1) ||
         limit(RLIMIT_NPROC, p->num_processes, p->num_processes) ||
         limit(RLIMIT_CPU, seconds, compiles_first ? RLIM_INFINITY : seconds + 1) || chdir(folder) ||

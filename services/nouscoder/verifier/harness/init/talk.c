@@ -10,6 +10,7 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -72,11 +73,18 @@ static bool exceeds_output_limit(struct run *run, struct relay *m) {
     return true;
 }
 
+/* Let the candidate, another user, open the pipe by /dev/stdin or /dev/stdout. gVisor's pipes have a fixed mode. */
+static void open_to_candidate(struct session *s, int fd) {
+    if (fchmod(fd, 0666) && !s->settings->gvisor) fail(s, "the pipe of a run: %s", strerror(errno));
+}
+
 /* Start the program. Returns true in the new process only. */
 bool start_talk(struct session *s, struct run *run) {
     int to[2], from[2];
     pipe_up(s, to);
     pipe_up(s, from);
+    open_to_candidate(s, to[0]);
+    open_to_candidate(s, from[0]);
     struct run child = *run;
     child.in = to[0];
     child.out = from[1];
