@@ -231,7 +231,7 @@ async def test_only_the_sampled_tokens_of_two_turns_are_in_the_loss(engine: Engi
     torch.testing.assert_close(torch.tensor(rollout.logprobs.tolist()), wanted, atol=1e-4, rtol=0)
 
     (batch,) = pack([rollout], 1024, torch.device("cpu"))
-    assert (batch.columns + 1).tolist() == sampled
+    assert (batch.positions + 1).tolist() == sampled
     assert batch.targets.tolist() == [rollout.token_ids[position] for position in sampled]
     assert batch.sampler_logprobs.tolist() == rollout.logprobs.tolist()
     assert batch.input_ids[0].tolist() == rollout.token_ids.tolist()[:-1]

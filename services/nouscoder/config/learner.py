@@ -40,7 +40,9 @@ class LearnerSection(Section):
     skip_gradient_norm: float = Field(
         0.0, ge=0, description="a step whose gradient has a larger norm changes no weights and is counted; 0: none"
     )
-    microbatch_tokens: int = Field(16384, ge=1, description="maximum number of padded tokens in a forward pass")
+    microbatch_tokens: int = Field(
+        16384, ge=1, description="tokens of the rollouts packed into one forward pass; a longer rollout has its own"
+    )
     checkpoint_every_batches: int = Field(
         10, ge=1, description="a checkpoint is begun after this many batches, or after checkpoint_every_s"
     )

@@ -110,15 +110,15 @@ def _inputs(
         old_logprobs = score_tokens(old_policy, part).logprobs
     scores = score_tokens(policy, part)
     rollouts = [scored[index] for index in part.rollout_indices]
-    device = part.rows.device
+    device, owners = part.input_ids.device, part.rollout_of_token
     return LossInputs(
         logprobs=scores.logprobs,
         old_logprobs=old_logprobs,
         sampler_logprobs=part.sampler_logprobs,
-        advantages=torch.tensor([item.advantage for item in rollouts], dtype=torch.float32, device=device)[part.rows],
-        rollout_of_token=part.rows,
+        advantages=torch.tensor([item.advantage for item in rollouts], dtype=torch.float32, device=device)[owners],
+        rollout_of_token=owners,
         entropies=scores.entropies,
-        accepted=torch.tensor([item.accepted for item in rollouts], device=device)[part.rows],
+        accepted=torch.tensor([item.accepted for item in rollouts], device=device)[owners],
     )
 
 
@@ -133,7 +133,7 @@ class _Groups:
     def of(cls, parts: Sequence[MicroBatch], scored: Sequence[ScoredRollout]) -> _Groups:
         order = sorted(range(len(scored)), key=lambda index: scored[index].graded.rollout.num_sampled_tokens)
         quarter_of = {index: 4 * place // len(order) for place, index in enumerate(order)}
-        rollouts = [part.rollout_indices[row] for part in parts for row in part.rows.tolist()]
+        rollouts = [part.rollout_indices[row] for part in parts for row in part.rollout_of_token.tolist()]
         return cls(
             torch.tensor([scored[index].accepted for index in rollouts]),
             torch.tensor([quarter_of[index] for index in rollouts]),

@@ -1,12 +1,14 @@
-"""Micro-batches: rollouts of similar length, padded on the right, within a budget of padded tokens.
+"""Micro-batches: rollouts packed one after another in one row, within a budget of tokens, without padding.
 
-Causal attention never attends to the right, so padding on the right changes nothing and needs no mask.
+Each rollout's positions start from 0, and attention stays inside it (packed_attention.py), so a rollout's scores are
+those that it has alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -14,24 +16,26 @@ import torch
 from torch import Tensor
 
 from nouscoder.domain.rollout import Rollout
-
-_PAD_ID = 0  # any id is right, because no result depends on padding
+from nouscoder.learner.packed_attention import RowLayout
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """The rollouts of one forward pass.
 
-    rollout_indices [rows]: positions in the sequence given to `pack`. input_ids [rows, width]. The others hold the loss
-    tokens, row by row and in order: rows [tokens] and columns [tokens] are the positions of the hidden states that
-    predict them, targets [tokens] their ids, sampler_logprobs [tokens] their recorded log-probabilities, temperatures
-    [tokens] the sampling temperatures.
+    rollout_indices [rollouts]: positions in the sequence given to `pack`. input_ids and position_ids [1, length] are
+    the row, and `layout` is where its rollouts are. The others hold the loss tokens, in order: rollout_of_token
+    [tokens] counts the rollouts of the row from 0, positions [tokens] are the places in the row of the hidden states
+    that predict them, targets [tokens] their ids, sampler_logprobs [tokens] their recorded log-probabilities,
+    temperatures [tokens] the sampling temperatures.
     """
 
     rollout_indices: tuple[int, ...]
     input_ids: Tensor
-    rows: Tensor
-    columns: Tensor
+    position_ids: Tensor
+    layout: RowLayout
+    rollout_of_token: Tensor
+    positions: Tensor
     targets: Tensor
     sampler_logprobs: Tensor
     temperatures: Tensor
@@ -42,53 +46,61 @@ class MicroBatch:
         return self.targets.numel()
 
 
-def plan(lengths: Sequence[int], max_padded_tokens: int) -> list[list[int]]:
-    """Divide the indices of `lengths` into micro-batches of at most `max_padded_tokens` with padding, longest first.
+def plan(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Divide the indices of `lengths` into rows of at most `max_tokens`: first fit, longest first.
 
-    A rollout longer than the budget has its own micro-batch. Every index appears once.
+    A rollout longer than the budget has its own row. Every index appears once.
     """
-    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-    parts: list[list[int]] = []
-    for index in order:
-        # The first rollout of a part is its longest, so it sets the width.
-        if parts and (len(parts[-1]) + 1) * lengths[parts[-1][0]] <= max_padded_tokens:
-            parts[-1].append(index)
-        else:
-            parts.append([index])
-    return parts
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        row = next((row for row, left in enumerate(room) if lengths[index] <= left), None)
+        if row is None:
+            row = len(rows)
+            rows.append([])
+            room.append(max_tokens)
+        rows[row].append(index)
+        room[row] -= lengths[index]
+    return rows
 
 
-def pack(rollouts: Sequence[Rollout], max_padded_tokens: int, device: torch.device) -> list[MicroBatch]:
+def pack(rollouts: Sequence[Rollout], max_tokens: int, device: torch.device) -> list[MicroBatch]:
     """Micro-batches of the rollouts. Raises ValueError for temperature 0: such tokens have no importance ratio."""
     for rollout in rollouts:
         if rollout.sampling.temperature <= 0:
             raise ValueError(
                 f"rollout {rollout.rollout_id} was sampled at temperature 0: train on a temperature above 0"
             )
-    # The last token of a rollout predicts no loss token, so it is not an input.
-    lengths = [len(rollout.token_ids) - 1 for rollout in rollouts]
-    return [_pad([rollouts[i] for i in part], part, device) for part in plan(lengths, max_padded_tokens)]
+    lengths = [input_length(rollout) for rollout in rollouts]
+    return [_row([rollouts[i] for i in row], row, device) for row in plan(lengths, max_tokens)]
 
 
-def _pad(rollouts: Sequence[Rollout], indices: Sequence[int], device: torch.device) -> MicroBatch:
-    width = max(len(rollout.token_ids) - 1 for rollout in rollouts)
-    input_ids = np.full((len(rollouts), width), _PAD_ID, dtype=np.int64)
-    positions = [_sampled_positions(rollout) for rollout in rollouts]
-    for row, rollout in enumerate(rollouts):
-        input_ids[row, : len(rollout.token_ids) - 1] = np.frombuffer(rollout.token_ids, np.int32)[:-1]
-    targets = [np.frombuffer(r.token_ids, np.int32)[p] for r, p in zip(rollouts, positions, strict=True)]
-    logprobs = [np.frombuffer(rollout.logprobs.cast("B"), np.float32) for rollout in rollouts]
-    num_sampled = [len(where) for where in positions]
-    rows = np.repeat(np.arange(len(rollouts)), num_sampled)
-    temperatures = np.repeat(np.array([r.sampling.temperature for r in rollouts], dtype=np.float32), num_sampled)
+def input_length(rollout: Rollout) -> int:
+    """The rollout's tokens in a row. Its last token predicts no loss token, so it is not an input."""
+    return len(rollout.token_ids) - 1
+
+
+def _row(rollouts: Sequence[Rollout], indices: Sequence[int], device: torch.device) -> MicroBatch:
+    lengths = [input_length(rollout) for rollout in rollouts]
+    starts = [0, *accumulate(lengths)]
+    tokens = [np.frombuffer(rollout.token_ids, np.int32) for rollout in rollouts]
+    sampled = [_sampled_positions(rollout) for rollout in rollouts]
+    num_sampled = [len(where) for where in sampled]
+    temperatures = np.array([rollout.sampling.temperature for rollout in rollouts], dtype=np.float32)
+
+    def row(parts: Sequence[npt.NDArray[np.generic]], kind: type[np.generic]) -> Tensor:
+        return torch.from_numpy(np.concatenate(parts).astype(kind)).to(device)
+
     return MicroBatch(
         rollout_indices=tuple(indices),
-        input_ids=torch.from_numpy(input_ids).to(device),
-        rows=torch.from_numpy(rows).to(device),
-        columns=torch.from_numpy(np.concatenate(positions) - 1).to(device),
-        targets=torch.from_numpy(np.concatenate(targets).astype(np.int64)).to(device),
-        sampler_logprobs=torch.from_numpy(np.concatenate(logprobs)).to(device),
-        temperatures=torch.from_numpy(temperatures).to(device),
+        input_ids=row([ids[:-1] for ids in tokens], np.int64).unsqueeze(0),
+        position_ids=row([np.arange(length) for length in lengths], np.int64).unsqueeze(0),
+        layout=RowLayout.of(lengths, device),
+        rollout_of_token=row([np.repeat(np.arange(len(rollouts)), num_sampled)], np.int64),
+        positions=row([start + where - 1 for start, where in zip(starts, sampled, strict=False)], np.int64),
+        targets=row([ids[where] for ids, where in zip(tokens, sampled, strict=True)], np.int64),
+        sampler_logprobs=row([np.frombuffer(item.logprobs.cast("B"), np.float32) for item in rollouts], np.float32),
+        temperatures=row([np.repeat(temperatures, num_sampled)], np.float32),
     )
 
 

@@ -22,6 +22,7 @@ from nouscoder.domain.rollout import (
     spans_of,
 )
 from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.learner.packed_attention import PACKED_ATTENTION
 
 _FIRST_CHARACTER = 3  # ids below are special tokens
 
@@ -42,7 +43,9 @@ def random_policy(seed: int, *, hidden_size: int = 32, num_layers: int = 2, tied
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Qwen3ForCausalLM(config)
+        policy = Qwen3ForCausalLM(config)
+    policy.set_attn_implementation(PACKED_ATTENTION)
+    return policy
 
 
 def write_policy_folder(folder: Path, policy: Qwen3ForCausalLM) -> None:

@@ -240,16 +240,18 @@ class Trainer:
         needs = self._objective.needs
         scores = score_tokens(self.model, part, entropy_gradient=needs.entropy_gradient)
         rollouts = [minibatch.scored[position] for position in part.rollout_indices]
-        advantages = torch.tensor([item.advantage for item in rollouts], dtype=torch.float32, device=part.rows.device)
-        accepted = torch.tensor([item.accepted for item in rollouts], device=part.rows.device)
+        advantages = torch.tensor(
+            [item.advantage for item in rollouts], dtype=torch.float32, device=part.input_ids.device
+        )
+        accepted = torch.tensor([item.accepted for item in rollouts], device=part.input_ids.device)
         return LossInputs(
             logprobs=scores.logprobs,
             old_logprobs=scores.logprobs.detach() if old is None else old.logprobs,
             sampler_logprobs=part.sampler_logprobs,
-            advantages=advantages[part.rows],
-            rollout_of_token=part.rows,
+            advantages=advantages[part.rollout_of_token],
+            rollout_of_token=part.rollout_of_token,
             entropies=scores.entropies,
-            accepted=accepted[part.rows],
+            accepted=accepted[part.rollout_of_token],
             reference_logprobs=minibatch.reference_logprobs[index],
             entropy_coefficient=entropy_coefficient,
         )

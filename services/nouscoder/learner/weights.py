@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from nouscoder.errors import Unusable
+from nouscoder.learner.packed_attention import PACKED_ATTENTION
 
 
 class WeightsError(Unusable):
@@ -23,7 +24,7 @@ def load_model(folder: Path) -> PreTrainedModel:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # stderr holds JSON lines
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+            folder, dtype=torch.float32, attn_implementation=PACKED_ATTENTION, local_files_only=True
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
@@ -38,7 +39,7 @@ def empty_model(folder: Path) -> PreTrainedModel:
         raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
     with torch.random.fork_rng(devices=[]):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=torch.float32, attn_implementation="sdpa"
+            config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
         )
     return model
 
