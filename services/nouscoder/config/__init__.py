@@ -5,7 +5,7 @@ from __future__ import annotations
 from nouscoder.config.base import ConfigError, Section
 from nouscoder.config.broker import BrokerSection, RecordBackend, RewardSection
 from nouscoder.config.generation import GenerationSection, SamplingSection
-from nouscoder.config.learner import LearnerSection
+from nouscoder.config.learner import ActivationCheckpointing, LearnerSection
 from nouscoder.config.loss_terms import (
     AdvantageSection,
     CorrectionKind,
@@ -35,6 +35,7 @@ from nouscoder.config.tree import Config, dump_config, load_config
 from nouscoder.config.verifier import SandboxSection, TestsSection, TlsSection, VerifierSection
 
 __all__ = [
+    "ActivationCheckpointing",
     "AdvantageSection",
     "Aggregation",
     "BrokerSection",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from pydantic import Field, model_validator
 
 from nouscoder.config.base import Section
@@ -14,6 +16,19 @@ from nouscoder.config.loss_terms import (
     ScheduleSection,
 )
 from nouscoder.config.objective import DapoSettings, ObjectiveSettings, PpoSettings, Proximal
+
+
+class ActivationCheckpointing(StrEnum):
+    """What the forward pass keeps of each decoder layer. The backward pass computes the rest again.
+
+    NONE keeps all; SELECTIVE the results of matrix products and attention; FULL the layer's input; OFFLOADED the
+    layer's input in the CPU's memory.
+    """
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+    OFFLOADED = "offloaded"
 
 
 class LearnerSection(Section):
@@ -42,6 +57,9 @@ class LearnerSection(Section):
     )
     microbatch_tokens: int = Field(
         16384, ge=1, description="tokens of the rollouts packed into one forward pass; a longer rollout has its own"
+    )
+    activation_checkpointing: ActivationCheckpointing = Field(
+        ActivationCheckpointing.NONE, description="what is kept of each layer for the backward pass"
     )
     checkpoint_every_batches: int = Field(
         10, ge=1, description="a checkpoint is begun after this many batches, or after checkpoint_every_s"

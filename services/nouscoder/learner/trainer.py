@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from nouscoder.config import Config, LearnerSection
 from nouscoder.domain.batch import Batch
 from nouscoder.errors import NousCoderError
+from nouscoder.learner.activation_checkpointing import checkpoint_activations
 from nouscoder.learner.batch_statistics import BatchStatistics, ScoredRollout, minibatches, score, statistics_of
 from nouscoder.learner.diagnostics import StepDiagnostics
 from nouscoder.learner.entropy_control import active_coefficient, next_coefficient
@@ -114,6 +115,7 @@ class Trainer:
         self.model = model.to(settings.device)  # type: ignore[arg-type]
         # The ratios need exactly the distribution that was sampled from, so dropout is off.
         self.model.eval()
+        checkpoint_activations(self.model, settings.activation_checkpointing)
         self._load_reference = load_reference
         self._reference: PreTrainedModel | None = None
         self._given_objective = objective
