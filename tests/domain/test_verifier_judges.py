@@ -101,7 +101,7 @@ def lcb_judge(*pairs: tuple[str, str]) -> LcbJudge:
 def test_the_lines_of_the_lcb_driver_become_results_up_to_the_first_bad_one() -> None:
     judge = lcb_judge(("a", "1"), ("b", "2"), ("c", "3"), ("d", "4"))
     lines = b'["ok", "1", 0.5]\n["late", "x", 6]\nnull\n["ok", "3", 0.1]\n'
-    results = judge.split(ended(result=lines))
+    results = judge.split_now(ended(result=lines))
     outcomes = [outcome_of(judge, index, result) for index, result in enumerate(results)]
     assert outcomes == [OK, LATE, ERROR, ERROR]
     assert results[0].wall_time_s == 0.5
@@ -124,16 +124,29 @@ def test_the_lines_of_the_lcb_driver_become_results_up_to_the_first_bad_one() ->
 )
 def test_a_forged_line_is_not_accepted(line: bytes) -> None:
     judge = lcb_judge(("a", "1"))
-    (result,) = judge.split(ended(result=line))
+    (result,) = judge.split_now(ended(result=line))
     assert outcome_of(judge, 0, result) is ERROR
+
+
+def test_a_line_longer_than_any_right_answer_is_wrong_and_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = LcbJudge(CallTests("f", (CallCase((1,), {}, 1),)), limit_s=5.5)
+    for judge, line in (
+        (lcb_judge(("a", "1")), b'["ok", "1' + b" " * 2_000_000 + b'", 0.1]'),
+        (calls, b'["ok", 1' + b" " * 20_000 + b", 0.1]"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr("json.loads", lambda *_: pytest.fail("parsed"))
+            (result,) = judge.split_now(ended(result=line))
+        assert outcome_of(judge, 0, result) is WRONG
+        assert len(result.stdout) <= 8000
 
 
 def test_the_tests_left_by_a_dead_or_late_lcb_process_get_its_result() -> None:
     judge = lcb_judge(("a", "1"), ("b", "2"))
     dead = ended(exit=Exit.SIGNALLED, signal=9, result=b'["ok", "1", 0]\n')
-    assert [outcome_of(judge, i, result) for i, result in enumerate(judge.split(dead))] == [OK, ERROR]
+    assert [outcome_of(judge, i, result) for i, result in enumerate(judge.split_now(dead))] == [OK, ERROR]
     late = replace(dead, exit=Exit.TIME_LIMIT)
-    assert [outcome_of(judge, i, result) for i, result in enumerate(judge.split(late))] == [OK, LATE]
+    assert [outcome_of(judge, i, result) for i, result in enumerate(judge.split_now(late))] == [OK, LATE]
 
 
 def test_the_lcb_process_gets_only_inputs_and_a_limit_for_the_whole_run() -> None:

@@ -267,7 +267,7 @@ def outcome(data: bytes) -> None:
     exit_ = _EXITS[head % len(_EXITS)]
     ran = RunResult(exit_, head >> 6, head % 32, 0.1, 0.1, 1000, stdout, stderr, result if head & 32 else None)
     for judge in _JUDGES:
-        results = judge.split(ran) if isinstance(judge, LcbJudge) else [ran] * judge.num_tests
+        results = judge.split_now(ran) if isinstance(judge, LcbJudge) else [ran] * judge.num_tests
         assert len(results) == judge.num_tests
         for index, one in enumerate(results):
             _check_outcome(judge, index, one)

@@ -28,6 +28,7 @@ from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.api_keys import ApiKeys, ApiKeysUnusable, new_api_key, open_api_keys, parse_api_keys
 from nouscoder.verifier.access.caller import Caller, CallerFilter, Quota, current_caller, set_caller
 from nouscoder.verifier.access.grpc_gate import GrpcGate
+from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import QuotaExceeded, QuotaGrader, Quotas
 from nouscoder.verifier.api.listener import start_http
 from nouscoder.verifier.api.rest import DrainState, make_app
@@ -63,7 +64,7 @@ async def running(api_keys: ApiKeys) -> AsyncIterator[Running]:
     async with AsyncExitStack() as stack:
         address = await start_http(make_app(grader, registry, DrainState(), 10_000, api_keys), "127.0.0.1:0", stack)
         server = grpc.aio.server(interceptors=[GrpcGate(api_keys), StatusCodes(STATUS_CODES, [FULL_NAME])])
-        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(Servicer(grader, ()), server)
+        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(Servicer(grader, (), MemoryBudget(1 << 30)), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         stack.push_async_callback(server.stop, None)

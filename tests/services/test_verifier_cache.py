@@ -124,6 +124,24 @@ async def test_a_large_verdict_counts_as_several_entries_and_a_too_large_one_is_
     assert inner.graded[4:] == ["accepted*1000"] * 2
 
 
+async def test_every_text_is_part_of_the_key_and_none_is_formatted() -> None:
+    inner = CountingGrader()
+    grader = cached(inner)
+
+    class Text(str):
+        """repr() of a long text of odd characters takes a second."""
+
+        __slots__ = ()
+
+        def __repr__(self) -> str:
+            raise AssertionError("formatted")
+
+    plain = submission(Text("accepted#\ud800"))
+    for one in (plain, replace(plain, language=Text("c")), replace(plain, problem_id=Text("p")), plain):
+        await grader.grade(one)
+    assert len(inner.graded) == 3
+
+
 async def test_a_submission_without_problem_id_gets_no_verdict_from_a_learned_order() -> None:
     inner = CountingGrader()
     grader = cached(inner)

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nouscoder.domain.submission import (
+    AssertTests,
     CheckerTests,
     InteractiveTests,
     JudgeProgram,
@@ -27,7 +28,7 @@ from nouscoder.domain.submission import (
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.judges import mathematics
+from nouscoder.verifier.judges import mathematics, python_syntax
 from nouscoder.verifier.judges.partners import Ruling
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import SandboxError
@@ -108,6 +109,24 @@ async def test_the_lcb_profile_runs_one_process_without_any_expected_output_and_
     assert (verdict.kind, verdict.passed, verdict.graded) == (VerdictKind.WRONG_ANSWER, 1, 2)
     assert sandbox.num_runs == 1
     assert SECRET not in repr(sandbox.inputs)
+
+
+async def test_long_assert_tests_are_parsed_by_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, wrong = "x = 1\n" * 3000, "x = 1\n" * 3000 + "x ="
+    monkeypatch.setattr("ast.parse", lambda *_: pytest.fail("parsed by the service"))
+    table: dict[str, Behaviour] = {}
+    for cases, setup, field in (((right, wrong), "", "tests.cases[1]"), (("",), wrong, "tests.setup")):
+        with pytest.raises(InvalidSubmission, match="is not python") as refusal:
+            await graded(AssertTests(cases, setup), table)
+        assert refusal.value.field == field
+
+
+async def test_asserts_that_the_parser_takes_too_long_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_syntax, "_CPU_LIMIT_S", 1)
+    slow = "x = f'" + "{a!r:>{b}}" * 18_000 + "'"  # 5 s and more
+    with pytest.raises(InvalidSubmission, match="takes python's parser more than 1 s") as refusal:
+        await graded(AssertTests((slow,)), {})
+    assert refusal.value.field == "tests"
 
 
 async def test_math_tests_use_no_sandbox_and_each_gold_answer_gets_a_ruling() -> None:

@@ -25,6 +25,7 @@ from nouscoder.rpc.verdict_convert import submission_to, verdict_from
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.api_keys import ApiKeys
 from nouscoder.verifier.access.grpc_gate import GrpcGate
+from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.api.listener import start_http
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader, GradingPolicy
@@ -114,7 +115,9 @@ async def service() -> AsyncIterator[Running]:
     async with AsyncExitStack() as stack:
         url = "http://" + await start_http(make_app(grader, registry, drain_state, MAX_BODY), "127.0.0.1:0", stack)
         server = grpc.aio.server(interceptors=[GrpcGate(ApiKeys()), StatusCodes(STATUS_CODES, [FULL_NAME])])
-        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(Servicer(grader, ("layer",)), server)
+        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(
+            Servicer(grader, ("layer",), MemoryBudget(1 << 30)), server
+        )
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         stack.push_async_callback(server.stop, None)

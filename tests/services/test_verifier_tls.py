@@ -20,6 +20,7 @@ from nouscoder.client.http import Patience
 from nouscoder.config import ConfigError, TlsSection, load_config
 from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
+from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.api.listener import start_http
 from nouscoder.verifier.api.rest import DrainState, make_app, make_health_app
 from nouscoder.verifier.api.tls import TlsUnusable, grpc_credentials, http_context
@@ -70,7 +71,7 @@ async def start(section: TlsSection, stack: AsyncExitStack) -> Running:
         make_app(grader, registry, drain_state, 10_000), "127.0.0.1:0", stack, http_context(section)
     )
     health = await start_http(make_health_app(drain_state), "127.0.0.1:0", stack)
-    servicer = Servicer(grader, ())
+    servicer = Servicer(grader, (), MemoryBudget(1 << 30))
     served = Served(
         address="127.0.0.1:0",
         metrics_address="127.0.0.1:0",

@@ -75,6 +75,9 @@ class VerifierSection(Section):
     tokens_file: InputFile = Field(
         "", description="file of clients' tokens (nouscoder tokens new NAME); empty: no token needed"
     )
+    hosts: tuple[str, ...] = Field(
+        (), description="without tokens: public host names of the service and of pages that may call it"
+    )
     audit_log: OutputFile = Field("", description="file with one JSON line per submission; empty turns it off")
     audit_source: bool = Field(False, description="write the programs to the audit log too")
     tracing_endpoint: str = Field("", description="traces: OTLP over HTTP, such as http://host:4318; empty is off")
@@ -84,6 +87,9 @@ class VerifierSection(Section):
         600.0, gt=0, description="time limit in seconds for all tests of a submission together"
     )
     max_body_bytes: int = Field(64 * 1024**2, ge=1024, description="largest request, over REST and gRPC")
+    max_bodies_bytes: int = Field(
+        256 * 1024**2, ge=1024, description="bytes that all requests in progress may hold together; more are refused"
+    )
     drain_s: float = Field(
         10.0, ge=0, description="seconds after SIGTERM for submissions in progress to get their verdict"
     )
@@ -92,3 +98,9 @@ class VerifierSection(Section):
     )
     tests: TestsSection = TestsSection()
     sandbox: SandboxSection = SandboxSection()
+
+    @model_validator(mode="after")
+    def _one_request_fits(self) -> VerifierSection:
+        if self.max_bodies_bytes < self.max_body_bytes:
+            raise ValueError("max_bodies_bytes must be at least max_body_bytes")
+        return self

@@ -33,6 +33,7 @@ from nouscoder.verifier.access.api_keys import ApiKeys, open_api_keys
 from nouscoder.verifier.access.caller import CallerFilter, current_caller
 from nouscoder.verifier.access.client_tests import ClientTests, StoredTestsGrader
 from nouscoder.verifier.access.grpc_gate import GrpcGate
+from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
 from nouscoder.verifier.api.listener import start_http
 from nouscoder.verifier.api.rest import DrainState, make_app, make_health_app
@@ -64,16 +65,19 @@ STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
 class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     """The gRPC API: convert, grade, convert. A cancelled call cancels its grading, which frees the sandbox."""
 
-    def __init__(self, grader: Grading, isolation: tuple[str, ...]) -> None:
+    def __init__(self, grader: Grading, isolation: tuple[str, ...], budget: MemoryBudget) -> None:
         self._grader = grader
         self._isolation = isolation
+        self._budget = budget
 
     async def Grade(  # noqa: N802
         self, request: verifier_pb2.GradeRequest, context: _Context
     ) -> verifier_pb2.GradeResponse:
         """Grade one submission."""
         await _send_request_id(context)
-        verdict = await self._grader.grade(submission_from(request.submission))
+        with self._budget.request() as reservation:
+            reservation.add(request.ByteSize())
+            verdict = await self._grader.grade(submission_from(request.submission))
         return verifier_pb2.GradeResponse(verdict=verdict_to(verdict))
 
     async def GradeStream(  # noqa: N802
@@ -81,13 +85,15 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     ) -> AsyncIterator[verifier_pb2.GradeStreamResponse]:
         """Grade one submission and stream the outcome of each test."""
         await _send_request_id(context)
-        submission = submission_from(request.submission)
-        async with aclosing(grade_events(self._grader, submission)) as events:  # type: ignore[type-var]
-            async for event in events:
-                if isinstance(event, Verdict):
-                    yield verifier_pb2.GradeStreamResponse(verdict=verdict_to(event))
-                else:
-                    yield verifier_pb2.GradeStreamResponse(outcome=outcome_to(event))
+        with self._budget.request() as reservation:
+            reservation.add(request.ByteSize())
+            submission = submission_from(request.submission)
+            async with aclosing(grade_events(self._grader, submission)) as events:  # type: ignore[type-var]
+                async for event in events:
+                    if isinstance(event, Verdict):
+                        yield verifier_pb2.GradeStreamResponse(verdict=verdict_to(event))
+                    else:
+                        yield verifier_pb2.GradeStreamResponse(outcome=outcome_to(event))
 
     async def GradeBatch(  # noqa: N802
         self, request_iterator: AsyncIterator[verifier_pb2.GradeBatchRequest], context: _Context
@@ -164,11 +170,13 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: [act() for act in on_hangup])
         drain_state = DrainState()
         runner = CodeRunner(core, quotas, audit)
-        app = make_app(grader, registry, drain_state, section.max_body_bytes, api_keys, runner, client_tests)
+        budget = MemoryBudget(section.max_bodies_bytes)
+        parts = (api_keys, runner, client_tests, budget, section.hosts)
+        app = make_app(grader, registry, drain_state, section.max_body_bytes, *parts)
         app.add_middleware(TraceRequests, tracing=tracing)
         await _start_http(section, app, drain_state, stack)
         stack.push_async_callback(_let_finish, grader, section.drain_s)
-        served = _served(section, Servicer(grader, _isolation(sandbox)), registry, api_keys)
+        served = _served(section, Servicer(grader, _isolation(sandbox), budget), registry, api_keys)
         await start_grpc(replace(served, interceptors=[TraceCalls(tracing), *served.interceptors]), stack)
         stack.callback(drain_state.start)
         await run_until_stopped(stop, client_tests.keep_sweeping(), *_workers(config, grader, cache, with_broker))

@@ -1,6 +1,7 @@
 """ASGI middleware that handles request id, API key and deadline of every HTTP request. It does not buffer streams.
 
 INVARIANT: no request to a path outside `OPEN` reaches the API without a valid API key, unless no keys are configured.
+Then no request that a browser sends for a foreign site reaches the API (same_site.py).
 Every answer carries the request's id. At its deadline the work of a request is cancelled, which frees its sandbox.
 """
 
@@ -9,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
 from nouscoder.verifier.access.api_keys import ApiKeys
 from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
+from nouscoder.verifier.access.same_site import foreign_part
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -23,6 +25,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})
 MAX_DEADLINE_S = 86400
+_FOREIGN = "a service without tokens takes no request from another site; name the site in verifier.hosts, or use tokens"
 _CHALLENGE = (b"www-authenticate", b"Bearer")
 
 
@@ -33,9 +36,11 @@ class BadDeadline(ValueError):
 class Gatekeeper:
     """Wraps `app`."""
 
-    def __init__(self, app: App, api_keys: ApiKeys) -> None:
+    def __init__(self, app: App, api_keys: ApiKeys, hosts: Collection[str] = ()) -> None:
+        """`hosts` are the public names of a service without keys."""
         self._app = app
         self._api_keys = api_keys
+        self._hosts = frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -48,6 +53,11 @@ class Gatekeeper:
         if caller is None:
             await answer.fault(401, "a valid API key is required: Authorization: Bearer TOKEN", None, _CHALLENGE)
             return
+        if self._api_keys.is_open and scope["path"] not in OPEN:
+            foreign = foreign_part(headers.get(b"host"), headers.get(b"origin"), self._hosts)
+            if foreign is not None:
+                await answer.fault(403, f"{foreign}: {_FOREIGN}", foreign)
+                return
         try:
             deadline_s = _deadline_s(headers.get(b"x-deadline-s"))
         except BadDeadline as error:

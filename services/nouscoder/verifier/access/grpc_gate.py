@@ -40,7 +40,8 @@ class GrpcGate(grpc.aio.ServerInterceptor):
         metadata = dict(handler_call_details.invocation_metadata or ())
         caller = self._caller(metadata)
         if caller is None:
-            return _refusal(handler)
+            # A handler of streams, whatever the method: only those start before the request has been read.
+            return grpc.stream_stream_rpc_method_handler(_refuse)
         set_caller(caller)
         return _tolerant(handler)
 
@@ -55,6 +56,7 @@ class GrpcGate(grpc.aio.ServerInterceptor):
 
 
 async def _refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Ends the call. It reads no message, because a compressed one can become a thousand times larger."""
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a valid API key is required: authorization: Bearer TOKEN")
 
 
@@ -62,6 +64,10 @@ class _Unreadable:
     """Replaces a request that cannot be parsed. The servicer gets InvalidMessage when it reads `submission`."""
 
     request_id = ""
+
+    def ByteSize(self) -> int:  # noqa: N802 - like a message
+        """Nothing is kept of it."""
+        return 0
 
     @property
     def submission(self) -> NoReturn:
@@ -81,8 +87,3 @@ def _tolerant(handler: _Handler) -> _Handler:
 
     act: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     return rebuilt(handler, act, deserialize)
-
-
-def _refusal(handler: _Handler) -> _Handler:
-    """A handler of the same kind that refuses every call without reading the request."""
-    return rebuilt(handler, _refuse, bytes)

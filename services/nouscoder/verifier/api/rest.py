@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from nouscoder.verifier.access.api_keys import ApiKeys
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.client_tests import ClientTests, StorageFull
 from nouscoder.verifier.access.gatekeeper import Gatekeeper
+from nouscoder.verifier.access.memory_budget import CountBodies, MemoryBudget
 from nouscoder.verifier.api.body import BodyFault, read_body
 from nouscoder.verifier.api.openapi import complete_openapi
 from nouscoder.verifier.api.playground import playground
@@ -49,6 +50,7 @@ Answer = TypeVar("Answer")
 _JSON = "application/json"
 _FAULTS: dict[int | str, dict[str, Any]] = {
     401: {"model": Fault, "description": "A valid API key is required."},
+    403: {"model": Fault, "description": "The service has no tokens, and the request comes from another site."},
     408: {"model": Fault, "description": "The body arrived too slowly."},
     413: {"model": Fault, "description": "The body is too large."},
     422: {"model": Fault, "description": "The request is invalid; `field` names the invalid part."},
@@ -86,13 +88,21 @@ def make_app(
     api_keys: ApiKeys | None = None,
     runner: CodeRunner | None = None,
     client_tests: ClientTests | None = None,
+    budget: MemoryBudget | None = None,
+    hosts: Collection[str] = (),
 ) -> FastAPI:
-    """The API of `grader`. Without `api_keys` every request is admitted.
+    """The API of `grader`. Without `api_keys` every request is admitted; `hosts` are then the service's public names.
 
-    /run_code exists only with a `runner`, and /v1/tests only with `client_tests`.
+    `budget` bounds the bodies of all requests in progress. /run_code exists only with a `runner`, and /v1/tests only
+    with `client_tests`.
     """
-    app = FastAPI(title="NousCoder verifier", version=__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(Gatekeeper, api_keys=api_keys or ApiKeys())
+    # A redirect to the path without a slash would repeat the Host of the request.
+    app = FastAPI(
+        title="NousCoder verifier", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
+    if budget is not None:
+        app.add_middleware(CountBodies, budget=budget)
+    app.add_middleware(Gatekeeper, api_keys=api_keys or ApiKeys(), hosts=hosts)
     _add_faults(app)
     _add_pages(app, registry, drain_state)
 

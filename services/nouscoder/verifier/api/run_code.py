@@ -1,7 +1,8 @@
 """POST /run_code: one run of one program, with the request and response of SandboxFusion, so that its clients work.
 
-Differences from SandboxFusion: the program cannot change the files that were sent, `fetch_files` must be empty, and
-`compile_timeout` is ignored because the service has its own compile limit.
+Differences from SandboxFusion: the program cannot change the files that were sent, `fetch_files` must be empty,
+`compile_timeout` is ignored because the service has its own compile limit, and a program that prints more than 8 MiB is
+stopped.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from nouscoder.verifier.toolchains.languages import installed
 
 SANDBOX_FUSION_NAMES = {"nodejs": "javascript"}  # SandboxFusion's name: this project's name
 _CPU_PER_WALL = 8.0  # SandboxFusion limits only wall time, and threads may use several cores
+_OUTPUT_BYTES = 8 * 1024**2  # the answer holds all of it as JSON text, which can be six times as long
 _BOUNDS = Bounds()
 _STOPPED = {
     Exit.MEMORY_LIMIT: "stopped: over the memory limit",
@@ -50,7 +52,7 @@ class RunCodeRequest(BaseModel):
         language = SANDBOX_FUSION_NAMES.get(self.language, self.language)
         memory_bytes = self.memory_limit_MB * 1024**2 if self.memory_limit_MB > 0 else Limits().memory_bytes
         cpu_time_s = max(self.run_timeout, min(_BOUNDS.limits.cpu_time_s, _CPU_PER_WALL * self.run_timeout))
-        limits = Limits(self.run_timeout, cpu_time_s, memory_bytes)
+        limits = Limits(self.run_timeout, cpu_time_s, memory_bytes, _OUTPUT_BYTES)
         validate(Submission(StdinTests((StdinCase("", ""),)), self.code, language=language, limits=limits), _BOUNDS)
         return Program(installed()[language], self.code, limits)
 

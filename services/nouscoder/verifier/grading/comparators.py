@@ -30,6 +30,7 @@ ROUNDING_RELATIVE = 1e-9
 ROUNDING_ABSOLUTE = 1e-12
 MAX_NUMBER_BYTES = 400
 MAX_INT_DIGITS = 4300
+MAX_EXPANDED_BYTES = 1 << 22
 
 _INTEGER = re.compile(rb"[+-]?[0-9]+")
 _NUMBER = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -107,8 +108,9 @@ def result_bound(expected_json: str) -> int:
     """An upper bound [bytes] on the encoding of any equal value.
 
     Escapes and digits expand one character to at most 64 bytes; for example, 1e+308 equals an integer of 309 digits.
+    A long value does not expand as a whole, and parsing more than a few MiB would stall the service.
     """
-    return 4096 + 64 * len(expected_json)
+    return min(4096 + 64 * len(expected_json), MAX_EXPANDED_BYTES + 8 * len(expected_json))
 
 
 def parse_result(encoded: bytes, max_bytes: int) -> JsonValue | HugeInt:

@@ -37,6 +37,7 @@ from nouscoder.verifier.grading.test_workers import WorkerGroup
 from nouscoder.verifier.grading.time_limits import extended_limits
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 from nouscoder.verifier.judges.base import Judge
+from nouscoder.verifier.judges.python_syntax import require_long_python
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import (
     CompileFailed,
@@ -115,6 +116,7 @@ class Grader:
             program = program_of(submission, code, judge)
             client = current_caller().client
             async with self._slots.slot(client):
+                await require_long_python(submission)
                 learned = self._kill_rates.table(client, submission, judge) if has_free_order(submission) else None
                 progress = self._progress(submission, judge, begun, learned)
                 verdict = await self._attempts(submission, program, progress, on_outcome)

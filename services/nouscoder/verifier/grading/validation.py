@@ -47,7 +47,8 @@ class Bounds:
         wall_time_s=300.0, cpu_time_s=300.0, memory_bytes=64 * 1024**3, output_bytes=256 * 1024**2, processes=4096
     )
     num_tests: int = 10_000
-    num_assert_chars: int = 200_000  # the service itself parses them, in half a second at most
+    problem_id_chars: int = 1000  # kept in memory after the answer
+    num_assert_chars: int = 200_000  # see judges/python_syntax.py
 
 
 def validate(submission: Submission, bounds: Bounds) -> None:
@@ -63,6 +64,8 @@ def validate(submission: Submission, bounds: Bounds) -> None:
         raise InvalidSubmission("tests.cases", f"may hold at most {bounds.num_tests} tests")
     if isinstance(submission.tests, CallTests) and not submission.tests.entry_point.isidentifier():
         raise InvalidSubmission("tests.entry_point", "must be the name of a function or method")
+    if len(submission.problem_id) > bounds.problem_id_chars:
+        raise InvalidSubmission("problem_id", f"may have at most {bounds.problem_id_chars} characters")
     _validate_type(submission, bounds)
     _validate_profile(submission)
     for name in ("float_tolerance", "absolute_tolerance", "relative_tolerance"):

@@ -171,5 +171,18 @@ def _key(submission: Submission, tests_digest: str) -> bytes | None:
     if not tests_digest or len(source) > _KEYED_CHARS:
         return None
     problem_id = submission.problem_id if submission.stop_on_first_failure else ""
-    keyed = replace(submission, tests=TestsReference(tests_digest), tests_digest="", problem_id=problem_id)
-    return hashlib.blake2b(repr(keyed).encode("utf8", "surrogatepass"), digest_size=32).digest()
+    short = replace(
+        submission,
+        tests=TestsReference(tests_digest),
+        tests_digest="",
+        problem_id="",
+        language="",
+        code="",
+        completion=None,
+    )
+    key = hashlib.blake2b(repr(short).encode("utf8", "surrogatepass"), digest_size=32)
+    # Encoded, because repr() of some long texts takes a second.
+    for text in (source, problem_id, submission.language, "code" if submission.code is not None else "completion"):
+        part = text.encode("utf8", "surrogatepass")
+        key.update(len(part).to_bytes(8, "big") + part)
+    return key.digest()

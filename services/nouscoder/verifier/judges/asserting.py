@@ -11,14 +11,13 @@ the case uses, is not detected.
 
 from __future__ import annotations
 
-import ast
 import json
 import secrets
 
 from nouscoder.domain.submission import AssertTests
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.judges.base import encoded, readable, size_of
+from nouscoder.verifier.judges.python_syntax import is_short, require_python
 from nouscoder.verifier.sandbox.base import RunResult
 
 _ENTRY = "__nouscoder_case__"
@@ -37,14 +36,16 @@ def {_ENTRY}(case, token):
 
 
 class AssertJudge:
-    """The judge of assert tests. Raises InvalidSubmission naming a case, or the setup, that is not Python."""
+    """The judge of assert tests. Raises InvalidSubmission naming a case, or the setup, that is not Python.
+
+    It checks only short tests; `python_syntax.require_long_python` checks long ones.
+    """
 
     entry_point: str | None = _ENTRY
 
     def __init__(self, tests: AssertTests, prelude: str = "") -> None:
-        for index, case in enumerate(tests.cases):
-            _require_python(case, f"tests.cases[{index}]")
-        _require_python(tests.setup, "tests.setup")
+        if is_short(tests):
+            require_python(tests)
         self._cases = tests.cases
         self._tokens = [secrets.token_hex(16) for _ in tests.cases]
         self.prelude = f"{prelude}\n{tests.setup}" if tests.setup else prelude
@@ -73,10 +74,3 @@ class AssertJudge:
     def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:
         """The case, no expected output, and stdout."""
         return self._cases[index], "", readable(result.stdout)
-
-
-def _require_python(text: str, field: str) -> None:
-    try:
-        ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InvalidSubmission(field, f"is not python: {error}") from None

@@ -11,6 +11,7 @@ limited; the time limit is that of the submission instead of 6 s.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from dataclasses import replace
@@ -21,7 +22,7 @@ from pathlib import Path
 from nouscoder.domain.submission import CallTests, JsonValue, Limits, StdinTests
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.comparators import UnreadableResult, parse_result, result_bound
-from nouscoder.verifier.judges.base import encoded, readable
+from nouscoder.verifier.judges.base import CLIP_CHARS, encoded, readable
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 
 _MODULES = (
@@ -35,6 +36,7 @@ PRELUDE = (
 )
 _ENTRY = "lcb_grade"
 _MAX_RUN_S = 600.0
+_LARGE_BYTES = 1_000_000
 
 
 class LcbJudge:
@@ -78,11 +80,18 @@ class LcbJudge:
         """The input of the single process."""
         return self._batch
 
-    def split(self, whole: RunResult) -> list[RunResult]:
+    async def split(self, whole: RunResult) -> list[RunResult]:
+        """Split the run into one result per test. Many bytes are split in a thread, to keep the event loop free."""
+        if len(whole.result or b"") > _LARGE_BYTES:
+            return await asyncio.to_thread(self.split_now, whole)
+        return self.split_now(whole)
+
+    def split_now(self, whole: RunResult) -> list[RunResult]:
         """Split the run into one result per test. A test without a line gets the result of the process."""
         results: list[RunResult] = []
-        for line in (whole.result or b"").split(b"\n")[: self.num_tests]:
-            result = self._result_of(line, whole)
+        lines = (whole.result or b"").split(b"\n", self.num_tests)[: self.num_tests]
+        for index, line in enumerate(lines):
+            result = self._result_of(index, line, whole)
             if result is None:
                 break
             results.append(result)
@@ -90,12 +99,14 @@ class LcbJudge:
             whole = replace(whole, exit_code=1)  # it ended before it reported the next test
         return results + [whole] * (self.num_tests - len(results))
 
-    def _result_of(self, line: bytes, whole: RunResult) -> RunResult | None:
+    def _result_of(self, index: int, line: bytes, whole: RunResult) -> RunResult | None:
+        result = replace(whole, exit=Exit.EXITED, exit_code=0, signal=0, result=None, stderr=b"", stdout=b"")
+        if len(line) > self._line_bound(index):  # it holds no right answer, so it is not parsed
+            return replace(result, stdout=line[: 4 * CLIP_CHARS])
         parts = _split_line(line)
         if parts is None:
             return None
         status, output, written, seconds = parts
-        result = replace(whole, exit=Exit.EXITED, exit_code=0, signal=0, result=None, stderr=b"", stdout=b"")
         result = replace(result, wall_time_s=seconds, cpu_time_s=min(seconds, whole.cpu_time_s))
         match status:
             case "ok":
@@ -106,6 +117,11 @@ class LcbJudge:
             case "error":
                 return replace(result, exit_code=1, stderr=encoded(output if isinstance(output, str) else written))
         return None
+
+    def _line_bound(self, index: int) -> int:
+        """The length of a line [bytes] that a right answer to test `index` does not exceed."""
+        expected = self._expected_json[index]
+        return _LARGE_BYTES + 4 * len(expected) if self._entry is None else 4096 + result_bound(expected)
 
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
         """By LiveCodeBench's comparison."""
