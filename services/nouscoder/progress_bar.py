@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
+class Advance(Protocol):
+    """Advances a bar by the given amount, and shows `note` after its name."""
+
+    def __call__(self, more: float, note: str = "") -> None:
+        """Advance."""
+        ...
+
+
 @contextmanager
-def progress_bar(name: str, total: float | None) -> Iterator[Callable[[float], None]]:
-    """Yields a function that advances the bar by the given amount. The total is None when it is not known."""
+def progress_bar(name: str, total: float | None) -> Iterator[Advance]:
+    """Yields a function that advances the bar. The total is None when it is not known."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         shown = bar.add_task(name, total=total)
 
-        def advance(more: float) -> None:
-            bar.advance(shown, more)
+        def advance(more: float, note: str = "") -> None:
+            bar.update(shown, advance=more, description=f"{name} {note}".rstrip())
 
         yield advance

@@ -1,4 +1,7 @@
-"""report.html in a real browser: it draws its curves, makes no network request, and executes no program in it."""
+"""report.html of a run and of an evaluation in a real browser.
+
+It draws its curves, makes no network request, executes no program in it, and fits in narrow and wide windows.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nouscoder.domain.batch import GradedRollout
+from nouscoder.domain.problem import GradingRules
 from nouscoder.domain.rollout import (
     Completion,
     FinishReason,
@@ -26,7 +31,10 @@ from nouscoder.domain.rollout import (
     int32,
 )
 from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
+from nouscoder.evaluation.problems import EvaluatedProblem
 from nouscoder.report import write_report
+from nouscoder.report.evaluation_page import ShownSample, write_evaluation_report
 
 if TYPE_CHECKING:
     from nouscoder.learner.trainer import TrainedBatch
@@ -269,6 +277,97 @@ document.body.replaceChildren(Object.assign(document.createElement("pre"), {text
     assert "held-out pass@1: 0." in at_end
     assert one_left.startswith("step 116\n")
     assert (hidden, is_sorted) == ("true", "true")
+
+
+def write_evaluation(page: Path) -> Path:
+    """The report of an evaluation of 60 problems with hostile texts and long names."""
+    draw = random.Random(0)
+    found, shown = [], []
+    for number in range(60):
+        name = HOSTILE if number == 0 else f"{'long_name_' * 9}{number}"
+        problem = EvaluatedProblem(
+            *(name, "?", "", ("easy", "hard")[number % 2], HOSTILE, f"2024-{number % 12 + 1:02}-01", "stdin", "d"),
+            GradingRules(),
+        )
+        samples = [
+            Outcome(
+                at, 9, draw.randint(1, 60_000), at == 3, {"lcb": draw.choice(("accepted", "no_code")), "process": "x"}
+            )
+            for at in range(4)
+        ]
+        found.append(ProblemOutcomes(problem, samples))
+        shown += [
+            ShownSample(name, at, HOSTILE, HOSTILE, f"{HOSTILE}\n{'x' * 900}", one.verdicts["lcb"], "passed", at == 3)
+            for at, one in enumerate(samples)
+        ]
+    sampling = {"temperature": 0.6, "top_p": 0.95, "max_tokens": 32768, "seed": 0, "prompt": "lcb"}
+    about = {
+        "model": HOSTILE,
+        "problem_file": "f",
+        "window": {"since": "2024-08-01", "until": ""},
+        "sampling": sampling,
+    }
+    write_evaluation_report(page, {**about, **results(found, ["lcb", "process"])}, shown)
+    return page
+
+
+FITTING = """<script>
+function faults(frame) {
+  const page = frame.contentDocument, width = page.documentElement.clientWidth, found = [];
+  page.querySelectorAll("details").forEach((one) => { one.open = true; });
+  if (page.documentElement.scrollWidth > width) found.push("the page scrolls to " + page.documentElement.scrollWidth);
+  for (const one of page.body.querySelectorAll("*")) {
+    const own = one.parentElement.closest(".scroll, pre, figure table");  // these scroll by themselves
+    const box = one.getBoundingClientRect(), frameBox = one.closest("figure")?.getBoundingClientRect();
+    const [left, right] = frameBox ? [frameBox.left, frameBox.right] : [0, width];
+    if (own || !box.width || one.matches(".cursor")) continue;
+    if (box.left < left - 0.5 || box.right > right + 0.5) {
+      found.push(one.tagName + " " + one.textContent.slice(0, 40) + " from " + box.left + " to " + box.right);
+    }
+  }
+  for (const form of page.querySelectorAll("form.filters")) {
+    const before = form.querySelector("output").textContent;
+    form.querySelector("select").value = "accepted";
+    form.dispatchEvent(new Event("input"));
+    const left = [...page.querySelectorAll("details[data-verdict]")].filter((one) => !one.hidden);
+    const right = left.length && left.every((one) => one.dataset.verdict === "accepted");
+    if (before !== "240 of 240 shown" || !right) found.push("the filter: " + before + ", then " + left.length);
+  }
+  return frame.title + ": " + (found.join("; ") || "fits");
+}
+window.addEventListener("load", () => {
+  const told = [...document.querySelectorAll("iframe")].map(faults).join("|");
+  document.body.replaceChildren(Object.assign(document.createElement("pre"), {textContent: told}));
+});
+</script>"""
+
+
+def test_both_reports_fit_in_narrow_and_wide_windows(report: Path, tmp_path: Path) -> None:
+    """Nothing is cut at 400 and 1280 px: text, labels of charts and open samples are inside the page."""
+    pages = {"run": report, "evaluation": write_evaluation(tmp_path / "evaluation.html")}
+    frames = [
+        # The page's policy is left out: a frame would pass it on to the driver's script.
+        f'<iframe title="{name} {width}" style="width: {width}px; height: 900px; border: 0" srcdoc="'
+        + escape(page.read_text(encoding="utf8").replace('http-equiv="Content-Security-Policy"', ""))
+        + '"></iframe>'
+        for name, page in pages.items()
+        for width in (400, 1280)
+    ]
+    driver = tmp_path / "fitting.html"
+    driver.write_text(f"<!doctype html><body>{''.join(frames)}{FITTING}</body>", encoding="utf8")
+    told = browse(driver, tmp_path).dom.split("<pre>")[1].split("</pre>")[0].split("|")
+    assert told == [f"{name} {width}: fits" for name in pages for width in (400, 1280)]
+
+
+def test_the_report_of_an_evaluation_is_one_file_that_runs_no_sample(tmp_path: Path) -> None:
+    seen = browse(write_evaluation(tmp_path / "evaluation.html"), tmp_path)
+    elements = Elements(seen.dom)
+    assert seen.asked == ()
+    assert "<title>alive" not in seen.dom
+    assert (elements.count("script"), elements.count("img"), elements.count("link")) == (1, 0, 0)
+    assert elements.count("svg", "chart") == 1
+    assert sum("data-verdict" in attributes for _, attributes in elements.found) == 240
+    assert "240 of 240 shown" in seen.dom  # the script ran
 
 
 def test_every_chart_has_values_and_samples_have_their_origin(report: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import comb
 
+USUAL_K = (1, 2, 4, 5, 8, 10, 16, 32, 50, 64, 100, 128)
+
 
 def pass_at_k(num_rollouts: int, num_right: int, k: int) -> float:
     """The unbiased estimate 1 - C(n - c, k) / C(n, k) from n rollouts of which c are right.

@@ -17,7 +17,7 @@ from pydantic_core import from_json
 from nouscoder.client.http import AsyncClient
 from nouscoder.config import Config
 from nouscoder.data.problem_index import IndexedProblem, NotInIndex, ProblemIndex
-from nouscoder.domain.submission import Submission, Tests
+from nouscoder.domain.submission import Profile, Submission, Tests
 from nouscoder.errors import Unusable
 from nouscoder.formats.rules import ComparatorBody, LimitsBody
 from nouscoder.formats.tests import canonical_json
@@ -97,10 +97,13 @@ def _problem_of(entry: Entry, problems: ProblemIndex) -> IndexedProblem:
 
 
 def _submission(entry: Entry, problem: IndexedProblem, tests: Tests) -> Submission:
-    """The sample as a submission. A completion is graded as the loop grades it; `code` is a whole program."""
+    """The sample as a submission. A completion is graded as the loop grades it; `code` is a whole program.
+
+    `profile` replaces that of the problem.
+    """
     request = entry.request or {}
     made = problem.rules.submission(tests, request.get("completion", ""), problem.problem_id, problem.tests_digest)
-    made = replace(made, reveal=True)
+    made = replace(made, reveal=True, profile=Profile(request.get("profile", made.profile)))
     return replace(made, code=request["code"], completion=None) if "code" in request else made
 
 

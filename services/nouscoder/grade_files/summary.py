@@ -9,10 +9,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from nouscoder.domain.pass_at_k import mean_pass_at_k
+from nouscoder.domain.pass_at_k import USUAL_K, mean_pass_at_k
 from nouscoder.domain.verdict import VerdictKind
 
-_K = (1, 2, 4, 5, 8, 10, 16, 32, 50, 64, 100, 128)
 _BAD_LINES_SHOWN = 1000
 
 
@@ -51,7 +50,7 @@ class Summary:
     def pass_at_k(self) -> dict[int, float]:
         """pass@k for each usual k that every problem has samples for."""
         counts = [(graded, accepted) for graded, accepted in self.by_problem.values()]
-        found = {k: mean_pass_at_k(counts, k) for k in _K}
+        found = {k: mean_pass_at_k(counts, k) for k in USUAL_K}
         return {k: value for k, value in found.items() if value is not None}
 
     def record(self) -> dict[str, Any]:

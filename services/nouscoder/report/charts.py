@@ -74,31 +74,44 @@ def line_chart(chart: Chart) -> str:
 
 def share_chart(chart: Chart) -> str:
     """One bar per point, split by each series' share of the sum at that point. Empty when all sums are 0."""
-    sums = [
+    ticks = (0.0, 0.25, 0.5, 0.75, 1.0)
+    sums = _sums(chart)
+    return _bars(chart, [total or 1.0 for total in sums], ticks, [f"{tick:.0%}" for tick in ticks]) if any(sums) else ""
+
+
+def count_chart(chart: Chart) -> str:
+    """One bar per point, the sum of the series at that point. Empty when all sums are 0."""
+    sums = _sums(chart)
+    ticks = nice_ticks(0, max(sums, default=0.0))
+    return _bars(chart, [1.0] * len(sums), ticks, [format_number(tick) for tick in ticks]) if any(sums) else ""
+
+
+def _sums(chart: Chart) -> list[float]:
+    return [
         sum(max(0.0, value) for series in chart.series if (value := series.values[point]) is not None)
         for point in range(len(chart.xs))
     ]
-    if not any(sums):
-        return ""
+
+
+def _bars(chart: Chart, scales: Sequence[float], ticks: Sequence[float], labels: Sequence[str]) -> str:
+    """Stacked bars of the values, each divided by the scale [points] of its point."""
     slot = (WIDTH - LEFT - RIGHT) / len(chart.xs)
-    y_axis = _Axis(0, 1, HEIGHT - BOTTOM, TOP)
+    y_axis = _Axis(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP)
     centres = [round(LEFT + (point + 0.5) * slot, 1) for point in range(len(chart.xs))]
     bars = []
-    for point, total in enumerate(sums):
+    for point, scale in enumerate(scales):
         below = 0.0
         for index, series in enumerate(chart.series):
             value = max(0.0, series.values[point] or 0.0)
-            if not total or not value:
+            if not value:
                 continue
-            top, bottom = y_axis.at((below + value) / total), y_axis.at(below / total)
+            top, bottom = y_axis.at((below + value) / scale), y_axis.at(below / scale)
             bars.append(
                 f'<rect class="fill-{index}" x="{centres[point] - slot * 0.46:.1f}" y="{top}"'
                 f' width="{slot * 0.92:.1f}" height="{max(0.0, bottom - top - 0.6):.1f}"/>'
             )
             below += value
-    ticks = (0.0, 0.25, 0.5, 0.75, 1.0)
-    frame = _y_grid(y_axis, ticks, [f"{tick:.0%}" for tick in ticks]) + _x_labels(chart, centres)
-    return _figure(chart, frame + bars, centres)
+    return _figure(chart, _y_grid(y_axis, ticks, labels) + _x_labels(chart, centres) + bars, centres)
 
 
 def dumbbell(before: float | None, after: float | None) -> str:
@@ -113,6 +126,17 @@ def dumbbell(before: float | None, after: float | None) -> str:
     if before is not None:
         parts.append(f'<circle class="before" cx="{axis.at(before)}" cy="9" r="4"/>')
     return f'<svg class="dumbbell" viewBox="0 0 160 18" aria-hidden="true">{"".join(parts)}</svg>'
+
+
+def interval(value: float, low: float, high: float) -> str:
+    """A rate in [0, 1] and its interval on one line, for a cell of a table."""
+    axis = _Axis(0, 1, 8, 152)
+    return (
+        '<svg class="dumbbell" viewBox="0 0 160 18" aria-hidden="true">'
+        '<line class="rail" x1="8" x2="152" y1="9" y2="9"/>'
+        f'<line class="change gain" x1="{axis.at(low)}" x2="{axis.at(high)}" y1="9" y2="9"/>'
+        f'<circle class="after" cx="{axis.at(value)}" cy="9" r="5"/></svg>'
+    )
 
 
 def table(chart: Chart) -> str:

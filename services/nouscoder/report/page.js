@@ -1,5 +1,6 @@
 "use strict";
-// Values of a chart under the pointer or the arrow keys, and tables that sort. Text is only ever set as text.
+// Values of a chart under the pointer or the arrow keys, tables that sort, and samples that are filtered. Text is only
+// ever set as text.
 
 function watchChart(svg) {
   const data = JSON.parse(svg.dataset.chart);
@@ -82,5 +83,28 @@ function sortable(table) {
   });
 }
 
+function filterSamples(form) {
+  const cards = [...form.parentElement.querySelectorAll("details[data-verdict]")];
+  const shown = form.querySelector("output");
+  const [verdict, problem] = [form.querySelector("select"), form.querySelector("input")];
+
+  function apply() {
+    const wanted = problem.value.toLowerCase();
+    let count = 0;
+    for (const card of cards) {
+      const fits = (!verdict.value || card.dataset.verdict === verdict.value)
+        && card.dataset.problem.toLowerCase().includes(wanted);
+      card.hidden = !fits;
+      count += fits;
+    }
+    shown.textContent = count + " of " + cards.length + " shown";
+  }
+
+  form.addEventListener("input", apply);
+  form.addEventListener("submit", (event) => event.preventDefault());
+  apply();
+}
+
+document.querySelectorAll("form.filters").forEach(filterSamples);
 document.querySelectorAll("svg.chart").forEach(watchChart);
 document.querySelectorAll("table.families").forEach(sortable);

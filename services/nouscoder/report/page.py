@@ -1,25 +1,18 @@
-"""Makes report.html from a run folder.
-
-INVARIANT: the page makes no network request. Its Content-Security-Policy allows only the one inline style sheet and the
-one inline script, by their digests.
-"""
+"""Makes report.html from a run folder."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
-from importlib.resources import files
-from itertools import pairwise
 from pathlib import Path
-from string import Template
 
 from nouscoder.domain.ledger import Ledger
-from nouscoder.report.charts import dumbbell, format_number, table
-from nouscoder.report.curves import Drawn, curves
+from nouscoder.report.charts import dumbbell, format_number
+from nouscoder.report.curves import curves
+from nouscoder.report.figures import figure
 from nouscoder.report.markup import escape
 from nouscoder.report.run_data import Record, RunData, number, read_run, whole_number
 from nouscoder.report.samples import pairs, pairs_section, training_section
+from nouscoder.report.shell import html_page, section, tiles
 
 _CURVES_NOTE = "One point per batch, at its last step; throughput, gradient norm and loss have one point per step."
 _FINAL = ("trained", "filtered", "stale", "abandoned", "lost")
@@ -36,16 +29,7 @@ def write_report(run_folder: Path) -> Path:
 
 def page(run: RunData) -> str:
     """The whole page."""
-    style, script = _asset("page.css"), _asset("page.js")
-    return Template(_asset("page.html")).substitute(
-        title=escape(f"NousCoder run {run.name}"),
-        policy=f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'",
-        style=style,
-        script=script,
-        headline=_headline(run),
-        sections="".join(_sections(run)),
-        notes=_notes(run),
-    )
+    return html_page(f"NousCoder run {run.name}", _headline(run), _sections(run), _notes(run))
 
 
 def _sections(run: RunData) -> list[str]:
@@ -55,22 +39,18 @@ def _sections(run: RunData) -> list[str]:
     sections = []
     if drawn:
         sections.append(
-            _section(
+            section(
                 "Curves",
-                f'<p class="note">{_CURVES_NOTE}</p><div class="charts">{"".join(map(_chart_figure, drawn))}</div>',
+                f'<p class="note">{_CURVES_NOTE}</p><div class="charts">{"".join(map(figure, drawn))}</div>',
             )
         )
     if families:
-        sections.append(_section("Held-out pass@1 by family", families))
+        sections.append(section("Held-out pass@1 by family", families))
     if compared:
-        sections.append(_section("Programs before and after", pairs_section(compared)))
+        sections.append(section("Programs before and after", pairs_section(compared)))
     if run.samples:
-        sections.append(_section("Rollouts of the training", training_section(run.samples)))
+        sections.append(section("Rollouts of the training", training_section(run.samples)))
     return sections
-
-
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{title}</h2>{content}</section>"
 
 
 def _headline(run: RunData) -> str:
@@ -81,22 +61,21 @@ def _headline(run: RunData) -> str:
     return (
         f'<p class="hero"><span class="hero-label">held-out pass@1</span>'
         f'<span class="hero-value">{_rate(before)} <span aria-label="to">→</span> {_rate(after)}</span>{change}</p>'
-        f'{unfinished}<dl class="tiles">{"".join(_tiles(run))}</dl>{_ledger(run.summary)}'
+        f"{unfinished}{tiles(_facts(run))}{_ledger(run.summary)}"
     )
 
 
-def _tiles(run: RunData) -> list[str]:
+def _facts(run: RunData) -> dict[str, str]:
     steps = _first(number(run.summary, "steps"), number(run.metrics[-1], "step") if run.metrics else None)
     seconds = number(run.summary, "learning_seconds")
     evaluation = run.after or run.before
-    facts = {
+    return {
         "seed": format_number(number(run.summary, "seed")),
         "steps": format_number(steps),
         "learning time": "-" if seconds is None else f"{int(seconds) // 60} min {int(seconds) % 60:02} s",
         "held-out problems": format_number(evaluation.num_problems if evaluation else None),
         "last policy version": format_number(run.after.policy_version if run.after else None),
     }
-    return [f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts.items()]
 
 
 def _ledger(summary: Record) -> str:
@@ -122,32 +101,6 @@ def _ledger_of(summary: Record) -> Ledger | None:
     record = summary["ledger"].get("in_flight")
     names = list(record) if isinstance(record, dict) else []
     return Ledger(**known, in_flight={str(name): whole_number(record, name) or 0 for name in names})
-
-
-def _chart_figure(drawn: Drawn) -> str:
-    chart = drawn.chart
-    note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
-    values = f"<details><summary>values</summary>{table(chart)}</details>"
-    caption = f"<figcaption><h3>{escape(chart.title)}</h3>{_legend(drawn)}</figcaption>"
-    return f'<figure>{caption}{drawn.svg}<div class="readout" aria-live="polite" hidden></div>{note}{values}</figure>'
-
-
-def _legend(drawn: Drawn) -> str:
-    items = []
-    for index, series in enumerate(drawn.chart.series):
-        swatch = f'<svg viewBox="0 0 22 10" aria-hidden="true">{_mark(drawn, index)}</svg>'
-        items.append(f"<li>{swatch}{escape(series.name)}</li>")
-    return f'<ul class="legend">{"".join(items)}</ul>'
-
-
-def _mark(drawn: Drawn, index: int) -> str:
-    """The mark of a series in the legend: a layer, a dot when no two neighbours have a value, else a line."""
-    values = drawn.chart.series[index].values
-    if drawn.is_layered:
-        return f'<rect class="fill-{index}" x="6" y="0" width="10" height="10"/>'
-    if all(left is None or right is None for left, right in pairwise(values)):
-        return f'<circle class="fill-{index}" cx="11" cy="5" r="4"/>'
-    return f'<line class="line-{index}" x1="0" x2="22" y1="5" y2="5"/>'
 
 
 def _families(run: RunData) -> str:
@@ -190,11 +143,3 @@ def _rate(value: float | None, digits: int = 3) -> str:
 
 def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
-
-
-def _asset(name: str) -> str:
-    return files("nouscoder.report").joinpath(name).read_text(encoding="utf8")
-
-
-def _digest(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf8")).digest()).decode()

@@ -1,0 +1,178 @@
+"""`nouscoder eval`: samples a model on problems, grades the samples, and writes the results.
+
+    problems -> jobs -> samples.jsonl -> verdicts.jsonl -> report.json, report.html
+                server or file    this machine or a service
+
+The folder of an evaluation holds these files. The first two are appended to as answers come, so the same command goes
+on after an interruption. The last two are made of them at the end, and hold no times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, ExitStack, closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nouscoder.atomic_files import naming_storage_faults, write_whole
+from nouscoder.config import Config
+from nouscoder.data.problem_index import ProblemIndex, open_index_of
+from nouscoder.domain.submission import Profile
+from nouscoder.evaluation.grading import Grading, Sampler, answer_of, verdict_key
+from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
+from nouscoder.evaluation.problems import EvaluatedProblem, NothingToEvaluate, Window, check_profile, read_evaluated
+from nouscoder.evaluation.record_log import RecordLog
+from nouscoder.evaluation.samples import TRUNCATED, Job, SamplingSettings, given_jobs, sampled, server_jobs
+from nouscoder.folder_lock import lock_file
+from nouscoder.grade_files.answers import local_answers, remote_answers
+from nouscoder.openai_server import OpenAIServer
+from nouscoder.progress_bar import progress_bar
+from nouscoder.report.evaluation_page import ShownSample, write_evaluation_report
+
+REPORT = "report.json"
+_SHOWN_A_PROBLEM = 2
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRequest:
+    """What is evaluated. Either `url`, the server that is sampled, or `samples`, a file of samples, is given.
+
+    `profiles`: empty for the one that each problem names. `verifier`: the URL of a grading service, None for this
+    machine.
+    """
+
+    problems: Path
+    out: Path
+    sampling: SamplingSettings
+    url: str = ""
+    samples: Path | None = None
+    window: Window = Window()
+    profiles: tuple[Profile, ...] = ()
+    at_once: int = 16
+    verifier: str | None = None
+    token: str | None = None
+    ca: Path | None = None
+
+
+def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
+    """Evaluate, and answer the record of report.json. Raises NousCoderError."""
+    if bool(request.url) == (request.samples is not None):
+        raise NothingToEvaluate("give either --url and --model, or --samples")
+    with naming_storage_faults(request.out):
+        request.out.mkdir(parents=True, exist_ok=True)
+        lock = lock_file(request.out / "lock", f"another evaluation works in {request.out}")
+    with lock, ExitStack() as stack:
+        index = stack.enter_context(closing(open_index_of(request.problems)))
+        samples = stack.enter_context(RecordLog(request.out / "samples.jsonl"))
+        verdicts = stack.enter_context(RecordLog(request.out / "verdicts.jsonl"))
+        problems = read_evaluated(request.problems, index, request.window)
+        profiles = request.profiles or _own_profile(problems)
+        for profile in profiles:
+            check_profile(problems, profile)
+        if request.samples is not None:
+            jobs = given_jobs(request.samples, problems, index.problem_ids, samples)
+        else:
+            jobs = server_jobs(problems, request.sampling)
+        asyncio.run(_fill(request, config, index, jobs, profiles, samples, verdicts))
+        return _write(request, jobs, profiles, samples, verdicts)
+
+
+def _own_profile(problems: Sequence[EvaluatedProblem]) -> tuple[Profile, ...]:
+    found = {problem.rules.profile for problem in problems}
+    if len(found) > 1:
+        raise NothingToEvaluate("the problems have different profiles: give --profile")
+    return tuple(found)
+
+
+async def _fill(
+    request: EvaluationRequest,
+    config: Config,
+    index: ProblemIndex,
+    jobs: Sequence[Job],
+    profiles: Sequence[Profile],
+    samples: RecordLog,
+    verdicts: RecordLog,
+) -> None:
+    """Sample and grade what is missing."""
+    async with AsyncExitStack() as stack:
+        sample: Sampler | None = None
+        if request.url:
+            server = await stack.enter_async_context(OpenAIServer(request.url, num_connections=request.at_once))
+
+            async def sample(job: Job) -> dict[str, Any]:
+                return await sampled(server, request.sampling, job)
+
+        answer, grade_at_once = await stack.enter_async_context(
+            remote_answers(request.verifier, index, request.token, request.ca)
+            if request.verifier
+            else local_answers(config, index)
+        )
+        advance = stack.enter_context(progress_bar("evaluating", len(jobs)))
+        grading = Grading(samples, verdicts, profiles, sample, answer, advance)
+        await grading.run(jobs, request.at_once, grade_at_once)
+
+
+def _write(
+    request: EvaluationRequest,
+    jobs: Sequence[Job],
+    profiles: Sequence[Profile],
+    samples: RecordLog,
+    verdicts: RecordLog,
+) -> dict[str, Any]:
+    """Write report.json and report.html."""
+    found: dict[str, ProblemOutcomes] = {}
+    for job in sorted(jobs, key=lambda job: job.position):
+        one = found.setdefault(job.problem.problem_id, ProblemOutcomes(job.problem))
+        one.samples.append(_outcome(job, profiles, samples, verdicts))
+    sampling = {**asdict(request.sampling), "prompt": request.sampling.prompt.value}
+    record = {
+        "model": request.sampling.model,
+        "problem_file": request.problems.name,
+        "window": asdict(request.window),
+        "sampling": {"file": request.samples.name} if request.samples is not None else sampling,
+        **results(list(found.values()), [profile.value for profile in profiles]),
+    }
+    write_whole(request.out / REPORT, (json.dumps(record, indent=1) + "\n").encode())
+    write_evaluation_report(request.out / "report.html", record, _shown(jobs, profiles, samples, verdicts))
+    return record
+
+
+def _outcome(job: Job, profiles: Sequence[Profile], samples: RecordLog, verdicts: RecordLog) -> Outcome:
+    sample = samples.get(job.key)
+    answer = answer_of(sample)
+    return Outcome(
+        position=job.position,
+        num_characters=sum(map(len, answer.values())) + len(sample.get("reasoning", "")),
+        num_tokens=sample.get("num_tokens"),
+        is_truncated=sample["finish_reason"] == TRUNCATED,
+        verdicts={p.value: verdicts.get(verdict_key(job.problem, answer, p))["verdict"] for p in profiles},
+    )
+
+
+def _shown(
+    jobs: Sequence[Job], profiles: Sequence[Profile], samples: RecordLog, verdicts: RecordLog
+) -> list[ShownSample]:
+    """The first samples of each problem."""
+    shown = []
+    for job in sorted(jobs, key=lambda job: (job.problem.problem_id, job.position)):
+        if job.position >= _SHOWN_A_PROBLEM:
+            continue
+        sample = samples.get(job.key)
+        answer = answer_of(sample)
+        verdict = verdicts.get(verdict_key(job.problem, answer, profiles[0]))
+        shown.append(
+            ShownSample(
+                problem_id=job.problem.problem_id,
+                position=job.position,
+                prompt=job.problem.prompt,
+                reasoning=sample.get("reasoning", ""),
+                answer="".join(answer.values()),
+                verdict=verdict["verdict"],
+                detail=f"passed {verdict['passed']} of {verdict['total']} tests",
+                is_truncated=sample["finish_reason"] == TRUNCATED,
+            )
+        )
+    return shown

@@ -1,0 +1,136 @@
+"""The problems of an evaluation: their prompts and facts, without their tests, and the window of their dates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from nouscoder.data.problem_index import ProblemIndex
+from nouscoder.data.problem_parquet import is_parquet, read_rows
+from nouscoder.data.problems import read_bodies
+from nouscoder.domain.problem import GradingRules
+from nouscoder.domain.submission import Profile
+from nouscoder.errors import Unusable
+
+UNKNOWN = "unknown"
+# LiveCodeBench v6 as NousCoder-14B reports it: 454 problems.
+WINDOWS = {"lcb-v6": ("2024-08-01", "2025-05-01")}
+
+
+class NothingToEvaluate(Unusable):
+    """No problem can be evaluated as asked. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedProblem:
+    """A problem without its tests. `date` is ISO text, or empty."""
+
+    problem_id: str
+    prompt: str
+    prompt_template: str
+    difficulty: str
+    platform: str
+    date: str
+    tests_type: str
+    tests_digest: str
+    rules: GradingRules
+
+    @property
+    def month(self) -> str:
+        """Such as 2025-01."""
+        return self.date[:7] or UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Dates from `since` to `until`, both as ISO text, both inclusive, empty for no bound.
+
+    As in LiveCodeBench a day without a time is its first instant, so a contest later on the last day is outside.
+    """
+
+    since: str = ""
+    until: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises NothingToEvaluate for a bound that is no date."""
+        for bound in (self.since, self.until):
+            if bound:
+                _instant(bound)
+
+    def holds(self, date: str) -> bool:
+        """Whether the date is inside. Without bounds every date is, also an unknown one."""
+        if not self.since and not self.until:
+            return True
+        if not date:
+            return False
+        instant = _instant(date)
+        return (not self.since or _instant(self.since) <= instant) and (
+            not self.until or instant <= _instant(self.until)
+        )
+
+
+def window_named(name: str) -> Window:
+    """One of WINDOWS. Raises NothingToEvaluate."""
+    if name not in WINDOWS:
+        raise NothingToEvaluate(f"--window {name!r} is none of {', '.join(WINDOWS)}")
+    return Window(*WINDOWS[name])
+
+
+def read_evaluated(path: Path, index: ProblemIndex, window: Window) -> list[EvaluatedProblem]:
+    """The problems of a file inside the window, in its order. `index` is the file's.
+
+    Raises NothingToEvaluate when there is none, and what reading raises.
+    """
+    found = [problem for problem in _all(path, index) if window.holds(problem.date)]
+    if not found:
+        raise NothingToEvaluate(f"{path} has no problem dated from {window.since or '...'} to {window.until or '...'}")
+    return found
+
+
+def check_profile(problems: list[EvaluatedProblem], profile: Profile) -> None:
+    """Raises NothingToEvaluate when the profile does not apply to a problem."""
+    if profile is not Profile.LCB:
+        return
+    for problem in problems:
+        if problem.tests_type not in ("stdin", "call"):
+            raise NothingToEvaluate(
+                f"--profile lcb grades stdin and call tests, but {problem.problem_id} has {problem.tests_type} tests"
+            )
+
+
+def _all(path: Path, index: ProblemIndex) -> Iterator[EvaluatedProblem]:
+    if is_parquet(path):
+        for row in read_rows(path):
+            yield _problem(index, row.values, row.values["tests_type"], json.loads(row.values["metadata"]))
+        return
+    for body in read_bodies(path):
+        values = {"problem_id": body.problem_id, "difficulty": body.difficulty, "source": body.source}
+        yield _problem(index, values, body.tests.type, body.metadata)
+
+
+def _problem(
+    index: ProblemIndex, values: dict[str, Any], tests_type: str, metadata: dict[str, str]
+) -> EvaluatedProblem:
+    known = index.problem(values["problem_id"])
+    return EvaluatedProblem(
+        problem_id=known.problem_id,
+        prompt=known.prompt,
+        prompt_template=known.prompt_template,
+        difficulty=values["difficulty"] or UNKNOWN,
+        platform=metadata.get("platform") or values["source"] or UNKNOWN,
+        date=metadata.get("contest_date") or metadata.get("date") or "",
+        tests_type=tests_type,
+        tests_digest=known.tests_digest,
+        rules=known.rules,
+    )
+
+
+def _instant(date: str) -> datetime:
+    try:
+        return datetime.fromisoformat(date).replace(tzinfo=None)
+    except ValueError:
+        raise NothingToEvaluate(f"{date!r} is no date such as 2024-08-01") from None

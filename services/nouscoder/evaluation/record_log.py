@@ -1,0 +1,93 @@
+"""A file of JSON records, one a line, each under a key of its content. It is both the result and the cache.
+
+INVARIANT: a record is whole or not there, and there is one for each key. A line is written by one write that ends with
+its newline, so a killed process loses at most the line that it was writing; opening the file cuts such a torn line.
+Only keys and places are in memory, never the records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self
+
+from nouscoder.atomic_files import naming_storage_faults
+from nouscoder.errors import Unusable
+
+
+class LogUnusable(Unusable):
+    """A file of records holds a line that no evaluation wrote. The message names the file and the line."""
+
+
+def key_of(content: object) -> str:
+    """The key of a content of JSON values."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+class RecordLog:
+    """The records of one file, for one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, made if it is missing. Raises LogUnusable and StorageError."""
+        self.path = path
+        self._places: dict[str, tuple[int, int]] = {}
+        with naming_storage_faults(path):
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._end = 0
+        self._read()
+
+    def _read(self) -> None:
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    os.ftruncate(self._file, self._end)
+                    return
+                try:
+                    key = str(json.loads(line)["key"])
+                except (ValueError, KeyError, TypeError):
+                    raise LogUnusable(f"{self.path}, line {number} is no record of an evaluation") from None
+                self._places[key] = (self._end, len(line))
+                self._end += len(line)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def get(self, key: str) -> dict[str, Any]:
+        """The record of this key. Raises KeyError."""
+        place, size = self._places[key]
+        record: dict[str, Any] = json.loads(os.pread(self._file, size, place))
+        return record
+
+    def add(self, key: str, fields: dict[str, Any]) -> None:
+        """Write a record, unless there is one with this key. Raises StorageError."""
+        if key in self._places:
+            return
+        line = (json.dumps({"key": key, **fields}) + "\n").encode()
+        with naming_storage_faults(self.path):
+            written = os.write(self._file, line)
+            if written < len(line):  # the disk is full: the next write would continue a torn line
+                os.ftruncate(self._file, self._end)
+                raise OSError(f"only {written} of {len(line)} bytes were written")
+        self._places[key] = (self._end, len(line))
+        self._end += len(line)
+
+    def missing(self, keys: Iterable[str]) -> int:
+        """How many of the keys have no record."""
+        return sum(key not in self._places for key in keys)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,112 @@
+"""Chat completions of any server with OpenAI's API, such as vLLM or SGLang.
+
+Retries are bounded. A request is sent again when the server cannot be reached, is overloaded (408, 409, 429) or fails
+(5xx). Any other refusal is final, because it would be refused again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from nouscoder.errors import NousCoderError
+from nouscoder.retry import Retry
+
+KEY_ENVIRONMENT = "OPENAI_API_KEY"
+_PASSING_STATUSES = frozenset({408, 409, 429})
+
+
+class CompletionFailed(NousCoderError):
+    """The server gave no completion. The message names the server and the reason."""
+
+
+class _Unavailable(Exception):
+    """No completion now, perhaps later. The text says why."""
+
+
+_WHILE_UNAVAILABLE = Retry("a completion", (_Unavailable,), for_s=300.0, max_tries=20, wait_s=0.5, max_wait_s=30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCompletion:
+    """One answer. `reasoning` is the part that a server separates from it. `num_tokens` [tokens] is None if unknown."""
+
+    text: str
+    reasoning: str
+    finish_reason: str
+    num_tokens: int | None
+
+
+class OpenAIServer:
+    """A server at `url`, such as http://127.0.0.1:8000/v1. It belongs to one event loop.
+
+    The key is that of the environment variable OPENAI_API_KEY. `timeout_s` bounds one answer.
+    """
+
+    def __init__(self, url: str, timeout_s: float = 3600.0, num_connections: int = 64) -> None:
+        self._url = url.rstrip("/")
+        key = os.environ.get(KEY_ENVIRONMENT, "")
+        self._http = httpx.AsyncClient(
+            timeout=httpx.Timeout(timeout_s, connect=10.0),
+            limits=httpx.Limits(max_connections=num_connections),
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+        )
+
+    async def complete(self, model: str, messages: Sequence[Mapping[str, str]], **settings: Any) -> ChatCompletion:
+        """One completion; `settings` are further fields of the request. Raises CompletionFailed."""
+        request = {"model": model, "messages": list(messages), **settings}
+
+        async def ask() -> ChatCompletion:
+            return await self._ask(request)
+
+        try:
+            return await _WHILE_UNAVAILABLE.call(ask)
+        except _Unavailable as error:
+            raise CompletionFailed(f"{self._url} gave no completion: {error}") from None
+
+    async def _ask(self, request: dict[str, Any]) -> ChatCompletion:
+        try:
+            answer = await self._http.post(f"{self._url}/chat/completions", json=request)
+        except httpx.TransportError as error:
+            raise _Unavailable(f"{type(error).__name__}: {error}") from None
+        except httpx.InvalidURL as error:
+            raise CompletionFailed(f"{self._url!r} is no URL: {error}") from None
+        status = answer.status_code
+        if status in _PASSING_STATUSES or status >= 500:
+            raise _Unavailable(f"HTTP {status}: {answer.text[:200]}")
+        if status != 200:
+            raise CompletionFailed(f"{self._url} refused a completion: HTTP {status}: {answer.text[:300]}")
+        try:
+            return _completion(answer.json())
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+            raise CompletionFailed(f"{self._url} answered no chat completion: {answer.text[:200]}") from None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _completion(record: dict[str, Any]) -> ChatCompletion:
+    choice = record["choices"][0]
+    message = choice["message"]
+    num_tokens = (record.get("usage") or {}).get("completion_tokens")
+    return ChatCompletion(
+        # A completion that ends inside the reasoning has no text.
+        text=str(message.get("content") or ""),
+        reasoning=str(message.get("reasoning_content") or message.get("reasoning") or ""),
+        finish_reason=str(choice.get("finish_reason") or ""),
+        num_tokens=None if num_tokens is None else int(num_tokens),
+    )
