@@ -41,7 +41,7 @@ def budget(request: pytest.FixtureRequest) -> Budget:
     """The REST API gets as much time as all targets together."""
     given = os.environ.get("NOUSCODER_FUZZ_SECONDS")
     if given is None:
-        return Budget(1, 8, False)
+        return Budget(1, 120, False)
     num_targets = sum("fuzz_target" in getattr(item, "fixturenames", ()) for item in request.session.items)
     half_s = int(given) // 2
     return Budget(max(1, half_s // max(1, num_targets)), max(1, half_s), True)

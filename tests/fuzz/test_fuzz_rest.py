@@ -18,6 +18,7 @@ import pytest
 
 HERE = Path(__file__).parent
 START_S = 60.0
+EXAMPLES = "4"  # for each operation, in the default run
 
 
 class Verifier(Protocol):
@@ -38,10 +39,9 @@ class Budget(Protocol):
 def test_the_rest_api_conforms_to_its_openapi_document(verifier: Verifier, budget: Budget, tmp_path: Path) -> None:
     if importlib.util.find_spec("schemathesis") is None:
         pytest.skip("schemathesis is missing: pip install schemathesis")
-    seconds = budget.rest_s
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(HERE / "schemathesis.toml"), "--no-color"]
-    command += ["run", f"{verifier.url}/openapi.json", "--max-time", str(seconds)]
-    command += [] if budget.thorough else ["--seed", "1"]
+    command += ["run", f"{verifier.url}/openapi.json"]
+    command += ["--max-time", str(budget.rest_s)] if budget.thorough else ["--seed", "1", "--max-examples", EXAMPLES]
     folder = budget.kept if budget.thorough else tmp_path  # where `st replay` looks for findings
     folder.mkdir(exist_ok=True)
     done = subprocess.run(
@@ -51,10 +51,10 @@ def test_the_rest_api_conforms_to_its_openapi_document(verifier: Verifier, budge
         capture_output=True,
         text=True,
         errors="replace",
-        timeout=seconds + START_S,
+        timeout=budget.rest_s + START_S,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     tried = re.search(r"(\d+) generated", done.stdout)
     assert tried is not None, done.stdout[-3000:]
-    assert int(tried[1]) > 5, "too few requests"  # a busy machine sends 30, an idle one hundreds
+    assert int(tried[1]) > 5, "too few requests"
     print(f"REST: {tried[1]} requests")

@@ -160,6 +160,12 @@ def test_put_then_grade_stream_and_batch_over_rest(http: TestClient) -> None:
         (b"{", 422, "body"),
         (b'{"type": "stdin", "cases": []}', 422, "tests.cases"),
         (b'{"type": "stdin", "cases": [{"input": 1, "output": ""}]}', 422, "tests.cases[0].input"),
+        (
+            b'{"type": "interactive", "cases": [{"input": ""}], "interactor": {"code": "0", "language": "AAA"}}',
+            422,
+            "tests.interactor.language",
+        ),
+        (b'{"type": "call", "entry_point": "a b", "cases": [{"args": [], "expected": 1}]}', 422, "tests.entry_point"),
         (b'{"type": "stdin", "cases": [{"input": "' + b"x" * 1500 + b'", "output": ""}]}', 507, "tests"),
     ],
 )

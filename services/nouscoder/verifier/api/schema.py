@@ -16,7 +16,7 @@ from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, Verdict
 from nouscoder.formats.body import Body, first_fault
 from nouscoder.formats.rules import ComparatorBody, LimitsBody
 from nouscoder.formats.tests import TestsBody, TestsReferenceBody, tests_from_json
-from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate_tests
 
 
 class _Request(Body):
@@ -153,9 +153,11 @@ def _names_stored_tests(error: ValidationError) -> bool:
 def parse_tests(body: bytes) -> Tests:
     """Parse the body of PUT /v1/tests. Raises InvalidSubmission naming the invalid field."""
     try:
-        return tests_from_json(body)
+        tests = tests_from_json(body)
     except ValidationError as error:
         raise InvalidSubmission(*first_fault(error, "tests")) from None
+    validate_tests(tests, Bounds())
+    return tests
 
 
 def outcome_record(outcome: TestOutcome) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from nouscoder.domain.submission import (
     Profile,
     StdinTests,
     Submission,
+    Tests,
     TestsReference,
 )
 from nouscoder.verifier.judges import mathematics
@@ -58,15 +59,11 @@ def validate(submission: Submission, bounds: Bounds) -> None:
         raise InvalidSubmission(
             "tests.digest", "names stored tests, and this grader has no test store: send the tests themselves"
         )
-    if not submission.tests.cases:
-        raise InvalidSubmission("tests.cases", "must hold at least one test")
-    if len(submission.tests.cases) > bounds.num_tests:
-        raise InvalidSubmission("tests.cases", f"may hold at most {bounds.num_tests} tests")
-    if isinstance(submission.tests, CallTests) and not submission.tests.entry_point.isidentifier():
-        raise InvalidSubmission("tests.entry_point", "must be the name of a function or method")
+    validate_tests(submission.tests, bounds)
+    if isinstance(submission.tests, CallTests | AssertTests) and submission.language != "python":
+        raise InvalidSubmission("language", "call and assert tests need python")
     if len(submission.problem_id) > bounds.problem_id_chars:
         raise InvalidSubmission("problem_id", f"may have at most {bounds.problem_id_chars} characters")
-    _validate_type(submission, bounds)
     _validate_profile(submission)
     for name in ("float_tolerance", "absolute_tolerance", "relative_tolerance"):
         if not 0 <= getattr(submission.comparator, name) < math.inf:
@@ -82,16 +79,20 @@ def _require_language(language: str, field: str) -> None:
         raise InvalidSubmission(field, f"{language!r:.40} is not installed; these are: {', '.join(installed())}")
 
 
-def _validate_type(submission: Submission, bounds: Bounds) -> None:
-    """The requirements of each type of tests."""
-    match submission.tests:
-        case CallTests() | AssertTests() if submission.language != "python":
-            raise InvalidSubmission("language", "call and assert tests need python")
-        case AssertTests() as tests if sum(map(len, tests.cases), len(tests.setup)) > bounds.num_assert_chars:
+def validate_tests(tests: Tests, bounds: Bounds) -> None:
+    """Raises InvalidSubmission for tests that no submission can be graded with here."""
+    if not tests.cases:
+        raise InvalidSubmission("tests.cases", "must hold at least one test")
+    if len(tests.cases) > bounds.num_tests:
+        raise InvalidSubmission("tests.cases", f"may hold at most {bounds.num_tests} tests")
+    match tests:
+        case CallTests() if not tests.entry_point.isidentifier():
+            raise InvalidSubmission("tests.entry_point", "must be the name of a function or method")
+        case AssertTests() if sum(map(len, tests.cases), len(tests.setup)) > bounds.num_assert_chars:
             raise InvalidSubmission("tests", f"cases and setup may total at most {bounds.num_assert_chars} characters")
-        case CheckerTests() as tests:
+        case CheckerTests():
             _require_language(tests.checker.language, "tests.checker.language")
-        case InteractiveTests() as tests:
+        case InteractiveTests():
             _require_language(tests.interactor.language, "tests.interactor.language")
         case MathTests() if not mathematics.is_installed():
             raise InvalidSubmission("tests.type", "math needs the library math-verify: install nouscoder[math]")
