@@ -13,8 +13,7 @@ from nouscoder.broker.core import Broker
 from nouscoder.broker.redis_server import start_redis
 from nouscoder.broker.rules import Rules
 from nouscoder.broker.store import Store
-from nouscoder.config import Config, load_config
-from nouscoder.config.generation import EnvironmentSection
+from nouscoder.config import Config, SingleTurnSection, load_config
 from nouscoder.data.problem_index import ProblemIndex, build_index
 from nouscoder.demo.tokenizer import CharTokenizer
 from nouscoder.domain.batch import RecordedBatch
@@ -50,9 +49,10 @@ class BrokerRig:
         Problem(
             problem_id=f"p{i}",
             prompt=f"problem {i}",
-            tests=StdinTests((StdinCase("1\n", f"{i}\n"),)),
+            tests=StdinTests((StdinCase("1\n", f"hidden output {i}\n"),)),
             text_is_code=True,
             prompt_template=f"{i}: {{prompt}}",
+            public_tests=StdinTests((StdinCase(f"public {i}\n", "shown\n"),)),
         )
         for i in range(6)
     )
@@ -142,7 +142,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PolicyTokenizer:
 @pytest.fixture
 def single_turn(tokenizer: PolicyTokenizer) -> SingleTurn:
     """The environment for single-turn code with that tokenizer."""
-    return SingleTurn(tokenizer, EnvironmentSection())
+    return SingleTurn(tokenizer, SingleTurnSection())
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,11 @@ import pytest
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import InvalidRequest, Refused
 from nouscoder.domain.dead_letter import GivenUpFor
+from nouscoder.domain.lease import LeasedTasks
 from nouscoder.domain.run_status import RunMode
 from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.rpc.broker_convert import leased_tasks_to
+from nouscoder.rpc.rollout_convert import task_from, task_to
 
 NewBroker = Callable[..., Broker]
 GEN, OTHER, VER, LEARNER = "generation-h-0-1", "generation-h-1-1", "verifier-h-0-1", "learner-1"
@@ -100,6 +103,34 @@ async def test_a_worker_that_stops_gives_its_work_to_others_at_once_and_no_deliv
     status = await broker.status()
     assert status.streams[0].dead_letters == 0
     assert await in_flight(broker) == {"queued": 15, "sampling": 1}
+
+
+async def test_a_worker_that_goes_on_gives_single_leases_back(new_broker: NewBroker, broker_rig: Any) -> None:
+    broker = await opened(new_broker, broker_rig, "broker.max_deliveries=1", "broker.lease_s=60")
+    held = (await broker.lease_tasks(GEN, 4, 0)).tasks
+    returned = [item.lease.lease_id for item in held[:2]]
+    assert await broker.release_leases(OTHER, returned) == 0, "another worker holds no such lease"
+    assert await broker.release_leases(GEN, returned) == 2
+    assert await broker.release_leases(GEN, returned) == 0, "a lease ends once"
+    assert await broker.submit_rollouts(GEN, [broker_rig.sampled(item) for item in held]) == [
+        item.task.rollout_id for item in held[:2]
+    ]
+    again = (await broker.lease_tasks(OTHER, 2, 0)).tasks
+    assert {item.task.rollout_id for item in again} == {item.task.rollout_id for item in held[:2]}
+    with pytest.raises(InvalidRequest, match="is not a lease of this broker"):
+        await broker.release_leases(GEN, ["nonsense"])
+
+
+async def test_a_task_has_the_public_tests_and_never_the_hidden_ones(new_broker: NewBroker, broker_rig: Any) -> None:
+    """The bytes of the message to generation are searched for every hidden output."""
+    broker = await opened(new_broker, broker_rig)
+    leased = await broker.lease_tasks(GEN, 16, 0)
+    for item in leased.tasks:
+        message = leased_tasks_to(LeasedTasks((item,))).SerializeToString()
+        (problem,) = [problem for problem in broker_rig.problems if problem.problem_id == item.task.problem_id]
+        assert task_from(task_to(item.task)).public_tests == problem.shown()
+        assert b"shown" in message
+        assert problem.tests.cases[0].output.encode() not in message
 
 
 async def test_deliveries_that_were_lost_still_count_beside_those_given_back(

@@ -12,8 +12,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from nouscoder.config import load_config
-from nouscoder.config.generation import EnvironmentSection
+from nouscoder.config import EnvironmentSection, load_config
 from nouscoder.demo.tokenizer import BOS_ID, EOS_ID, CharTokenizer
 from nouscoder.domain.rollout import (
     Completion,

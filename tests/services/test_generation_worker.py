@@ -15,11 +15,15 @@ import pytest
 from nouscoder.domain.lease import Lease, LeasedTask, LeasedTasks, WorkReport
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.rollout import Rollout, Sampling, Task
+from nouscoder.domain.submission import StdinTests, Submission
+from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation import worker as worker_module
 from nouscoder.generation.engines.base import Engine, EngineStopped
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
+from nouscoder.generation.environments.base import Environment, Sampler, ToolUnavailable
 from nouscoder.generation.environments.single_turn import SingleTurn
+from nouscoder.generation.environments.tools import Tools
 from nouscoder.generation.errors import PolicyGone, PolicyUnusable
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
@@ -58,6 +62,7 @@ class MemoryBroker:
     beats: list[set[str]] = field(default_factory=list)
     told: list[tuple[dict[str, int], bool]] = field(default_factory=list)
     has_released: bool = False
+    given_back: list[str] = field(default_factory=list)
     unwelcome: str = ""
 
     async def lease_tasks(self, max_tasks: int, wait_s: float = 10.0) -> LeasedTasks:
@@ -89,8 +94,10 @@ class MemoryBroker:
         while True:
             yield await self.manifests.get()
 
-    async def release_leases(self) -> None:
-        self.has_released = True
+    async def release_leases(self, lease_ids: Iterable[str] = ()) -> None:
+        returned = list(lease_ids)
+        self.given_back += [self.leased[lease_id] for lease_id in returned]
+        self.has_released = not returned
 
     def keep_leases(self, report: Callable[[], WorkReport]) -> LeaseKeeper:
         return LeaseKeeper(self._heartbeat, report)
@@ -412,3 +419,71 @@ async def test_a_later_unusable_policy_leaves_the_previous_one_in_use(working: W
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "_LOADING", replace(worker_module._LOADING, wait_s=0.01))
+
+
+# Tools
+
+
+class ToolUser:
+    """An environment whose rollouts wait for a tool until `tools` lets them go; the first ones lose theirs."""
+
+    name = "tool_user"
+
+    def __init__(self, single_turn: SingleTurn, tools: Tools, num_lost: int = 0) -> None:
+        self._single_turn, self._tools, self._num_lost = single_turn, tools, num_lost
+
+    async def rollout(self, task: Task, sampler: Sampler) -> Rollout:
+        if self._num_lost:
+            self._num_lost -= 1
+            raise ToolUnavailable("the verifier is away")
+        await self._tools.grade(Submission(StdinTests(()), "x"))
+        return await self._single_turn.rollout(task, sampler)
+
+
+class WaitingGrader:
+    def __init__(self) -> None:
+        self.answer = asyncio.Event()
+
+    async def grade(self, submission: Submission) -> Verdict:
+        await self.answer.wait()
+        return Verdict(VerdictKind.ACCEPTED, 1, 1, 1, 0.1, "test")
+
+
+@asynccontextmanager
+async def working_with_tools(
+    broker: MemoryBroker, folder: Path, environment: Environment, tools: Tools
+) -> AsyncIterator[RolloutWorker]:
+    async with SteppedEngine(FakeEngine(max_running=MAX_RUNNING, max_tokens_total=100), GenerationMetrics()) as engine:
+        policies = Policies(engine)
+        broker.manifests.put_nowait(published(folder, 0))
+        rollouts = Rollouts(environment, engine, policies, tools)
+        worker = RolloutWorker(broker, rollouts, policies, MAX_RUNNING, PREFETCH)
+        running = asyncio.create_task(worker.run())
+        try:
+            yield worker
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_rollouts_that_wait_for_a_tool_leave_their_places_to_others(
+    single_turn: SingleTurn, tmp_path: Path
+) -> None:
+    broker, grader = MemoryBroker(tasks(40), expires_in_s=60.0), WaitingGrader()
+    tools = Tools(grader, 60.0)
+    async with working_with_tools(broker, tmp_path, ToolUser(single_turn, tools), tools) as worker:
+        most = 2 * (MAX_RUNNING + PREFETCH)
+        await until(lambda: tools.num_waiting == most, 60.0)
+        assert worker.num_held == most, "no more than twice the places are held, however many wait"
+        grader.answer.set()
+        await until(lambda: len(broker.submitted) == 40, 60.0)
+    assert broker.ids == [task.rollout_id for task in tasks(40)]
+
+
+async def test_a_rollout_whose_tool_is_away_is_given_back_at_once(single_turn: SingleTurn, tmp_path: Path) -> None:
+    broker, grader = MemoryBroker(tasks(8), expires_in_s=60.0), WaitingGrader()
+    grader.answer.set()
+    tools = Tools(grader, 60.0)
+    async with working_with_tools(broker, tmp_path, ToolUser(single_turn, tools, num_lost=3), tools) as worker:
+        await until(lambda: len(broker.submitted) == 5 and len(broker.given_back) == 3 and not worker.num_held, 60.0)
+    assert sorted([*broker.given_back, *broker.ids]) == [task.rollout_id for task in tasks(8)]

@@ -113,8 +113,8 @@ lifecycle:
           name: {{ include "nouscoder.redisSecret" $root }}
           items: [{key: {{ include "nouscoder.redisSecretKey" $root }}, path: redis/url}]
       {{- end }}
-      {{- if eq .component "learner" }}
-      {{- /* The token that its evaluations send to the verifier. */}}
+      {{- if has .component (list "learner" "generation") }}
+      {{- /* The token that evaluations and environments send to the verifier. */}}
       {{- with include "nouscoder.tokensSecret" $root }}
       - secret:
           name: {{ . }}

@@ -236,9 +236,13 @@ class Broker:
         refs = [parse_lease(lease_id) for lease_id in lease_ids]
         return [str(ref) for ref in await streams.beat(self.store, worker_id, refs, progress, paused=paused)]
 
-    async def release_leases(self, worker_id: str) -> int:
-        """The worker stops: what it holds goes to others at once, and no delivery is spent. Answers how many leases."""
-        released, work = await streams.release(self.store, worker_id)
+    async def release_leases(self, worker_id: str, lease_ids: Sequence[str] = ()) -> int:
+        """A worker gives leases back, or all because it stops: others get the work at once, and no delivery is spent.
+
+        Answers how many leases. Raises InvalidRequest.
+        """
+        refs = [parse_lease(lease_id) for lease_id in lease_ids]
+        released, work = await streams.release(self.store, worker_id, refs)
         self.waits.wake(work)
         return released
 
@@ -327,6 +331,7 @@ class Broker:
             sampling=sampling,
             min_policy_version=min_version,
             prompt_template=problem.prompt_template,
+            public_tests=problem.public_tests,
         )
         return LeasedTask(self._lease(entry), task)
 

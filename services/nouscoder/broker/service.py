@@ -194,7 +194,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         context: _Context[broker_pb2.ReleaseLeasesRequest, broker_pb2.ReleaseLeasesResponse],
     ) -> broker_pb2.ReleaseLeasesResponse:
         """Gives back what a worker holds."""
-        return broker_pb2.ReleaseLeasesResponse(released=await self._broker.release_leases(_worker(request.worker_id)))
+        released = await self._broker.release_leases(_worker(request.worker_id), request.lease_ids)
+        return broker_pb2.ReleaseLeasesResponse(released=released)
 
     async def ReportBatchFailure(  # noqa: N802
         self,

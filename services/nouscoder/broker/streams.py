@@ -209,9 +209,10 @@ async def beat(
     return lost
 
 
-async def release(store: Store, worker_id: str) -> tuple[int, Work]:
-    """Give back all that a worker holds; answers how many leases, and what can be leased now."""
-    released, work = await store.run("release", worker_id, worker_name(worker_id))
+async def release(store: Store, worker_id: str, refs: Sequence[LeaseRef] = ()) -> tuple[int, Work]:
+    """Give back these leases of a worker, or all; answers how many, and what can be leased now."""
+    values = [value for ref in refs for value in (ref.stream.value, ref.entry, ref.ticket)]
+    released, work = await store.run("release", worker_id, worker_name(worker_id), *values)
     return int(released), work_of(work)
 
 

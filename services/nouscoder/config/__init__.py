@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nouscoder.config.base import ConfigError, Section
 from nouscoder.config.broker import BrokerSection, RecordBackend, RewardSection
+from nouscoder.config.environment import EntryPointSection, EnvironmentSection, FeedbackSection, SingleTurnSection
 from nouscoder.config.generation import GenerationSection, SamplingSection
 from nouscoder.config.learner import ActivationCheckpointing, LearnerSection
 from nouscoder.config.loss_terms import (
@@ -49,6 +50,9 @@ __all__ = [
     "DecayKind",
     "DemoSection",
     "EntropySection",
+    "EntryPointSection",
+    "EnvironmentSection",
+    "FeedbackSection",
     "GenerationSection",
     "GppoSettings",
     "GrpoSettings",
@@ -70,6 +74,7 @@ __all__ = [
     "SandboxSection",
     "ScheduleSection",
     "Section",
+    "SingleTurnSection",
     "TestsSection",
     "TlsSection",
     "VerifierSection",

@@ -6,9 +6,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from nouscoder.config import environment, objective
 from nouscoder.config.keys import keys_of
-from nouscoder.config.objective import TAG
 from nouscoder.nearest_name import did_you_mean
+
+_TAGS = (environment.TAG, objective.TAG)
 
 
 def sentences(error: ValidationError, model: type[BaseModel]) -> list[str]:
@@ -17,7 +19,7 @@ def sentences(error: ValidationError, model: type[BaseModel]) -> list[str]:
 
 
 def _sentence(fault: Any, model: type[BaseModel]) -> str:
-    loc = [str(part) for part in fault["loc"] if not str(part).startswith(TAG)]
+    loc = [str(part) for part in fault["loc"] if not str(part).startswith(_TAGS)]
     where = ".".join(loc) or "configuration"
     if fault["type"] == "extra_forbidden":
         return f"unknown key {where}{_nearest(loc, model)}"

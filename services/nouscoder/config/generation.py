@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from nouscoder.config.base import OutputPath, Section
+from nouscoder.config.environment import Environment, SingleTurnSection
 from nouscoder.domain.policy import Transport
 
 
@@ -19,21 +20,6 @@ class SamplingSection(Section):
         1.0, gt=0, le=1, description="nucleus sampling: cumulative probability of the candidate tokens"
     )
     max_new_tokens: int = Field(128, ge=1, description="maximum number of tokens in a completion")
-
-
-class EnvironmentSection(Section):
-    """How a problem becomes a prompt, and a completion an answer."""
-
-    kind: Literal["single_turn"] = Field("single_turn", description="single_turn: one prompt, one completion")
-    prompt_as: Literal["auto", "text", "messages"] = Field(
-        "text",
-        description="text: the prompt as it is; messages: as a user's message in the policy's chat template;"
-        " auto: messages if the policy has a chat template, else text",
-    )
-    prompt_template: str = Field(
-        "{prompt}", pattern=r"\{prompt\}", description="text around {prompt}; a problem may have its own template"
-    )
-    system_prompt: str = Field("", description="a system message before the prompt (prompt_as messages); may be empty")
 
 
 class VllmSection(Section):
@@ -90,7 +76,7 @@ class GenerationSection(Section):
         900.0, gt=0, description="with policy_from learner: seconds to wait for the learner before giving up"
     )
     sampling: SamplingSection = SamplingSection()
-    environment: EnvironmentSection = EnvironmentSection()
+    environment: Environment = Field(SingleTurnSection(), description="how a rollout is made from a problem")
 
     @model_validator(mode="after")
     def _probabilities_are_those_of_the_policy(self) -> Self:

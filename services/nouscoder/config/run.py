@@ -40,7 +40,8 @@ class RunSection(Section):
     )
     pages: str = Field("", description="HTTP address for the run's report and files; empty: none")
     verifier_token_file: InputFile = Field(
-        "", description="file with the token that evaluations send to a verifier that has a tokens_file"
+        "",
+        description="file with the token that evaluations and environments send to a verifier that has a tokens_file",
     )
 
     @property

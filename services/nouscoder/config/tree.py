@@ -13,6 +13,7 @@ from pydantic import ValidationError, model_validator
 
 from nouscoder.config.base import ConfigError, Section
 from nouscoder.config.broker import BrokerSection
+from nouscoder.config.environment import ToolsSection
 from nouscoder.config.faults import sentences
 from nouscoder.config.generation import GenerationSection
 from nouscoder.config.learner import LearnerSection
@@ -39,6 +40,16 @@ class Config(Section):
     def _encrypted_everywhere(self) -> Config:
         if self.tls.certificate and not self.verifier.tls.certificate:
             raise ValueError("tls is how the run's evaluations call the verifier too: give verifier.tls as well")
+        return self
+
+    @model_validator(mode="after")
+    def _tools_answer_before_the_lease_is_lost(self) -> Config:
+        environment = self.generation.environment
+        if isinstance(environment, ToolsSection) and environment.tool_limit_s >= self.broker.sampling_progress_s:
+            raise ValueError(
+                f"generation.environment.tool_limit_s {environment.tool_limit_s:g} must be less than"
+                f" broker.sampling_progress_s {self.broker.sampling_progress_s:g}, or waiting costs leases"
+            )
         return self
 
     @property

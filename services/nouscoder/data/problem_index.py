@@ -30,15 +30,16 @@ from nouscoder.config import Config
 from nouscoder.data.problem_parquet import is_parquet, read_rows, store_of
 from nouscoder.data.problems import ProblemFileError
 from nouscoder.data.reading import load_problems, read_problems
-from nouscoder.domain.problem import GradingRules, Problem, is_held_out
+from nouscoder.domain.problem import GradingRules, Problem, PublicTests, is_held_out
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, StdinTests
 from nouscoder.errors import NousCoderError
+from nouscoder.formats.tests import canonical_json, tests_from_json
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import StoredTests, TestStore
 
 log = logging.getLogger(__name__)
 
-_VERSION = "1"
+_VERSION = "2"
 _INDEX = "problems.sqlite"
 _MOST_KEPT = 256  # problems without their tests: some kB each
 
@@ -53,7 +54,7 @@ class NotInIndex(NousCoderError):
 
 @dataclass(frozen=True, slots=True)
 class IndexedProblem:
-    """A problem without its tests. `tests_bytes` is the size of their JSON form."""
+    """A problem without its hidden tests. `tests_bytes` is the size of their JSON form."""
 
     problem_id: str
     prompt: str
@@ -62,6 +63,7 @@ class IndexedProblem:
     tests_digest: str
     num_tests: int
     tests_bytes: int
+    public_tests: PublicTests | None = None
 
 
 class ProblemIndex:
@@ -190,23 +192,26 @@ def _record(problem: Problem, kept: StoredTests) -> bytes:
             "tests_digest": kept.digest,
             "num_tests": kept.num_tests,
             "tests_bytes": kept.num_bytes,
+            "public_tests": None if problem.public_tests is None else canonical_json(problem.public_tests).decode(),
         }
     )
 
 
 def _problem(problem_id: str, record: dict[str, Any]) -> IndexedProblem:
-    rules = record.pop("rules")
-    comparator = rules["comparator"]
-    return IndexedProblem(
-        problem_id=problem_id,
-        rules=GradingRules(
-            limits=Limits(**rules["limits"]),
-            comparator=Comparator(**comparator | {"kind": ComparatorKind(comparator["kind"])}),
-            prelude=Prelude(rules["prelude"]),
-            profile=Profile(rules["profile"]),
-            text_is_code=rules["text_is_code"],
-        ),
-        **record,
+    rules = _rules(record.pop("rules"))
+    public = record.pop("public_tests")
+    shown = None if public is None else PublicTests(tests_from_json(public), rules)
+    return IndexedProblem(problem_id=problem_id, rules=rules, public_tests=shown, **record)
+
+
+def _rules(record: dict[str, Any]) -> GradingRules:
+    comparator = record["comparator"]
+    return GradingRules(
+        limits=Limits(**record["limits"]),
+        comparator=Comparator(**comparator | {"kind": ComparatorKind(comparator["kind"])}),
+        prelude=Prelude(record["prelude"]),
+        profile=Profile(record["profile"]),
+        text_is_code=record["text_is_code"],
     )
 
 

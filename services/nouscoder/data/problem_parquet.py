@@ -16,6 +16,7 @@ from nouscoder.data.references import Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, Tests
 from nouscoder.errors import Unusable
+from nouscoder.formats.tests import canonical_json, tests_from_json
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import StoredTests, TestStore
 
@@ -46,6 +47,7 @@ class ParquetRow:
             prelude=Prelude(self.values["prelude"]),
             profile=Profile(self.values["profile"]),
             text_is_code=self.values["text_is_code"],
+            public_tests=tests_from_json(public) if (public := self.values.get("public_tests")) else None,
             **texts,
         )
 
@@ -68,6 +70,7 @@ def row_of(item: ReferencedProblem, stored: StoredTests) -> dict[str, Any]:
         "text_is_code": problem.text_is_code,
         "limits": json.dumps(asdict(problem.limits)),
         "comparator": json.dumps(asdict(problem.comparator)),
+        "public_tests": "" if problem.public_tests is None else canonical_json(problem.public_tests).decode(),
         "tests_type": problem.tests.type,
         "tests_digest": stored.digest,
         "num_tests": stored.num_tests,
@@ -148,7 +151,7 @@ def _schema(arrow: Any, tests: str) -> Any:
     fields = [
         *((name, text) for name in _TEXTS),
         ("text_is_code", arrow.bool_()),
-        *((name, text) for name in ("limits", "comparator", "tests_type", "tests_digest")),
+        *((name, text) for name in ("limits", "comparator", "public_tests", "tests_type", "tests_digest")),
         *((name, count) for name in ("num_tests", "tests_bytes", "file_bytes")),
         ("references", arrow.list_(reference)),
         ("metadata", text),

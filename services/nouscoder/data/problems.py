@@ -10,17 +10,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from nouscoder.data.compressed import created, opened
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import Prelude, Profile
+from nouscoder.domain.submission import Prelude, Profile, Tests
 from nouscoder.errors import Unusable
 from nouscoder.formats.body import Body, all_faults
 from nouscoder.formats.rules import ComparatorBody, LimitsBody
 from nouscoder.formats.tests import TestsBody, canonical_json
 from nouscoder.nearest_name import did_you_mean
 
+# Public tests travel with each task.
+MAX_PUBLIC_BYTES = 16 * 1024
 _MOST_SHOWN = 4  # faults of one line
 
 
@@ -41,6 +43,11 @@ class ProblemBody(Body):
     problem_id: str = Field(min_length=1, max_length=200, description="unique in the file")
     prompt: str = Field(description="what the policy is asked")
     tests: TestsBody = Field(description="what a program, or an answer, must fulfil; the policy never sees it")
+    public_tests: TestsBody | None = Field(
+        None,
+        description="examples that the policy may see with their expected outputs, for environments with feedback;"
+        f" at most {MAX_PUBLIC_BYTES} bytes of JSON",
+    )
     limits: LimitsBody = Field(LimitsBody(), description="bounds on each test")
     comparator: ComparatorBody = Field(ComparatorBody(), description="how outputs are compared")
     prelude: Literal["none", "lcb"] = Field(
@@ -59,6 +66,13 @@ class ProblemBody(Body):
     references: list[str | ReferenceBody] = Field([], description="reference solutions, for the audit of the tests")
     metadata: dict[str, str] = Field({}, description="other facts, such as contest_date, platform and rating")
 
+    @field_validator("public_tests")
+    @classmethod
+    def _small(cls, tests: TestsBody | None) -> TestsBody | None:
+        if tests is not None and not fit_in_a_task(tests.record()):
+            raise ValueError(f"more than {MAX_PUBLIC_BYTES} bytes of JSON, which is too much to send with each task")
+        return tests
+
     def record(self) -> Problem:
         """The domain record."""
         return Problem(
@@ -74,7 +88,13 @@ class ProblemBody(Body):
             prompt_template=self.prompt_template,
             difficulty=self.difficulty,
             source=self.source,
+            public_tests=None if self.public_tests is None else self.public_tests.record(),
         )
+
+
+def fit_in_a_task(tests: Tests) -> bool:
+    """Whether tests are small enough to be public tests."""
+    return len(canonical_json(tests)) <= MAX_PUBLIC_BYTES
 
 
 def save_problems(path: Path, problems: Iterable[Problem]) -> None:
@@ -139,5 +159,7 @@ def _line(problem: Problem) -> bytes:
         "source": problem.source,
         "family": problem.family,
     }
+    if problem.public_tests is not None:
+        record["public_tests"] = json.loads(canonical_json(problem.public_tests))
     head = json.dumps(record, ensure_ascii=False).encode()
     return head[:-1] + b', "tests": ' + canonical_json(problem.tests) + b"}\n"

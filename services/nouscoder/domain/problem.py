@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nouscoder.domain.submission import Comparator, Limits, Prelude, Profile, Submission, Tests, TestsReference
 
@@ -43,8 +43,22 @@ class GradingRules:
 
 
 @dataclass(frozen=True, slots=True)
+class PublicTests:
+    """Tests whose expected outputs the policy may see, and the rules for grading by them."""
+
+    tests: Tests
+    rules: GradingRules = GradingRules()
+
+    def submission(self, text: str) -> Submission:
+        """A policy's completion as a submission. The verdict shows the first test that fails."""
+        return replace(self.rules.submission(self.tests, text), reveal=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One verifiable problem. The policy gets `prompt`; `tests` are hidden from it.
+
+    `public_tests` are examples that the policy may see: environments with feedback run programs on them.
 
     `prompt_template` is a text with {prompt} that replaces the environment's template, unless it is empty.
     `difficulty`, `source` and `family` come from the data set. They are for statistics and affect no verdict.
@@ -62,10 +76,15 @@ class Problem:
     prompt_template: str = ""
     difficulty: str = ""
     source: str = ""
+    public_tests: Tests | None = None
 
     def grading_rules(self, run_all_tests: bool = False) -> GradingRules:
         """The rules for grading programs of this problem."""
         return GradingRules(self.limits, self.comparator, self.prelude, self.profile, self.text_is_code, run_all_tests)
+
+    def shown(self) -> PublicTests | None:
+        """The public tests with the rules of grading, if there are any."""
+        return None if self.public_tests is None else PublicTests(self.public_tests, self.grading_rules())
 
 
 def is_held_out(problem_id: str, share: float) -> bool:

@@ -13,6 +13,8 @@ from enum import StrEnum
 from itertools import groupby
 from typing import TypeVar
 
+from nouscoder.domain.problem import PublicTests
+
 Number = TypeVar("Number", int, float)
 
 # Rounding in a float32 log-softmax can put a sampled token's log-probability slightly above 0.
@@ -41,6 +43,7 @@ class Task:
     """A rollout to be sampled, with no weights older than `min_policy_version`.
 
     `prompt_template` is a text with {prompt} in it that is used in place of the environment's own; empty takes that.
+    `public_tests` are those that the policy may see; the tests that decide the reward never come here.
     """
 
     rollout_id: str
@@ -50,6 +53,7 @@ class Task:
     sampling: Sampling
     min_policy_version: int = 0
     prompt_template: str = ""
+    public_tests: PublicTests | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,7 @@ def evaluation_tasks(problems: Sequence[Problem], samples: int, sampling: Sampli
             prompt=problem.prompt,
             sampling=replace(sampling, seed=_seed(f"{sampling.seed}/{problem.problem_id}/{position}")),
             prompt_template=problem.prompt_template,
+            public_tests=problem.shown(),
         )
         for problem in problems
         for position in range(samples)

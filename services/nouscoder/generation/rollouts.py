@@ -12,27 +12,36 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.generation.engines.base import Engine
 from nouscoder.generation.environments.base import Environment, TaskRefused
+from nouscoder.generation.environments.tools import Tools
 from nouscoder.generation.policies import Policies
 
 _POLICY_LIMIT_S = 900.0
 
 
 class Rollouts:
-    """Runs tasks in one environment on one engine."""
+    """Runs tasks in one environment on one engine. `tools` are those of the environment, if it has any."""
 
-    def __init__(self, environment: Environment, engine: Engine, policies: Policies) -> None:
+    def __init__(
+        self, environment: Environment, engine: Engine, policies: Policies, tools: Tools | None = None
+    ) -> None:
         self._environment = environment
         self._engine = engine
         self._policies = policies
+        self._tools = tools
 
     def start(self, task: Task) -> asyncio.Task[Rollout]:
-        """Start a task. The returned asyncio task raises TaskRefused or EngineError when there is no rollout."""
+        """Start a task. The returned asyncio task raises TaskRefused, ToolUnavailable or EngineError."""
         return asyncio.create_task(self._make(task), name=f"rollout {task.rollout_id}")
 
     @property
     def num_tokens(self) -> int:
         """Tokens sampled since the start, over all rollouts."""
         return self._engine.num_tokens
+
+    @property
+    def num_waiting_for_tools(self) -> int:
+        """Rollouts that need no place in the engine, because they wait for a tool."""
+        return self._tools.num_waiting if self._tools else 0
 
     @property
     def paused(self) -> bool:

@@ -10,10 +10,12 @@ from typing import Any
 import grpc
 
 from nouscoder.config import Config
+from nouscoder.config.environment import ToolsSection
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped
 from nouscoder.generation.environments import open_environment
-from nouscoder.generation.environments.base import TaskRefused
+from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
+from nouscoder.generation.environments.tools import Tools
 from nouscoder.generation.errors import PolicyMissing, PolicyRefused, PolicyUnusable
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
@@ -29,6 +31,7 @@ from nouscoder.rpc.policy_convert import manifest_from
 from nouscoder.rpc.rollout_convert import task_from
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials, server_credentials
+from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
 from nouscoder.rpc.worker_identity import held_worker_id
 from nouscoder.store.rollout_record import encode_rollout
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc
@@ -43,6 +46,7 @@ _LONGEST_PAUSE_S = 3600.0
 STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     EngineError: grpc.StatusCode.INVALID_ARGUMENT,  # a task that cannot be sampled
     TaskRefused: grpc.StatusCode.INVALID_ARGUMENT,
+    ToolUnavailable: grpc.StatusCode.UNAVAILABLE,
     EngineStopped: grpc.StatusCode.UNAVAILABLE,
     PolicyMissing: grpc.StatusCode.UNAVAILABLE,
     PolicyRefused: grpc.StatusCode.FAILED_PRECONDITION,
@@ -123,7 +127,7 @@ async def serve(config: Config) -> None:
     """Serve until SIGTERM or SIGINT. Generate works while the broker does not answer.
 
     With generation.policy_from "learner" the process is alive but not ready until it has fetched the policy folder.
-    Raises EngineError, EnvironmentUnusable, AddressError, PeerError, PolicyUnusable, CacheUnusable or
+    Raises EngineError, EnvironmentUnusable, AddressError, PeerError, PolicyUnusable, CacheUnusable, TokenUnreadable or
     CertificatesUnusable.
     """
     stop = stop_event()
@@ -140,14 +144,25 @@ async def serve(config: Config) -> None:
             if stop.is_set():
                 return
             folder = fetching.result()
-        environment = await asyncio.to_thread(open_environment, config, folder)
+        tools = await _open_tools(config, stack)
+        environment = await asyncio.to_thread(open_environment, config, folder, tools)
         opened = await asyncio.to_thread(open_engine, config, folder, metrics)
         engine = await stack.enter_async_context(opened)
         policies = Policies(engine, source)
-        rollouts = Rollouts(environment, engine, policies)
+        rollouts = Rollouts(environment, engine, policies, tools)
         served = _served(config, GenerationService(engine, rollouts, policies), metrics, health)
         await start_grpc(served, stack)
         await run_until_stopped(stop, await _worker(config, rollouts, policies, stack), engine.failed())
+
+
+async def _open_tools(config: Config, stack: AsyncExitStack) -> Tools | None:
+    """Tools that connect to the verifier with their first call; none when the environment has no use for them."""
+    environment = config.generation.environment
+    if not isinstance(environment, ToolsSection):
+        return None
+    limit_s = environment.tool_limit_s
+    client = VerifierClient(config.verifier.grpc, limit_s, channel_credentials(config.tls), verifier_token(config))
+    return Tools(await stack.enter_async_context(client), limit_s)
 
 
 async def _open_source(config: Config, metrics: GenerationMetrics, stack: AsyncExitStack) -> PolicySource:

@@ -2,14 +2,16 @@
 
 INVARIANT: every leased task is submitted at most once, under a lease that this worker holds. It leaves `_held` exactly
 once: submitted, lost with its lease, refused (its lease expires, and another worker leases the task), or given back:
-when the worker stops, other workers get unfinished tasks at once. At most `_max_held` tasks are held at a time. A
-rollout that the broker refuses costs only itself.
+when a tool does not answer, or when the worker stops, other workers get the task at once. At most `_max_held` tasks are
+held at a time, and as many more as wait for a tool, at most `_max_held` too. A rollout that the broker refuses costs
+only itself.
 
     loop     waits for                         does
     pull     a policy, and room for tasks      lease_tasks -> rollouts.start
     submit   rollouts that ended               submit_rollouts; never waits for grading
     follow   a newer policy                    replaces the weights between two steps
     drop     leases that were lost             cancels their rollouts
+    return   rollouts whose tool is away       release_leases
 The lease keeper sends heartbeats. While the broker does not answer, the loops wait and rollouts continue.
 """
 
@@ -25,6 +27,7 @@ from nouscoder.domain.lease import LeasedTask, LeasedTasks, WorkReport
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Rollout
 from nouscoder.generation.engines.base import EngineStopped
+from nouscoder.generation.environments.base import ToolUnavailable
 from nouscoder.generation.errors import PolicyGone, PolicyUnusable
 from nouscoder.generation.policies import Policies
 from nouscoder.generation.rollouts import Rollouts
@@ -70,8 +73,8 @@ class TaskBroker(Protocol):
         """The newest policy, then each newer one."""
         ...
 
-    async def release_leases(self) -> None:
-        """Give back all that this worker holds."""
+    async def release_leases(self, lease_ids: Sequence[str] = ()) -> None:
+        """Give these leases back; none: all that this worker holds."""
         ...
 
     def keep_leases(self, report: Callable[[], WorkReport]) -> LeaseKeeper:
@@ -100,6 +103,8 @@ class RolloutWorker:
         self._held: dict[str, _Held] = {}
         self._ended: list[Rollout] = []
         self._some_ended = asyncio.Event()
+        self._returned: list[str] = []
+        self._some_returned = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
 
@@ -116,7 +121,10 @@ class RolloutWorker:
         """
         async with self._broker.keep_leases(self._report) as keeper:
             try:
-                loops = (self._pull(keeper), self._submit(keeper), self._follow(), self._drop(keeper))
+                loops = (
+                    *(self._pull(keeper), self._submit(keeper), self._follow(), self._drop(keeper)),
+                    self._return_leases(),
+                )
                 await run_until_stopped(asyncio.Event(), *loops)
             finally:
                 await self._submit_finished()
@@ -129,8 +137,11 @@ class RolloutWorker:
         await self._policies.wait_for(0)
         while True:
             await self._room.wait()
+            if self._num_free < 1:  # a tool answered meanwhile
+                self._room.clear()
+                continue
             try:
-                leased = await self._broker.lease_tasks(self._max_held - len(self._held), _LEASE_WAIT_S)
+                leased = await self._broker.lease_tasks(self._num_free, _LEASE_WAIT_S)
             except PeerUnreachable as error:
                 log.warning("waiting for the broker", extra={"reason": str(error)})
                 continue
@@ -163,6 +174,11 @@ class RolloutWorker:
         if held is None or held.future is not future:
             return
         error = None if future.cancelled() else future.exception()
+        if isinstance(error, ToolUnavailable):
+            log.warning("task given back", extra={"rollout_id": rollout_id, "reason": str(error)})
+            self._returned.append(self._leave(rollout_id, keeper).lease_id)
+            self._some_returned.set()
+            return
         if future.cancelled() or error is not None:
             # If other workers fail too, the broker counts the deliveries and abandons the task.
             log.error("task abandoned", extra={"rollout_id": rollout_id, "reason": str(error)})
@@ -191,6 +207,16 @@ class RolloutWorker:
             for _, rollout in pairs:
                 if rollout.rollout_id in self._held:
                     self._leave(rollout.rollout_id, keeper)
+
+    async def _return_leases(self) -> None:
+        while True:
+            await self._some_returned.wait()
+            self._some_returned.clear()
+            returned, self._returned = self._returned, []
+            try:
+                await self._broker.release_leases(returned)
+            except PeerError as error:
+                log.warning("leases not given back, they run out", extra={"reason": str(error)})
 
     async def _hand_in(self, pairs: Sequence[tuple[str, Rollout]]) -> frozenset[str]:
         """Submit together, or one by one when the broker refuses that. Answers those whose lease was lost."""
@@ -267,6 +293,7 @@ class RolloutWorker:
             num_tokens = self._rollouts.num_tokens
             if num_tokens != known_tokens or self._rollouts.paused or not self._rollouts.has_work:
                 known_tokens, moved_s = num_tokens, loop.time()
+            self._count_room()  # a rollout may have begun to wait for a tool
             lost = keeper.take_lost()
             dropped = [name for name, held in self._held.items() if held.lease_id in lost]
             for rollout_id in dropped:
@@ -282,8 +309,13 @@ class RolloutWorker:
         self._count_room()
         return held
 
+    @property
+    def _num_free(self) -> int:
+        waiting = min(self._rollouts.num_waiting_for_tools, self._max_held)
+        return self._max_held + waiting - len(self._held)
+
     def _count_room(self) -> None:
-        if self._max_held - len(self._held) >= self._ask_for:
+        if self._num_free >= self._ask_for:
             self._room.set()
         else:
             self._room.clear()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nouscoder.domain.message import Message
+from nouscoder.domain.message import Message, Role
 from nouscoder.policy_folder.stop_tokens import StopTokensError, stop_token_ids
 
 
@@ -23,6 +23,7 @@ class PolicyTokenizer:
     """A tokenizer. `stop_ids` end a completion; `pad_id` pads batches. The chat template is the folder's, if any."""
 
     def __init__(self, tokenizer: Any, stop_ids: frozenset[int]) -> None:
+        """`tokenizer` is one of transformers."""
         self._tokenizer = tokenizer
         self.stop_ids = stop_ids
         self.pad_id: int = min(stop_ids) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -41,37 +42,60 @@ class PolicyTokenizer:
         """Token ids [tokens] of a text that follows other text. No special token is added."""
         return self._encode(text, add_special_tokens=False, split_special_tokens=True)
 
-    def encode_messages(self, messages: Sequence[Message]) -> list[int]:
+    def encode_messages(self, messages: Sequence[Message], thinking: bool | None = None) -> list[int]:
         """Token ids [tokens] of a conversation in the chat template, up to the beginning of the policy's answer.
 
-        The template has the special tokens, so none is added. Raises TokenizerError.
+        The template has the special tokens, so none is added. `thinking` is the template's enable_thinking; None leaves
+        it to the template. Raises TokenizerError.
         """
-        whole = self._encode(self._render(messages), add_special_tokens=False, split_special_tokens=False)
-        apart = self._encode_contents_apart(messages)
+        whole = self._encode(self._render(messages, thinking), add_special_tokens=False, split_special_tokens=False)
+        apart = self._encode_contents_apart(messages, thinking)
         # The whole text is encoded at once, as in the model's training. If the result has other special tokens than
         # the template alone, a content contains the name of one, and the contents are encoded separately.
         return whole if self._specials(whole) == self._specials(apart) else apart
+
+    def encode_reply(self, reply: Message, thinking: bool | None = None) -> list[int]:
+        """Token ids [tokens] from the end of an answer of the policy to the beginning of its next answer.
+
+        These are what the chat template writes after an answer: the end of the policy's turn, the `reply`, and the
+        start of a new turn. The conversation before stays as it was sampled. Raises TokenizerError.
+        """
+        answer, content = secrets.token_hex(16), secrets.token_hex(16)
+        conversation = [Message(Role.USER, "-"), Message(Role.ASSISTANT, answer), Message(reply.role, content)]
+        rendered = self._render(conversation, thinking)
+        if rendered.count(answer) != 1 or rendered.partition(answer)[2].count(content) != 1:
+            raise TokenizerError("the chat template does not write an answer and the message after it once each")
+        end_of_turn, _, start_of_turn = rendered.partition(answer)[2].partition(content)
+        return [
+            *self._encode(end_of_turn, add_special_tokens=False, split_special_tokens=False),
+            *self.encode_inside(reply.content),
+            *self._encode(start_of_turn, add_special_tokens=False, split_special_tokens=False),
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    def _encode_contents_apart(self, messages: Sequence[Message]) -> list[int]:
+    def _encode_contents_apart(self, messages: Sequence[Message], thinking: bool | None) -> list[int]:
         """Encode the template with special tokens around placeholders, and each content without special tokens."""
         mark = secrets.token_hex(16)
         marked = [Message(message.role, f"{mark}{index}{mark}") for index, message in enumerate(messages)]
         ids: list[int] = []
-        for index, part in enumerate(self._render(marked).split(mark)):
+        for index, part in enumerate(self._render(marked, thinking).split(mark)):
             if index % 2:
                 ids += self.encode_inside(messages[int(part)].content)
             elif part:
                 ids += self._encode(part, add_special_tokens=False, split_special_tokens=False)
         return ids
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def _render(self, messages: Sequence[Message], thinking: bool | None) -> str:
+        switch = {} if thinking is None else {"enable_thinking": thinking}
         conversation = [{"role": message.role.value, "content": message.content} for message in messages]
         try:
-            return str(self._tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
+            rendered = self._tokenizer.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=True, **switch
+            )
+            return str(rendered)
         except Exception as error:  # a template is a program, and may raise anything
             raise TokenizerError(f"the chat template refuses the messages: {error}") from error
 

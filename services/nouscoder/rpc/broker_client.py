@@ -237,9 +237,9 @@ class BrokerClient(ServiceClient):
         """
         return LeaseKeeper(self.heartbeat, report)
 
-    async def release_leases(self) -> None:
-        """Give back all that this worker holds: it stops. One attempt, PeerUnreachable when the broker is away."""
-        request = broker_pb2.ReleaseLeasesRequest(worker_id=self.worker_id)
+    async def release_leases(self, lease_ids: Iterable[str] = ()) -> None:
+        """Give back these leases; none: all, this worker stops. One attempt, PeerUnreachable without a broker."""
+        request = broker_pb2.ReleaseLeasesRequest(worker_id=self.worker_id, lease_ids=lease_ids)
         await self._call(lambda: self._stub.ReleaseLeases(request, timeout=_RELEASE_LIMIT_S), patience_s=0.0)
 
     async def report_batch_failure(self, batch_id: int, reason: str) -> bool:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from nouscoder.domain.batch import RecordedBatch, RecordedRollout
 from nouscoder.domain.ledger import Ledger
+from nouscoder.domain.problem import PublicTests
 from nouscoder.domain.rollout import FinishReason, RolloutHeader, Sampling, Task
+from nouscoder.domain.submission import TestsReference
 from nouscoder.rpc.faults import InvalidMessage as InvalidMessage
 from nouscoder.rpc.tests_convert import tests_from as tests_from
 from nouscoder.rpc.tests_convert import tests_to as tests_to
-from nouscoder.rpc.verdict_convert import verdict_from, verdict_to
+from nouscoder.rpc.verdict_convert import rules_from, rules_to, verdict_from, verdict_to
 from nouscoder.v1 import broker_pb2, rollout_pb2
 
 _FINISH_OUT = {reason: rollout_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
@@ -47,6 +49,7 @@ def task_to(task: Task) -> rollout_pb2.Task:
         sampling=sampling_to(task.sampling),
         min_policy_version=task.min_policy_version,
         prompt_template=task.prompt_template,
+        public_tests=None if task.public_tests is None else public_tests_to(task.public_tests),
     )
 
 
@@ -62,7 +65,21 @@ def task_from(message: rollout_pb2.Task) -> Task:
         sampling=sampling_from(message.sampling),
         min_policy_version=message.min_policy_version,
         prompt_template=message.prompt_template,
+        public_tests=public_tests_from(message.public_tests) if message.HasField("public_tests") else None,
     )
+
+
+def public_tests_to(public: PublicTests) -> rollout_pb2.PublicTests:
+    """Domain -> protocol."""
+    return rollout_pb2.PublicTests(tests=tests_to(public.tests), rules=rules_to(public.rules))
+
+
+def public_tests_from(message: rollout_pb2.PublicTests) -> PublicTests:
+    """Protocol -> domain."""
+    tests = tests_from(message.tests)
+    if isinstance(tests, TestsReference):
+        raise InvalidMessage("task.public_tests.tests must be the tests themselves, not a digest")
+    return PublicTests(tests, rules_from(message.rules))
 
 
 def header_to(header: RolloutHeader) -> rollout_pb2.RolloutHeader:

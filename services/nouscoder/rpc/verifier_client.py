@@ -1,17 +1,25 @@
-"""Client of the verifier over gRPC, for the evaluations of a run; other programs use nouscoder.client."""
+"""Client of the verifier over gRPC, for evaluations and environments; other programs use nouscoder.client."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import grpc
 
+from nouscoder.config import Config
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict
+from nouscoder.errors import Unusable
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerBusy, ServiceClient
 from nouscoder.rpc.verdict_convert import submission_to, verdict_from
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 
 _GRADE_LIMIT_S = 600.0
+
+
+class TokenUnreadable(Unusable):
+    """The file with the verifier's token cannot be read."""
 
 
 class VerifierClient(ServiceClient):
@@ -40,3 +48,13 @@ class VerifierClient(ServiceClient):
             return await self._call(lambda: self._stub.Grade(request, timeout=_GRADE_LIMIT_S, metadata=self._metadata))
 
         return verdict_from((await self._while_full.call(once)).verdict)
+
+
+def verifier_token(config: Config) -> str:
+    """The token that a run sends to its verifier; empty when none is configured. Raises TokenUnreadable."""
+    if not config.run.verifier_token_file:
+        return ""
+    try:
+        return Path(config.run.verifier_token_file).read_text(encoding="utf8").strip()
+    except OSError as error:
+        raise TokenUnreadable(f"run.verifier_token_file cannot be read: {error.strerror}") from error

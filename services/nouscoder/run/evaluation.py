@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, TypeVar
 
 from nouscoder.config import Config
@@ -22,7 +21,7 @@ from nouscoder.policy_folder.weights_files import WeightsMissing, shards_of
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.generation_client import GenerationClient
 from nouscoder.rpc.tls import channel_credentials
-from nouscoder.rpc.verifier_client import VerifierClient
+from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
 from nouscoder.rpc.worker_identity import observer_id
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.services import RunServices
@@ -98,16 +97,6 @@ async def newest_policy(config: Config) -> PolicyManifest:
             async for manifest in broker.watch_policy():
                 return manifest
     raise CannotEvaluate(f"the broker announced no policy within {config.run.peer_patience_s:.0f} s")
-
-
-def verifier_token(config: Config) -> str:
-    """The token that evaluations send to the verifier; empty when none is configured. Raises CannotEvaluate."""
-    if not config.run.verifier_token_file:
-        return ""
-    try:
-        return Path(config.run.verifier_token_file).read_text(encoding="utf8").strip()
-    except OSError as error:
-        raise CannotEvaluate(f"run.verifier_token_file cannot be read: {error.strerror}") from error
 
 
 def evaluation_record(evaluation: Evaluation, policy_version: int) -> dict[str, Any]:

@@ -35,7 +35,7 @@ FIXED = (
     *("problems.held_out_samples", "policy.path"),
     *("broker.group_size", "broker.batch_size", "broker.reward", "learner.steps_per_batch"),
     *("generation.sampling.temperature", "generation.sampling.top_p", "generation.sampling.max_new_tokens"),
-    *(f"generation.environment.{name}" for name in ("prompt_as", "prompt_template", "system_prompt")),
+    "generation.environment",
     *("demo.train_problems", "demo.held_out_problems", "demo.warm_start_share"),
 )
 
@@ -139,7 +139,7 @@ def refuse_changes(recorded_file: Path, config: Config) -> None:
     wanted = tomllib.loads(dump_config(config))
     for key in FIXED:
         before, now = _value(began_with, key), _value(wanted, key)
-        if before is not None and before != now:
+        if before is not None and _differ(before, now):
             raise RunChanged(
                 f"{key} is {now!r}, but the run in {recorded_file.parent} began with {before!r}:"
                 " put it back, or give the run another run.name"
@@ -150,6 +150,13 @@ def recorded(config: Config) -> str:
     """The configuration as TOML, without Redis' password. This record is never used to connect to external services."""
     section = config.broker.model_copy(update={"redis_url": without_password(config.broker.redis_url)})
     return dump_config(config.model_copy(update={"broker": section}))
+
+
+def _differ(before: Any, now: Any) -> bool:
+    """Whether the values differ. A key that a newer release has added to a section is no difference."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return any(_differ(value, now.get(key)) for key, value in before.items())
+    return bool(before != now)
 
 
 def _value(tree: Any, key: str) -> Any:

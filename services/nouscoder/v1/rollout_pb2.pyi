@@ -6,6 +6,7 @@ Rollouts: their tasks and headers."""
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from nouscoder.v1 import verdict_pb2 as _verdict_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -88,6 +89,7 @@ class Task(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     MIN_POLICY_VERSION_FIELD_NUMBER: _builtins.int
     PROMPT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    PUBLIC_TESTS_FIELD_NUMBER: _builtins.int
     rollout_id: _builtins.str
     """Unique in the run."""
     group_id: _builtins.str
@@ -104,6 +106,10 @@ class Task(_message.Message):
     def sampling(self) -> Global___Sampling:
         """How to sample."""
 
+    @_builtins.property
+    def public_tests(self) -> Global___PublicTests:
+        """Tests that the policy may see; absent if the problem has none."""
+
     def __init__(
         self,
         *,
@@ -114,14 +120,45 @@ class Task(_message.Message):
         sampling: Global___Sampling | None = ...,
         min_policy_version: _builtins.int = ...,
         prompt_template: _builtins.str = ...,
+        public_tests: Global___PublicTests | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["public_tests", b"public_tests", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "min_policy_version", b"min_policy_version", "problem_id", b"problem_id", "prompt", b"prompt", "prompt_template", b"prompt_template", "rollout_id", b"rollout_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "min_policy_version", b"min_policy_version", "problem_id", b"problem_id", "prompt", b"prompt", "prompt_template", b"prompt_template", "public_tests", b"public_tests", "rollout_id", b"rollout_id", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Task: _TypeAlias = Task  # noqa: Y015
+
+@_typing.final
+class PublicTests(_message.Message):
+    """Tests whose expected outputs the policy may see. They decide no reward."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TESTS_FIELD_NUMBER: _builtins.int
+    RULES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tests(self) -> _verdict_pb2.Tests:
+        """The tests, never a digest."""
+
+    @_builtins.property
+    def rules(self) -> _verdict_pb2.GradingRules:
+        """The rules of grading."""
+
+    def __init__(
+        self,
+        *,
+        tests: _verdict_pb2.Tests | None = ...,
+        rules: _verdict_pb2.GradingRules | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rules", b"rules", "tests", b"tests"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rules", b"rules", "tests", b"tests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PublicTests: _TypeAlias = PublicTests  # noqa: Y015
 
 @_typing.final
 class RolloutHeader(_message.Message):

@@ -11,10 +11,13 @@ from typing import Any
 
 from nouscoder.data.importers.fields import MAX_REFERENCES, Row, optional_text, pairs, stdin_tests, text
 from nouscoder.data.importers.rejection import Reason, Rejected
+from nouscoder.data.problems import fit_in_a_task
 from nouscoder.data.references import Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import StdinTests
 
 _LANGUAGES = {2: "cpp", 3: "python", 4: "java"}  # 1 is Python 2
+_PARTS = ("public_tests", "private_tests", "generated_tests")
 _SOURCES = {1: "codechef", 2: "codeforces", 3: "hackerearth", 4: "codejam", 5: "atcoder", 6: "aizu"}
 
 
@@ -25,7 +28,8 @@ def read(row: Row, number: int) -> ReferencedProblem:
     problem = Problem(
         problem_id=text(row, "name"),
         prompt=text(row, "description"),
-        tests=stdin_tests(_cases(row)),
+        tests=stdin_tests(_cases(row, *_PARTS)),
+        public_tests=_public_tests(row),
         difficulty=optional_text(row, "cf_rating", "difficulty"),
         source="code_contests",
         family=_SOURCES.get(row.get("source") or 0, ""),
@@ -42,9 +46,16 @@ def read_rllm(row: Row, number: int) -> ReferencedProblem:
     )
 
 
-def _cases(row: Row) -> list[tuple[Any, Any]]:
+def _public_tests(row: Row) -> StdinTests | None:
+    if not (row.get("public_tests") or {}).get("input"):
+        return None
+    found = stdin_tests(_cases(row, "public_tests"))
+    return found if fit_in_a_task(found) else None
+
+
+def _cases(row: Row, *parts: str) -> list[tuple[Any, Any]]:
     found = []
-    for name in ("public_tests", "private_tests", "generated_tests"):
+    for name in parts:
         tests = row.get(name) or {}
         if tests.get("input"):
             found += pairs(tests["input"], tests.get("output"))

@@ -16,6 +16,7 @@ from typing import Any
 from nouscoder.data.importers.fields import Row, call_tests, decoded, optional_text, stdin_tests, text
 from nouscoder.data.importers.pickled_text import UnsafePickle, text_of_pickle
 from nouscoder.data.importers.rejection import Reason, Rejected
+from nouscoder.data.problems import fit_in_a_task
 from nouscoder.data.references import ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import CallTests, Prelude, StdinTests
@@ -38,6 +39,7 @@ def read(row: Row, number: int) -> ReferencedProblem:
         problem_id=text(row, "question_id"),
         prompt=prompt(text(row, "question_content"), optional_text(row, "starter_code")),
         tests=_tests(row),
+        public_tests=_public_tests(row),
         prelude=Prelude.LCB,
         difficulty=optional_text(row, "difficulty"),
         source="livecodebench",
@@ -59,6 +61,14 @@ def prompt(question: str, starter_code: str) -> str:
 def _tests(row: Row) -> StdinTests | CallTests:
     cases = [*_cases(row.get("public_test_cases")), *_cases(row.get("private_test_cases"))]
     return tests_of(cases, decoded(row.get("metadata") or "{}"))
+
+
+def _public_tests(row: Row) -> StdinTests | CallTests | None:
+    cases = _cases(row.get("public_test_cases"))
+    if not cases:
+        return None
+    found = tests_of(cases, decoded(row.get("metadata") or "{}"))
+    return found if fit_in_a_task(found) else None
 
 
 def tests_of(cases: list[Any], metadata: Any) -> StdinTests | CallTests:

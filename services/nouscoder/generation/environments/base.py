@@ -21,6 +21,10 @@ class TaskRefused(NousCoderError):
     """No rollout can be made from the task. The message names it."""
 
 
+class ToolUnavailable(NousCoderError):
+    """A tool gave no answer in time. The task is given back: the rollout can be made later, or by another worker."""
+
+
 class Sampler(Protocol):
     """The part of an engine that an environment needs."""
 
@@ -35,5 +39,5 @@ class Environment(Protocol):
     name: str
 
     async def rollout(self, task: Task, sampler: Sampler) -> Rollout:
-        """Run the task. Raises TaskRefused, or EngineError from the sampler."""
+        """Run the task. Raises TaskRefused, ToolUnavailable, or EngineError from the sampler."""
         ...

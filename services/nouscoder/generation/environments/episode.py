@@ -32,6 +32,11 @@ class Episode:
         """The number of tokens that may still be sampled: `max_new_tokens` is the limit of all turns together."""
         return self._task.sampling.max_new_tokens - self._num_sampled
 
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens so far, given and sampled."""
+        return len(self._tokens)
+
     def give(self, token_ids: Sequence[int]) -> None:
         """Append tokens that the policy did not sample. They do not count in the loss."""
         if not token_ids:

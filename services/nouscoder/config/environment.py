@@ -1,0 +1,91 @@
+"""Settings of the environments: one section an environment, chosen by `generation.environment.kind`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from nouscoder.config.base import Section
+
+_KINDS = "single_turn, feedback, entry_point"
+
+
+def _kind(kind: str) -> Any:
+    return Field(
+        kind,
+        description="single_turn: one prompt, one completion; feedback: the policy sees how its program fails the"
+        " problem's public tests and tries again; entry_point: a class of the user",
+    )
+
+
+class EnvironmentSection(Section):
+    """What every environment has: how a problem becomes a prompt."""
+
+    prompt_as: Literal["auto", "text", "messages"] = Field(
+        "text",
+        description="text: the prompt as it is; messages: as a user's message in the policy's chat template;"
+        " auto: messages if the policy has a chat template, else text",
+    )
+    prompt_template: str = Field(
+        "{prompt}", pattern=r"\{prompt\}", description="text around {prompt}; a problem may have its own template"
+    )
+    system_prompt: str = Field("", description="a system message before the prompt (prompt_as messages); may be empty")
+    thinking: Literal["auto", "on", "off"] = Field(
+        "auto", description="enable_thinking of the chat template; auto: as the template has it by default"
+    )
+
+
+class ToolsSection(EnvironmentSection):
+    """What environments with tools have. The tool of today is the verifier."""
+
+    tool_limit_s: float = Field(
+        120.0,
+        gt=0,
+        description="seconds to wait for an answer of the verifier; then the rollout is given back to the broker",
+    )
+
+
+class SingleTurnSection(EnvironmentSection):
+    """One prompt and one completion, which is graded."""
+
+    kind: Literal["single_turn"] = _kind("single_turn")
+
+
+class FeedbackSection(ToolsSection):
+    """Up to `turns` programs. After each but the last, the policy sees how it failed the public tests."""
+
+    kind: Literal["feedback"] = _kind("feedback")
+    turns: int = Field(3, ge=1, description="maximum number of turns; the program of the last is graded")
+    feedback_chars: int = Field(
+        600, ge=40, description="characters of each text in the feedback: input, outputs, message; longer ones are cut"
+    )
+
+
+class EntryPointSection(ToolsSection):
+    """A class of the user, as docs/environments.md describes."""
+
+    kind: Literal["entry_point"] = _kind("entry_point")
+    entry_point: str = Field(pattern=r"^[\w.]+:\w+$", description="package.module:Class")
+    options: dict[str, str | int | float | bool] = Field({}, description="what the class is given, unchecked")
+
+
+# Tags begin with the key, so that the report of a fault can leave them out of the path.
+TAG = "kind="
+
+
+def _tag_of(value: Any) -> str:
+    kind = value.get("kind", "single_turn") if isinstance(value, dict) else getattr(value, "kind", None)
+    return f"{TAG}{kind}"
+
+
+Environment = Annotated[
+    Annotated[SingleTurnSection, Tag("kind=single_turn")]
+    | Annotated[FeedbackSection, Tag("kind=feedback")]
+    | Annotated[EntryPointSection, Tag("kind=entry_point")],
+    Discriminator(
+        _tag_of,
+        custom_error_type="environment_kind",
+        custom_error_message=f"a section whose kind must be one of {_KINDS}",
+    ),
+]

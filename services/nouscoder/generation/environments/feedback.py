@@ -1,0 +1,107 @@
+"""The environment with feedback: the policy sees how its program fails the public tests, and writes another.
+
+    prompt -> program -> public tests -> feedback -> program -> ... -> the last program is graded by the hidden tests
+    given     sampled    the verifier    given       sampled
+
+An episode ends when the public tests pass, after `turns` programs, when a turn is cut at the limit of tokens, when the
+feedback leaves no room for another program, or when the problem has no public tests. The hidden tests and their
+expected outputs are not in this process.
+"""
+
+from __future__ import annotations
+
+from nouscoder.config.environment import FeedbackSection
+from nouscoder.domain.rollout import Completion, FinishReason, Rollout, Task
+from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.generation.environments.base import Sampler
+from nouscoder.generation.environments.episode import Episode
+from nouscoder.generation.environments.prompts import Prompts
+from nouscoder.generation.environments.tools import Tools
+from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError
+
+_FAULTS = {
+    VerdictKind.WRONG_ANSWER: "The output is wrong.",
+    VerdictKind.TIME_LIMIT_EXCEEDED: "The program exceeded the time limit.",
+    VerdictKind.MEMORY_LIMIT_EXCEEDED: "The program exceeded the memory limit.",
+    VerdictKind.OUTPUT_LIMIT_EXCEEDED: "The program printed too much.",
+    VerdictKind.RUNTIME_ERROR: "The program failed.",
+    VerdictKind.COMPILE_ERROR: "The program does not compile.",
+    VerdictKind.NO_CODE: "The answer holds no program.",
+}
+_REQUEST = "Write the corrected program."
+
+
+class Feedback:
+    """Up to `settings.turns` programs, with feedback from the public tests between them."""
+
+    name = "feedback"
+
+    def __init__(
+        self, tokenizer: PolicyTokenizer, settings: FeedbackSection, tools: Tools, max_tokens_total: int
+    ) -> None:
+        """`max_tokens_total` is the engine's limit of given and sampled tokens. Raises EnvironmentUnusable."""
+        self._prompts = Prompts(tokenizer, settings)
+        self._stop_ids = tokenizer.stop_ids
+        self._settings = settings
+        self._tools = tools
+        self._max_tokens_total = max_tokens_total
+
+    async def rollout(self, task: Task, sampler: Sampler) -> Rollout:
+        """Sample programs until one passes the public tests or a limit is reached. Raises ToolUnavailable."""
+        episode = Episode(task, sampler, self._stop_ids)
+        episode.give(self._prompts.prompt_of(task))
+        for turns_left in reversed(range(self._settings.turns)):
+            answer = await episode.sample()
+            text = self._prompts.text_of(answer)
+            if not turns_left or answer.finish_reason is FinishReason.LENGTH:
+                break
+            reply = await self._reply(task, answer, text)
+            if not reply or not episode.tokens_left or episode.num_tokens + len(reply) >= self._max_tokens_total:
+                break
+            episode.give(reply)
+        return episode.finished(text)
+
+    async def _reply(self, task: Task, answer: Completion, text: str) -> list[int]:
+        """Token ids [tokens] of the feedback; empty when there is nothing to say."""
+        if task.public_tests is None:
+            return []
+        verdict = await self._tools.grade(task.public_tests.submission(text))
+        if verdict.kind is VerdictKind.ACCEPTED:
+            return []
+        try:
+            return self._prompts.reply_to(answer, feedback_on(verdict, self._settings.feedback_chars))
+        except TokenizerError:  # the program printed what a small vocabulary lacks
+            return []
+
+
+def feedback_on(verdict: Verdict, max_chars: int) -> str:
+    """What the policy is told of a verdict that is not accepted. Each text in it has at most `max_chars` characters."""
+    lines = [_FAULTS[verdict.kind]]
+    failure = verdict.first_failure
+    if failure is None:
+        lines += _labelled("Message", verdict.detail, max_chars)
+    else:
+        is_wrong = verdict.kind is VerdictKind.WRONG_ANSWER
+        start = _start_of_difference(failure.output, failure.expected, max_chars) if is_wrong else 0
+        lines += _labelled("Input", failure.input, max_chars)
+        lines += _labelled("Expected output", _from(start, failure.expected), max_chars)
+        lines += _labelled("Output", _from(start, failure.output), max_chars) if is_wrong else []
+        # The end of a traceback says what went wrong.
+        lines += _labelled("Errors", failure.stderr.strip()[-max_chars:], max_chars)
+    return "\n".join([*lines, _REQUEST])
+
+
+def _labelled(label: str, text: str, max_chars: int) -> list[str]:
+    shown = text.rstrip()
+    return [f"{label}:\n{shown if len(shown) <= max_chars else shown[:max_chars] + '...'}"] if shown else []
+
+
+def _start_of_difference(output: str, expected: str, max_chars: int) -> int:
+    """Where to begin so that the first difference is among the next `max_chars` characters."""
+    pairs = enumerate(zip(output, expected, strict=False))
+    first = next((place for place, (got, wanted) in pairs if got != wanted), min(len(output), len(expected)))
+    return 0 if first < max_chars else first - max_chars // 2
+
+
+def _from(start: int, text: str) -> str:
+    return f"...{text[start:]}" if start else text
