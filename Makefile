@@ -16,7 +16,7 @@ test: .venv/dev.ready
 
 # Takes minutes: the demo, killed and resumed exactly; a Redis that forgets; a large batch.
 test-heavy: .venv/dev.ready
-	$(BIN)/pytest -m heavy
+	$(BIN)/pytest -s -m heavy
 
 # Takes up to an hour: the whole run and each service killed in runs of their own, the demo with three seeds; the attack
 # corpus through gVisor, and repeatedly with eight at once.
