@@ -122,7 +122,9 @@ class BrokerRig:
         """Lease and grade all rollouts as one grading worker. `kind_of` maps a rollout id to its verdict."""
         leased = (await broker.lease_grading("verifier-h-0-1", 1000, 0)).gradings
         items = [(item.lease.lease_id, item.rollout_id, self.verdict(kind_of(item.rollout_id))) for item in leased]
-        assert await broker.submit_verdicts("verifier-h-0-1", items) == []
+        refused = await broker.submit_verdicts("verifier-h-0-1", items)
+        # A group that loses too many members is cancelled, so verdicts of its last member are refused.
+        assert not refused or any(verdict.is_ours for _, _, verdict in items)
         return leased
 
     @staticmethod

@@ -111,7 +111,7 @@ async def test_a_batch_holds_the_groups_that_completed_first_with_their_verdicts
         rollout = decode_rollout(record)
         assert rollout.rollout_id == recorded.header.rollout_id
         assert rollout.logprobs.tolist() == [-0.5, -0.25, -0.125]
-    assert await broker.heartbeat(LEARNER, [leased.lease.lease_id]) == []
+    assert await broker.heartbeat(LEARNER, [leased.lease.lease_id]) == {}
 
 
 async def test_the_same_batch_comes_again_until_it_is_committed(new_broker: NewBroker, broker_rig: Any) -> None:
@@ -123,7 +123,7 @@ async def test_the_same_batch_comes_again_until_it_is_committed(new_broker: NewB
     assert first.lease is not None
     assert restarted.lease is not None
     assert restarted.lease.delivery == 2
-    assert await broker.heartbeat(LEARNER, [first.lease.lease_id]) == [first.lease.lease_id]
+    assert list(await broker.heartbeat(LEARNER, [first.lease.lease_id])) == [first.lease.lease_id]
     assert (await broker.lease_batch("learner-h-9-1", 0)).batch is None, "another learner waits for the lease to expire"
     impatient = broker_rig.impatient_store(broker)
     taken = await batches.lease_batch(impatient, "learner-h-9-1", batches.Codec(decode_header, decode_verdict))

@@ -1,8 +1,9 @@
 """Random histories of a run against a real Redis: the broker's laws hold after every step of every history.
 
 Laws: admitted = trained + filtered + stale + abandoned + in flight; rollouts live and not in a batch <= k * B; no
-rollout is trained on twice; no token in a batch is more than k - 1 versions old; the streams hold exactly the rollouts
-whose state says so; nothing is kept of a rollout that reached a final state, but the record of a dead letter.
+rollout is trained on twice; no token in a batch is older than the policy of staleness allows; the streams hold exactly
+the rollouts whose state says so; nothing is kept of a rollout that reached a final state, but the record of a dead
+letter.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from nouscoder.broker.errors import Refused
 from nouscoder.domain.batch import RecordedBatch
 from nouscoder.domain.lease import LeasedTask, RecordedGrading
 from nouscoder.domain.run_status import RunMode
+from nouscoder.domain.staleness import StalenessBound, StalePolicy
 from nouscoder.domain.verdict import VerdictKind
 
 Answer = TypeVar("Answer")
 _G, _B = 4, 8
 _KINDS = (VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.INTERNAL_ERROR)
-_STALENESS = 2
 _STEPS = (
     *("sample", "grade", "train") * 6,
     *("old", "gen", "ver", "lea", "lea", "broker", "expire", "publish", "release", "mode", "letters", "drop"),
@@ -85,6 +86,8 @@ class RunHistory(RuleBasedStateMachine):
 
     rig: Any = None
     k = 2
+    policy = StalePolicy.DROP
+    max_staleness = 2
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +95,8 @@ class RunHistory(RuleBasedStateMachine):
         self.pids = itertools.count(1)
         self.config = self.rig.config(
             f"broker.pipeline_k={self.k}",
-            f"broker.max_staleness={_STALENESS}",
+            f"broker.stale_policy={self.policy}",
+            f"broker.max_staleness={self.max_staleness}",
             "broker.max_deliveries=3",
             "broker.max_regrades=1",
         )
@@ -106,6 +110,8 @@ class RunHistory(RuleBasedStateMachine):
         self.workers = {name: self.incarnation(name) for name in ("gen-0", "gen-1", "ver-0", "ver-1", "lea-0", "lea-1")}
         self.num_committed = 0
         self.finished = False
+        self.bound = StalenessBound.of(self.policy, self.k, self.max_staleness)
+        self.most_stale = 0
 
     def incarnation(self, name: str) -> str:
         return f"{name}-{next(self.pids)}"
@@ -151,7 +157,8 @@ class RunHistory(RuleBasedStateMachine):
         assert len(leased.gradings) <= wanted
         self.gradings += [(worker, item) for item in leased.gradings]
         if fate != "keep":
-            assert self.hand_in_verdicts(worker, leased.gradings, kinds, again=fate == "twice") == []
+            refused = self.hand_in_verdicts(worker, leased.gradings, kinds, again=fate == "twice")
+            assert not refused or VerdictKind.INTERNAL_ERROR in kinds, "only a group that became too small is cancelled"
 
     def train(self, slot: int, fate: str) -> None:
         leased = self.go(self.broker.lease_batch(self.workers[f"lea-{slot}"], 0))
@@ -220,6 +227,10 @@ class RunHistory(RuleBasedStateMachine):
             self.batch = None
 
     def publish(self) -> None:
+        """The next policy. `finish_first` promises something only while each policy is made by a batch."""
+        num_made = self.num_committed + (self.batch is not None)
+        if self.policy is StalePolicy.FINISH_FIRST and self.version >= num_made:
+            return
         self.version += 1
         self.go(self.broker.publish_policy(self.rig.manifest(self.version)))
 
@@ -255,7 +266,8 @@ class RunHistory(RuleBasedStateMachine):
         assert len(self.rig.groups(batch)) == _B // _G
         for recorded in batch.rollouts:
             staleness = batch.policy_version - recorded.header.oldest_version
-            assert 0 <= staleness <= min(self.k - 1, _STALENESS), "the bound of staleness"
+            assert 0 <= staleness <= self.bound.max_age, "the bound of staleness"
+            self.most_stale = max(self.most_stale, staleness)
 
     def commit(self, batch: RecordedBatch, again: bool) -> None:
         self.batch = None
@@ -283,7 +295,7 @@ class RunHistory(RuleBasedStateMachine):
         ledger = status.ledger
         assert ledger.balanced, ledger
         unbatched = sum(count for state, count in ledger.in_flight.items() if state != "training")
-        assert unbatched <= self.k * _B
+        assert unbatched <= self.bound.pipeline_k * _B
         assert ledger.trained == len(self.trained)
         assert len(set(self.trained)) == len(self.trained), "trained twice"
         by_name = {stream.stream: stream for stream in status.streams}
@@ -353,5 +365,30 @@ def test_the_laws_hold_in_long_histories_that_meet_every_end(broker_rig: Any, k:
         assert min(ledger.trained, ledger.filtered, ledger.stale, ledger.abandoned) > 0, ledger
         assert all(stream.redeliveries > 0 for stream in status.streams[:2]), status.streams
         assert sum(stream.dead_letters for stream in status.streams) > 0
+        assert {"stale", "too_small"} <= status.cancelled.keys(), status.cancelled
+    finally:
+        history.teardown()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("policy", "k", "max_staleness"), [(StalePolicy.KEEP, 2, 3), (StalePolicy.FINISH_FIRST, 3, 1)])
+def test_the_laws_hold_under_the_other_policies_of_staleness(
+    broker_rig: Any, policy: StalePolicy, k: int, max_staleness: int
+) -> None:
+    """`keep` trains on groups older than k - 1 versions; under `finish_first` no group is ever stale."""
+    settings = {"rig": broker_rig, "k": k, "policy": policy, "max_staleness": max_staleness}
+    history = type("RunHistoryOnRig", (RunHistory,), settings)()
+    source = random.Random(0)
+    try:
+        history.publish()
+        for _ in range(350):
+            history.do(random_step(source))
+            history.the_laws_hold()
+        ledger = history.go(history.broker.status()).ledger
+        assert ledger.trained > 0
+        if policy is StalePolicy.KEEP:
+            assert history.most_stale > k - 1
+        else:
+            assert ledger.stale == 0
     finally:
         history.teardown()

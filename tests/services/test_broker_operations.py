@@ -11,7 +11,7 @@ import pytest
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import InvalidRequest, Refused
 from nouscoder.domain.dead_letter import GivenUpFor
-from nouscoder.domain.lease import LeasedTasks
+from nouscoder.domain.lease import LeasedTasks, LeaseLoss
 from nouscoder.domain.run_status import RunMode
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.rpc.broker_convert import leased_tasks_to
@@ -53,7 +53,7 @@ async def test_a_lease_that_stands_still_is_lost_and_one_that_moves_slowly_is_ke
     assert set(lost) == {hung}
     assert await in_flight(broker) == {"queued": 3, "sampling": 1}
     assert len((await broker.lease_tasks(OTHER, 1, 0)).tasks) == 1, "somebody else gets it"
-    assert await broker.heartbeat(GEN, [slow], [99]) == []
+    assert await broker.heartbeat(GEN, [slow], [99]) == {}
 
 
 async def test_a_paused_worker_and_one_that_tells_nothing_keep_their_leases(
@@ -63,8 +63,8 @@ async def test_a_paused_worker_and_one_that_tells_nothing_keep_their_leases(
     paused, mute = [item.lease.lease_id for item in (await broker.lease_tasks(GEN, 2, 0)).tasks]
     for _ in range(4):
         await advance(broker, 6)
-        assert await broker.heartbeat(GEN, [paused], [7], paused=True) == []
-        assert await broker.heartbeat(GEN, [mute]) == []
+        assert await broker.heartbeat(GEN, [paused], [7], paused=True) == {}
+        assert await broker.heartbeat(GEN, [mute]) == {}
     with pytest.raises(InvalidRequest, match="1 numbers of progress came with 2 leases"):
         await broker.heartbeat(GEN, [paused, mute], [1])
 
@@ -77,7 +77,7 @@ async def test_a_rollout_that_no_worker_gets_on_with_is_a_dead_letter_that_says_
     (grading,) = (await broker.lease_grading(VER, 1, 0)).gradings
     await broker.heartbeat(VER, [grading.lease.lease_id], [3])
     await advance(broker, 6)
-    assert await broker.heartbeat(VER, [grading.lease.lease_id], [3]) == [grading.lease.lease_id]
+    assert await broker.heartbeat(VER, [grading.lease.lease_id], [3]) == {grading.lease.lease_id: LeaseLoss.PROGRESS}
     (letter,) = await broker.operations.dead_letters()
     assert (letter.reason, letter.stream, letter.worker_id) == (GivenUpFor.PROGRESS, "grading", VER)
 

@@ -21,7 +21,7 @@ from nouscoder.broker import errors
 from nouscoder.broker.core import Broker
 from nouscoder.broker.metrics import BrokerCollector
 from nouscoder.broker.service import STATUS_CODES, serve_broker
-from nouscoder.domain.lease import Lease
+from nouscoder.domain.lease import Lease, LeaseLoss, WorkReport
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.formats.tests import digest_of
 from nouscoder.rpc.broker_client import BrokerClient
@@ -154,22 +154,22 @@ async def test_a_kept_lease_lives_and_a_lost_one_is_told(service: Service, broke
         entry = lost.lease.lease_id.split(":")[1]
         tasks = service.broker.store.prefix + "tasks"
         await service.broker.store.redis.xclaim(tasks, "workers", "generation-h-1-1", 0, [entry])
-        told: frozenset[str] = frozenset()
+        told: dict[str, LeaseLoss] = {}
         async with asyncio.timeout(5):
             while not told:
                 await asyncio.sleep(0.05)
                 told = keeper.take_lost()
-        assert told == {lost.lease.lease_id}
-        assert keeper.take_lost() == frozenset()
+        assert told == {lost.lease.lease_id: LeaseLoss.EXPIRED}
+        assert keeper.take_lost() == {}
         assert set(keeper._kept) == {kept.lease.lease_id}
 
 
 async def test_a_keeper_beats_for_nothing_that_was_dropped_or_lost() -> None:
     beaten: list[list[str]] = []
 
-    async def heartbeat(lease_ids: Any, progress: Any = (), *, paused: bool = False) -> frozenset[str]:
+    async def heartbeat(lease_ids: Any, report: WorkReport | None = None) -> dict[str, LeaseLoss]:
         beaten.append(sorted(lease_ids))
-        return frozenset({"lost"})
+        return {"lost": LeaseLoss.EXPIRED}
 
     async with LeaseKeeper(heartbeat) as keeper:
         for name in ("kept", "lost", "dropped"):

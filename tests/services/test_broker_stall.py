@@ -147,7 +147,8 @@ async def test_work_that_comes_to_nothing_is_told(new_broker: NewBroker, broker_
     assert "100% of the graded ones were accepted. The problems are too easy" in judge(filtered)[0].reason
     failed = later(await snapshot_of(await worked(VerdictKind.INTERNAL_ERROR)), 60, asking=everyone)
     assert causes(failed) == [StallCause.INTERNAL_ERRORS]
-    assert "failed 32 times" in judge(failed)[0].reason
+    # The last member of each group is cancelled when the third is given up.
+    assert "failed 28 times" in judge(failed)[0].reason
 
 
 async def test_groups_that_all_went_stale_are_told(new_broker: NewBroker, broker_rig: Any) -> None:

@@ -12,7 +12,7 @@ from nouscoder.broker import streams
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest
 from nouscoder.broker.streams import LeaseRef, Stream, parse_lease
-from nouscoder.domain.lease import LeasedTask
+from nouscoder.domain.lease import LeasedTask, LeaseLoss
 from nouscoder.domain.verdict import VerdictKind
 
 NewBroker = Callable[..., Broker]
@@ -111,12 +111,14 @@ async def test_a_heartbeat_keeps_a_lease_and_tells_the_lost_ones(new_broker: New
     await broker.publish_policy(broker_rig.manifest(0))
     kept, lost = (await broker.lease_tasks(GEN, 2, 0)).tasks
     await broker.store.run("tick", "a sweeper", 0, 6000)
-    assert await broker.heartbeat(GEN, [kept.lease.lease_id]) == []
+    assert await broker.heartbeat(GEN, [kept.lease.lease_id]) == {}
     await broker.store.run("tick", "a sweeper", 0, 6000)
     await streams.sweep(broker.store)
     assert (await broker.status()).ledger.in_flight["sampling"] == 1
-    assert await broker.heartbeat(GEN, [kept.lease.lease_id, lost.lease.lease_id]) == [lost.lease.lease_id]
-    assert await broker.heartbeat(OTHER, [kept.lease.lease_id]) == [kept.lease.lease_id]
+    assert await broker.heartbeat(GEN, [kept.lease.lease_id, lost.lease.lease_id]) == {
+        lost.lease.lease_id: LeaseLoss.EXPIRED
+    }
+    assert list(await broker.heartbeat(OTHER, [kept.lease.lease_id])) == [kept.lease.lease_id]
 
 
 async def test_the_brokers_own_sweep_gives_lost_work_to_who_waits_for_it(
@@ -139,7 +141,7 @@ async def test_a_restarted_worker_frees_its_former_leases_at_once(broker: Broker
     again = (await broker.lease_tasks("generation-h-0-2", 16, 0)).tasks
     assert [item.task for item in again] == [item.task for item in held]
     assert {item.lease.delivery for item in again} == {2}
-    assert await broker.heartbeat(GEN, [held[0].lease.lease_id]) == [held[0].lease.lease_id]
+    assert list(await broker.heartbeat(GEN, [held[0].lease.lease_id])) == [held[0].lease.lease_id]
 
 
 async def test_too_many_deliveries_make_a_dead_letter_and_its_group_goes_on_without_it(

@@ -56,7 +56,7 @@ class Rig:
             if not sweeps:
                 continue
             if self.clock.now_s - self._last_beat_s >= LEASE_S / 3:
-                assert await self.broker.heartbeat(GEN, self.live) == [], "a live lease was taken back"
+                assert await self.broker.heartbeat(GEN, self.live) == {}, "a live lease was taken back"
                 self._last_beat_s = self.clock.now_s
             await self.sweeper.sweep()
 
@@ -114,7 +114,7 @@ async def test_a_machine_where_every_sweep_is_late_still_takes_leases_back_in_bo
         num_sweeps += 1
         assert num_sweeps <= 150
         swept.clock.now_s += 5.0
-        assert await swept.broker.heartbeat(GEN, swept.live) == []
+        assert await swept.broker.heartbeat(GEN, swept.live) == {}
         await swept.sweeper.sweep()
 
 
@@ -200,6 +200,6 @@ async def test_a_real_broker_process_that_is_stopped_for_three_leases_takes_no_l
             while (await client.status()).ledger.in_flight["queued"] != 8:
                 assert time.monotonic() - begun_s < 60, "the dead worker's leases are kept"
                 await asyncio.sleep(0.1)
-            assert keeper.take_lost() == frozenset()
+            assert keeper.take_lost() == {}
             refused = await client.submit_rollouts([(i.lease.lease_id, broker_rig.rollout(i.task)) for i in live])
             assert refused == frozenset()

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from nouscoder.domain.lease import Lease, LeasedTask, LeasedTasks, WorkReport
+from nouscoder.domain.lease import Lease, LeasedTask, LeasedTasks, LeaseLoss, WorkReport
 from nouscoder.domain.policy import PolicyManifest, Shard
-from nouscoder.domain.rollout import Rollout, Sampling, Task
+from nouscoder.domain.rollout import Completion, Rollout, Sampling, Task
 from nouscoder.domain.submission import StdinTests, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation import worker as worker_module
@@ -56,6 +57,8 @@ class MemoryBroker:
     submitted: list[tuple[str, Rollout]] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
+    reason: LeaseLoss = LeaseLoss.EXPIRED
+    oldest: dict[str, int] = field(default_factory=dict)
     leased: dict[str, str] = field(default_factory=dict)
     manifests: asyncio.Queue[PolicyManifest] = field(default_factory=asyncio.Queue)
     num_calls: int = 0
@@ -102,13 +105,14 @@ class MemoryBroker:
     def keep_leases(self, report: Callable[[], WorkReport]) -> LeaseKeeper:
         return LeaseKeeper(self._heartbeat, report)
 
-    async def _heartbeat(
-        self, lease_ids: Iterable[str], progress: Iterable[int] = (), *, paused: bool = False
-    ) -> frozenset[str]:
+    async def _heartbeat(self, lease_ids: Sequence[str], report: WorkReport | None = None) -> dict[str, LeaseLoss]:
+        assert report is not None
         asked = set(lease_ids)
         self.beats.append(asked)
-        self.told.append(({self.leased[name]: n for name, n in zip(lease_ids, progress, strict=True)}, paused))
-        return frozenset(asked & self.lost)
+        progress = {self.leased[name]: moved for name, moved in report.progress.items()}
+        self.told.append((progress, report.paused))
+        self.oldest |= {self.leased[name]: version for name, version in report.oldest_versions.items()}
+        return dict.fromkeys(asked & self.lost, self.reason)
 
     @property
     def ids(self) -> list[str]:
@@ -272,7 +276,7 @@ async def test_an_engine_that_hangs_ends_the_worker_when_its_leases_are_lost(
         await until(lambda: bench.worker.num_held == 4)
         await asyncio.sleep(0.7)
         assert not bench.running.done(), "a lease that is kept is worked on"
-        broker.lost = set(broker.leased)
+        broker.lost, broker.reason = set(broker.leased), LeaseLoss.PROGRESS
         with pytest.raises(EngineStopped, match="it hangs"):
             await asyncio.wait_for(bench.running, 10)
         hung.set()
@@ -319,6 +323,36 @@ async def test_a_lost_lease_cancels_its_rollout_and_frees_its_place(working: Wor
         assert "r002" not in broker.ids
         assert not broker.refused
         assert all(lost not in beat for beat in broker.beats[-1:])
+
+
+async def test_the_engine_stops_sampling_a_rollout_whose_group_is_stale(
+    working: Working, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokens were sampled under version 0; the heartbeat tells that, also when version 1 is in use."""
+    sample = FakeEngine.step
+
+    def slowly(engine: FakeEngine) -> list[tuple[str, Completion]]:
+        """Each request gets a first token soon, and the others much later."""
+        if engine.num_waiting or not all(engine.progress.values()):
+            return sample(engine)
+        time.sleep(0.005)
+        return []
+
+    monkeypatch.setattr(FakeEngine, "step", slowly)
+    broker = MemoryBroker()
+    async with working(broker, tmp_path) as bench:
+        await until(lambda: bench.policies.current is not None)
+        broker.tasks = tasks(2)
+        await until(lambda: broker.oldest == {"r000": 0, "r001": 0})
+        broker.manifests.put_nowait(published(tmp_path, 1))
+        await until(lambda: bench.engine.policy_version == 1)
+        broker.oldest.clear()
+        await until(lambda: broker.oldest == {"r000": 0, "r001": 0})
+        broker.lost, broker.reason = set(broker.leased), LeaseLoss.STALE
+        await until(lambda: bench.engine.num_running + bench.engine.num_waiting == 0)
+        await until(lambda: bench.worker.num_held == 0)
+        assert not broker.submitted
+        assert not bench.running.done()
 
 
 async def test_a_task_leased_again_to_the_same_worker_continues_under_the_new_lease(

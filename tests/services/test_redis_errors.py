@@ -140,7 +140,7 @@ async def test_a_full_redis_takes_no_rollout_and_everything_that_frees_memory(
     late = [broker_rig.sampled(item) for item in held]
     with pytest.raises(RedisFull, match=r"is full \(maxmemory\)"):
         await broker.submit_rollouts("generation-h-0-1", late)
-    assert await broker.heartbeat("generation-h-0-1", [item.lease.lease_id for item in held]) == []
+    assert await broker.heartbeat("generation-h-0-1", [item.lease.lease_id for item in held]) == {}
     await broker_rig.grade(broker, broker_rig.mixed)
     for batch_id in range(2):
         assert (await broker.lease_batch("learner-1", 0)).batch is not None

@@ -21,6 +21,7 @@ from nouscoder.broker.errors import Behind, BrokerUnavailable, Refused
 from nouscoder.broker.service import serve_broker
 from nouscoder.config import Config
 from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
+from nouscoder.domain.lease import LeaseLoss
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import Unusable
@@ -199,7 +200,7 @@ async def test_leases_of_the_epoch_before_are_lost(
     assert learner.num_restored == 1
 
     lease_ids = [item.lease.lease_id for item in held]
-    assert await broker.heartbeat(GEN, lease_ids) == lease_ids
+    assert await broker.heartbeat(GEN, lease_ids) == dict.fromkeys(lease_ids, LeaseLoss.RESTORED)
     late = [broker_rig.sampled(item) for item in held]
     assert await broker.submit_rollouts(GEN, late) == [item.task.rollout_id for item in held]
     verdicts = [(item.lease.lease_id, item.rollout_id, broker_rig.verdict()) for item in gradings]
@@ -304,7 +305,7 @@ async def test_a_commit_and_a_publication_that_were_not_heard_are_made_up_for_wi
     await learner.restore()
     check(learner, await learner.broker.status())
     assert learner.num_restored == 0
-    assert await learner.broker.heartbeat(GEN, [item.lease.lease_id for item in held]) == []
+    assert await learner.broker.heartbeat(GEN, [item.lease.lease_id for item in held]) == {}
 
 
 async def test_another_run_folder_of_the_same_name_is_refused_by_name(learner: BookKeeper) -> None:

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from nouscoder.broker.core import Broker
 from nouscoder.broker.service import serve_broker
 from nouscoder.config import load_config
-from nouscoder.domain.lease import Lease, LeasedGrading, LeasedGradings, WorkReport
+from nouscoder.domain.lease import Lease, LeasedGrading, LeasedGradings, LeaseLoss, WorkReport
 from nouscoder.domain.problem import GradingRules
 from nouscoder.domain.submission import StdinCase, StdinTests, Tests
 from nouscoder.domain.verdict import Verdict, VerdictKind
@@ -109,8 +109,8 @@ class ListBroker:
     def drop(self, lease_id: str) -> None:
         self.kept.discard(lease_id)
 
-    def take_lost(self) -> frozenset[str]:
-        lost, self.lost = frozenset(self.lost), set()
+    def take_lost(self) -> dict[str, LeaseLoss]:
+        lost, self.lost = dict.fromkeys(self.lost, LeaseLoss.STALE), set()
         return lost
 
 

@@ -57,14 +57,14 @@ async def test_two_workers_on_one_host_keep_their_leases_and_a_restarted_one_fre
             leases = [item.lease.lease_id for item in (await first.lease_tasks(4)).tasks]
             others = [item.lease.lease_id for item in (await second.lease_tasks(4)).tasks]
             assert (len(leases), len(others)) == (4, 4)
-            assert await first.heartbeat(leases) == frozenset()
-            assert await second.heartbeat(others) == frozenset()
+            assert await first.heartbeat(leases) == {}
+            assert await second.heartbeat(others) == {}
         restarted = await connect(stack.enter_context(held_worker_id("generation", run)))
         again = (await restarted.lease_tasks(4)).tasks
         assert [item.lease.delivery for item in again] == [2] * 4, (
             "the leases of the second worker must be free at once"
         )
-        assert await first.heartbeat(leases) == frozenset()
+        assert await first.heartbeat(leases) == {}
 
 
 def test_processes_get_separate_slots_and_the_next_one_gets_the_name_of_a_killed_one() -> None:

@@ -25,7 +25,7 @@ async def beat(address: str, num_leases: int, pace_s: float) -> None:
         lost: set[str] = set()
         while not closed.done():
             begun_s = time.monotonic()
-            lost |= await client.heartbeat(lease_ids)
+            lost.update(await client.heartbeat(lease_ids))
             spent_s = time.monotonic() - begun_s
             beats.append((begun_s, spent_s))
             await asyncio.wait({closed}, timeout=max(0.0, pace_s - spent_s))

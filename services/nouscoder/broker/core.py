@@ -25,7 +25,7 @@ from nouscoder.broker.records import Records, new_record_name, open_record_store
 from nouscoder.broker.rewards import Rewards
 from nouscoder.broker.rules import Rules
 from nouscoder.broker.store import Store
-from nouscoder.broker.streams import Graded, LeasedEntry, Sampled, Stream, parse_lease
+from nouscoder.broker.streams import Beat, Graded, LeasedEntry, Sampled, Stream, parse_lease
 from nouscoder.broker.sweeper import Sweeper
 from nouscoder.broker.wakeups import Found, Waits
 from nouscoder.config import Config
@@ -36,6 +36,7 @@ from nouscoder.domain.lease import (
     LeasedBatch,
     LeasedTask,
     LeasedTasks,
+    LeaseLoss,
     RecordedGrading,
     RecordedGradings,
 )
@@ -221,20 +222,33 @@ class Broker:
             await self.waits.next_policy(seen)
 
     async def heartbeat(
-        self, worker_id: str, lease_ids: Sequence[str], progress: Sequence[int] = (), *, paused: bool = False
-    ) -> list[str]:
-        """Extend leases; answers the lost ones.
+        self,
+        worker_id: str,
+        lease_ids: Sequence[str],
+        progress: Sequence[int] = (),
+        *,
+        paused: bool = False,
+        oldest_versions: Sequence[int | None] = (),
+    ) -> dict[str, LeaseLoss]:
+        """Extend leases; answers the lost ones, each with the reason.
 
         `progress` is a number for each lease that changes when the work on it moves, or empty: not told. A lease is
         lost when it stands still for broker.sampling_progress_s or grading_progress_s, unless the worker is `paused`.
-        Raises InvalidRequest.
+        `oldest_versions` are as in WorkReport, None for work without a token; or empty: not told. The group of a lease
+        is cancelled when that is too old for every batch to come. Raises InvalidRequest.
         """
         if not lease_ids:
-            return []
-        if progress and len(progress) != len(lease_ids):
-            raise InvalidRequest(f"{len(progress)} numbers of progress came with {len(lease_ids)} leases")
-        refs = [parse_lease(lease_id) for lease_id in lease_ids]
-        return [str(ref) for ref in await streams.beat(self.store, worker_id, refs, progress, paused=paused)]
+            return {}
+        for told in (progress, oldest_versions):
+            if told and len(told) != len(lease_ids):
+                raise InvalidRequest(f"{len(told)} numbers of progress came with {len(lease_ids)} leases")
+        nothing = [None] * len(lease_ids)
+        rows = zip(lease_ids, progress or nothing, oldest_versions or nothing, strict=True)
+        beats = [Beat(parse_lease(lease_id), moved, version) for lease_id, moved, version in rows]
+        lost = await streams.beat(self.store, worker_id, beats, paused=paused)
+        if any(reason is LeaseLoss.STALE for reason in lost.values()):
+            self.waits.tasks.wake()  # the groups that were cancelled freed slots
+        return {str(ref): reason for ref, reason in lost.items()}
 
     async def release_leases(self, worker_id: str, lease_ids: Sequence[str] = ()) -> int:
         """A worker gives leases back, or all because it stops: others get the work at once, and no delivery is spent.

@@ -13,6 +13,8 @@ from nouscoder.broker.streams import Stream
 from nouscoder.domain.ledger import IN_FLIGHT, Ledger
 from nouscoder.domain.run_status import RunMode, RunStatus, StreamStatus
 
+_CANCELLED = "cancelled:"
+
 
 async def read_status(store: Store, rules: Rules, run: str) -> RunStatus:
     """The run at one instant."""
@@ -55,4 +57,9 @@ async def read_status(store: Store, rules: Rules, run: str) -> RunStatus:
         },
         run_id=meta["run_id"].decode() if "run_id" in meta else "",
         mode=mode,
+        cancelled={
+            field.removeprefix(_CANCELLED): int(rollouts)
+            for field, rollouts in sorted(meta.items())
+            if field.startswith(_CANCELLED)
+        },
     )

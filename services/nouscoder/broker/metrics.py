@@ -42,6 +42,7 @@ class BrokerCollector(Collector):
             "nouscoder_broker_steps", "Optimizer steps of the run's committed batches", value=float(status.step)
         )
         yield from _grading(status)
+        yield _cancelled(status)
 
 
 def _ledger(status: RunStatus) -> Metric:
@@ -70,6 +71,17 @@ def _grading(status: RunStatus) -> Iterator[Metric]:
     yield CounterMetricFamily("nouscoder_broker_rollouts_graded", "Rollouts that got a verdict", value=float(graded))
     yield CounterMetricFamily("nouscoder_broker_rollouts_accepted", "Rollouts accepted", value=float(accepted))
     yield GaugeMetricFamily("nouscoder_broker_run_finished", "1 once the run is finished", value=float(status.finished))
+
+
+def _cancelled(status: RunStatus) -> Metric:
+    family = CounterMetricFamily(
+        "nouscoder_broker_cancelled_rollouts",
+        "Rollouts that ended without a verdict because their group or the run had ended",
+        labels=["reason"],
+    )
+    for reason, rollouts in status.cancelled.items():
+        family.add_metric([reason], rollouts)
+    return family
 
 
 def _streams(status: RunStatus) -> Iterator[Metric]:

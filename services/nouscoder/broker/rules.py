@@ -1,4 +1,4 @@
-"""The rules of a run that the scripts enforce: admission, leases, filters."""
+"""The rules of a run that the scripts enforce: admission, staleness, leases, filters."""
 
 from __future__ import annotations
 
@@ -7,21 +7,28 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from nouscoder.config import BrokerSection
+from nouscoder.domain.staleness import StalenessBound
 
 # A consumer that asked for nothing for so long, and holds nothing, is forgotten.
 FORGET_CONSUMER_S = 3600.0
 # A record that was announced and not handed in for so long is deleted.
 FORGET_RECORD_S = 600.0
+# The reason for which work was cancelled is kept so long for the heartbeat of its worker.
+FORGET_CANCELLED_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """`batch_groups` (B / G) is the groups of a batch; `commit_chunk` the most rollouts that one script ends."""
+    """`batch_groups` (B / G) is the groups of a batch; `commit_chunk` the most rollouts that one script ends.
+
+    `pipeline_k`, `max_age` and `waits_for_older` are those of the policy of staleness (domain/staleness.py).
+    """
 
     group_size: int
     pipeline_k: int
     batch_groups: int
-    max_staleness: int
+    max_age: int
+    waits_for_older: bool
     max_deliveries: int
     max_regrades: int
     drop_zero_variance: bool
@@ -35,15 +42,18 @@ class Rules:
     announced_ms: int = int(1000 * FORGET_RECORD_S)
     commit_chunk: int = 1024
     forget_ms: int = int(1000 * FORGET_CONSUMER_S)
+    cancelled_ms: int = int(1000 * FORGET_CANCELLED_S)
 
     @classmethod
     def of(cls, section: BrokerSection) -> Self:
         """The rules of a configuration."""
+        bound = StalenessBound.of(section.stale_policy, section.pipeline_k, section.max_staleness)
         return cls(
             group_size=section.group_size,
-            pipeline_k=section.pipeline_k,
+            pipeline_k=bound.pipeline_k,
             batch_groups=section.batch_size // section.group_size,
-            max_staleness=section.max_staleness,
+            max_age=bound.max_age,
+            waits_for_older=bound.waits_for_older,
             max_deliveries=section.max_deliveries,
             max_regrades=section.max_regrades,
             drop_zero_variance=section.drop_zero_variance,

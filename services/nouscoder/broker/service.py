@@ -184,9 +184,13 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
     ) -> broker_pb2.HeartbeatResponse:
         """Extends leases."""
         lost = await self._broker.heartbeat(
-            _worker(request.worker_id), request.lease_ids, request.progress, paused=request.paused
+            _worker(request.worker_id),
+            request.lease_ids,
+            request.progress,
+            paused=request.paused,
+            oldest_versions=broker_convert.oldest_versions_from(request.oldest_versions),
         )
-        return broker_pb2.HeartbeatResponse(lost_lease_ids=lost)
+        return broker_pb2.HeartbeatResponse(lost_lease_ids=lost, reasons=lost.values())
 
     async def ReleaseLeases(  # noqa: N802
         self,

@@ -19,7 +19,7 @@ from typing import Any
 from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest
 from nouscoder.broker.store import Store, Value
 from nouscoder.broker.wakeups import Work
-from nouscoder.domain.lease import worker_name
+from nouscoder.domain.lease import LeaseLoss, worker_name
 from nouscoder.domain.rollout import RolloutHeader
 
 
@@ -194,18 +194,29 @@ def _refused(rollout_ids: Sequence[str], answers: Sequence[bytes]) -> list[str]:
     return [rollout_id for rollout_id, answer in zip(rollout_ids, answers, strict=True) if answer == b"lost"]
 
 
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A heartbeat for one lease: how far its work is (WorkReport); None where that is not told."""
+
+    ref: LeaseRef
+    progress: int | None = None
+    oldest_version: int | None = None
+
+
 async def beat(
-    store: Store, worker_id: str, refs: Sequence[LeaseRef], progress: Sequence[int] = (), *, paused: bool = False
-) -> list[LeaseRef]:
-    """Extend leases; answers the lost ones. `progress` of each work, or none: see Rules."""
-    lost: list[LeaseRef] = []
-    told: Sequence[Value] = progress or [""] * len(refs)
-    for start in range(0, len(refs), _MAX_BEATS):
-        part = refs[start : start + _MAX_BEATS]
+    store: Store, worker_id: str, beats: Sequence[Beat], *, paused: bool = False
+) -> dict[LeaseRef, LeaseLoss]:
+    """Extend leases; answers the lost ones, each with the reason."""
+    lost: dict[LeaseRef, LeaseLoss] = {}
+    for start in range(0, len(beats), _MAX_BEATS):
+        part = beats[start : start + _MAX_BEATS]
         values: list[Value] = []
-        for ref, moved in zip(part, told[start : start + _MAX_BEATS], strict=True):
-            values += [ref.stream.value, ref.entry, ref.ticket, moved]
-        lost += [part[int(place)] for place in await store.run("heartbeat", worker_id, int(paused), *values)]
+        for item in part:
+            values += [item.ref.stream.value, item.ref.entry, item.ref.ticket]
+            values += ["" if told is None else told for told in (item.progress, item.oldest_version)]
+        answer = await store.run("heartbeat", worker_id, int(paused), *values)
+        for place, reason in zip(answer[::2], answer[1::2], strict=True):
+            lost[part[int(place)].ref] = LeaseLoss(reason.decode())
     return lost
 
 

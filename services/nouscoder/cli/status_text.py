@@ -46,6 +46,7 @@ def status_lines(status: RunStatus) -> list[str]:
             for s in status.streams
         ),
         f"graded: {status.rollouts_graded}, accepted: {status.rollouts_accepted}",
+        *(f"cancelled: {rollouts} rollouts, {reason}" for reason, rollouts in status.cancelled.items()),
         *([status.back_pressure] if status.back_pressure else []),
         *(
             f"problem {problem} is gone from the problem file: {rollouts} rollouts abandoned"

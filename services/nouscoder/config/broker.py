@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from nouscoder.config.base import InputFile, Section
 from nouscoder.domain.reward import OverlongReward, RewardRule
+from nouscoder.domain.staleness import StalePolicy
 
 
 class RecordBackend(StrEnum):
@@ -85,10 +86,22 @@ class BrokerSection(Section):
     group_size: int = Field(8, ge=2, description="G: rollouts for each problem")
     batch_size: int = Field(64, ge=2, description="B: rollouts in a batch, a multiple of group_size")
     pipeline_k: int = Field(
-        3, ge=1, description="PipelineRL-k: a token is at most k - 1 policy versions old in training"
+        3,
+        ge=1,
+        description="PipelineRL-k: at most k batches of rollouts are in flight, and a token is at most k - 1 policy"
+        " versions old in training, unless stale_policy is keep",
+    )
+    stale_policy: StalePolicy = Field(
+        StalePolicy.DROP,
+        description="groups that grow old; drop: those older than max_staleness are cancelled; keep: no batch waits for"
+        " them, the learner's importance weights correct them, and only those older than max_staleness are cancelled;"
+        " finish_first: so few are admitted that none grows older than max_staleness",
     )
     max_staleness: int = Field(
-        8, ge=0, description="groups older than this are dropped; no effect above pipeline_k - 1"
+        8,
+        ge=0,
+        description="policy versions: the age above which groups are cancelled; of no effect above pipeline_k - 1,"
+        " unless stale_policy is keep",
     )
     lease_s: float = Field(10.0, gt=0, description="seconds after which a lease without a heartbeat expires")
     batch_lease_s: float = Field(

@@ -17,10 +17,12 @@ from nouscoder.config.environment import ToolsSection
 from nouscoder.config.faults import sentences
 from nouscoder.config.generation import GenerationSection
 from nouscoder.config.learner import LearnerSection
+from nouscoder.config.loss_terms import CorrectionKind
 from nouscoder.config.paths import place_paths
 from nouscoder.config.run import DemoSection, PolicySection, ProblemsSection, RunSection
 from nouscoder.config.tls import MutualTlsSection
 from nouscoder.config.verifier import VerifierSection
+from nouscoder.domain.staleness import StalePolicy
 
 
 class Config(Section):
@@ -49,6 +51,15 @@ class Config(Section):
             raise ValueError(
                 f"generation.environment.tool_limit_s {environment.tool_limit_s:g} must be less than"
                 f" broker.sampling_progress_s {self.broker.sampling_progress_s:g}, or waiting costs leases"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _kept_groups_are_corrected(self) -> Config:
+        is_corrected = self.learner.correction.kind is not CorrectionKind.NONE
+        if self.broker.stale_policy is StalePolicy.KEEP and not is_corrected:
+            raise ValueError(
+                "broker.stale_policy keep needs importance weights: choose a learner.correction.kind other than none"
             )
         return self
 

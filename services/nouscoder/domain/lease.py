@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 from nouscoder.domain.batch import RecordedBatch
 from nouscoder.domain.problem import GradingRules
@@ -17,6 +18,18 @@ class Lease:
     lease_id: str
     expires_in_s: float
     delivery: int
+
+
+class LeaseLoss(StrEnum):
+    """Why a lease is lost. Of the first three the rollout goes to another worker; of the others it has ended."""
+
+    EXPIRED = "expired"  # no heartbeat in time, a newer incarnation of the worker, or the work is submitted already
+    PROGRESS = "progress"  # the work stood still
+    RESTORED = "restored"  # Redis forgot a part, and all leases of before ended
+    STALE = "stale"  # its group is too old for every batch to come
+    TOO_SMALL = "too_small"  # its group lost so many members that it cannot be trained on
+    PROBLEM_GONE = "problem_gone"  # its problem is gone from the problem file
+    FINISHED = "finished"  # the run is finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +103,15 @@ class LeasedBatch:
 
 @dataclass(frozen=True, slots=True)
 class WorkReport:
-    """How far the work on leases is: by lease id a number that changes when the work moves. `paused`: by a person."""
+    """How far the work on leases is: by lease id a number that changes when the work moves. `paused`: by a person.
+
+    `oldest_versions`: of work that has sampled tokens, by lease id a policy version that the oldest of them is not
+    newer than.
+    """
 
     progress: Mapping[str, int]
     paused: bool = False
+    oldest_versions: Mapping[str, int] = field(default_factory=dict)
 
 
 def worker_name(worker_id: str) -> str:

@@ -36,7 +36,8 @@ class RunStatus:
 
     `run_id` names the run folder that the state belongs to; empty while no learner has been there. `back_pressure` says
     why rollouts are not admitted or not taken; empty when they are. `missing_problems` are gone from the problem file:
-    how many rollouts of each were abandoned (some of them, when there are many).
+    how many rollouts of each were abandoned (some of them, when there are many). `cancelled` counts the rollouts that
+    ended before they had a verdict, because their group or the run had ended, by LeaseLoss.
     """
 
     run: str
@@ -53,3 +54,4 @@ class RunStatus:
     back_pressure: str = ""
     missing_problems: dict[str, int] = field(default_factory=dict)
     mode: RunMode = RunMode.RUNNING
+    cancelled: dict[str, int] = field(default_factory=dict)

@@ -264,7 +264,8 @@ def _outcomes(snapshot: Snapshot) -> Iterator[Blocker]:
         yield Blocker(
             StallCause.ALL_STALE,
             f"{since.stale} rollouts were dropped as stale since then: sampling and grading take longer than the"
-            " versions that broker.max_staleness and broker.pipeline_k allow. Raise them, or add workers.",
+            " versions that broker.max_staleness and broker.pipeline_k allow. Raise them, set"
+            " broker.stale_policy=finish_first, or add workers.",
             num_items=since.stale,
         )
     if since.abandoned >= max(batch_size, ended / 2) and not since.internal_errors > since.graded:

@@ -28,10 +28,13 @@ class Rollouts:
         self._engine = engine
         self._policies = policies
         self._tools = tools
+        self._oldest_versions: dict[str, int] = {}
 
     def start(self, task: Task) -> asyncio.Task[Rollout]:
         """Start a task. The returned asyncio task raises TaskRefused, ToolUnavailable or EngineError."""
-        return asyncio.create_task(self._make(task), name=f"rollout {task.rollout_id}")
+        rollout = asyncio.create_task(self._make(task), name=f"rollout {task.rollout_id}")
+        rollout.add_done_callback(lambda _: self._oldest_versions.pop(task.rollout_id, None))
+        return rollout
 
     @property
     def num_tokens(self) -> int:
@@ -60,6 +63,16 @@ class Rollouts:
         """
         sampled = {name.partition("/")[0]: tokens for name, tokens in self._engine.progress.items()}
         return {rollout_id: sampled.get(rollout_id, self._engine.num_tokens) for rollout_id in rollout_ids}
+
+    def oldest_versions(self) -> dict[str, int]:
+        """For each rollout with tokens a policy version that its oldest token is not newer than.
+
+        It is the version in use when its first tokens were seen here: versions only rise, so those are not newer.
+        """
+        for name, tokens in self._engine.progress.items():
+            if tokens and self._engine.policy_version is not None:
+                self._oldest_versions.setdefault(name.partition("/")[0], self._engine.policy_version)
+        return dict(self._oldest_versions)
 
     async def all_of(self, tasks: Sequence[Task]) -> AsyncIterator[Rollout]:
         """The rollouts in order of completion. Leaving early cancels the rest. Raises the first error of a task."""

@@ -10,7 +10,7 @@ only itself.
     pull     a policy, and room for tasks      lease_tasks -> rollouts.start
     submit   rollouts that ended               submit_rollouts; never waits for grading
     follow   a newer policy                    replaces the weights between two steps
-    drop     leases that were lost             cancels their rollouts
+    drop     leases that were lost             cancels their rollouts; the engine stops sampling them
     return   rollouts whose tool is away       release_leases
 The lease keeper sends heartbeats. While the broker does not answer, the loops wait and rollouts continue.
 """
@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from nouscoder.domain.lease import LeasedTask, LeasedTasks, WorkReport
+from nouscoder.domain.lease import LeasedTask, LeasedTasks, LeaseLoss, WorkReport
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Rollout
 from nouscoder.generation.engines.base import EngineStopped
@@ -257,7 +257,9 @@ class RolloutWorker:
     def _report(self) -> WorkReport:
         progress = self._rollouts.progress(self._held)
         by_lease = {held.lease_id: progress[rollout_id] for rollout_id, held in self._held.items()}
-        return WorkReport(by_lease, self._rollouts.paused)
+        versions = self._rollouts.oldest_versions()
+        oldest = {held.lease_id: versions[name] for name, held in self._held.items() if name in versions}
+        return WorkReport(by_lease, self._rollouts.paused, oldest)
 
     async def _follow(self) -> None:
         bad_in_a_row = 0
@@ -295,12 +297,12 @@ class RolloutWorker:
                 known_tokens, moved_s = num_tokens, loop.time()
             self._count_room()  # a rollout may have begun to wait for a tool
             lost = keeper.take_lost()
-            dropped = [name for name, held in self._held.items() if held.lease_id in lost]
-            for rollout_id in dropped:
-                log.warning("lease lost, rollout dropped", extra={"rollout_id": rollout_id})
+            dropped = {name: lost[held.lease_id] for name, held in self._held.items() if held.lease_id in lost}
+            for rollout_id, reason in dropped.items():
+                log.info("lease lost, rollout cancelled", extra={"rollout_id": rollout_id, "reason": reason.value})
                 self._leave(rollout_id, keeper).future.cancel()
             still_s = loop.time() - moved_s
-            if dropped and still_s >= _HUNG_S:
+            if LeaseLoss.PROGRESS in dropped.values() and still_s >= _HUNG_S:
                 raise EngineStopped(f"the engine has sampled no token for {still_s:.0f} s: it hangs")
 
     def _leave(self, rollout_id: str, keeper: LeaseKeeper) -> _Held:

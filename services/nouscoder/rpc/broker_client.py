@@ -17,7 +17,7 @@ import grpc
 
 from nouscoder.domain.books import Books, Restored
 from nouscoder.domain.dead_letter import DeadLetter
-from nouscoder.domain.lease import LeasedBatch, LeasedGrading, LeasedGradings, LeasedTasks, WorkReport
+from nouscoder.domain.lease import LeasedBatch, LeasedGrading, LeasedGradings, LeasedTasks, LeaseLoss, WorkReport
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Rollout
@@ -217,18 +217,19 @@ class BrokerClient(ServiceClient):
                     raise trouble from error
             await asyncio.sleep(_WATCH_AGAIN_S)
 
-    async def heartbeat(
-        self, lease_ids: Iterable[str], progress: Iterable[int] = (), *, paused: bool = False
-    ) -> frozenset[str]:
-        """Extend leases once; answers the lost ones. One attempt: raises PeerUnreachable when the broker is away.
+    async def heartbeat(self, lease_ids: Sequence[str], report: WorkReport | None = None) -> dict[str, LeaseLoss]:
+        """Extend leases once; answers the lost ones, each with the reason. `report` says how far the work on them is.
 
-        `progress` holds a number for each lease that changes when the work on it moves, or nothing.
+        One attempt: raises PeerUnreachable when the broker is away.
         """
-        request = broker_pb2.HeartbeatRequest(
-            worker_id=self.worker_id, lease_ids=lease_ids, progress=progress, paused=paused
-        )
+        request = broker_pb2.HeartbeatRequest(worker_id=self.worker_id, lease_ids=lease_ids)
+        if report is not None:
+            request.paused = report.paused
+            request.progress.extend(report.progress.get(lease_id, 0) for lease_id in lease_ids)
+            versions = broker_convert.oldest_versions_to(map(report.oldest_versions.get, lease_ids))
+            request.oldest_versions.extend(versions)
         answer = await self._call(lambda: self._stub.Heartbeat(request, timeout=_CALL_LIMIT_S), patience_s=0.0)
-        return frozenset(answer.lost_lease_ids)
+        return broker_convert.lost_leases_from(answer)
 
     def keep_leases(self, report: Callable[[], WorkReport] | None = None) -> LeaseKeeper:
         """A keeper of leases: `async with broker.keep_leases() as keeper: keeper.add(lease) ...`.

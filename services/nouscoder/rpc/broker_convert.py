@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
 from nouscoder.domain.dead_letter import DeadLetter, GivenUpFor
@@ -11,6 +12,7 @@ from nouscoder.domain.lease import (
     LeasedBatch,
     LeasedTask,
     LeasedTasks,
+    LeaseLoss,
     RecordedGrading,
     RecordedGradings,
 )
@@ -157,6 +159,23 @@ def leased_batch_from(message: broker_pb2.LeaseBatchResponse) -> LeasedBatch:
     return LeasedBatch(recorded_batch_from(message.batch), lease_from(message.lease), message.run_finished)
 
 
+def oldest_versions_to(versions: Iterable[int | None]) -> list[int]:
+    """Domain -> protocol, where -1 is for work without a token."""
+    return [-1 if version is None else version for version in versions]
+
+
+def oldest_versions_from(versions: Iterable[int]) -> list[int | None]:
+    """Protocol -> domain."""
+    return [None if version < 0 else version for version in versions]
+
+
+def lost_leases_from(message: broker_pb2.HeartbeatResponse) -> dict[str, LeaseLoss]:
+    """Protocol -> domain."""
+    return {
+        lease_id: LeaseLoss(reason) for lease_id, reason in zip(message.lost_lease_ids, message.reasons, strict=True)
+    }
+
+
 def run_status_to(status: RunStatus) -> broker_pb2.StatusResponse:
     """Domain -> protocol."""
     streams = [
@@ -185,6 +204,7 @@ def run_status_to(status: RunStatus) -> broker_pb2.StatusResponse:
         back_pressure=status.back_pressure,
         missing_problems=status.missing_problems,
         mode=mode_to(status.mode),
+        cancelled=status.cancelled,
     )
 
 
@@ -209,6 +229,7 @@ def run_status_from(message: broker_pb2.StatusResponse) -> RunStatus:
         back_pressure=message.back_pressure,
         missing_problems=dict(message.missing_problems),
         mode=mode_from(message.mode),
+        cancelled=dict(message.cancelled),
     )
 
 

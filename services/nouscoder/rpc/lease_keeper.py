@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from nouscoder.domain.lease import Lease, WorkReport
+from nouscoder.domain.lease import Lease, LeaseLoss, WorkReport
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 
 log = logging.getLogger(__name__)
@@ -20,10 +20,8 @@ _BEATS_A_LEASE = 3
 class Heartbeat(Protocol):
     """BrokerClient.heartbeat."""
 
-    async def __call__(
-        self, lease_ids: Sequence[str], progress: Sequence[int] = (), *, paused: bool = False
-    ) -> frozenset[str]:
-        """Extend leases; answers the lost ones."""
+    async def __call__(self, lease_ids: Sequence[str], report: WorkReport | None = None) -> dict[str, LeaseLoss]:
+        """Extend leases; answers the lost ones, each with the reason."""
         ...
 
 
@@ -37,7 +35,7 @@ class LeaseKeeper:
         self._heartbeat = heartbeat
         self._report = report
         self._kept: dict[str, Lease] = {}
-        self._lost: set[str] = set()
+        self._lost: dict[str, LeaseLoss] = {}
         self._changed = asyncio.Event()
 
     def add(self, lease: Lease) -> None:
@@ -48,12 +46,11 @@ class LeaseKeeper:
     def drop(self, lease_id: str) -> None:
         """The work is handed in or given up: stop beating for it. Unknown ids are ignored."""
         self._kept.pop(lease_id, None)
-        self._lost.discard(lease_id)
+        self._lost.pop(lease_id, None)
 
-    def take_lost(self) -> frozenset[str]:
-        """Lease ids lost since the last call (and no longer kept): drop the work on them."""
-        lost = frozenset(self._lost)
-        self._lost.clear()
+    def take_lost(self) -> dict[str, LeaseLoss]:
+        """Leases lost since the last call (and no longer kept), each with the reason: stop the work on them."""
+        lost, self._lost = self._lost, {}
         return lost
 
     async def __aenter__(self) -> Self:
@@ -79,22 +76,13 @@ class LeaseKeeper:
         if not asked:
             return
         try:
-            lost = await self._send(asked)
+            lost = await self._heartbeat(asked, None if self._report is None else self._report())
         except PeerUnreachable:
             return  # the next beat is soon, and a broker that comes back grants a whole lease's time
         except PeerError as error:
             log.error("heartbeat refused", extra={"reason": str(error)})
             return
         # What was dropped while the beat was on its way is not lost but done.
-        still_kept = lost & self._kept.keys()
-        self._lost |= still_kept
-        for lease_id in still_kept:
-            del self._kept[lease_id]
-
-    async def _send(self, asked: Sequence[str]) -> frozenset[str]:
-        if self._report is None:
-            return await self._heartbeat(asked)
-        report = self._report()
-        return await self._heartbeat(
-            asked, [report.progress.get(lease_id, 0) for lease_id in asked], paused=report.paused
-        )
+        for lease_id, reason in lost.items():
+            if self._kept.pop(lease_id, None) is not None:
+                self._lost[lease_id] = reason

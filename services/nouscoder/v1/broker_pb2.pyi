@@ -1018,6 +1018,7 @@ class HeartbeatRequest(_message.Message):
     LEASE_IDS_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
+    OLDEST_VERSIONS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Worker id: name and incarnation (services/nouscoder/rpc/worker_identity.py)."""
     paused: _builtins.bool
@@ -1032,6 +1033,12 @@ class HeartbeatRequest(_message.Message):
         tokens sampled or tests graded. Empty: not told, and then no lease is lost for want of progress.
         """
 
+    @_builtins.property
+    def oldest_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """In the order of lease_ids, for rollouts being sampled: a policy version that the oldest token sampled so far is not
+        newer than; -1 without a token. A group too old for every batch to come is cancelled. Empty: not told.
+        """
+
     def __init__(
         self,
         *,
@@ -1039,10 +1046,11 @@ class HeartbeatRequest(_message.Message):
         lease_ids: _abc.Iterable[_builtins.str] | None = ...,
         progress: _abc.Iterable[_builtins.int] | None = ...,
         paused: _builtins.bool = ...,
+        oldest_versions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "paused", b"paused", "progress", b"progress", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "oldest_versions", b"oldest_versions", "paused", b"paused", "progress", b"progress", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1417,18 +1425,24 @@ class HeartbeatResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LOST_LEASE_IDS_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lost_lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The worker must drop the work on these."""
+        """The worker must stop the work on these."""
+
+    @_builtins.property
+    def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Why, in the same order: a LeaseLoss of services/nouscoder/domain/lease.py."""
 
     def __init__(
         self,
         *,
         lost_lease_ids: _abc.Iterable[_builtins.str] | None = ...,
+        reasons: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lost_lease_ids", b"lost_lease_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lost_lease_ids", b"lost_lease_ids", "reasons", b"reasons"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1633,6 +1647,26 @@ class StatusResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class CancelledEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     RUN_FIELD_NUMBER: _builtins.int
     LEDGER_FIELD_NUMBER: _builtins.int
     STREAMS_FIELD_NUMBER: _builtins.int
@@ -1648,6 +1682,7 @@ class StatusResponse(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     BACK_PRESSURE_FIELD_NUMBER: _builtins.int
     MISSING_PROBLEMS_FIELD_NUMBER: _builtins.int
+    CANCELLED_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     policy_version: _builtins.int
@@ -1684,6 +1719,12 @@ class StatusResponse(_message.Message):
     def missing_problems(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Problems that are gone from the problem file (some of them, when there are many): rollouts of each abandoned."""
 
+    @_builtins.property
+    def cancelled(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Rollouts that ended without a verdict because their group or the run had ended, by reason: a LeaseLoss of
+        services/nouscoder/domain/lease.py.
+        """
+
     def __init__(
         self,
         *,
@@ -1702,10 +1743,11 @@ class StatusResponse(_message.Message):
         run_id: _builtins.str = ...,
         back_pressure: _builtins.str = ...,
         missing_problems: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        cancelled: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_slots_free", b"admission_slots_free", "back_pressure", b"back_pressure", "batches_committed", b"batches_committed", "finished", b"finished", "has_policy", b"has_policy", "ledger", b"ledger", "missing_problems", b"missing_problems", "mode", b"mode", "policy_version", b"policy_version", "rollouts_accepted", b"rollouts_accepted", "rollouts_graded", b"rollouts_graded", "run", b"run", "run_id", b"run_id", "step", b"step", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_slots_free", b"admission_slots_free", "back_pressure", b"back_pressure", "batches_committed", b"batches_committed", "cancelled", b"cancelled", "finished", b"finished", "has_policy", b"has_policy", "ledger", b"ledger", "missing_problems", b"missing_problems", "mode", b"mode", "policy_version", b"policy_version", "rollouts_accepted", b"rollouts_accepted", "rollouts_graded", b"rollouts_graded", "run", b"run", "run_id", b"run_id", "step", b"step", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,7 +21,7 @@ from typing import Protocol
 import grpc
 
 from nouscoder.config import Config
-from nouscoder.domain.lease import Lease, LeasedGrading, LeasedGradings, WorkReport
+from nouscoder.domain.lease import Lease, LeasedGrading, LeasedGradings, LeaseLoss, WorkReport
 from nouscoder.domain.submission import Tests
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import NousCoderError
@@ -78,8 +78,8 @@ class Keeper(Protocol):
         """Stop renewing a lease."""
         ...
 
-    def take_lost(self) -> frozenset[str]:
-        """The ids of the leases lost since the last call."""
+    def take_lost(self) -> dict[str, LeaseLoss]:
+        """The leases lost since the last call, each with the reason."""
         ...
 
 
@@ -190,12 +190,12 @@ class GradingWorker:
         self._room.set()
 
     async def _drop_lost(self) -> None:
-        """Cancel the work on lost leases, which another worker may hold."""
+        """Cancel the work on lost leases: another worker may hold them, or their group has ended."""
         while True:
-            for lease_id in self._keeper.take_lost():
+            for lease_id, reason in self._keeper.take_lost().items():
                 held = self._in_hand.get(lease_id)
                 if held is not None:
-                    log.warning("lease lost", extra={"lease_id": lease_id})
+                    log.info("lease lost, grading cancelled", extra={"lease_id": lease_id, "reason": reason.value})
                     held.task.cancel()
             await asyncio.sleep(TICK_S)
 

@@ -6,12 +6,14 @@ local P = KEYS[1]
 local R = cjson.decode(ARGV[1])
 local META = P .. 'meta'
 local OPEN = P .. 'open_groups' -- minimum policy version -> groups in flight and not in a batch
+local OLDEST = P .. 'oldest_tokens' -- group in flight and not in a batch -> policy version of its oldest known token
 local GARBAGE = P .. 'records:garbage' -- names of records to delete
 local WORKERS = 'workers' -- the consumer group
 local RELEASED = 'released' -- the consumer that holds entries given back
 local WAITING = {tasks = 'queued', grading = 'sampled'}
 local BUSY = {tasks = 'sampling', grading = 'grading'}
 local STATES = {'queued', 'sampling', 'sampled', 'grading', 'graded', 'ready', 'training'}
+local STREAM_OF = {queued = 'tasks', sampling = 'tasks', sampled = 'grading', grading = 'grading'}
 local CHUNK = 500 -- arguments of one command; Lua's stack holds a few thousand
 -- The epoch changes whenever the state is restored from the learner's books: leases of another epoch are lost.
 -- The run's clock counts milliseconds in which a broker was at work (sweeper.py); Redis' own clock may jump.
@@ -27,6 +29,13 @@ local function count(field, n) redis.call('HINCRBY', META, field, n or 1) end
 local function meta_number(field) return tonumber(redis.call('HGET', META, field) or 0) end
 local function is_finished() return redis.call('HEXISTS', META, 'finish_reason') == 1 end
 local function move(id, from, to) redis.call('SMOVE', live(from), live(to), id) end
+local function cancelled_key(stream, entry) return P .. 'cancelled:' .. stream .. ':' .. entry end -- why it was cancelled
+
+local function state_of(id)
+  for _, state in ipairs(STATES) do
+    if redis.call('SISMEMBER', live(state), id) == 1 then return state end
+  end
+end
 
 local function now_ms()
   local time = redis.call('TIME')
@@ -76,6 +85,8 @@ local function close_group(group)
   local version = redis.call('HGET', group_key(group), 'version')
   if redis.call('HINCRBY', OPEN, version, -1) == 0 then redis.call('HDEL', OPEN, version) end
   redis.call('DEL', group_key(group))
+  redis.call('ZREM', OLDEST, group)
+  redis.call('ZREM', P .. 'ready', group)
 end
 
 -- Groups in flight and not in a batch, by minimum policy version: {{version, groups} ...}, oldest first; and their sum.
@@ -102,6 +113,53 @@ local function drop_entry(stream, entry)
   redis.call('XDEL', P .. stream, entry)
 end
 
+-- A rollout waits for a worker from now on.
+local function enqueue(stream, id)
+  redis.call('HSET', rollout_key(id), 'entry', redis.call('XADD', P .. stream, '*', 'rollout', id))
+end
+
+-- A group that cannot be trained on any more ends at once, whatever its members are doing: those that wait are not
+-- leased any more, and the next heartbeat of a worker learns the reason. Answers how many rollouts end.
+local function cancel_group(group, outcome, reason)
+  local unfinished, ended = 0, 0
+  for _, id in ipairs(split(redis.call('HGET', group_key(group), 'members'))) do
+    local state = state_of(id)
+    local stream = STREAM_OF[state]
+    if stream then
+      local entry = redis.call('HGET', rollout_key(id), 'entry')
+      if state == BUSY[stream] then redis.call('SET', cancelled_key(stream, entry), reason, 'PX', R.cancelled_ms) end
+      drop_entry(stream, entry)
+      unfinished = unfinished + 1
+    end
+    if state then
+      leave_all({id}, state, outcome)
+      ended = ended + 1
+    end
+  end
+  close_group(group)
+  if unfinished > 0 then count('cancelled:' .. reason, unfinished) end
+  return ended
+end
+
+-- The oldest token that the next batch may hold. Each batch makes one policy version, so batch n is trained on by the
+-- weights of version n.
+local function oldest_allowed()
+  return math.max(meta_number('next_batch'), meta_number('policy_version')) - R.max_age
+end
+
+-- The group has a token of this policy version: it is stale when that is too old for every batch to come.
+local function note_token(group, version)
+  local known = redis.call('ZSCORE', OLDEST, group)
+  if not known or version < tonumber(known) then redis.call('ZADD', OLDEST, version, group) end
+  if version < oldest_allowed() then cancel_group(group, 'stale', 'stale') end
+end
+
+local function drop_stale()
+  for _, group in ipairs(redis.call('ZRANGEBYSCORE', OLDEST, '-inf', '(' .. oldest_allowed())) do
+    cancel_group(group, 'stale', 'stale')
+  end
+end
+
 local function rollout_of(stream, entry)
   local found = redis.call('XRANGE', P .. stream, entry, entry)
   return found[1] and found[1][2][2]
@@ -119,7 +177,7 @@ local function holds(stream, entry, lease, worker)
   return pending and pending[2] == worker and ticket(pending[4]) == lease
 end
 
--- Every member of the group is graded or abandoned: what becomes of the group.
+-- Every member of the group is graded or abandoned, and two at least are graded: what becomes of the group.
 local function complete_group(group)
   local graded, first_reward, oldest, varied = {}, nil, nil, false
   for _, id in ipairs(split(redis.call('HGET', group_key(group), 'members'))) do
@@ -131,21 +189,26 @@ local function complete_group(group)
       oldest = math.min(oldest or tonumber(values[2]), tonumber(values[2]))
     end
   end
-  local outcome
-  if #graded < 2 then outcome = 'abandoned' elseif R.drop_zero_variance and not varied then outcome = 'filtered' end
-  if outcome then
-    leave_all(graded, 'graded', outcome)
+  if R.drop_zero_variance and not varied then
+    leave_all(graded, 'graded', 'filtered')
     close_group(group)
     return
   end
   for _, id in ipairs(graded) do move(id, 'graded', 'ready') end
-  redis.call('HSET', group_key(group), 'members', table.concat(graded, ','), 'oldest', oldest)
+  redis.call('HSET', group_key(group), 'members', table.concat(graded, ','))
+  redis.call('ZADD', OLDEST, oldest, group)
   -- Groups are numbered in the order of their admission, so the lowest number is the oldest group.
   redis.call('ZADD', P .. 'ready', group_number(group), group)
 end
 
 local function close_member(group)
   if redis.call('HINCRBY', group_key(group), 'open', -1) == 0 then complete_group(group) end
+end
+
+local function num_alive(group)
+  local keys = {}
+  for _, id in ipairs(split(redis.call('HGET', group_key(group), 'members'))) do keys[#keys + 1] = rollout_key(id) end
+  return redis.call('EXISTS', unpack(keys))
 end
 
 local function drop_letter(letter)
@@ -174,13 +237,14 @@ local function dead_letter(stream, id, from, reason, worker, delivery)
   count('dead:' .. stream)
   local group = redis.call('HGET', key, 'group')
   leave_all({id}, from, 'abandoned')
-  close_member(group)
+  if num_alive(group) < 2 then cancel_group(group, 'abandoned', 'too_small') else close_member(group) end
 end
 
 -- A lease is lost: the rollout waits again, or is given up after too many deliveries. Those that their worker gave back
--- do not count. `reason` is why it was lost.
+-- do not count. `reason` is why it was lost. Nothing happens when the rollout's group was cancelled meanwhile.
 local function give_back(stream, entry, delivery, reason)
   local id = rollout_of(stream, entry)
+  if not id then return end
   local returned = tonumber(redis.call('HGET', rollout_key(id), 'returned') or 0)
   if delivery - returned >= R.max_deliveries then
     local worker = redis.call('XPENDING', P .. stream, WORKERS, entry, entry, 1)[1][2]

@@ -17,9 +17,10 @@ for _, state in ipairs(STATES) do
       redis.call('UNLINK', group_key(redis.call('HGET', rollout_key(id), 'group')))
     end
     leave_all(ids, state, 'abandoned')
+    if STREAM_OF[state] and #ids > 0 then count('cancelled:finished', #ids) end
     room = room - #ids
   end
   if not is_kept then left = left + redis.call('SCARD', live(state)) end
 end
-if left == 0 then redis.call('DEL', OPEN) end
+if left == 0 then redis.call('DEL', OPEN, OLDEST) end
 return left

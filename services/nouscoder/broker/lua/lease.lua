@@ -61,7 +61,7 @@ local function admit_group(problem)
     ids[#ids + 1] = id
     redis.call('HSET', rollout_key(id), 'group', group, 'problem', problem, 'since', now)
     redis.call('SADD', live('queued'), id)
-    redis.call('XADD', key, '*', 'rollout', id)
+    enqueue(stream, id)
   end
   local version = redis.call('HGET', META, 'policy_version')
   redis.call('HSET', group_key(group), 'members', table.concat(ids, ','), 'open', R.group_size, 'version', version)

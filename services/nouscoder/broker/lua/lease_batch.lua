@@ -33,25 +33,17 @@ if redis.call('EXISTS', record) == 1 then
   return answer()
 end
 
--- Each batch makes one policy version, so batch n is trained on by the weights of version n.
+drop_stale()
 local version = math.max(meta_number('next_batch'), meta_number('policy_version'))
-local oldest_allowed = version - math.min(R.max_staleness, R.pipeline_k - 1)
-
-local ready = {} -- complete groups that are not too old, oldest first: {name, minimum version, members}
+local ready = {} -- complete groups, oldest first: {name, minimum version, members}
 for _, group in ipairs(redis.call('ZRANGE', P .. 'ready', 0, -1)) do
-  local values = redis.call('HMGET', group_key(group), 'oldest', 'version', 'members')
-  if tonumber(values[1]) < oldest_allowed then
-    leave_all(split(values[3]), 'ready', 'stale')
-    close_group(group)
-    redis.call('ZREM', P .. 'ready', group)
-  else
-    ready[#ready + 1] = {group, tonumber(values[2]), values[3]}
-  end
+  local values = redis.call('HMGET', group_key(group), 'version', 'members')
+  ready[#ready + 1] = {group, tonumber(values[1]), values[2]}
 end
 if #ready < R.batch_groups then return {0} end
 
 -- Every group left behind must still fit into a batch that is not too new for it, so an old group that is not complete
--- yet is waited for: docs/architecture.md, "The bound of staleness".
+-- yet is waited for, unless the policy `keep` lets groups grow older: docs/architecture.md, "The bound of staleness".
 local function taken_up_to(limit)
   local taken = 0
   for i = 1, R.batch_groups do
@@ -65,7 +57,7 @@ for _, group in ipairs(ready) do
   if group[2] < version - R.pipeline_k + 1 then waiting = waiting + 1 end
 end
 for _, open in ipairs((open_groups())) do
-  if open[1] >= version - R.pipeline_k + 1 then
+  if R.waits_for_older and open[1] >= version - R.pipeline_k + 1 then
     waiting = waiting + open[2]
     local later_places = (R.pipeline_k - 1 - version + open[1]) * R.batch_groups
     if taken_up_to(open[1]) < math.min(R.batch_groups, waiting - later_places) then return {0} end
@@ -77,8 +69,8 @@ for i = 1, R.batch_groups do
   for _, id in ipairs(ids) do move(id, 'ready', 'training') end
   redis.call('RPUSH', P .. 'batch:rollouts', unpack(ids))
   close_group(ready[i][1])
-  redis.call('ZREM', P .. 'ready', ready[i][1])
 end
 redis.call('HSET', record, 'id', redis.call('HINCRBY', META, 'next_batch', 1) - 1, 'version', version, 'delivery', 1,
   'worker', worker, 'name', name, 'beat', now, 'clock', CLOCK, 'since', now)
+drop_stale()
 return answer()

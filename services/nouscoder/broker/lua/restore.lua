@@ -55,10 +55,7 @@ for _, state in ipairs(STATES) do
   end
   remove_all(gone, state)
 end
-for group in pairs(closed) do
-  close_group(group)
-  redis.call('ZREM', P .. 'ready', group)
-end
+for group in pairs(closed) do close_group(group) end
 if not keeps_batch then redis.call('DEL', record, members) end
 
 -- Every lease ends, and counts as no delivery: it was not the worker's fault.

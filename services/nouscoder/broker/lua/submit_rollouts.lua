@@ -18,7 +18,8 @@ local function submit(entry, delivery, id, problem, header, oldest, newest, reco
   redis.call('HSET', key, 'header', header, 'record', record, 'oldest', oldest, 'lease:tasks', lease,
     'since', now_ms())
   move(id, 'sampling', 'sampled')
-  redis.call('XADD', P .. 'grading', '*', 'rollout', id)
+  enqueue('grading', id)
+  note_token(redis.call('HGET', key, 'group'), tonumber(oldest))
   return 'ok'
 end
 

@@ -10,7 +10,7 @@ local function regrade(id, failure, delivery)
     return dead_letter('grading', id, 'grading', 'internal_error', worker, delivery)
   end
   move(id, 'grading', 'sampled')
-  redis.call('XADD', P .. 'grading', '*', 'rollout', id)
+  enqueue('grading', id)
   count('redelivered:grading')
 end
 

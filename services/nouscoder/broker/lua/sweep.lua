@@ -5,7 +5,8 @@ for _, stream in ipairs({'tasks', 'grading'}) do
   local key = P .. stream
   local expired = redis.call('ZRANGEBYSCORE', leased_key(stream), '-inf', CLOCK - R.lease_ms, 'LIMIT', 0, room - swept)
   for _, entry in ipairs(expired) do
-    give_back(stream, entry, redis.call('XPENDING', key, WORKERS, entry, entry, 1)[1][4], 'deliveries')
+    local pending = redis.call('XPENDING', key, WORKERS, entry, entry, 1)[1] -- none: its group was cancelled just now
+    if pending then give_back(stream, entry, pending[4], 'deliveries') end
     swept = swept + 1
   end
   -- A Redis that was wiped has no streams until somebody asks for work.
