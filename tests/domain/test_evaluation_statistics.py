@@ -22,6 +22,7 @@ from nouscoder.evaluation.problems import EvaluatedProblem, NothingToEvaluate, W
 from nouscoder.evaluation.prompts import PromptFormat, messages_of
 from nouscoder.evaluation.record_log import LogUnusable, RecordLog
 from nouscoder.evaluation.samples import sample_seed
+from nouscoder.report.evaluation_page import spread
 
 PROBLEM = EvaluatedProblem("p", "Add.", "", "easy", "leetcode", "2024-09-01", "stdin", "sha256:0", GradingRules())
 
@@ -131,6 +132,13 @@ def test_results_are_added_up_by_problem_and_group() -> None:
     assert sum(lengths["accepted"]) == 5
     assert sum(lengths["others"]) == 7
     assert json.loads(json.dumps(record)) == record
+
+
+def test_the_examples_of_a_problem_are_its_first_right_and_its_first_wrong_sample() -> None:
+    assert outcomes("a", "2024-09", [WRONG, WRONG, RIGHT, WRONG]).examples("process") == [0, 2]
+    assert outcomes("a", "2024-09", [RIGHT, RIGHT]).examples("process") == [0]
+    assert spread(range(10), 4) == [0, 2, 5, 7]
+    assert spread(range(3), 4) == [0, 1, 2]
 
 
 def report(folder: Path, accepted: dict[str, int], num_samples: int = 1, tests: str = "sha256:0") -> Path:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -39,6 +38,8 @@ from nouscoder.retry import Retry
 LEETCODE = Path(__file__).parents[3] / "shared" / "data" / "leetcode_200.jsonl.gz"
 NUM_SAMPLES = 8
 NUM_RIGHT = {"p0": 8, "p1": 3, "p2": 1, "p3": 0}
+
+pytestmark = pytest.mark.timeout(1200)  # on a busy machine
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -122,6 +123,7 @@ def write_problems(path: Path) -> Path:
             "problem_id": name,
             "prompt": f"Print {name}",
             "tests": {"type": "stdin", "cases": [{"input": "", "output": f"{name}\n"}]},
+            "limits": {"wall_time_s": 120, "cpu_time_s": 60},
             "difficulty": "easy" if name in ("p0", "p1") else "hard",
             "metadata": {"contest_date": f"2024-0{8 + number // 2}-15T00:00:00", "platform": "mock"},
         }
@@ -242,16 +244,19 @@ def test_a_failure_of_the_grading_is_no_wrong_sample_and_is_tried_again(
     assert record["profiles"]["process"]["verdicts"] == {"accepted": 4}
 
 
-def test_both_profiles_side_by_side_list_where_they_disagree(problems: Path, config: Config, tmp_path: Path) -> None:
-    """LiveCodeBench's grader accepts a program that prints the right output and exits with code 1."""
-    lists = [[f"print('{name}')\nimport sys\nsys.exit({int(name == 'p1')})", "print(0)"] for name in NUM_RIGHT]
+def test_both_profiles_side_by_side_list_where_they_disagree(
+    problems: Path, config: Config, grading_url: str, tmp_path: Path
+) -> None:
+    """LiveCodeBench's grader accepts a program that prints the right output and exits with code 1. By a service."""
+    lists = [
+        [f"print('{name}')\nimport sys\nsys.exit({int(name == 'p1')})", "print(0)  # \ud800"] for name in NUM_RIGHT
+    ]
     given = tmp_path / "samples.json"
     given.write_text(
         json.dumps([{"question_id": name, "code_list": own} for name, own in zip(NUM_RIGHT, lists, strict=True)])
     )
-    request = EvaluationRequest(
-        problems, tmp_path / "out", SamplingSettings(""), samples=given, profiles=(Profile.LCB, Profile.PROCESS)
-    )
+    request = EvaluationRequest(problems, tmp_path / "out", SamplingSettings(""), samples=given, verifier=grading_url)
+    request = replace(request, profiles=(Profile.LCB, Profile.PROCESS))
     record = evaluate(request, config)
     assert record["disagreements"] == [
         {"problem_id": "p1", "position": 0, "verdicts": {"lcb": "accepted", "process": "runtime_error"}}
@@ -324,7 +329,7 @@ async def passes(program: str) -> bool:
     return process.returncode == 0
 
 
-@pytest.mark.parametrize("num_problems", [4, pytest.param(None, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("num_problems", [4, pytest.param(None, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
 def test_the_references_as_the_model_get_the_data_sets_own_pass_count(
     num_problems: int | None, config: Config, tmp_path: Path
 ) -> None:
@@ -338,7 +343,9 @@ def test_the_references_as_the_model_get_the_data_sets_own_pass_count(
         record = evaluate(request, config)
     found = {one["problem_id"]: bool(one["accepted"]["process"]) for one in record["problems"]}
     truth = {name: asyncio.run(passes(program)) for name, program in own.items()}
-    print(f"{Counter(found.values())} of the evaluation, {Counter(truth.values())} of the data set's own tests")
+    print(
+        f"of {len(truth)}: {sum(found.values())} by the evaluation, {sum(truth.values())} by the data set's own tests"
+    )
     assert found == truth
     assert record["profiles"]["process"]["pass_at_k"]["1"]["value"] == sum(truth.values()) / len(truth)
     assert all(len(row["name"]) == len("2024-01") for row in record["profiles"]["process"]["by"]["month"])

@@ -30,10 +30,9 @@ from nouscoder.folder_lock import lock_file
 from nouscoder.grade_files.answers import local_answers, remote_answers
 from nouscoder.openai_server import OpenAIServer
 from nouscoder.progress_bar import progress_bar
-from nouscoder.report.evaluation_page import ShownSample, write_evaluation_report
+from nouscoder.report.evaluation_page import MOST_SHOWN, ShownSample, spread, write_evaluation_report
 
 REPORT = "report.json"
-_SHOWN_A_PROBLEM = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +135,11 @@ def _write(
         **results(list(found.values()), [profile.value for profile in profiles]),
     }
     write_whole(request.out / REPORT, (json.dumps(record, indent=1) + "\n").encode())
-    write_evaluation_report(request.out / "report.html", record, _shown(jobs, profiles, samples, verdicts))
+    chosen = {(one.problem.problem_id, at) for one in found.values() for at in one.examples(profiles[0].value)}
+    shown = [job for job in jobs if (job.problem.problem_id, job.position) in chosen]
+    shown = spread(sorted(shown, key=lambda job: (job.problem.problem_id, job.position)), MOST_SHOWN)
+    cards = [_shown(job, profiles[0], samples, verdicts) for job in shown]
+    write_evaluation_report(request.out / "report.html", record, cards)
     return record
 
 
@@ -152,27 +155,17 @@ def _outcome(job: Job, profiles: Sequence[Profile], samples: RecordLog, verdicts
     )
 
 
-def _shown(
-    jobs: Sequence[Job], profiles: Sequence[Profile], samples: RecordLog, verdicts: RecordLog
-) -> list[ShownSample]:
-    """The first samples of each problem."""
-    shown = []
-    for job in sorted(jobs, key=lambda job: (job.problem.problem_id, job.position)):
-        if job.position >= _SHOWN_A_PROBLEM:
-            continue
-        sample = samples.get(job.key)
-        answer = answer_of(sample)
-        verdict = verdicts.get(verdict_key(job.problem, answer, profiles[0]))
-        shown.append(
-            ShownSample(
-                problem_id=job.problem.problem_id,
-                position=job.position,
-                prompt=job.problem.prompt,
-                reasoning=sample.get("reasoning", ""),
-                answer="".join(answer.values()),
-                verdict=verdict["verdict"],
-                detail=f"passed {verdict['passed']} of {verdict['total']} tests",
-                is_truncated=sample["finish_reason"] == TRUNCATED,
-            )
-        )
-    return shown
+def _shown(job: Job, profile: Profile, samples: RecordLog, verdicts: RecordLog) -> ShownSample:
+    sample = samples.get(job.key)
+    answer = answer_of(sample)
+    verdict = verdicts.get(verdict_key(job.problem, answer, profile))
+    return ShownSample(
+        problem_id=job.problem.problem_id,
+        position=job.position,
+        prompt=job.problem.prompt,
+        reasoning=sample.get("reasoning", ""),
+        answer="".join(answer.values()),
+        verdict=verdict["verdict"],
+        detail=f"passed {verdict['passed']} of {verdict['total']} tests",
+        is_truncated=sample["finish_reason"] == TRUNCATED,
+    )

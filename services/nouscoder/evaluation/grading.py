@@ -46,8 +46,9 @@ def verdict_key(problem: EvaluatedProblem, answer: dict[str, str], profile: Prof
 
 
 def answer_of(sample: dict[str, Any]) -> dict[str, str]:
-    """What is graded of a sample: its `code` or its `completion`."""
-    return {name: sample[name] for name in ("code", "completion") if name in sample}
+    """What is graded of a sample: its `code` or its `completion`, in Unicode."""
+    # Half of a surrogate pair, which JSON can carry, is no text that can be sent or run.
+    return {name: sample[name].encode("utf8", "replace").decode() for name in ("code", "completion") if name in sample}
 
 
 class Grading:

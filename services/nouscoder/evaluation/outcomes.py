@@ -47,6 +47,13 @@ class ProblemOutcomes:
         """Samples that this profile accepts."""
         return sum(sample.verdicts[profile] == _ACCEPTED for sample in self.samples)
 
+    def examples(self, profile: str) -> list[int]:
+        """The positions of the first accepted sample and of the first that is not, where there is one."""
+        firsts: dict[bool, int] = {}
+        for sample in self.samples:
+            firsts.setdefault(sample.verdicts[profile] == _ACCEPTED, sample.position)
+        return list(firsts.values())
+
     def pass_at(self, k: int, profile: str) -> float:
         """The unbiased estimate of pass@k."""
         return pass_at_k(len(self.samples), self.num_accepted(profile), k)

@@ -1,6 +1,6 @@
 """Makes the report of an evaluation: pass@k, its parts, lengths, truncation, failures, and samples to browse.
 
-The page has at most _MOST_SHOWN samples, spread over the problems, with long texts clipped. samples.jsonl has all.
+Long texts are clipped, and the page is meant for at most MOST_SHOWN samples; samples.jsonl has all.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.report.charts import Chart, Series, count_chart, format_number, interval
@@ -18,10 +18,11 @@ from nouscoder.report.markup import clip, escape
 from nouscoder.report.samples import badge
 from nouscoder.report.shell import html_page, section, tiles
 
-_MOST_SHOWN = 400
+MOST_SHOWN = 400
 _MOST_DISAGREEMENTS = 200
 
 Record = dict[str, Any]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,14 @@ def evaluation_page(record: Record, samples: Sequence[ShownSample]) -> str:
     sections.append(section("Lengths", f'<div class="charts">{_lengths(record)}</div>'))
     if len(record["profiles"]) > 1:
         sections.append(section("Where the profiles disagree", _disagreements(record)))
-    sections.append(section("Samples", _browser(_spread(samples))))
+    sections.append(section("Samples", _browser(samples)))
     return html_page(f"Evaluation of {record['model'] or record['problem_file']}", _headline(record), sections)
+
+
+def spread(items: Sequence[Item], most: int) -> list[Item]:
+    """At most `most` of the items, at even distances."""
+    step = max(1.0, len(items) / most)
+    return [items[int(number * step)] for number in range(min(len(items), most))]
 
 
 def _headline(record: Record) -> str:
@@ -167,12 +174,6 @@ def _disagreements(record: Record) -> str:
         f'<p class="note">{len(found)} of {record["num_samples"]} samples are accepted by one profile only.{more}</p>'
     )
     return note + (_table(("problem", "sample", *profiles), rows) if rows else "")
-
-
-def _spread(samples: Sequence[ShownSample]) -> list[ShownSample]:
-    """At most _MOST_SHOWN, at even distances."""
-    step = max(1.0, len(samples) / _MOST_SHOWN)
-    return [samples[int(number * step)] for number in range(int(len(samples) / step))]
 
 
 def _browser(samples: Sequence[ShownSample]) -> str:
