@@ -10,9 +10,11 @@ import pytest
 from nouscoder.store.blobs import Blobs, BlobsUnusable, NoSuchBlob, open_blobs
 
 
-@pytest.fixture(params=["folder", "memory", "file-url"])
+@pytest.fixture(params=["folder", "bulk", "memory", "file-url"])
 def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
-    """An empty store: a folder, and two of obstore's, which speaks to S3 in the same way."""
+    """An empty store: a folder, one for many blobs, and two of obstore's, which speaks to S3 in the same way."""
+    if request.param == "bulk":
+        return open_blobs(str(tmp_path / "new"), bulk=True)
     places = {"folder": str(tmp_path / "new"), "memory": "memory:///", "file-url": f"file://{tmp_path}"}
     return open_blobs(places[request.param])
 
@@ -29,6 +31,22 @@ def test_a_blob_is_read_as_written_and_replaced_atomically(blobs: Blobs, tmp_pat
     assert (read(blobs, "tests/ab/one"), read(blobs, "tests/ab/two")) == (b"first", large.read_bytes())
     blobs.put("tests/ab/one", b"")
     assert read(blobs, "tests/ab/one") == b""
+    blobs.sync()
+    assert read(blobs, "tests/ab/two") == large.read_bytes()
+
+
+@pytest.mark.parametrize("place", ["memory:///", "other"])
+def test_a_blob_of_another_store_is_copied_and_outlives_it(blobs: Blobs, tmp_path: Path, place: str) -> None:
+    source = open_blobs(place if "://" in place else str(tmp_path / place))
+    source.put("tests/ab/one", b"first")
+    for _ in range(2):
+        blobs.copy("tests/ab/one", source)
+    source.put("tests/ab/one", b"second")
+    source.delete("tests/ab/one")
+    assert read(blobs, "tests/ab/one") == b"first"
+    assert [one.name for one in blobs.list("tests")] == ["tests/ab/one"]
+    with pytest.raises(NoSuchBlob):
+        blobs.copy("tests/ab/two", source)
 
 
 def test_a_missing_blob_is_reported_and_deleting_it_is_no_error(blobs: Blobs) -> None:

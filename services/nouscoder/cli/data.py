@@ -61,6 +61,36 @@ def data_import(
     typer.echo(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
 
 
+@data_app.command("filter")
+def data_filter(
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE.toml", help="inputs and steps; configs/data/ has published")
+    ],
+    out: Annotated[Path, typer.Option(help="the problem file to make")] = Path("selection.parquet"),
+    folder: Annotated[
+        Path | None, typer.Option(help="where relative paths start; default: the recipe's folder")
+    ] = None,
+    tests: Annotated[str, typer.Option(help="folder or URL (s3://...) of the tests; default: OUT.index")] = "",
+    server: Annotated[str | None, typer.Option(help="URL of a grading service; default: grade on this machine")] = None,
+    token: Annotated[str | None, typer.Option(help="the service's token; default: NOUSCODER_TOKEN")] = None,
+    as_json: JsonOption = False,
+    config_file: ConfigOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Select problems by the steps of a recipe. Prints the counts of each step and the hash of the output."""
+    import json
+    from dataclasses import asdict
+
+    from nouscoder.config import load_config
+    from nouscoder.data.filters.recipe import read_recipe
+    from nouscoder.data.filters.run import select
+    from nouscoder.data.filters.step import Grading
+
+    grading = Grading(load_config(config_file, overrides or []).verifier, server, token)
+    selection = select(read_recipe(recipe, folder), out, tests, grading)
+    typer.echo(json.dumps(asdict(selection), indent=1) if as_json else selection.text())
+
+
 @data_app.command("schema")
 def data_schema() -> None:
     """Print the JSON Schema of a problem file's lines, with an example for each type of tests."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol, cast
 
 from nouscoder.domain.submission import Tests
 from nouscoder.errors import NousCoderError
@@ -68,15 +68,25 @@ class TestStore:
 
     def put(self, tests: Tests, admit: Callable[[StoredTests], None] | None = None) -> StoredTests:
         """Keep these tests, unless `admit` raises. Raises BlobsUnavailable, ValueError for text that is not Unicode."""
-        with tempfile.TemporaryDirectory(prefix="nouscoder-tests-") as folder:
-            path = Path(folder) / "tests"
-            with path.open("wb") as file:
-                digest, num_bytes = write_tests(tests, file)
-            stored = StoredTests(digest, len(tests.cases), num_bytes, path.stat().st_size)
+        with tempfile.NamedTemporaryFile(prefix="nouscoder-tests-") as file:
+            digest, num_bytes = write_tests(tests, cast("BinaryIO", file))
+            stored = StoredTests(digest, len(tests.cases), num_bytes, file.tell())
             if admit is not None:
                 admit(stored)
-            self._blobs.put(self.name_of(digest), path)
+            file.flush()
+            self._blobs.put(self.name_of(digest), Path(file.name))
         return stored
+
+    def copy(self, digest: str, source: TestStore) -> None:
+        """Keep tests of another store. Raises UnknownTests and BlobsUnavailable."""
+        try:
+            self._blobs.copy(self.name_of(digest), source._blobs)
+        except NoSuchBlob:
+            raise UnknownTests(f"no tests {digest} are kept there") from None
+
+    def sync(self) -> None:
+        """After this, all tests that were put survive a power failure."""
+        self._blobs.sync()
 
     def has(self, digest: str) -> bool:
         """Whether they are kept."""

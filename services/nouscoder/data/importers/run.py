@@ -97,7 +97,7 @@ class _Import:
         self._out = out
         self._tests = tests
         self._folder = out.with_name(f"{out.name}.part")
-        self._store = TestStore(open_blobs(tests or str(store_beside(out))))
+        self._store = TestStore(open_blobs(tests or str(store_beside(out)), bulk=True))
         self._state = self._begun(request | {"tests": tests})
         self._rows: list[dict[str, Any]] = []
         self._rejections: list[dict[str, Any]] = []
@@ -177,6 +177,7 @@ class _Import:
         """Write the rows so far as a part, then record it together with the place in the input."""
         state = self._state
         if self._rows or self._rejections:
+            self._store.sync()
             self._folder.mkdir(parents=True, exist_ok=True)
             write_rows(self._part(state.parts), self._rows, self._tests)
             self._rejected(state.parts).write_text("".join(json.dumps(one) + "\n" for one in self._rejections))

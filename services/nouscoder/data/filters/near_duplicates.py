@@ -1,0 +1,122 @@
+"""Drops near-duplicates: problems whose prompts share most of their shingles of words.
+
+Pairs are found by MinHash signatures and locality-sensitive hashing (Broder 1997; Leskovec, Rajaraman and Ullman,
+Mining of Massive Datasets, chapter 3), then judged by their exact Jaccard similarity. So a dropped problem is always
+a near-duplicate; one that is as similar as the threshold is missed with a probability below 0.001.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from nouscoder.data.filters.step import Candidate, Context, Outcome, Step
+from nouscoder.data.filters.words import Hashes, NgramHasher, prompts_of, words_of
+
+_BANDS = 32
+_MISSED = 1e-3
+_SEED = 20250801
+_ESTIMATE_SLACK = 0.2  # more than three standard deviations of an estimate from 64 values
+
+
+class NearDuplicates(Step):
+    """Drops a problem whose prompt is nearly that of an earlier one that is kept, or of an evaluation problem."""
+
+    filter: Literal["near_duplicates"]
+    threshold: float = Field(0.8, ge=0.3, le=1, description="Jaccard similarity from which two prompts are near")
+    shingle: int = Field(5, ge=1, description="words in a row that are compared")
+    against: list[str] = Field([], description="problem files of evaluation sets")
+
+    def files(self) -> tuple[str, ...]:
+        """See Step."""
+        return tuple(self.against)
+
+    def apply(self, candidates: Sequence[Candidate], context: Context) -> Outcome:
+        """See Step."""
+        index = NearIndex(self.threshold, self.shingle)
+        for name in self.against:
+            for problem_id, prompt in prompts_of(context.folder / name):
+                index.add(f"{name}: {problem_id}", prompt)
+        dropped = {}
+        for one in candidates:
+            found = index.add(one.problem_id, one.prompt)
+            if found is not None:
+                dropped[one.problem_id] = f"near-duplicate: of {found[0]}, similarity {found[1]:.3f}"
+        return Outcome(dropped)
+
+
+def rows_per_band(threshold: float) -> int:
+    """The most values in a band with which a pair at the threshold is missed with probability (1 - t^r)^b <= 0.001."""
+    rows = 1
+    while rows < 8 and (1 - threshold ** (rows + 1)) ** _BANDS <= _MISSED:
+        rows += 1
+    return rows
+
+
+class NearIndex:
+    """The texts that were added and are no near-duplicates of earlier ones."""
+
+    def __init__(self, threshold: float, shingle: int) -> None:
+        self._threshold = threshold
+        self._shingles = NgramHasher(shingle)
+        self._rows = rows_per_band(threshold)
+        random = np.random.Generator(np.random.PCG64(_SEED))
+        size = (_BANDS * self._rows, 1)
+        self._factors = random.integers(0, 2**63, size, np.uint64) * np.uint64(2) + np.uint64(1)
+        self._terms = random.integers(0, 2**63, size, np.uint64)
+        self._names: list[str] = []
+        self._sets: list[Hashes] = []
+        self._signatures: list[Hashes] = []
+        self._buckets: dict[tuple[int, bytes], list[int]] = defaultdict(list)
+
+    def add(self, name: str, text: str) -> tuple[str, float] | None:
+        """(name, similarity) of an earlier text that this one is near to; None: there is none, and it is added.
+
+        A text without words is near to nothing.
+        """
+        words = words_of(text)
+        # A text shorter than a shingle is filled up to one shingle.
+        short = [*words, *([""] * (self._shingles.n - len(words)))]
+        shingles = np.unique(self._shingles(short))
+        if not words:
+            return None
+        signature = self._signature(shingles)
+        keys = [(band, signature[band * self._rows : (band + 1) * self._rows].tobytes()) for band in range(_BANDS)]
+        found = self._nearest(shingles, signature, sorted({at for key in keys for at in self._buckets.get(key, ())}))
+        if found is not None:
+            return found
+        for key in keys:
+            self._buckets[key].append(len(self._names))
+        self._names.append(name)
+        self._sets.append(shingles)
+        self._signatures.append(signature)
+        return None
+
+    def _signature(self, shingles: Hashes) -> Hashes:
+        """The minimum of each of the random linear maps modulo 2^64 [bands * rows]."""
+        values = self._factors * shingles
+        values += self._terms
+        minimum: Hashes = values.min(axis=1)
+        return minimum
+
+    def _nearest(self, shingles: Hashes, signature: Hashes, places: list[int]) -> tuple[str, float] | None:
+        best: tuple[str, float] | None = None
+        for at in places:
+            estimate = float(np.mean(self._signatures[at] == signature))
+            if estimate < self._threshold - _ESTIMATE_SLACK:
+                continue
+            similarity = jaccard(shingles, self._sets[at])
+            if similarity >= self._threshold and (best is None or similarity > best[1]):
+                best = (self._names[at], similarity)
+        return best
+
+
+def jaccard(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> float:
+    """|A and B| / |A or B| of two sorted arrays without repetitions, of which one is not empty."""
+    common = len(np.intersect1d(one, other, assume_unique=True))
+    return common / (len(one) + len(other) - common)

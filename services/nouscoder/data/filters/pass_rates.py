@@ -1,0 +1,189 @@
+"""Filters by how often a policy solves a problem, from a file of {"problem_id", "passed", "sampled"} lines.
+
+The lines come from any evaluation: the base policy's (NousCoder's and Skywork-OR1's offline filters), or a strong
+model's (Klear-Reasoner). Several lines of one problem are added up.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from nouscoder.data.filters.step import Candidate, CannotFilter, Context, Outcome, Step
+from nouscoder.data.json_records import read_records
+from nouscoder.domain.pass_at_k import pass_at_k
+from nouscoder.formats.body import Body, first_fault
+
+_QUARTILES = 4
+
+
+class PassRateLine(Body):
+    """One line of a file of pass rates."""
+
+    problem_id: str = Field(min_length=1)
+    passed: int = Field(ge=0)
+    sampled: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _at_most_all(self) -> PassRateLine:
+        if self.passed > self.sampled:
+            raise ValueError(f"passed {self.passed} is more than sampled {self.sampled}")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Rollouts of one problem, and how many of them passed."""
+
+    passed: int
+    sampled: int
+
+    @property
+    def rate(self) -> float:
+        """The share that passed."""
+        return self.passed / self.sampled
+
+    @property
+    def potential(self) -> float:
+        """4 p (1 - p), which is 1 where half of the rollouts pass (R1-Code-Interpreter)."""
+        return 4 * self.rate * (1 - self.rate)
+
+
+def read_pass_rates(path: Path) -> dict[str, Count]:
+    """The counts of each problem. Raises CannotFilter, naming the line, and UnreadableFile."""
+    found: dict[str, Count] = {}
+    for record in read_records(path):
+        if record.fault:
+            raise CannotFilter(f"{path}, line {record.number}: {record.fault}")
+        try:
+            line = PassRateLine.model_validate(record.value)
+        except ValidationError as error:
+            field, wrong = first_fault(error)
+            raise CannotFilter(f"{path}, line {record.number}: {field}: {wrong}") from None
+        earlier = found.get(line.problem_id, Count(0, 0))
+        found[line.problem_id] = Count(earlier.passed + line.passed, earlier.sampled + line.sampled)
+    return found
+
+
+class _FromFile(Step):
+    """Base of the filters that read a file of pass rates."""
+
+    file: str = Field(description="lines of {problem_id, passed, sampled}")
+    unknown: Literal["keep", "drop"] = Field("drop", description="problems that the file does not have")
+
+    def files(self) -> tuple[str, ...]:
+        """See Step."""
+        return (self.file,)
+
+    def counts(self, candidates: Sequence[Candidate], context: Context) -> tuple[dict[str, Count], dict[str, str]]:
+        """(counts of the known problems, reasons of the unknown ones that are dropped). Raises CannotFilter."""
+        found = read_pass_rates(context.folder / self.file)
+        known = {one.problem_id: found[one.problem_id] for one in candidates if one.problem_id in found}
+        if candidates and not known:
+            raise CannotFilter(f"{self.file} has none of the problems: are its problem ids those of this selection?")
+        missing = [one.problem_id for one in candidates if one.problem_id not in known]
+        return known, dict.fromkeys(missing, "unknown: no pass rate") if self.unknown == "drop" else {}
+
+
+class PassRate(_FromFile):
+    """Keeps problems whose pass rate, or pass@k, is in these bounds, and prints the table of difficulty."""
+
+    filter: Literal["pass_rate"]
+    k: int = Field(1, ge=1, description="pass@k by the unbiased estimate; 1: the share of rollouts that passed")
+    above: float | None = Field(None, ge=0, le=1)
+    below: float | None = Field(None, ge=0, le=1)
+    at_least: float | None = Field(None, ge=0, le=1)
+    at_most: float | None = Field(None, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _some_bound(self) -> PassRate:
+        if self.above is self.below is self.at_least is self.at_most is None:
+            raise ValueError("give above, below, at_least or at_most")
+        return self
+
+    def apply(self, candidates: Sequence[Candidate], context: Context) -> Outcome:
+        """See Step."""
+        counts, dropped = self.counts(candidates, context)
+        values = {}
+        for problem_id, count in counts.items():
+            if count.sampled < self.k:
+                raise CannotFilter(f"{self.file}: pass@{self.k} of {problem_id} needs {self.k} samples")
+            values[problem_id] = pass_at_k(count.sampled, count.passed, self.k)
+        for problem_id, value in values.items():
+            wrong = self._wrong(value)
+            if wrong:
+                count = counts[problem_id]
+                dropped[problem_id] = f"{wrong}: {count.passed} of {count.sampled} passed"
+        notes = {problem_id: {"pass_rate": f"{count.passed}/{count.sampled}"} for problem_id, count in counts.items()}
+        return Outcome(dropped, dict(notes), difficulty_table(values.values()))
+
+    def _wrong(self, value: float) -> str:
+        too_low = (self.above is not None and value <= self.above) or (
+            self.at_least is not None and value < self.at_least
+        )
+        too_high = (self.below is not None and value >= self.below) or (
+            self.at_most is not None and value > self.at_most
+        )
+        name = f"pass@{self.k}"
+        return f"{name} too low" if too_low else f"{name} too high" if too_high else ""
+
+
+class Potential(_FromFile):
+    """Keeps the problems of highest potential 4p(1-p), and notes the quartile of each; 1 is the highest.
+
+    R1-Code-Interpreter trains on the first quartile, then on two, three and all: shares 0.25, 0.5, 0.75 and 1.
+    """
+
+    filter: Literal["potential"]
+    share: float = Field(1.0, gt=0, le=1, description="share of the problems that is kept")
+
+    def apply(self, candidates: Sequence[Candidate], context: Context) -> Outcome:
+        """See Step."""
+        counts, dropped = self.counts(candidates, context)
+        # A stable order: problems of the same potential stay in the order of the file.
+        ranked = sorted(counts, key=lambda problem_id: -counts[problem_id].potential)
+        notes, quartiles = {}, Counter[str]()
+        for place, problem_id in enumerate(ranked):
+            quartile = str(place * _QUARTILES // len(ranked) + 1)
+            quartiles[f"potential quartile {quartile}"] += 1
+            potential = counts[problem_id].potential
+            notes[problem_id] = {"potential": f"{potential:.4f}", "potential_quartile": quartile}
+        for problem_id in ranked[round(self.share * len(ranked)) :]:
+            dropped[problem_id] = f"low potential: {counts[problem_id].potential:.4f}"
+        return Outcome(dropped, dict(notes), dict(sorted(quartiles.items())))
+
+
+class Sample(Step):
+    """Keeps a number of problems that the seed chooses, in the order of the file; fewer if there are fewer.
+
+    The choice depends on the names and the seed alone, not on the order of the problems. After a pass_rate filter with
+    above 0 and below 1 it is the subset of the smoke test: 64 problems with 0 < pass@G < 1.
+    """
+
+    filter: Literal["sample"]
+    count: int = Field(64, ge=1)
+    seed: int = 0
+
+    def apply(self, candidates: Sequence[Candidate], context: Context) -> Outcome:
+        """See Step."""
+        names = sorted(one.problem_id for one in candidates)
+        chosen = set(random.Random(self.seed).sample(names, min(self.count, len(names))))
+        return Outcome({name: "not sampled: by the seed" for name in names if name not in chosen})
+
+
+def difficulty_table(rates: Iterable[float]) -> dict[str, int]:
+    """The number of problems by pass rate: never solved, four ranges, always solved."""
+    edges = ((0.25, "up to 0.25"), (0.5, "up to 0.50"), (0.75, "up to 0.75"), (1.0, "below 1"))
+    table = dict.fromkeys(("never solved", *(name for _, name in edges), "always solved"), 0)
+    for rate in rates:
+        if rate <= 0 or rate >= 1:
+            table["never solved" if rate <= 0 else "always solved"] += 1
+        else:
+            table[next(name for edge, name in edges if rate <= edge)] += 1
+    return table

@@ -1,0 +1,180 @@
+"""`nouscoder data filter`: applies the steps of a recipe and writes the problems that are left.
+
+Beside OUT.parquet there are OUT.parquet.selection.json (the hashes of recipe, inputs and output, and the counts of
+each step), OUT.parquet.dropped.jsonl (the step and the reason of each dropped problem) and OUT.parquet.evidence/
+(verdicts, votes and embeddings, which a second run reads in place of asking again).
+
+INVARIANT: each problem of the inputs is in the output or dropped by exactly one step, and the output appears complete
+or not at all. The hash of the output depends on the problems and their order alone, not on compression or on a path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nouscoder.atomic_files import sha256_of, write_whole
+from nouscoder.data.filters.recipe import Recipe
+from nouscoder.data.filters.sources import Sources
+from nouscoder.data.filters.step import Candidate, CannotFilter, Context, Grading, Outcome, Step
+from nouscoder.data.problem_index import open_index_of
+from nouscoder.data.problem_parquet import join, store_beside, write_rows
+from nouscoder.progress_bar import progress_bar
+from nouscoder.store.blobs import open_blobs
+from nouscoder.store.tests import TestStore
+
+_PART_PROBLEMS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """What a step did. `dropped` counts the problems by kind of reason; `table` is the step's own table."""
+
+    filter: str
+    settings: dict[str, Any]
+    num_in: int
+    num_out: int
+    dropped: dict[str, int]
+    table: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The result, as it is written beside the output. `files`: the hashes of all files that the recipe names."""
+
+    name: str
+    recipe_sha256: str
+    files: dict[str, str]
+    steps: list[StepCounts]
+    problems: int
+    tests: int
+    sha256: str
+    out: str
+
+    def text(self) -> str:
+        """A table for people."""
+        lines = [f"{self.name} (recipe {self.recipe_sha256[:12]}):", f"{'':<30}{'in':>10}{'out':>10}"]
+        for step in self.steps:
+            lines.append(f"{step.filter:<30}{step.num_in:>10}{step.num_out:>10}")
+            lines += [f"  {kind:<28}{'':>10}{-count:>10}" for kind, count in step.dropped.items()]
+            lines += [f"  | {kind:<26}{count:>10}" for kind, count in step.table.items()]
+        lines.append(f"{self.out}: {self.problems} problems, {self.tests} tests, sha256 {self.sha256}")
+        return "\n".join(lines)
+
+
+def select(recipe: Recipe, out: Path, tests: str = "", grading: Grading | None = None) -> Selection:
+    """Apply the steps and write the file `out`. `tests` is the place of its test store; empty: beside it.
+
+    Raises CannotFilter and other Unusable.
+    """
+    if out.suffix != ".parquet":
+        raise CannotFilter(f"--out {out} must end in .parquet")
+    if out.exists():
+        raise CannotFilter(f"{out} exists already: give another --out, or delete it")
+    staging = out.with_name(f"{out.name}.part")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    try:
+        sources = Sources([recipe.folder / name for name in recipe.inputs], staging / "inputs")
+        return _Selecting(recipe, sources, out, tests, grading or Grading()).run(staging)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+class _Selecting:
+    def __init__(self, recipe: Recipe, sources: Sources, out: Path, tests: str, grading: Grading) -> None:
+        self._recipe = recipe
+        self._sources = sources
+        self._out = out
+        self._tests = tests
+        self._grading = grading
+        self._evidence = out.with_name(f"{out.name}.evidence")
+        self._counts: list[StepCounts] = []
+        self._dropped: list[dict[str, str]] = []
+        self._notes: dict[str, dict[str, str]] = {}
+
+    def run(self, staging: Path) -> Selection:
+        kept = self._sources.candidates()
+        with progress_bar("filtering", len(self._recipe.steps)) as advance:
+            for number, step in enumerate(self._recipe.steps, 1):
+                kept = self._apply(number, step, kept)
+                advance(1)
+        if not kept:
+            raise CannotFilter(f"no problem is left: {self._steps_text()}")
+        sha256, parts = self._written(kept, staging)
+        named = [*self._recipe.inputs, *(name for step in self._recipe.steps for name in step.files())]
+        selection = Selection(
+            name=self._recipe.name,
+            recipe_sha256=self._recipe.sha256,
+            files={name: sha256_of(self._recipe.folder / name) for name in dict.fromkeys(named)},
+            steps=self._counts,
+            problems=len(kept),
+            tests=sum(one.record.stored.num_tests for one in kept),
+            sha256=sha256,
+            out=str(self._out),
+        )
+        self._beside("dropped.jsonl", "".join(json.dumps(one) + "\n" for one in self._dropped))
+        self._beside("selection.json", json.dumps(asdict(selection), indent=1) + "\n")
+        join(parts, self._out, self._tests)
+        open_index_of(self._out, tests=self._tests).close()
+        return selection
+
+    def _apply(self, number: int, step: Step, candidates: list[Candidate]) -> list[Candidate]:
+        evidence = self._evidence / f"{step.filter}.jsonl"
+        context = Context(self._recipe.folder, evidence, self._grading, self._sources.references)
+        outcome: Outcome = step.apply(candidates, context)
+        kept = [one for one in candidates if one.problem_id not in outcome.dropped]
+        for one in candidates:
+            reason = outcome.dropped.get(one.problem_id)
+            if reason:
+                self._dropped.append(
+                    {"problem_id": one.problem_id, "step": f"{number} {step.filter}", "reason": reason}
+                )
+        for problem_id, facts in outcome.notes.items():
+            self._notes.setdefault(problem_id, {}).update(facts)
+        kinds = Counter(reason.partition(":")[0] for reason in outcome.dropped.values())
+        settings = step.model_dump(exclude={"filter"})
+        self._counts.append(StepCounts(step.filter, settings, len(candidates), len(kept), dict(kinds), outcome.table))
+        return kept
+
+    def _written(self, kept: Sequence[Candidate], staging: Path) -> tuple[str, list[Path]]:
+        """Copy the tests, then write the rows to files in `staging`. Returns the problems' hash and the files."""
+        store = TestStore(open_blobs(self._tests or str(store_beside(self._out)), bulk=True))
+        copied: set[str] = set()
+        digest, rows, parts = hashlib.sha256(), list[dict[str, Any]](), list[Path]()
+        for one, row in self._sources.rows(kept):
+            if row.stored.digest not in copied:
+                store.copy(row.stored.digest, one.store)
+                copied.add(row.stored.digest)
+            values = {**row.values, "metadata": self._metadata(one)}
+            told = {name: value for name, value in values.items() if name != "file_bytes"}
+            digest.update(json.dumps(told, sort_keys=True).encode() + b"\n")
+            rows.append(values)
+            if len(rows) == _PART_PROBLEMS:
+                parts.append(self._part(staging, len(parts), rows))
+                rows = []
+        if rows:
+            parts.append(self._part(staging, len(parts), rows))
+        store.sync()
+        return digest.hexdigest(), parts
+
+    def _metadata(self, one: Candidate) -> str:
+        """The metadata with the facts that the steps found."""
+        return json.dumps({**one.metadata, **self._notes.get(one.problem_id, {})})
+
+    def _part(self, staging: Path, number: int, rows: list[dict[str, Any]]) -> Path:
+        path = staging / f"{number:06}.parquet"
+        write_rows(path, rows, self._tests)
+        return path
+
+    def _beside(self, ending: str, text: str) -> None:
+        write_whole(self._out.with_name(f"{self._out.name}.{ending}"), text.encode())
+
+    def _steps_text(self) -> str:
+        return ", ".join(f"{step.filter} {step.num_in} -> {step.num_out}" for step in self._counts)
