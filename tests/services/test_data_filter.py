@@ -14,10 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
+from nouscoder.config import load_config
 from nouscoder.data.filters.near_duplicates import NearIndex, jaccard, rows_per_band
 from nouscoder.data.filters.recipe import FILTERS, read_recipe
 from nouscoder.data.filters.run import Selection, select
-from nouscoder.data.filters.step import CannotFilter
+from nouscoder.data.filters.step import CannotFilter, Grading
 from nouscoder.data.filters.words import NgramHasher, words_of
 from nouscoder.data.problem_parquet import read_parquet
 from nouscoder.data.reading import load_problems
@@ -28,7 +29,7 @@ WORDS = [f"{first}{second}" for first in "bdfgklmnprst" for second in ("a", "ebo
 
 
 def problem(name: str, prompt: str, num_tests: int = 1, **more: Any) -> dict[str, Any]:
-    cases = [{"input": f"{name} {at}\n", "output": f"{at}\n"} for at in range(num_tests)]
+    cases = [{"input": f"{name} {at}\n", "output": f"{name} {at}\n"} for at in range(num_tests)]
     return {"problem_id": name, "prompt": prompt, "tests": {"type": "stdin", "cases": cases}, **more}
 
 
@@ -370,7 +371,7 @@ def test_the_document_names_every_filter() -> None:
 
 
 PUBLISHED = {
-    "deepcoder": ["num_tests", "exact_duplicates", "near_duplicates"],
+    "deepcoder": ["num_tests", "references_pass", "exact_duplicates", "near_duplicates"],
     "klear-reasoner": ["exact_duplicates", "decontaminate", "num_tests", "pass_rate"],
     "skywork-or1": ["no_urls", "no_images", "exact_duplicates", "pass_rate"],
     "acereason": ["decontaminate", "no_images", "tests_type", "pass_rate"],
@@ -384,7 +385,7 @@ def test_a_published_selection_is_made_from_files_of_its_names(tmp_path: Path, f
     tree = tomllib.loads(file.read_text())
     named = [*tree["inputs"], *(name for step in tree["steps"] for name in step.get("against", ()))]
     for at, name in enumerate(dict.fromkeys(named)):
-        rows = [problem(f"{at}-{one}", text((at, one)), 20) for one in names]
+        rows = [problem(f"{at}-{one}", text((at, one)), 20, references=["print(input())"]) for one in names]
         write_lines(tmp_path / "rows.jsonl", rows)
         copy = tmp_path / "copy.toml"
         copy.write_text('name = "x"\ninputs = ["rows.jsonl"]\nsteps = [{filter = "num_tests"}]')
@@ -395,7 +396,8 @@ def test_a_published_selection_is_made_from_files_of_its_names(tmp_path: Path, f
             lines = [{"problem_id": name, "passed": count[0], "sampled": 16} for name, count in counts.items()]
             write_lines(tmp_path / step["file"], lines)
     recipe = read_recipe(file, tmp_path)
-    selection = select(recipe, tmp_path / "out.parquet")
+    section = load_config(None, ['verifier.sandbox.backend="fake"']).verifier
+    selection = select(recipe, tmp_path / "out.parquet", grading=Grading(section))
     assert [step.filter for step in recipe.steps] == PUBLISHED[file.stem]
     assert 0 < selection.problems <= selection.steps[0].num_in
 

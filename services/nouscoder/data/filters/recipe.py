@@ -31,6 +31,7 @@ from nouscoder.data.filters.rules import (
     TestsType,
 )
 from nouscoder.data.filters.step import CannotFilter, Step
+from nouscoder.data.filters.verified import ReferencesPass, WrongSolutionsFail
 from nouscoder.formats.body import Body
 from nouscoder.nearest_name import did_you_mean
 
@@ -38,6 +39,7 @@ FILTERS: tuple[type[Step], ...] = (
     *(ExactDuplicates, Decontaminate, NearDuplicates),
     *(NumTests, TestsSize, TestsType, PromptLength, PromptScript, NoUrls, NoImages, Metadata),
     *(PassRate, Potential, Sample),
+    *(ReferencesPass, WrongSolutionsFail),
 )
 NAMES = {kind.model_fields["filter"].annotation.__args__[0]: kind for kind in FILTERS}  # type: ignore[union-attr]
 
