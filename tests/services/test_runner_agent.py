@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 
 from nouscoder.verifier.runner import __file__ as runner_init
 from nouscoder.verifier.runner import greeting
+from nouscoder.verifier.runner.agent import _exactly
 from nouscoder.verifier.sandbox import runner_link
 from nouscoder.verifier.sandbox.link import ENVIRONMENT, Ending
 from nouscoder.verifier.sandbox.runner_link import RunnerBusy, RunnerRefused, SocketLink, connect
@@ -165,3 +167,31 @@ async def test_a_runner_exits_on_request(agent: tuple[Address, subprocess.Popen[
     link = await connect(address, KEY, greeting.RETIRE, {}, name="it", limit_s=5)
     await link.close(Ending.WORN)
     assert await asyncio.to_thread(process.wait, 10) == 0
+
+
+async def test_connections_that_dribble_do_not_lock_the_gateway_out(agent: tuple[Address, object]) -> None:
+    """More connections than handshakes at once send a byte now and then; the oldest of them ends for a new one."""
+    address, _ = agent
+    writers = [(await asyncio.open_connection(*address))[1] for _ in range(40)]
+    for writer in writers:
+        writer.write(b"\0")
+    link, _ = await opened(address)
+    await link.close(Ending.DOUBT)
+    for writer in writers:
+        writer.close()
+
+
+def test_a_handshake_has_one_time_limit_however_slowly_its_bytes_arrive() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"x" * 10)
+        assert _exactly(ours, 10, time.monotonic() + 60) == b"x" * 10
+        theirs.sendall(b"x")
+        with pytest.raises(TimeoutError):
+            _exactly(ours, 10, time.monotonic() - 1)
+
+
+def test_the_key_is_not_in_the_environment_of_the_agent(agent: tuple[Address, subprocess.Popen[bytes]]) -> None:
+    _, process = agent
+    assert b"0123456789abcdef" not in Path(f"/proc/{process.pid}/environ").read_bytes()
+    assert b"0123456789abcdef" not in Path(f"/proc/{process.pid}/cmdline").read_bytes()

@@ -10,6 +10,7 @@ and INPUT_END and the slot sends OUTPUT, until RESULT; later input is dropped.
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections.abc import Mapping, Sequence
@@ -98,7 +99,7 @@ def pack_result(r: Result) -> bytes:
 
 
 def unpack_result(payload: bytes) -> Result:
-    """Inverse of `pack_result`. Raises ValueError for an invalid payload."""
+    """Inverse of `pack_result`. Raises ValueError for an invalid payload, which a taken-over runner may send."""
     if len(payload) < _RESULT.size:
         raise ValueError("short RESULT frame")
     ended, code, signal, wall, cpu, memory, num_out, num_err, num_result = _RESULT.unpack_from(payload)
@@ -106,10 +107,18 @@ def unpack_result(payload: bytes) -> Result:
     err_end = out_end + num_err
     if num_result < -1 or len(payload) != err_end + max(num_result, 0):
         raise ValueError("RESULT frame of the wrong length")
+    if not (0 <= wall < math.inf and 0 <= cpu < math.inf and 0 <= code <= 255 and 0 <= signal <= 64):
+        raise ValueError("RESULT frame with impossible numbers")
+    Ended(ended)
     result = payload[err_end:] if num_result >= 0 else None
     return Result(
         ended, code, signal, wall, cpu, memory, payload[_RESULT.size : out_end], payload[out_end:err_end], result
     )
+
+
+def session_bound(output_bytes: int) -> int:
+    """The length [bytes] that no frame of a session exceeds: a RESULT with all of its output, stderr and value."""
+    return _RESULT.size + 2 * output_bytes + (1 << 18)
 
 
 def pack_program(

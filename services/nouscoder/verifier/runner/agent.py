@@ -21,7 +21,8 @@ except ImportError:  # in the image, where this folder is not a package
     import greeting  # type: ignore[no-redef, import-not-found]
 
 _HOME = "/opt/nouscoder"
-_MAX_GREETINGS = 16  # handshakes at once; further connections are closed
+_MAX_GREETINGS = 16  # handshakes at once; a further connection ends the oldest one
+_KEY, _KEY_FD = "NOUSCODER_RUNNER_KEY", "NOUSCODER_RUNNER_KEY_FD"
 _END_LIMIT_S = 5.0
 _POLL_INTERVAL_MS = 500
 
@@ -34,15 +35,17 @@ class Agent:
         self._home = home
         self._lock = threading.Lock()
         self._in_use: dict[str, subprocess.Popen[bytes] | None] = {}  # by role; None while the harness starts
-        self._greetings = threading.Semaphore(_MAX_GREETINGS)
+        self._greetings: dict[socket.socket, None] = {}  # connections without a proof of the key, oldest first
 
     def serve(self, listener: socket.socket) -> None:
         """Accept connections until the process is killed."""
         while True:
             connection, _ = listener.accept()
-            if not self._greetings.acquire(blocking=False):
-                connection.close()
-                continue
+            with self._lock:
+                self._greetings[connection] = None
+                if len(self._greetings) > _MAX_GREETINGS:
+                    _shut_down(next(iter(self._greetings)))
+                    del self._greetings[next(iter(self._greetings))]
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
 
     def _attend(self, connection: socket.socket) -> None:
@@ -50,14 +53,14 @@ class Agent:
         with connection:
             try:
                 try:
-                    connection.settimeout(greeting.LIMIT_S)
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     request, nonces = self._receive_request(connection)
                     about = _about(request)
                     role = self._reserve(request)
                     self._answer(connection, nonces, {"status": greeting.OK if role else greeting.BUSY, **about})
                 finally:
-                    self._greetings.release()
+                    with self._lock:
+                        self._greetings.pop(connection, None)
                 if role == greeting.RETIRE:
                     os._exit(0)
                 if role:
@@ -67,11 +70,13 @@ class Agent:
                     _log(f"a connection was refused: {error!r}")
 
     def _receive_request(self, connection: socket.socket) -> tuple[dict[str, Any], tuple[bytes, bytes]]:
-        ours = os.urandom(greeting.NONCE_BYTES)
+        ours, end_s = os.urandom(greeting.NONCE_BYTES), time.monotonic() + greeting.LIMIT_S
+        connection.settimeout(greeting.LIMIT_S)
         connection.sendall(greeting.MAGIC + ours)
-        theirs = _exactly(connection, greeting.NONCE_BYTES)
-        proof = _exactly(connection, greeting.PROOF_BYTES)
-        text = _exactly(connection, greeting.message_length(_exactly(connection, greeting.LENGTH.size)))
+        theirs = _exactly(connection, greeting.NONCE_BYTES, end_s)
+        proof = _exactly(connection, greeting.PROOF_BYTES, end_s)
+        length = greeting.message_length(_exactly(connection, greeting.LENGTH.size, end_s))
+        text = _exactly(connection, length, end_s)
         greeting.check_proof(proof, self._key, "gateway", ours, theirs, text)
         return greeting.unpack(text), (ours, theirs)
 
@@ -187,9 +192,19 @@ def _about(request: dict[str, Any]) -> dict[str, Any]:
     return {"python": sys.version.split()[0], "tools": {tool: path for tool, path in found.items() if path}}
 
 
-def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
+def _shut_down(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _exactly(connection: socket.socket, num_bytes: int, end_s: float) -> bytes:
+    """Receive until the time `end_s`, however slowly the bytes arrive. Raises OSError."""
     data = b""
     while len(data) < num_bytes:
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the handshake took too long")
+        connection.settimeout(left_s)
         part = connection.recv(num_bytes - len(data))
         if not part:
             raise ConnectionResetError("the peer closed the connection")
@@ -202,9 +217,30 @@ def _log(text: str) -> None:
     sys.stderr.flush()
 
 
+def _restart_without_key(text: str) -> None:
+    """Exec this program again with the key in a pipe, because the kernel shows the environment of the first exec."""
+    greeting.read_key(text)
+    read_end, write_end = os.pipe()
+    os.write(write_end, text.encode()[: select.PIPE_BUF])
+    os.close(write_end)
+    os.set_inheritable(read_end, True)
+    os.environ[_KEY_FD] = str(read_end)
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _received_key() -> bytes:
+    fd = int(os.environ.pop(_KEY_FD, "-1"))
+    if fd < 0:
+        raise greeting.GreetingError(f"{_KEY} is not set")
+    with open(fd, encoding="utf8") as pipe:
+        return greeting.read_key(pipe.read())
+
+
 def main() -> None:
-    """Serve until killed. The key is removed from the environment at once."""
-    key = greeting.read_key(os.environ.pop("NOUSCODER_RUNNER_KEY", ""))
+    """Serve until killed. The key is not in the environment of this process, which others can read in /proc."""
+    if _KEY in os.environ:
+        _restart_without_key(os.environ.pop(_KEY))
+    key = _received_key()
     port = int(os.environ.pop("NOUSCODER_RUNNER_PORT", str(greeting.DEFAULT_PORT)))
     home = os.environ.pop("NOUSCODER_RUNNER_HOME", _HOME)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))

@@ -59,7 +59,7 @@ def unpack(text: bytes) -> dict[str, Any]:
     """Inverse of `pack`. Raises GreetingError."""
     try:
         message = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GreetingError("a message that is not JSON") from error
     if not isinstance(message, dict):
         raise GreetingError("a message that is not a JSON object")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import string
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
@@ -32,11 +33,6 @@ from nouscoder.verifier.toolchains import languages
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
-# The canary reports whether anything of an earlier submission is left: processes besides init, files besides its own.
-_CANARY = """import os
-strangers = [pid for pid in os.listdir("/proc") if pid.isdigit() and int(pid) not in (1, os.getpid())]
-print(int(input()) * 7919 + 1, strangers, sorted(os.listdir("/tmp")))
-"""
 _CANARY_LIMITS = Limits(wall_time_s=10, cpu_time_s=10, memory_bytes=256 << 20, output_bytes=1 << 16, processes=8)
 
 
@@ -131,17 +127,16 @@ class GvisorSandbox(LocalSandbox):
     async def _prove(self, runner: Runner) -> bool:
         """Run the canary in a runner. Raises SandboxError, OSError."""
         slot = Slot(-1, self._config, CanaryLaunch(runner, self._key, self._config))
-        number = secrets.randbelow(1 << 30)
-        program = Program(languages.registry()["python"], _CANARY, _CANARY_LIMITS)
+        code, given, expected = _new_canary()
+        program = Program(languages.registry()["python"], code, _CANARY_LIMITS)
         try:
             await slot.ensure_usable()
-            slot.begin()
             session = SlotSession(slot, program, self._config)
+            session.begin()
             await session.compile()
-            result = await session.run(b"%d\n" % number)
+            result = await session.run(given)
         finally:
             await slot.stop()
-        expected = f"{number * 7919 + 1} [] ['main.py']\n".encode()
         if (result.exit, result.stdout) != (Exit.EXITED, expected):
             log.error("a canary gave a wrong result", extra={"runner": runner.name, "result": str(result)[:500]})
             return False
@@ -197,7 +192,7 @@ class PooledLaunch(RunnerLaunch):
             await self._pool.give_back(runner, Ending.DOUBT)
             raise
         self.runner = runner
-        languages.use_tools(link.about.tools)
+        languages.offer_tools(link.tools)
         return link
 
     async def _give_back(self, ending: Ending) -> None:
@@ -231,6 +226,25 @@ class CanaryLaunch(RunnerLaunch):
     async def open(self) -> Link:
         """See `Launch`. Raises SandboxError."""
         return await self._connect(self._runner, greeting.SLOT)
+
+
+def _new_canary() -> tuple[str, bytes, bytes]:
+    """A program, its input and the output that it must print.
+
+    It reports whether anything of an earlier submission is left: processes besides init, files besides its own. Names,
+    numbers and order are new each time, so that a runner cannot keep the answer to a fixed text.
+    """
+    value, strangers, files, pid = (f"{secrets.choice(string.ascii_lowercase)}{secrets.token_hex(4)}" for _ in range(4))
+    number, factor, more = (secrets.randbelow(1 << 30) for _ in range(3))
+    lines = [
+        f"{value} = int(input())",
+        f'{strangers} = [{pid} for {pid} in os.listdir("/proc") if {pid}.isdigit() and int({pid}) not in (1, me)]',
+        f'{files} = sorted(os.listdir("/tmp"))',
+    ]
+    secrets.SystemRandom().shuffle(lines)
+    body = "\n".join(("import os", "me = os.getpid()", *lines))
+    code = f"{body}\nprint({value} * {factor} + {more}, {strangers}, {files})\n"
+    return code, b"%d\n" % number, f"{number * factor + more} [] ['main.py']\n".encode()
 
 
 def open_source(config: PoolConfig, key: bytes) -> Source:

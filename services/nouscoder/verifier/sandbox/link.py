@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Protocol
 
 # The environment of every harness. MALLOC_ARENA_MAX keeps threads from reserving 64 MiB of address space each, which
@@ -33,6 +34,11 @@ class Link(Protocol):
         ...
 
     @property
+    def tools(self) -> Mapping[str, str]:
+        """The absolute paths of the tools of another machine, by name; empty for the gateway's own machine."""
+        ...
+
+    @property
     def is_open(self) -> bool:
         """Whether the link is open, as far as is known."""
         ...
@@ -48,6 +54,8 @@ class Link(Protocol):
 
 class ProcessLink:
     """The link to a harness that is a process of this host, over pipes."""
+
+    tools: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self, process: asyncio.subprocess.Process, end: Callable[[asyncio.subprocess.Process], Awaitable[None]]

@@ -105,8 +105,8 @@ class LocalSandbox:
         limits = _group_limits(program, self._config)
         await slot.ensure_usable()
         slot.group.widen(**limits)  # not narrowed yet: the previous session may still be ending
-        slot.begin()
         session = SlotSession(slot, program, self._config)
+        session.begin()
         await session.compile()
         slot.group.limit(**limits)
         return session

@@ -17,6 +17,7 @@ from typing import Any
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.sandbox.base import SandboxError
 from nouscoder.verifier.sandbox.link import MAX_READ_AHEAD_BYTES, Ending
+from nouscoder.verifier.toolchains.languages import known_tools
 
 _BUSY_LIMIT_S = 10.0  # a runner that was just released still cleans up
 _BUSY_PAUSE_S = 0.05
@@ -56,6 +57,11 @@ class SocketLink:
         self.reader, self.writer, self.about = reader, writer, about
         self._name = name
         self._closed = closed
+
+    @property
+    def tools(self) -> Mapping[str, str]:
+        """See `Link`."""
+        return self.about.tools
 
     @property
     def is_open(self) -> bool:
@@ -122,7 +128,7 @@ async def _connect(
     except BaseException:
         writer.transport.abort()
         raise
-    about = RunnerAbout(str(answer.get("python", "")), dict(answer.get("tools", {})))
+    about = RunnerAbout(str(answer.get("python", "")), known_tools(answer.get("tools")))
     return SocketLink(reader, writer, about, name, closed)
 
 

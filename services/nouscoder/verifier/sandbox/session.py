@@ -24,6 +24,7 @@ from nouscoder.verifier.sandbox.base import (
 )
 from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.slot import Slot, SlotEnded
+from nouscoder.verifier.toolchains.languages import with_tools
 
 _EXITS = {
     frames.Ended.EXITED: Exit.EXITED,
@@ -48,6 +49,10 @@ class SlotSession:
         by_exec = program.language.run is not None
         self._compile_time_s = config.compile_time_s if by_exec else _PYTHON_COMPILE_TIME_S
 
+    def begin(self) -> None:
+        """Take the slot, which must be usable."""
+        self._slot.begin(frames.session_bound(self._program.limits.output_bytes))
+
     async def compile(self) -> None:
         """Send the program. Raises CompileFailed, SandboxError."""
         limits, language = self._program.limits, self._program.language
@@ -66,14 +71,14 @@ class SlotSession:
             entry_point=self._program.entry_point or "",
             prelude=self._program.prelude,
             source_name=language.source_name,
-            compile_argv=language.compile,
-            run_argv=language.run,
+            compile_argv=with_tools(language.compile, self._slot.tools),
+            run_argv=with_tools(language.run, self._slot.tools),
         )
         try:
             kind, detail = await self._begin(payload)
         except SlotEnded:  # during the previous session or while idle: nothing of this session has run
             await self._slot.ensure_usable()
-            self._slot.begin()
+            self.begin()
             kind, detail = await self._begin(payload)
         if kind is Kind.COMPILE_FAILED:
             raise CompileFailed(detail.decode("utf-8", "replace"))
@@ -109,7 +114,7 @@ class SlotSession:
             if kind is not Kind.RESULT:
                 await self._slot.stop()
                 raise SandboxError(f"slot {self._slot.index} answered {kind.name} to a run")
-        return _to_result(payload, self._was_short_of_memory())
+            return await self._to_result(payload)
 
     def _was_short_of_memory(self) -> bool:
         """Whether the kernel has killed a process of this session because the slot's group ran out of memory."""
@@ -136,14 +141,19 @@ class SlotSession:
         return one.result(), other.result()
 
     async def _relay(self, listener: SlotSession) -> RunResult:
-        """Pass this program's output to `listener` until the program ends."""
+        """Pass this program's output to `listener` until the program ends. Its slot is trusted with no limit."""
+        now_s = asyncio.get_running_loop().time
+        end_s = now_s() + self._program.limits.wall_time_s
+        left_bytes = frames.session_bound(self._program.limits.output_bytes)
         while True:
-            kind, payload = await self._receive(self._program.limits.wall_time_s)
-            if kind is Kind.OUTPUT:
+            kind, payload = await self._receive(max(0.0, end_s - now_s()))
+            left_bytes -= len(payload)
+            if kind is Kind.OUTPUT and payload and left_bytes > 0:
                 await listener._slot.send(Kind.INPUT, payload)
             elif kind is Kind.RESULT:
+                result = await self._to_result(payload)
                 await listener._slot.send(Kind.INPUT_END)
-                return _to_result(payload, self._was_short_of_memory())
+                return result
             else:
                 await self._slot.stop()
                 raise SandboxError(f"slot {self._slot.index} answered {kind.name} in a conversation")
@@ -162,18 +172,21 @@ class SlotSession:
         finally:
             self._running = False
 
+    async def _to_result(self, payload: bytes) -> RunResult:
+        try:
+            r = frames.unpack_result(payload)
+        except ValueError as error:
+            await self._slot.stop()
+            raise SandboxError(f"slot {self._slot.index} sent an invalid result: {error}") from error
+        # The kernel may have killed another process than the one whose end is reported.
+        exit_ = Exit.MEMORY_LIMIT if self._was_short_of_memory() else _EXITS[frames.Ended(r.ended)]
+        return RunResult(
+            exit_, r.exit_code, r.signal, r.wall_time_s, r.cpu_time_s, r.memory_bytes, r.stdout, r.stderr, r.result
+        )
+
     async def _receive(self, limit_s: float) -> tuple[Kind, bytes]:
         try:
             return await self._slot.receive(limit_s + self._grace_s)
         except SandboxError:
             await self._slot.stop()
             raise
-
-
-def _to_result(payload: bytes, short_of_memory: bool) -> RunResult:
-    r = frames.unpack_result(payload)
-    # The kernel may have killed another process than the one whose end is reported.
-    exit_ = Exit.MEMORY_LIMIT if short_of_memory else _EXITS[frames.Ended(r.ended)]
-    return RunResult(
-        exit_, r.exit_code, r.signal, r.wall_time_s, r.cpu_time_s, r.memory_bytes, r.stdout, r.stderr, r.result
-    )

@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import os
+from collections.abc import Mapping
 from enum import Enum
 
 from nouscoder.verifier.harness import frames
@@ -21,6 +22,7 @@ from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.launch import Launch
 from nouscoder.verifier.sandbox.link import Ending, Link
 
+_FIRST_BYTES = 1 << 18  # a frame that belongs to no session
 _UNDRAINED_BYTES = 1 << 15  # below asyncio's high-water mark, where drain() would not wait
 
 
@@ -58,6 +60,13 @@ class Slot:
         self._in_step = True
         self._num_owed = 0  # READY frames to expect before the first answer to the current session
         self._link: Link | None = None
+        # The longest frame of the current session, and of the one before it.
+        self._most_bytes = self._earlier_bytes = _FIRST_BYTES
+
+    @property
+    def tools(self) -> Mapping[str, str]:
+        """The absolute paths of tools in this slot, by name, if they differ from those of the gateway."""
+        return self._link.tools if self._link is not None else {}
 
     @property
     def pid(self) -> int | None:
@@ -84,8 +93,12 @@ class Slot:
             kind, _ = await self.receive(self._config.start_limit_s)
             self._num_owed -= kind is Kind.READY
 
-    def begin(self) -> None:
-        """Give the sandbox to a session. The session may send at once and must then `await_ready`."""
+    def begin(self, most_bytes: int) -> None:
+        """Give the sandbox to a session, none of whose frames has more than `most_bytes`.
+
+        The session may send at once and must then `await_ready`.
+        """
+        self._earlier_bytes, self._most_bytes = self._most_bytes, most_bytes
         self.state = SlotState.IN_USE
         self._num_sessions += 1
 
@@ -120,14 +133,20 @@ class Slot:
         return self._link.writer
 
     async def receive(self, limit_s: float) -> tuple[Kind, bytes]:
-        """The next frame. Raises SandboxError at the end of the stream, after `limit_s`, or for a FAILED frame."""
+        """The next frame.
+
+        Raises SandboxError at the end of the stream, after `limit_s`, or for a frame that is too long or FAILED.
+        """
         link = self._link
+        most_bytes = max(self._most_bytes, self._earlier_bytes) if self._num_owed else self._most_bytes
         if link is None:
             raise SlotEnded(f"slot {self.index} has ended")
         try:
             async with asyncio.timeout(limit_s):
                 number, length = frames.HEADER.unpack(await link.reader.readexactly(frames.HEADER.size))
                 self._in_step = False  # a cancellation here would leave the payload in the stream
+                if length > most_bytes:
+                    raise SandboxError(f"slot {self.index} sent a frame of {length} bytes")
                 payload = await link.reader.readexactly(length) if length else b""
                 self._in_step = True
                 kind = Kind(number)
@@ -159,17 +178,26 @@ class Slot:
                 self.group.add(self._link.pid)
         self._num_sessions = 0
         self._in_step = True
+        self._most_bytes = self._earlier_bytes = _FIRST_BYTES
         try:
             kind, hello = await self.receive(self._config.start_limit_s)
             if kind is not Kind.HELLO:
                 raise SandboxError(f"slot {self.index} began with {kind.name}")
-            json.loads(hello)
+            _check_hello(hello)
             self._num_owed = 1
             await self.await_ready()
             self.state = SlotState.READY
         except SandboxError as error:
             await self.stop()
             raise SandboxUnavailable(self.launch.explain(str(error))) from error
+
+
+def _check_hello(hello: bytes) -> None:
+    """Raises SandboxError when it is not JSON."""
+    try:
+        json.loads(hello)
+    except (ValueError, RecursionError) as error:
+        raise SandboxError("the first frame is not JSON") from error
 
 
 def host_is_root() -> bool:

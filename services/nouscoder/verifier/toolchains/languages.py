@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import shutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -60,7 +60,7 @@ def find_installed(languages: Mapping[str, Language], search_path: str = SEARCH_
 
 
 def installed() -> Mapping[str, Language]:
-    """The languages that candidates can use: those of this host (detected once), or those given to `use_tools`."""
+    """The languages that candidates can use: those of this host (detected once), or those given to `offer_tools`."""
     return _remote if _remote is not None else _installed_here()
 
 
@@ -72,15 +72,32 @@ def _installed_here() -> Mapping[str, Language]:
 _remote: Mapping[str, Language] | None = None
 
 
-def use_tools(tools: Mapping[str, str]) -> None:
-    """Use the tools of the remote host on which candidates run: absolute path by name. It has no toolchain cache."""
+def offer_tools(names: Collection[str]) -> None:
+    """Offer the languages of a remote host that has these tools, in addition to those offered before.
+
+    Their commands keep the names of the tools: each slot puts in its own paths (`with_tools`), so that no remote host
+    changes a command for another one. Remote hosts have no toolchain cache.
+    """
     global _remote
-    found = {name: _resolved(one, tools) for name, one in registry().items() if tools.keys() >= set(one.detect)}
-    _remote = MappingProxyType(found)
+    found = {name: one for name, one in registry().items() if set(names) >= set(one.detect)}
+    _remote = MappingProxyType({**(_remote or {}), **found})
+
+
+def known_tools(found: object) -> Mapping[str, str]:
+    """The tools that a remote host may report, out of what it did report: in a folder of SEARCH_PATH, by their name."""
+    if not isinstance(found, dict):
+        return {}
+    folders = SEARCH_PATH.split(":")
+    return {tool: found[tool] for tool in all_tools() if found.get(tool) in [f"{folder}/{tool}" for folder in folders]}
+
+
+def with_tools(command: tuple[str, ...] | None, tools: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The command with the names of tools replaced by their paths."""
+    return None if command is None else tuple(tools.get(word, word) for word in command)
 
 
 def forget_installed() -> None:
-    """Forget the detected languages and the tools given to `use_tools`."""
+    """Forget the detected languages and the tools given to `offer_tools`."""
     global _remote
     _remote = None
     _installed_here.cache_clear()
@@ -129,14 +146,11 @@ def _argv(table: Mapping[str, Any], key: str) -> tuple[str, ...] | None:
 
 
 def _resolved(language: Language, tools: Mapping[str, str]) -> Language:
-    def argv(command: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        return None if command is None else tuple(tools.get(word, word) for word in command)
-
     return replace(
         language,
-        compile=argv(language.compile),
-        run=argv(language.run),
-        prepare=argv(language.prepare),
-        compile_prepared=argv(language.compile_prepared),
+        compile=with_tools(language.compile, tools),
+        run=with_tools(language.run, tools),
+        prepare=with_tools(language.prepare, tools),
+        compile_prepared=with_tools(language.compile_prepared, tools),
         detect=tuple(tools[tool] for tool in language.detect),
     )

@@ -1,0 +1,214 @@
+"""A runner that was taken over sends anything it likes: the gateway bounds it, and answers only with SandboxError."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from nouscoder.domain.submission import Limits
+from nouscoder.verifier.harness import frames
+from nouscoder.verifier.harness.frames import Kind
+from nouscoder.verifier.runner import greeting
+from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, SandboxError, SandboxUnavailable
+from nouscoder.verifier.sandbox.gvisor import _new_canary
+from nouscoder.verifier.sandbox.link import Ending
+from nouscoder.verifier.sandbox.runner_link import RunnerRefused, connect
+from nouscoder.verifier.sandbox.session import SlotSession
+from nouscoder.verifier.sandbox.slot import Slot
+from nouscoder.verifier.toolchains import languages
+
+LIMITS = Limits(wall_time_s=60, output_bytes=1000)
+PROGRAM = Program(languages.registry()["python"], "print(1)", LIMITS)
+GOOD = frames.Result(0, 0, 0, 0.1, 0.1, 1000, b"1\n", b"", None)
+KEY = greeting.read_key("0123456789abcdef-a key of a pool")
+INVALID: tuple[object, ...] = (None, [], "x")
+COMPILED = frames.encode(Kind.COMPILED)
+
+
+class HostileLink:
+    """A link whose other end says what the test wants. It keeps what the gateway sends."""
+
+    pid = None
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tools: Mapping[str, str]) -> None:
+        self.reader, self.writer, self.tools = reader, writer, tools
+        self.is_open = True
+
+    def last_words(self) -> str:
+        return ""
+
+    async def close(self, ending: Ending) -> None:
+        self.is_open = False
+        self.writer.transport.abort()
+
+
+class HostileLaunch:
+    """Opens links to `says`, which is called with the other end of the connection."""
+
+    def __init__(self, said: bytes, hello: bytes = b"{}", tools: Mapping[str, str] | None = None) -> None:
+        self._said = frames.encode(Kind.HELLO, hello) + frames.encode(Kind.READY) + said
+        self._tools = tools or {}
+        self.received = b""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> HostileLink:
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        self._tasks.append(asyncio.create_task(self._serve(*await asyncio.open_connection(sock=theirs))))
+        return HostileLink(reader, writer, self._tools)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(self._said)
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                self.received += data
+        writer.close()
+
+    def explain(self, reason: str) -> str:
+        return reason
+
+
+async def session_with(launch: HostileLaunch, program: Program = PROGRAM) -> tuple[Slot, SlotSession]:
+    """A session whose program has compiled, if the other end says so."""
+    slot = Slot(0, SandboxConfig(start_limit_s=60), launch)
+    await slot.ensure_usable()
+    session = SlotSession(slot, program, SandboxConfig())
+    session.begin()
+    await session.compile()
+    return slot, session
+
+
+def result(**changed: object) -> bytes:
+    """A RESULT frame with these numbers."""
+    return frames.encode(Kind.RESULT, frames.pack_result(GOOD._replace(**changed)))  # type: ignore[arg-type]
+
+
+BAD_RESULTS = {
+    "a claimed length of 512 MiB": frames.HEADER.pack(Kind.RESULT, 1 << 29),
+    "more than all its output": frames.encode(Kind.RESULT, bytes(frames.session_bound(LIMITS.output_bytes) + 1)),
+    "a short result": frames.encode(Kind.RESULT, b"\0"),
+    "an unknown end": result(ended=99),
+    "no number as the wall time": result(wall_time_s=math.nan),
+    "an endless CPU time": result(cpu_time_s=math.inf),
+    "a negative wall time": result(wall_time_s=-1.0),
+    "an impossible exit code": result(exit_code=-5),
+    "an impossible signal": result(signal=1000),
+    "an unknown kind": frames.HEADER.pack(99, 0),
+    "another kind": frames.encode(Kind.READY),
+}
+
+
+@pytest.mark.parametrize("said", BAD_RESULTS.values(), ids=BAD_RESULTS.keys())
+async def test_a_bad_answer_to_a_run_is_a_sandbox_error_and_ends_the_slot(said: bytes) -> None:
+    slot, session = await session_with(HostileLaunch(COMPILED + said))
+    with pytest.raises(SandboxError):
+        await session.run(b"")
+    assert not slot.end_session()
+
+
+async def test_a_good_answer_is_taken() -> None:
+    slot, session = await session_with(HostileLaunch(COMPILED + result()))
+    assert (await session.run(b"")).exit is Exit.EXITED
+    assert slot.end_session()
+    await slot.stop()
+
+
+@pytest.mark.parametrize("hello", [b"{", b"[" * 100_000, b"x" * (1 << 18)])
+async def test_a_bad_first_frame_is_a_sandbox_error(hello: bytes) -> None:
+    with pytest.raises(SandboxUnavailable):
+        await session_with(HostileLaunch(b"", hello))
+
+
+@pytest.mark.parametrize("output", [b"", b"x" * 70_000], ids=["empty", "flood"])
+async def test_the_output_in_a_conversation_is_bounded(output: bytes) -> None:
+    said = frames.encode(Kind.OUTPUT, output) * 10
+    slot, session = await session_with(HostileLaunch(COMPILED + said))
+    partner_slot, partner = await session_with(HostileLaunch(COMPILED + result()))
+    with pytest.raises(SandboxError):
+        await session.converse(partner)
+    assert not slot.end_session()
+    await partner_slot.stop()
+
+
+async def test_a_runner_chooses_only_its_own_tools_and_only_in_the_known_folders() -> None:
+    evil = {"gcc": "/tmp/evil", "g++": "/usr/bin/gcc", "sh": 7, "javac": "/usr/bin/javac", "java": "/usr/bin/java"}
+    assert languages.known_tools(evil) == {"javac": "/usr/bin/javac", "java": "/usr/bin/java"}
+    assert [languages.known_tools(found) for found in INVALID] == [{}] * 3
+    languages.forget_installed()
+    try:
+        languages.offer_tools(["gcc"])
+        languages.offer_tools(["g++"])
+        assert {"python", "c", "cpp"} <= languages.installed().keys()
+        c = languages.installed()["c"]
+    finally:
+        languages.forget_installed()
+    program = replace(PROGRAM, language=c)
+    for tools, path in (({"gcc": "/usr/bin/gcc"}, b"\0/usr/bin/gcc\0"), ({}, b"\0gcc\0")):
+        launch = HostileLaunch(COMPILED + result(), tools=tools)
+        slot, session = await session_with(launch, program)
+        await session.run(b"")
+        async with asyncio.timeout(60):
+            while path not in launch.received.replace(b"print(1)", b"print(1)\0"):
+                await asyncio.sleep(0.01)
+        await slot.stop()
+
+
+def _deep(_: dict[str, object]) -> bytes:
+    return b"[" * 60_000
+
+
+def _not_an_object(_: dict[str, object]) -> bytes:
+    return b"[1]"
+
+
+def _bad_tools(_: dict[str, object]) -> bytes:
+    return json.dumps({"status": greeting.OK, "tools": [["x"]], "python": {}}).encode()
+
+
+@pytest.mark.parametrize(("answer", "refused"), [(_deep, True), (_not_an_object, True), (_bad_tools, False)])
+async def test_a_malformed_greeting_is_refused(answer: Callable[[dict[str, object]], bytes], refused: bool) -> None:
+    async def runner(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonce = bytes(greeting.NONCE_BYTES)
+        writer.write(greeting.MAGIC + nonce)
+        theirs = await reader.readexactly(greeting.NONCE_BYTES)
+        text = answer({})
+        proof = greeting.proof(KEY, "runner", nonce, theirs, text)
+        writer.write(proof + greeting.LENGTH.pack(len(text)) + text)
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(runner, "127.0.0.1", 0) as server:
+        connecting = connect(server.sockets[0].getsockname(), KEY, greeting.SLOT, {}, name="it", limit_s=60)
+        if refused:
+            with pytest.raises(RunnerRefused):
+                await connecting
+        else:
+            link = await connecting
+            assert link.tools == {}
+            await link.close(Ending.DOUBT)
+
+
+async def _answers() -> AsyncIterator[tuple[bytes, bytes]]:
+    for _ in range(5):
+        code, given, expected = _new_canary()
+        shell = "import os\nos.listdir = lambda path: ['main.py'] if path == '/tmp' else ['1', str(os.getpid())]\n"
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-c", shell + code, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await process.communicate(given)
+        assert output == expected
+        yield code.encode(), output
+
+
+async def test_each_canary_is_another_program_and_prints_what_is_expected() -> None:
+    programs = [code async for code, _ in _answers()]
+    assert len(set(programs)) == 5
+    assert len({tuple(sorted(code.splitlines())) for code in programs}) == 5
