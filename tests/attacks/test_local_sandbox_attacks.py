@@ -21,6 +21,7 @@ from nouscoder.verifier.sandbox import (
     SandboxConfig,
     SandboxError,
     SandboxUnavailable,
+    local,
     open_sandbox,
 )
 from nouscoder.verifier.sandbox.local import LocalSandbox
@@ -85,6 +86,56 @@ async def test_a_candidate_has_no_capability(sandbox: Sandbox) -> None:
         "print([line.split()[1] for line in open('/proc/self/status') if line.startswith(names)])"
     )
     assert (await run(sandbox, code)).stdout.decode() == f"{['0' * 16] * 4 + ['1', '2']}\n"
+
+
+async def test_without_root_a_candidate_cannot_change_the_limits_of_process_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without root, init has the candidate's user, so only the filter refuses."""
+    monkeypatch.setattr(local, "host_is_root", lambda: False)
+    code = (
+        "import os, resource\nrefused = 0\n"
+        "for act in (lambda: resource.prlimit(1, resource.RLIMIT_CPU, (1, 1)), lambda: os.sched_setaffinity(1, {0})):\n"
+        "    try: act()\n"
+        "    except PermissionError: refused += 1\n"
+        "resource.prlimit(0, resource.RLIMIT_NOFILE, (64, 64)); os.sched_setaffinity(0, os.sched_getaffinity(0))\n"
+        "print(refused)"
+    )
+    sandbox = open_sandbox(SandboxConfig(slots=1))
+    try:
+        await sandbox.start()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    try:
+        assert (await run(sandbox, code)).stdout == b"2\n"
+    finally:
+        await sandbox.close()
+
+
+SOCKET_BUFFERS = """import socket
+kept = []
+while True:
+    try: one, other = socket.socketpair()
+    except OSError: break
+    for end in (one, other):
+        end.setblocking(False)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)
+        try:
+            while True: end.send(bytes(1 << 16))
+        except OSError: pass
+    kept += [one, other]
+print(len(kept), flush=True)
+input()
+"""
+
+
+async def test_a_submission_that_fills_socket_buffers_gets_a_result_for_each_run(sandbox: Sandbox) -> None:
+    """The kernel may kill the slot's own processes for them. Each run still ends, and none is a SandboxError."""
+    limits = replace(LIMITS, wall_time_s=60, cpu_time_s=60)
+    program, patient = Program(PYTHON, SOCKET_BUFFERS, limits), Program(PYTHON, "input()", limits)
+    async with sandbox.session(program) as session:
+        exits = [(await session.run(b"\n")).exit for _ in range(3)]
+    async with sandbox.pair(program, patient) as (first, second):
+        exits += [(await first.converse(second))[0].exit for _ in range(2)]
+    assert set(exits) <= {Exit.EXITED, Exit.MEMORY_LIMIT}
 
 
 async def test_a_killed_zygote_is_a_sandbox_error_and_the_slot_works_again() -> None:

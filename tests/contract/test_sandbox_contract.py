@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -33,6 +34,7 @@ FLOOD = "import sys\nwhile True: sys.stdout.write('x' * 65536)\n"
 ADD = "def add(a, b=0):\n    return (a + b, [a])\n"
 PYTHON = registry()["python"]
 SHORT = Limits(wall_time_s=0.4, cpu_time_s=5, memory_bytes=256 << 20, output_bytes=1 << 20, processes=16)
+WIDE = replace(SHORT, wall_time_s=60)  # for programs that wait for another one on a busy machine
 
 TABLE = {
     DOUBLE: lambda stdin: ended(b"%d\n" % (2 * int(stdin))),
@@ -187,7 +189,7 @@ async def test_file_names_that_are_taken_or_not_plain_are_refused(sandbox: Sandb
 
 
 async def test_two_programs_converse_and_see_the_end_of_each_other(sandbox: Sandbox) -> None:
-    async with sandbox.pair(Program(PYTHON, SAYS, SHORT), Program(PYTHON, HEARS, SHORT)) as (one, other):
+    async with sandbox.pair(Program(PYTHON, SAYS, WIDE), Program(PYTHON, HEARS, WIDE)) as (one, other):
         for _ in range(2):
             said, heard = await one.converse(other, args=("x",))
             assert (said.exit, said.exit_code, said.stdout) == (Exit.EXITED, 0, b"hello\n")
@@ -201,7 +203,7 @@ TABLE[OPENS] = TABLE[SAYS]
 async def test_a_program_can_open_its_streams_by_path_in_a_conversation(sandbox: Sandbox) -> None:
     if sandbox.name in ("runsc", "gvisor"):
         pytest.skip("the mode of a pipe cannot be changed in gVisor")
-    async with sandbox.pair(Program(PYTHON, OPENS, SHORT), Program(PYTHON, HEARS, SHORT)) as (one, other):
+    async with sandbox.pair(Program(PYTHON, OPENS, WIDE), Program(PYTHON, HEARS, WIDE)) as (one, other):
         said, heard = await one.converse(other, args=("x",))
         assert (said.exit_code, said.stdout) == (0, b"hello\n"), said.stderr.decode()
         assert heard.stdout == b"5 x\n"

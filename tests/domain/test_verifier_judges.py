@@ -68,6 +68,11 @@ def test_a_failed_checker_gives_internal_error(exit_: Exit) -> None:
         (ended(exit=Exit.TIME_LIMIT), ended(exit=Exit.TIME_LIMIT), None),
         (ended(), ended(exit_code=3), OURS),
         (ended(), ended(exit=Exit.SIGNALLED, signal=11), OURS),
+        (ended(), ended(exit=Exit.TIME_LIMIT), WRONG),
+        (ended(), ended(exit=Exit.MEMORY_LIMIT), WRONG),
+        (ended(), ended(exit=Exit.SIGNALLED, signal=13), WRONG),
+        (ended(exit_code=1), ended(exit=Exit.TIME_LIMIT), None),
+        (ended(exit=Exit.SIGNALLED, signal=11), ended(exit=Exit.SIGNALLED, signal=13), None),
     ],
 )
 def test_a_conversation_is_judged_by_the_side_that_failed(
@@ -75,6 +80,15 @@ def test_a_conversation_is_judged_by_the_side_that_failed(
 ) -> None:
     ruling = ruling_of_interactor(candidate, interactor)
     assert (ruling.outcome if ruling else None) is outcome
+
+
+def test_a_checker_that_fails_on_a_far_too_large_output_is_the_candidates_fault() -> None:
+    late, crashed = ended(exit=Exit.TIME_LIMIT), ended(exit=Exit.SIGNALLED, signal=6)
+    for check in (late, crashed, ended(exit=Exit.MEMORY_LIMIT)):
+        assert ruling_of_checker(check, 64 << 20, 1000).outcome is WRONG
+        assert ruling_of_checker(check, 64 << 20, 16 << 20).outcome is OURS
+        assert ruling_of_checker(check, 100, 0).outcome is OURS
+    assert ruling_of_checker(ended(), 64 << 20, 0).outcome is OK
 
 
 def test_an_assert_passes_only_with_the_token_of_its_case() -> None:

@@ -125,7 +125,9 @@ class _CheckedRuns:
         if outcome_of(self._judge, index, result) is not VerdictKind.ACCEPTED:
             return result, None
         files = _files(self._cases[index]) | {"output": result.stdout}
-        return result, ruling_of_checker(await self._checker.run(b"", args=_FILE_ARGUMENTS, files=files))
+        check = await self._checker.run(b"", args=_FILE_ARGUMENTS, files=files)
+        expected_bytes = len(files["input"]) + len(files["answer"])
+        return result, ruling_of_checker(check, len(result.stdout), expected_bytes)
 
 
 class _TalkingRuns:

@@ -58,7 +58,8 @@ def build_filter() -> bytes:
         raise OSError(errno.ENOSYS, f"no seccomp table for {machine}")
     table = syscalls.X86_64 if machine == "x86_64" else syscalls.AARCH64
     special = (table["clone"], table["socket"], table["socketpair"])
-    plain = {number for name, number in table.items() if number not in special}
+    of_process = (table["prlimit64"], table["sched_setaffinity"])
+    plain = {number for name, number in table.items() if number not in special + of_process}
     check_clone: list[Instruction] = [
         (_LD_ABS, 0, 0, _ARG0_LOW),
         (_JSET, 0, 1, _NAMESPACE_FLAGS),
@@ -68,6 +69,13 @@ def build_filter() -> bytes:
     check_family: list[Instruction] = [(_LD_ABS, 0, 0, _ARG0_LOW)]
     check_family += [(_JEQ, len(_FAMILIES) - i, 0, family) for i, family in enumerate(_FAMILIES)]
     check_family += [_refuse(errno.EAFNOSUPPORT), (_RET, 0, 0, _ALLOW)]
+    # Without root, candidates have the user of init, process 1, and could change its limits.
+    check_process: list[Instruction] = [
+        (_LD_ABS, 0, 0, _ARG0_LOW),
+        (_JEQ, 0, 1, 1),
+        _refuse(errno.EPERM),
+        (_RET, 0, 0, _ALLOW),
+    ]
     program: list[Instruction] = [
         (_LD_ABS, 0, 0, _ARCH),
         (_JEQ, 1, 0, _AUDIT_ARCH[machine]),
@@ -80,6 +88,9 @@ def build_filter() -> bytes:
         (_JEQ, 1, 0, special[1]),
         (_JEQ, 0, len(check_family), special[2]),
         *check_family,
+        (_JEQ, 1, 0, of_process[0]),
+        (_JEQ, 0, len(check_process), of_process[1]),
+        *check_process,
         *_search(_ranges(plain)),
     ]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)

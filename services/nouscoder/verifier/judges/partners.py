@@ -3,6 +3,10 @@
 testlib's codes: 0 right, 1 wrong, 2 and 8 malformed output, 4 text after the answer, 7 partly right (points). A test
 passes or fails, so partly right is wrong_answer, with the points in the remark. Code 3, and any other end of the judge
 program, means that the judge or its answer file is at fault. That gives internal_error, never a candidate's failure.
+
+A candidate can make a correct judge program exceed a limit: by an output of many times the expected size, or by leaving
+an interactor that waits for more. Then the candidate fails. Without this rule a candidate could turn each wrong answer
+into an internal_error.
 """
 
 from __future__ import annotations
@@ -16,9 +20,11 @@ from nouscoder.verifier.sandbox.base import Exit, RunResult
 _RIGHT = 0
 _WRONG = frozenset({1, 2, 4, 7, 8})
 _SIGPIPE = 13
+_LIMITS = (Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT)
 # Errors of programs that read or write after their partner has ended.
 _PARTNER_ENDED = (b"BrokenPipeError", b"Broken pipe", b"EOFError", b"NoSuchElementException")
 _REMARK_CHARS = 500
+_LARGE_BYTES, _MANY_TIMES = 1_000_000, 8  # a larger output than this is none that the judge was made for
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +35,17 @@ class Ruling:
     remark: str = ""
 
 
-def ruling_of_checker(check: RunResult) -> Ruling:
-    """The ruling on a test whose program exited normally."""
+def ruling_of_checker(check: RunResult, output_bytes: int = 0, expected_bytes: int = 0) -> Ruling:
+    """The ruling on a test whose program exited normally, after an output of `output_bytes`.
+
+    `expected_bytes` is the size of the files that the judge knows.
+    """
     if check.exit is Exit.EXITED and check.exit_code == _RIGHT:
         return Ruling(VerdictKind.ACCEPTED, _remark(check))
     if check.exit is Exit.EXITED and check.exit_code in _WRONG:
         return Ruling(VerdictKind.WRONG_ANSWER, _remark(check))
+    if output_bytes > _LARGE_BYTES + _MANY_TIMES * expected_bytes:
+        return Ruling(VerdictKind.WRONG_ANSWER, f"the output is so large that the checker {_end_of(check)}")
     return _at_fault("checker", check)
 
 
@@ -43,8 +54,12 @@ def ruling_of_interactor(candidate: RunResult, interactor: RunResult) -> Ruling 
 
     If both failed, the candidate's error counts, unless it is an error that follows from the end of its partner.
     """
-    if candidate.exit in (Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT):
+    if candidate.exit in _LIMITS:
         return None
+    if interactor.exit in _LIMITS or interactor.signal == _SIGPIPE:
+        if candidate.exit is Exit.SIGNALLED or candidate.exit_code != 0:
+            return None
+        return Ruling(VerdictKind.WRONG_ANSWER, f"the program ended, and the interactor {_end_of(interactor)}")
     if interactor.exit is not Exit.EXITED or interactor.exit_code not in _WRONG | {_RIGHT}:
         return _at_fault("interactor", interactor)
     failed = candidate.exit is Exit.SIGNALLED or candidate.exit_code != 0

@@ -45,6 +45,7 @@ class SlotSession:
         self._program = program
         self._grace_s = config.grace_s
         self._num_killed = 0
+        self._out_of_memory = False  # the kernel killed the slot's own processes; the next run needs a new one
         self._running = False
         by_exec = program.language.run is not None
         self._compile_time_s = config.compile_time_s if by_exec else _PYTHON_COMPILE_TIME_S
@@ -103,12 +104,13 @@ class SlotSession:
         """See `Session.run`. Raises RuntimeError when another run of this session is in progress."""
         check_run_input(self._program, args, files)
         with self._one_at_a_time():
-            await self._send_arguments(args, files)
+            await self._reopen_if_killed()
             try:
+                await self._send_arguments(args, files)
                 await self._slot.send(Kind.RUN, stdin)
                 kind, payload = await self._receive(self._program.limits.wall_time_s)
             except SandboxError:
-                if self._was_short_of_memory():  # the kernel killed init instead of the program
+                if await self._is_killed():
                     return _OUT_OF_MEMORY
                 raise
             if kind is not Kind.RESULT:
@@ -129,16 +131,51 @@ class SlotSession:
             raise TypeError("a session converses with the partner of its own pair")
         check_run_input(partner._program, args, files)
         with self._one_at_a_time(), partner._one_at_a_time():
-            await partner._send_arguments(args, files)
-            await self._slot.send(Kind.TALK)
-            await partner._slot.send(Kind.TALK)
+            await self._reopen_if_killed()
+            await partner._reopen_if_killed()
             try:
-                async with asyncio.TaskGroup() as group:
-                    one = group.create_task(self._relay(partner))
-                    other = group.create_task(partner._relay(self))
-            except* SandboxError as errors:
-                raise SandboxError(str(errors.exceptions[0])) from errors
+                return await self._talk(partner, args, files)
+            except SandboxError:
+                if await self._is_killed():
+                    await partner._abandon()
+                    return _OUT_OF_MEMORY, _OUT_OF_MEMORY
+                raise
+
+    async def _talk(
+        self, partner: SlotSession, args: tuple[str, ...], files: Mapping[str, bytes]
+    ) -> tuple[RunResult, RunResult]:
+        await partner._send_arguments(args, files)
+        await self._slot.send(Kind.TALK)
+        await partner._slot.send(Kind.TALK)
+        try:
+            async with asyncio.TaskGroup() as group:
+                one = group.create_task(self._relay(partner))
+                other = group.create_task(partner._relay(self))
+        except* SandboxError as errors:
+            raise SandboxError(str(errors.exceptions[0])) from errors
         return one.result(), other.result()
+
+    async def _is_killed(self) -> bool:
+        """After a SandboxError: whether the kernel killed the slot itself, instead of the program, for its memory.
+
+        It counts memory that belongs to no process, such as the buffers of sockets.
+        """
+        if not self._was_short_of_memory():
+            return False
+        await self._abandon()
+        return True
+
+    async def _abandon(self) -> None:
+        await self._slot.stop()
+        self._out_of_memory = True
+
+    async def _reopen_if_killed(self) -> None:
+        """Start the slot again and compile again, so that the other tests of the submission can run."""
+        if self._out_of_memory:
+            await self._slot.ensure_usable()
+            self.begin()
+            await self.compile()
+            self._out_of_memory = False
 
     async def _relay(self, listener: SlotSession) -> RunResult:
         """Pass this program's output to `listener` until the program ends. Its slot is trusted with no limit."""
