@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from nouscoder.learner.mismatch import MismatchFigures
 from nouscoder.learner.objectives.base import Diagnostic, LossInputs, Reduction
 from nouscoder.learner.objectives.ratios import bounded_ratio
 
@@ -56,6 +57,7 @@ class StepDiagnostics:
         self._num_tokens = 0
         self._values: dict[str, float] = {}
         self._reductions: dict[str, Reduction] = {}
+        self._mismatch = MismatchFigures()
 
     @torch.no_grad()
     def add(self, inputs: LossInputs, of_objective: Mapping[str, Diagnostic]) -> None:
@@ -71,10 +73,13 @@ class StepDiagnostics:
             known = self._values.get(name)
             self._values[name] = value if known is None else _COMBINE[item.reduction](known, value)
             self._reductions[name] = item.reduction
+        self._mismatch.add(inputs)
         self._num_tokens += inputs.logprobs.numel()
 
     def result(self) -> dict[str, float]:
-        """The figures by name. effective_sample_size: (sum w)^2 / (n sum w^2), in (0, 1], w = pi_theta / pi_sampler.
+        """The figures by name, with those of mismatch.py.
+
+        effective_sample_size: (sum w)^2 / (n sum w^2), in (0, 1], w = pi_theta / pi_sampler.
 
         Raises ValueError when no token was counted.
         """
@@ -87,4 +92,4 @@ class StepDiagnostics:
         weight, squared = figures.pop(_WEIGHT), figures.pop(_WEIGHT_SQUARED)
         for name in ("approximate_kl", "mismatch_kl"):  # rounding may leave a sum of zeros slightly below 0
             figures[name] = max(0.0, figures[name])
-        return {**figures, "effective_sample_size": weight**2 / squared}
+        return {**figures, **self._mismatch.result(), "effective_sample_size": weight**2 / squared}
