@@ -14,12 +14,13 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from nouscoder.broker.core import Broker
-from nouscoder.broker.curriculum import Curriculum, task_seed
+from nouscoder.broker.curriculum import open_curriculum
 from nouscoder.broker.rewards import Rewards
 from nouscoder.broker.service import serve_broker
 from nouscoder.config import Config, load_config
 from nouscoder.data.problem_index import ProblemIndex, build_index
 from nouscoder.domain.batch import Batch, GradedRollout
+from nouscoder.domain.curriculum import Curriculum, task_seed
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import StdinCase, StdinTests
@@ -81,7 +82,7 @@ async def synchronous_losses(config: Config, policy: Path, folder: Path) -> list
     """Sample a whole batch rollout by rollout, grade it, take one step, and repeat."""
     trainer, publisher = Trainer(load_model(policy), config), PolicyPublisher(folder, keep=2)
     environment = open_environment(config, policy)
-    curriculum = Curriculum([problem.problem_id for problem in PROBLEMS], config.run.seed)
+    curriculum = open_curriculum(config, [problem.problem_id for problem in PROBLEMS])
     losses: list[float] = []
     async with open_engine(config, policy, GenerationMetrics()) as engine:
         for number in range(NUM_BATCHES):
@@ -104,7 +105,7 @@ def tasks_of(config: Config, curriculum: Curriculum, number: int) -> Iterator[Ta
     section, num_groups = config.generation.sampling, BATCH_SIZE // GROUP_SIZE
     for group in range(number * num_groups, (number + 1) * num_groups):
         for member in range(GROUP_SIZE):
-            rollout_id, problem_id = f"g{group:06d}-{member}", curriculum.problem_of(group)
+            rollout_id, problem_id = f"g{group:06d}-{member}", curriculum.schedule.at(group).problem_id
             seed = task_seed(config.run.seed, rollout_id)
             sampling = Sampling(section.temperature, section.top_p, section.max_new_tokens, seed)
             yield Task(rollout_id, f"g{group:06d}", problem_id, prompts[problem_id], sampling)

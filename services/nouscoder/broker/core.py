@@ -16,11 +16,12 @@ from typing import TypeVar
 
 from nouscoder.broker import batches, ledger, policies, recovery, stall, streams
 from nouscoder.broker.admission import groups_wanted
-from nouscoder.broker.curriculum import Curriculum, task_seed
+from nouscoder.broker.curriculum import offer, open_curriculum
 from nouscoder.broker.errors import BrokerError, BrokerUnavailable, InvalidRequest, RedisFull, UnknownProblem
 from nouscoder.broker.identity import check_settings, check_state, note_problems
 from nouscoder.broker.operations import Operations
 from nouscoder.broker.pressure import Pressure
+from nouscoder.broker.problem_statistics import read_state, restore_state
 from nouscoder.broker.records import Records, new_record_name, open_record_store
 from nouscoder.broker.rewards import Rewards
 from nouscoder.broker.rules import Rules
@@ -31,6 +32,7 @@ from nouscoder.broker.wakeups import Found, Waits
 from nouscoder.config import Config
 from nouscoder.data.problem_index import NotInIndex, ProblemIndex
 from nouscoder.domain.books import Books, Restored
+from nouscoder.domain.curriculum import task_seed
 from nouscoder.domain.lease import (
     Lease,
     LeasedBatch,
@@ -42,6 +44,7 @@ from nouscoder.domain.lease import (
 )
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.problem_statistics import CurriculumState
 from nouscoder.domain.rollout import RolloutHeader, Sampling, Task
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.domain.stall import Blocker
@@ -63,13 +66,18 @@ SubmittedRecord = tuple[str, RolloutHeader, bytes]  # lease id, header, record
 
 
 class Broker:
-    """The run `config.run.name` on the Redis at `url`, over the problems of an index."""
+    """The run `config.run.name` on the Redis at `url`, over the problems of an index.
+
+    Raises Unusable when the configured curriculum or reward cannot be used.
+    """
 
     def __init__(self, config: Config, url: str, problems: ProblemIndex) -> None:
         self._config = config
+        self.run = config.run.name
         self._problems = problems
-        self._curriculum = Curriculum(problems.problem_ids, config.run.seed)
-        self._next_group = 0  # a guess that each answer corrects; the truth is in Redis
+        self._curriculum = open_curriculum(config, problems.problem_ids)
+        self._cursor = 0  # a guess that each answer corrects; the truth is in Redis
+        self._furthest = 0  # the cursor, as far as this process saw it: Redis may forget some of it
         self._most_groups = 0  # that were ever admitted, as far as this process saw: Redis may forget some
         self.rules = Rules.of(config.broker)
         self._rewards = Rewards(config)
@@ -94,14 +102,14 @@ class Broker:
 
         async def look() -> Found[LeasedTasks]:
             while True:
-                cursor = self._next_group
+                cursor = self._cursor
                 num_groups = groups_wanted(self.rules, wanted) if self.pressure.admits else 0
-                problems = self._curriculum.problems_from(cursor, num_groups)
-                answer = await streams.lease_entries(self.store, Stream.TASKS, worker_id, wanted, cursor, problems)
-                self._next_group = answer.next_group
+                choices = await offer(self.store, self._curriculum, cursor, num_groups)
+                answer = await streams.lease_entries(self.store, Stream.TASKS, worker_id, wanted, cursor, choices)
+                self._cursor, self._furthest = answer.cursor, max(self._furthest, answer.cursor)
                 self._most_groups = max(self._most_groups, answer.next_group)
                 # The offer must have held the true cursor, or nothing could be admitted.
-                was_offered = cursor <= answer.next_group < cursor + num_groups or not num_groups
+                was_offered = not choices or cursor <= answer.cursor <= choices[-1].place
                 if answer.entries or answer.finished or was_offered:
                     tasks = await self._without_missing(answer.entries, self._task)
                     leased = LeasedTasks(tasks, answer.finished)
@@ -190,10 +198,15 @@ class Broker:
     async def restore_run(self, books: Books) -> Restored:
         """Restore the state from the learner's books where Redis forgot a part. Raises Refused for another run."""
         check_settings(books.identity, self._config, "the learner's run")
-        restored = await recovery.restore(self.store, books, self._most_groups)
+        restored = await recovery.restore(self.store, books, self._most_groups, self._furthest)
+        await restore_state(self.store, books.curriculum)
         await note_problems(self.store, self._problems.problem_ids, self._config.run.name)
         await self._wake_those_with_work()
         return restored
+
+    async def read_curriculum(self) -> CurriculumState:
+        """The place that is asked next, and what is known of each problem, at one instant."""
+        return await read_state(self.store)
 
     async def commit_batch(self, batch_id: int, step: int, groups: Sequence[int] = ()) -> bool:
         """The batch was trained on, and the learner can make its effect again. True: it was known.

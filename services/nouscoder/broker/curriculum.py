@@ -1,42 +1,136 @@
-"""Which problem a group gets, and which seed a rollout: pure functions of the run's seed and a number.
+"""The curriculum of a run: made from `broker.curriculum`, and offered to the script that admits groups.
 
-INVARIANT: every epoch asks each problem exactly once, in an order fixed by the seed, so the number of the next group
-(kept in Redis) is the whole state and a restarted broker goes on exactly.
+INVARIANT: the cursor and the statistics are in Redis alone. An offer is made from them, and the script takes of it only
+what is at the cursor or after it, so two brokers on one Redis ask no place twice.
 """
 
 from __future__ import annotations
 
-import hashlib
-import random
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from nouscoder.broker.problem_statistics import read_records
+from nouscoder.broker.store import Store
+from nouscoder.config import Config
+from nouscoder.config.curriculum import (
+    EpochsCurriculum,
+    PassRatesCurriculum,
+    PoolsCurriculum,
+    PotentialCurriculum,
+    PrioritiesCurriculum,
+    SubsetCurriculum,
+)
+from nouscoder.data.problem_values import read_values
+from nouscoder.domain.curriculum import (
+    Choice,
+    Curriculum,
+    Gate,
+    OnlineFilter,
+    Priorities,
+    Schedule,
+    Stage,
+    fixed_subset,
+    potential_stages,
+)
+from nouscoder.errors import Unusable
+
+log = logging.getLogger(__name__)
+
+# Places looked at in one question to Redis: the first time, and at most. Retired problems lie between the others.
+_FIRST_LOOK, _LONGEST_LOOK = 64, 4096
 
 
-class Curriculum:
-    """Shuffled epochs over `problem_ids`. Raises ValueError when there is none."""
-
-    def __init__(self, problem_ids: Sequence[str], seed: int) -> None:
-        if not problem_ids:
-            raise ValueError("a curriculum needs at least one problem")
-        self._problem_ids = tuple(problem_ids)
-        self._seed = seed
-        self._epoch = -1
-        self._order: list[str] = []
-
-    def problem_of(self, group_number: int) -> str:
-        """The problem of the group with this number, counted from 0 over the run."""
-        epoch, place = divmod(group_number, len(self._problem_ids))
-        if epoch != self._epoch:
-            self._order = list(self._problem_ids)
-            random.Random(f"nouscoder:{self._seed}:{epoch}").shuffle(self._order)
-            self._epoch = epoch
-        return self._order[place]
-
-    def problems_from(self, group_number: int, count: int) -> list[str]:
-        """The problems of `count` groups from this number on."""
-        return [self.problem_of(number) for number in range(group_number, group_number + count)]
+def open_curriculum(config: Config, problem_ids: Sequence[str]) -> Curriculum:
+    """The curriculum of a run over the problems of its file. Raises Unusable when it cannot be made."""
+    section, seed = config.broker.curriculum, config.run.seed
+    try:
+        schedule = Schedule(_stages(config, problem_ids), seed)
+    except ValueError as error:
+        raise Unusable(f"broker.curriculum {section.name} leaves no problem of the problem file: {error}") from error
+    gates: list[Gate] = []
+    if section.retire_after:
+        gates.append(OnlineFilter(schedule, section.retire_after, section.recheck_epochs))
+    if isinstance(section, PrioritiesCurriculum):
+        weights = _weights(Path(section.priorities)) if section.priorities else None
+        gates.append(Priorities(seed, section.least, weights))
+    return Curriculum(schedule, tuple(gates))
 
 
-def task_seed(run_seed: int, rollout_id: str) -> int:
-    """The seed of one rollout's random stream, in [1, 2^63): the same however often it is sampled again."""
-    digest = hashlib.sha256(f"{run_seed}:{rollout_id}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") % (2**63 - 1) + 1
+def _stages(config: Config, problem_ids: Sequence[str]) -> list[Stage]:
+    section = config.broker.curriculum
+    match section:
+        case EpochsCurriculum() | PrioritiesCurriculum():
+            return [Stage(tuple(problem_ids))]
+        case SubsetCurriculum():
+            return [Stage(_subset(section, problem_ids, config.run.seed))]
+        case PassRatesCurriculum():
+            rates = _known_rates(section.pass_rates, problem_ids)
+            return [Stage(_kept(rates, section.keeps))]
+        case PoolsCurriculum():
+            rates = _known_rates(section.pass_rates, problem_ids)
+            return [Stage(_kept(rates, pool.keeps), pool.epochs) for pool in section.stages]
+        case PotentialCurriculum():
+            return potential_stages(_known_rates(section.pass_rates, problem_ids), section.parts, section.epochs)
+
+
+def _subset(section: SubsetCurriculum, problem_ids: Sequence[str], seed: int) -> tuple[str, ...]:
+    if section.size:
+        pool: Sequence[str] = problem_ids
+        if section.pass_rates:
+            pool = _kept(_known_rates(section.pass_rates, problem_ids), lambda rate: 0 < rate < 1)
+        if len(pool) < section.size:
+            raise Unusable(f"broker.curriculum.size is {section.size}, and there are only {len(pool)} problems for it")
+        return fixed_subset(pool, section.size, seed)
+    known = set(problem_ids)
+    unknown = [problem_id for problem_id in section.problem_ids if problem_id not in known]
+    if unknown:
+        raise Unusable(
+            f"broker.curriculum.problem_ids: the problem file lacks {len(unknown)} of them, for example"
+            f" {unknown[0][:100]!r}"
+        )
+    wanted = set(section.problem_ids)
+    return tuple(problem_id for problem_id in problem_ids if problem_id in wanted)
+
+
+def _known_rates(file: str, problem_ids: Sequence[str]) -> dict[str, float]:
+    """The base pass rates of the run's problems, in the order of the problem file. Raises Unusable."""
+    rates = read_values(Path(file), "pass_rate")
+    if too_high := next((problem_id for problem_id, rate in rates.items() if rate > 1), None):
+        raise Unusable(f"{file}: the pass rate of {too_high[:100]!r} is above 1")
+    found = {problem_id: rates[problem_id] for problem_id in problem_ids if problem_id in rates}
+    if len(found) < len(problem_ids):
+        missing = len(problem_ids) - len(found)
+        log.warning("problems without a base pass rate are left out", extra={"file": file, "problems": missing})
+    return found
+
+
+def _kept(rates: dict[str, float], keeps: Callable[[float], bool]) -> tuple[str, ...]:
+    return tuple(problem_id for problem_id, rate in rates.items() if keeps(rate))
+
+
+def _weights(file: Path) -> dict[str, float]:
+    """Priorities as shares of the highest."""
+    priorities = read_values(file, "priority")
+    highest = max(priorities.values(), default=0.0)
+    if not highest:
+        raise Unusable(f"{file}: no problem has a priority above 0")
+    return {problem_id: priority / highest for problem_id, priority in priorities.items()}
+
+
+async def offer(store: Store, curriculum: Curriculum, cursor: int, count: int) -> list[Choice]:
+    """The next `count` problems that may be asked, from the place `cursor` on. Raises BrokerUnavailable.
+
+    It ends: a retired problem is asked again after broker.curriculum.recheck_epochs, and every problem in a share of
+    the epochs of at least broker.curriculum.least.
+    """
+    if not curriculum.gates:
+        return curriculum.choices_from(cursor, count)
+    found: list[Choice] = []
+    look = max(_FIRST_LOOK, 2 * count)
+    while len(found) < count:
+        choices = curriculum.choices_from(cursor, look)
+        records = await read_records(store, [choice.problem_id for choice in choices])
+        found += curriculum.admitted(choices, records)
+        cursor, look = cursor + look, min(2 * look, _LONGEST_LOOK)
+    return found[:count]

@@ -28,13 +28,14 @@ _EPOCH_BYTES = 8
 _MAX_ROUNDS = 5
 
 
-async def restore(store: Store, books: Books, most_groups: int) -> Restored:
+async def restore(store: Store, books: Books, most_groups: int, furthest: int) -> Restored:
     """Bring Redis in step with the books. Raises Refused when its state is of another run, or ahead of the books.
 
-    `most_groups` were admitted as far as the broker knows: those that Redis has forgotten are counted as lost.
+    `most_groups` were admitted as far as the broker knows: those that Redis has forgotten are counted as lost. The
+    curriculum goes on at the place `furthest` or later.
     """
     for _ in range(_MAX_ROUNDS):
-        answer, *rest = await store.run("restore", *_arguments(books, most_groups))
+        answer, *rest = await store.run("restore", *_arguments(books, most_groups), furthest)
         match answer.decode():
             case "commit":
                 await batches.commit_batch(store, books.batches - 1, books.step)

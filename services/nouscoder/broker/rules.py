@@ -32,6 +32,9 @@ class Rules:
     max_deliveries: int
     max_regrades: int
     drop_zero_variance: bool
+    max_filtered_groups: int
+    solved_pass_rate: float
+    over_sampling: float
     lease_ms: int
     batch_lease_ms: int
     sampling_progress_ms: int
@@ -57,6 +60,9 @@ class Rules:
             max_deliveries=section.max_deliveries,
             max_regrades=section.max_regrades,
             drop_zero_variance=section.drop_zero_variance,
+            max_filtered_groups=section.max_filtered_groups,
+            solved_pass_rate=section.curriculum.retire_pass_rate,
+            over_sampling=section.over_sampling,
             lease_ms=round(1000 * section.lease_s),
             batch_lease_ms=round(1000 * section.batch_lease_s),
             sampling_progress_ms=round(1000 * section.sampling_progress_s),

@@ -28,7 +28,7 @@ from nouscoder.broker.redis_server import start_redis
 from nouscoder.config import Config
 from nouscoder.data.problem_index import open_index
 from nouscoder.errors import Unusable
-from nouscoder.rpc import broker_convert, faults, policy_convert, rollout_convert, verdict_convert
+from nouscoder.rpc import broker_convert, curriculum_convert, faults, policy_convert, rollout_convert, verdict_convert
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import server_credentials
@@ -149,6 +149,17 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         """Restores what Redis forgot from the learner's books."""
         restored = await self._broker.restore_run(broker_convert.books_from(request))
         return broker_pb2.RestoreRunResponse(was_behind=restored.was_behind, rollouts_lost=restored.rollouts_lost)
+
+    async def ReadCurriculum(  # noqa: N802
+        self,
+        request: broker_pb2.ReadCurriculumRequest,
+        context: _Context[broker_pb2.ReadCurriculumRequest, broker_pb2.ReadCurriculumResponse],
+    ) -> broker_pb2.ReadCurriculumResponse:
+        """The curriculum's state."""
+        state = await self._broker.read_curriculum()
+        return broker_pb2.ReadCurriculumResponse(
+            curriculum=curriculum_convert.curriculum_to(state), run=self._broker.run
+        )
 
     async def CommitBatch(  # noqa: N802
         self,

@@ -19,6 +19,7 @@ from typing import Any
 from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest
 from nouscoder.broker.store import Store, Value
 from nouscoder.broker.wakeups import Work
+from nouscoder.domain.curriculum import Choice
 from nouscoder.domain.lease import LeaseLoss, worker_name
 from nouscoder.domain.rollout import RolloutHeader
 
@@ -89,22 +90,27 @@ class LeasedEntry:
 
 @dataclass(frozen=True, slots=True)
 class LeaseAnswer:
-    """What a lease call found. `next_group` is the curriculum's cursor after it, `left` what could still be leased."""
+    """What a lease call found.
+
+    `cursor` is the curriculum's after it, `next_group` the number of the next group, `left` what could still be leased.
+    """
 
     finished: bool
+    cursor: int
     next_group: int
     left: int
     entries: tuple[LeasedEntry, ...]
 
 
 async def lease_entries(
-    store: Store, stream: Stream, worker_id: str, wanted: int, cursor: int = 0, problems: Sequence[str] = ()
+    store: Store, stream: Stream, worker_id: str, wanted: int, cursor: int = 0, offer: Sequence[Choice] = ()
 ) -> LeaseAnswer:
-    """Lease up to `wanted` entries; `problems` are the curriculum's from group number `cursor` on."""
-    finished, next_group, left, rows = await store.run(
-        "lease", stream.value, worker_id, worker_name(worker_id), wanted, cursor, *problems
+    """Lease up to `wanted` entries; `offer` is the curriculum's from the place `cursor` on."""
+    offered = [value for choice in offer for value in (choice.place, choice.problem_id)]
+    finished, at, next_group, left, rows = await store.run(
+        "lease", stream.value, worker_id, worker_name(worker_id), wanted, cursor, *offered
     )
-    return LeaseAnswer(bool(finished), int(next_group), int(left), tuple(_entry(stream, row) for row in rows))
+    return LeaseAnswer(bool(finished), int(at), int(next_group), int(left), tuple(_entry(stream, row) for row in rows))
 
 
 def _entry(stream: Stream, row: Sequence[Any]) -> LeasedEntry:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
+from nouscoder.cli.status import BrokerOption, broker_at
 
 data_app = typer.Typer(no_args_is_help=True, help="Problem files.")
 
@@ -89,6 +90,29 @@ def data_filter(
     grading = Grading(load_config(config_file, overrides or []).verifier, server, token)
     selection = select(read_recipe(recipe, folder), out, tests, grading)
     typer.echo(json.dumps(asdict(selection), indent=1) if as_json else selection.text())
+
+
+@data_app.command("stats")
+def data_stats(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="name of the run")],
+    address: BrokerOption = "",
+    limit: Annotated[int, typer.Option(min=0, help="problems shown, the lowest pass rate first; 0: all")] = 50,
+    as_json: JsonOption = False,
+    config_file: ConfigOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """What a run has learned of its problems: groups, pass rates over time, filtered groups.
+
+    With --broker the statistics of this moment, else those of the copy in the run folder. --json prints all problems,
+    in a form that broker.curriculum.pass_rates of a later run reads.
+    """
+    import asyncio
+
+    from nouscoder.cli.stats_text import stats_text
+    from nouscoder.config import load_config
+
+    config = load_config(config_file, [*(overrides or []), f"run.name={run}", *broker_at(address)])
+    typer.echo(asyncio.run(stats_text(config, live=bool(address), limit=limit, as_json=as_json)))
 
 
 @data_app.command("schema")

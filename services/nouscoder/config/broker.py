@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from nouscoder.config.base import InputFile, Section
+from nouscoder.config.curriculum import CurriculumSection, EpochsCurriculum
 from nouscoder.domain.reward import OverlongReward, RewardRule
 from nouscoder.domain.staleness import StalePolicy
 
@@ -125,7 +126,22 @@ class BrokerSection(Section):
     drop_zero_variance: bool = Field(
         True, description="DAPO's dynamic sampling: groups with equal rewards are filtered"
     )
+    max_filtered_groups: int = Field(
+        0,
+        ge=0,
+        description="groups with equal rewards that are filtered for one batch; more of them are kept, so the batch is"
+        " made; 0: no bound",
+    )
+    over_sampling: float = Field(
+        1.0,
+        ge=1,
+        description="for dynamic sampling: admission admits so many times the groups of pipeline_k batches; groups that"
+        " find no place end up stale",
+    )
 
+    curriculum: CurriculumSection = Field(
+        EpochsCurriculum(), description="which problems are asked: one of several sections, chosen by its key name"
+    )
     reward: RewardSection = RewardSection()
     records: RecordsSection = RecordsSection()
 

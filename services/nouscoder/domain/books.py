@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.problem_statistics import CurriculumState
 
 _GROUP_ID = re.compile(r"g(\d{6,})")
 
@@ -74,7 +75,8 @@ class RunIdentity:
 class Books:
     """What was trained on: so many batches, optimizer steps, rollouts, and which groups.
 
-    `policy` is the newest policy that was published; None before the first.
+    `policy` is the newest policy that was published; None before the first. `curriculum` is the last copy of
+    the curriculum's state; it may be older than the rest.
     """
 
     identity: RunIdentity
@@ -83,6 +85,7 @@ class Books:
     rollouts: int
     groups: TrainedGroups
     policy: PolicyManifest | None
+    curriculum: CurriculumState = CurriculumState()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from nouscoder.domain.books import Books, Restored
 from nouscoder.domain.lease import Lease, LeasedBatch
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.problem_statistics import CurriculumState
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.rpc.channel import PeerError, PeerRefused
 from nouscoder.store.record_store import ByteRange
@@ -91,6 +92,10 @@ class FakeBroker:
         if len(self.commits) != books.batches:
             raise PeerError("broker: this fake forgets nothing")
         return Restored(was_behind=False)
+
+    async def read_curriculum(self) -> tuple[str, CurriculumState]:
+        """A curriculum without problems, whose cursor is the number of commits."""
+        return "fake", CurriculumState(len(self.commits))
 
     async def lease_batch(self, wait_s: float = 10.0, run_id: str = "", batches: int = 0) -> LeasedBatch:
         """Lease the batch in training again, or a new one."""

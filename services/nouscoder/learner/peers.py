@@ -10,6 +10,7 @@ from nouscoder.domain.books import Books, Restored
 from nouscoder.domain.lease import Lease, LeasedBatch
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.problem_statistics import CurriculumState
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.store.record_store import ByteRange
 
@@ -42,6 +43,10 @@ class Broker(Protocol):
 
     async def restore_run(self, books: Books) -> Restored:
         """Restore what Redis forgot from the books. Raises PeerRefused when Redis holds another run."""
+        ...
+
+    async def read_curriculum(self) -> tuple[str, CurriculumState]:
+        """The name of the run, and its curriculum's cursor and statistics."""
         ...
 
     def stream_records(self, ranges: Sequence[ByteRange]) -> AsyncIterator[tuple[int, bytes]]:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import Unusable
 from nouscoder.learner.core import LearnerCore
+from nouscoder.learner.curriculum_copy import CurriculumCopy
 from nouscoder.learner.peers import Broker
 from nouscoder.rpc.channel import PeerRefused
 
@@ -20,9 +22,10 @@ log = logging.getLogger(__name__)
 class Recovery:
     """Used by the loop that trains and by the publication in the background; one call at a time."""
 
-    def __init__(self, core: LearnerCore, broker: Broker) -> None:
+    def __init__(self, core: LearnerCore, broker: Broker, curriculum: CurriculumCopy) -> None:
         self._core = core
         self._broker = broker
+        self._curriculum = curriculum
         self._one_at_a_time = asyncio.Lock()
 
     async def settle(self, policy: PolicyManifest | None) -> bool:
@@ -31,8 +34,9 @@ class Recovery:
         Raises Unusable when the broker's state is of another run, or ahead of the learner's disk.
         """
         async with self._one_at_a_time:
+            books = replace(self._core.books(policy), curriculum=await self._curriculum.state())
             try:
-                restored = await self._broker.restore_run(self._core.books(policy))
+                restored = await self._broker.restore_run(books)
             except PeerRefused as error:
                 raise Unusable(str(error)) from error
         if restored.was_behind:

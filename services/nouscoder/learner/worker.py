@@ -32,6 +32,7 @@ from nouscoder.errors import NousCoderError
 from nouscoder.folder_lock import FolderInUse
 from nouscoder.learner.checkpoints import Checkpoints
 from nouscoder.learner.core import LearnerCore, LearnerError
+from nouscoder.learner.curriculum_copy import CurriculumCopy
 from nouscoder.learner.flops import measured_peak_flops
 from nouscoder.learner.metrics import LearnerMetrics, WaitReason
 from nouscoder.learner.peers import Broker
@@ -92,7 +93,8 @@ class LearnerWorker:
         self._metrics = metrics
         self._core = core
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="training")
-        self._recovery = Recovery(core, broker)
+        self._curriculum = CurriculumCopy(config.run.folder, broker)
+        self._recovery = Recovery(core, broker, self._curriculum)
         self._publication = Publication(core, broker, metrics, self._thread, self._recovery)
         self._checkpoints = Checkpoints(config.learner, core, metrics, self._thread, self._publication)
         self._state = LearnerState.STARTING
@@ -229,7 +231,9 @@ class LearnerWorker:
                 await self._train_on(batch, replace(seconds, wait_for_batch=wait_s))
                 seconds = await self._hand_over(batch)
                 keeper.drop(lease.lease_id)
+            await self._curriculum.after_batch()
         await self._checkpoints.now()
+        await self._curriculum.now()
         await self._recovery.settle(self._publication.newest)
         await self._broker.finish_run("every batch is trained")
 

@@ -20,11 +20,12 @@ from nouscoder.domain.dead_letter import DeadLetter
 from nouscoder.domain.lease import LeasedBatch, LeasedGrading, LeasedGradings, LeasedTasks, LeaseLoss, WorkReport
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.problem_statistics import CurriculumState
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.run_status import RunMode, RunStatus
 from nouscoder.domain.stall import Blocker
 from nouscoder.domain.verdict import Verdict
-from nouscoder.rpc import broker_convert, policy_convert, rollout_convert, verdict_convert
+from nouscoder.rpc import broker_convert, curriculum_convert, policy_convert, rollout_convert, verdict_convert
 from nouscoder.rpc.channel import PeerNotFound, PeerUnreachable, ServiceClient, peer_error
 from nouscoder.rpc.lease_keeper import LeaseKeeper
 from nouscoder.store.record_store import ByteRange
@@ -44,6 +45,7 @@ _MAX_RANGES = 4096
 _PIECE_LIMIT_S = 30.0
 _STREAM_ATTEMPTS = 10
 _RELEASE_LIMIT_S = 2.0
+_READ_CURRICULUM_LIMIT_S = 10.0
 _WATCH_AGAIN_S = 0.3
 
 
@@ -181,6 +183,14 @@ class BrokerClient(ServiceClient):
         request = broker_convert.books_to(books)
         answer = await self._call(lambda: self._stub.RestoreRun(request, timeout=_CALL_LIMIT_S))
         return Restored(answer.was_behind, answer.rollouts_lost)
+
+    async def read_curriculum(self) -> tuple[str, CurriculumState]:
+        """The name of the run, and its curriculum's cursor and statistics. One attempt."""
+        request = broker_pb2.ReadCurriculumRequest()
+        answer = await self._call(
+            lambda: self._stub.ReadCurriculum(request, timeout=_READ_CURRICULUM_LIMIT_S), patience_s=0.0
+        )
+        return answer.run, curriculum_convert.curriculum_from(answer.curriculum)
 
     async def commit_batch(self, batch_id: int, step: int, groups: Iterable[int] = ()) -> bool:
         """The batch can be trained on again from the disk; `step` counts the run's steps. True: it was known.

@@ -18,6 +18,7 @@ from nouscoder.domain.lease import (
 )
 from nouscoder.domain.run_status import RunMode, RunStatus, StreamStatus
 from nouscoder.domain.stall import Blocker, StallCause
+from nouscoder.rpc.curriculum_convert import curriculum_from, curriculum_to
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.policy_convert import manifest_from, manifest_to
 from nouscoder.rpc.rollout_convert import (
@@ -245,6 +246,7 @@ def books_to(books: Books) -> broker_pb2.RestoreRunRequest:
         rollouts=books.rollouts,
         groups=books.groups.bits,
         policy=None if books.policy is None else manifest_to(books.policy),
+        curriculum=curriculum_to(books.curriculum),
     )
 
 
@@ -260,6 +262,7 @@ def books_from(message: broker_pb2.RestoreRunRequest) -> Books:
         message.rollouts,
         TrainedGroups(message.groups),
         manifest_from(message.policy) if message.HasField("policy") else None,
+        curriculum_from(message.curriculum),
     )
 
 

@@ -594,6 +594,7 @@ class RestoreRunRequest(_message.Message):
     ROLLOUTS_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    CURRICULUM_FIELD_NUMBER: _builtins.int
     batches: _builtins.int
     """Batches trained on."""
     step: _builtins.int
@@ -610,6 +611,10 @@ class RestoreRunRequest(_message.Message):
     def policy(self) -> _policy_pb2.PolicyManifest:
         """The newest policy that was published; absent before the first."""
 
+    @_builtins.property
+    def curriculum(self) -> Global___CurriculumState:
+        """The last copy of the curriculum's state that the learner has on its disk; may be older than the rest."""
+
     def __init__(
         self,
         *,
@@ -619,14 +624,166 @@ class RestoreRunRequest(_message.Message):
         rollouts: _builtins.int = ...,
         groups: _builtins.bytes = ...,
         policy: _policy_pb2.PolicyManifest | None = ...,
+        curriculum: Global___CurriculumState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["curriculum", b"curriculum", "identity", b"identity", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "groups", b"groups", "identity", b"identity", "policy", b"policy", "rollouts", b"rollouts", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "curriculum", b"curriculum", "groups", b"groups", "identity", b"identity", "policy", b"policy", "rollouts", b"rollouts", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RestoreRunRequest: _TypeAlias = RestoreRunRequest  # noqa: Y015
+
+@_typing.final
+class GroupOutcome(_message.Message):
+    """Rollouts of one complete group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    SAMPLED_FIELD_NUMBER: _builtins.int
+    accepted: _builtins.int
+    """Accepted rollouts."""
+    sampled: _builtins.int
+    """Graded rollouts."""
+    def __init__(
+        self,
+        *,
+        accepted: _builtins.int = ...,
+        sampled: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "sampled", b"sampled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupOutcome: _TypeAlias = GroupOutcome  # noqa: Y015
+
+@_typing.final
+class ProblemStatistics(_message.Message):
+    """The complete groups of one problem (services/nouscoder/domain/problem_statistics.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROBLEM_ID_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    FILTERED_FIELD_NUMBER: _builtins.int
+    SAMPLED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    SOLVED_IN_ROW_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
+    problem_id: _builtins.str
+    """Id of the problem."""
+    groups: _builtins.int
+    """Groups with a graded rollout."""
+    filtered: _builtins.int
+    """Those of them that were filtered."""
+    sampled: _builtins.int
+    """Graded rollouts."""
+    accepted: _builtins.int
+    """Accepted rollouts."""
+    solved_in_row: _builtins.int
+    """The last groups in a row that reached broker.curriculum.retire_pass_rate."""
+    place: _builtins.int
+    """Place in the curriculum of the latest group; -1 if none had one."""
+    @_builtins.property
+    def history(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupOutcome]:
+        """The last groups, the newest at the end."""
+
+    def __init__(
+        self,
+        *,
+        problem_id: _builtins.str = ...,
+        groups: _builtins.int = ...,
+        filtered: _builtins.int = ...,
+        sampled: _builtins.int = ...,
+        accepted: _builtins.int = ...,
+        solved_in_row: _builtins.int = ...,
+        place: _builtins.int = ...,
+        history: _abc.Iterable[Global___GroupOutcome] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "filtered", b"filtered", "groups", b"groups", "history", b"history", "place", b"place", "problem_id", b"problem_id", "sampled", b"sampled", "solved_in_row", b"solved_in_row"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProblemStatistics: _TypeAlias = ProblemStatistics  # noqa: Y015
+
+@_typing.final
+class CurriculumState(_message.Message):
+    """Where the curriculum is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CURSOR_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    cursor: _builtins.int
+    """The place that is asked next."""
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProblemStatistics]:
+        """Every problem that has a complete group."""
+
+    def __init__(
+        self,
+        *,
+        cursor: _builtins.int = ...,
+        problems: _abc.Iterable[Global___ProblemStatistics] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "problems", b"problems"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CurriculumState: _TypeAlias = CurriculumState  # noqa: Y015
+
+@_typing.final
+class ReadCurriculumRequest(_message.Message):
+    """Asks for the curriculum's state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadCurriculumRequest: _TypeAlias = ReadCurriculumRequest  # noqa: Y015
+
+@_typing.final
+class ReadCurriculumResponse(_message.Message):
+    """The curriculum's state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CURRICULUM_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Name of the run."""
+    @_builtins.property
+    def curriculum(self) -> Global___CurriculumState:
+        """Cursor and statistics."""
+
+    def __init__(
+        self,
+        *,
+        curriculum: Global___CurriculumState | None = ...,
+        run: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["curriculum", b"curriculum"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["curriculum", b"curriculum", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadCurriculumResponse: _TypeAlias = ReadCurriculumResponse  # noqa: Y015
 
 @_typing.final
 class RestoreRunResponse(_message.Message):

@@ -75,6 +75,11 @@ class BrokerServiceStub:
                 request_serializer=nouscoder_dot_v1_dot_broker__pb2.RestoreRunRequest.SerializeToString,
                 response_deserializer=nouscoder_dot_v1_dot_broker__pb2.RestoreRunResponse.FromString,
                 _registered_method=True)
+        self.ReadCurriculum = channel.unary_unary(
+                '/nouscoder.v1.BrokerService/ReadCurriculum',
+                request_serializer=nouscoder_dot_v1_dot_broker__pb2.ReadCurriculumRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_broker__pb2.ReadCurriculumResponse.FromString,
+                _registered_method=True)
         self.CommitBatch = channel.unary_unary(
                 '/nouscoder.v1.BrokerService/CommitBatch',
                 request_serializer=nouscoder_dot_v1_dot_broker__pb2.CommitBatchRequest.SerializeToString,
@@ -197,6 +202,13 @@ class BrokerServiceServicer:
 
     def RestoreRun(self, request, context):
         """Compares the broker's state with what the learner's disk holds, and restores it where Redis forgot a part. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadCurriculum(self, request, context):
+        """Returns the curriculum's cursor and the statistics of each problem, at one instant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -336,6 +348,11 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     servicer.RestoreRun,
                     request_deserializer=nouscoder_dot_v1_dot_broker__pb2.RestoreRunRequest.FromString,
                     response_serializer=nouscoder_dot_v1_dot_broker__pb2.RestoreRunResponse.SerializeToString,
+            ),
+            'ReadCurriculum': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadCurriculum,
+                    request_deserializer=nouscoder_dot_v1_dot_broker__pb2.ReadCurriculumRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_broker__pb2.ReadCurriculumResponse.SerializeToString,
             ),
             'CommitBatch': grpc.unary_unary_rpc_method_handler(
                     servicer.CommitBatch,
@@ -620,6 +637,33 @@ class BrokerService:
             '/nouscoder.v1.BrokerService/RestoreRun',
             nouscoder_dot_v1_dot_broker__pb2.RestoreRunRequest.SerializeToString,
             nouscoder_dot_v1_dot_broker__pb2.RestoreRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadCurriculum(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nouscoder.v1.BrokerService/ReadCurriculum',
+            nouscoder_dot_v1_dot_broker__pb2.ReadCurriculumRequest.SerializeToString,
+            nouscoder_dot_v1_dot_broker__pb2.ReadCurriculumResponse.FromString,
             options,
             channel_credentials,
             insecure,

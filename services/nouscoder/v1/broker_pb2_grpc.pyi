@@ -49,6 +49,8 @@ class BrokerServiceStub:
     """Leases the next batch to train on."""
     RestoreRun: _grpc.UnaryUnaryMultiCallable[_broker_pb2.RestoreRunRequest, _broker_pb2.RestoreRunResponse]
     """Compares the broker's state with what the learner's disk holds, and restores it where Redis forgot a part. Idempotent."""
+    ReadCurriculum: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ReadCurriculumRequest, _broker_pb2.ReadCurriculumResponse]
+    """Returns the curriculum's cursor and the statistics of each problem, at one instant."""
     CommitBatch: _grpc.UnaryUnaryMultiCallable[_broker_pb2.CommitBatchRequest, _broker_pb2.CommitBatchResponse]
     """Commits a batch: it was trained on, and the learner can train on it again from its disk. Idempotent."""
     PublishPolicy: _grpc.UnaryUnaryMultiCallable[_broker_pb2.PublishPolicyRequest, _broker_pb2.PublishPolicyResponse]
@@ -99,6 +101,8 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """Leases the next batch to train on."""
     RestoreRun: _aio.UnaryUnaryMultiCallable[_broker_pb2.RestoreRunRequest, _broker_pb2.RestoreRunResponse]  # type: ignore[assignment]
     """Compares the broker's state with what the learner's disk holds, and restores it where Redis forgot a part. Idempotent."""
+    ReadCurriculum: _aio.UnaryUnaryMultiCallable[_broker_pb2.ReadCurriculumRequest, _broker_pb2.ReadCurriculumResponse]  # type: ignore[assignment]
+    """Returns the curriculum's cursor and the statistics of each problem, at one instant."""
     CommitBatch: _aio.UnaryUnaryMultiCallable[_broker_pb2.CommitBatchRequest, _broker_pb2.CommitBatchResponse]  # type: ignore[assignment]
     """Commits a batch: it was trained on, and the learner can train on it again from its disk. Idempotent."""
     PublishPolicy: _aio.UnaryUnaryMultiCallable[_broker_pb2.PublishPolicyRequest, _broker_pb2.PublishPolicyResponse]  # type: ignore[assignment]
@@ -194,6 +198,14 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.RestoreRunResponse, _abc.Awaitable[_broker_pb2.RestoreRunResponse]]:
         """Compares the broker's state with what the learner's disk holds, and restores it where Redis forgot a part. Idempotent."""
+
+    @_abc_1.abstractmethod
+    def ReadCurriculum(
+        self,
+        request: _broker_pb2.ReadCurriculumRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.ReadCurriculumResponse, _abc.Awaitable[_broker_pb2.ReadCurriculumResponse]]:
+        """Returns the curriculum's cursor and the statistics of each problem, at one instant."""
 
     @_abc_1.abstractmethod
     def CommitBatch(

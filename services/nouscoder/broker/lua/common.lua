@@ -14,6 +14,7 @@ local WAITING = {tasks = 'queued', grading = 'sampled'}
 local BUSY = {tasks = 'sampling', grading = 'grading'}
 local STATES = {'queued', 'sampling', 'sampled', 'grading', 'graded', 'ready', 'training'}
 local STREAM_OF = {queued = 'tasks', sampling = 'tasks', sampled = 'grading', grading = 'grading'}
+local HISTORY = 8 -- pass rates kept of one problem
 local CHUNK = 500 -- arguments of one command; Lua's stack holds a few thousand
 -- The epoch changes whenever the state is restored from the learner's books: leases of another epoch are lost.
 -- The run's clock counts milliseconds in which a broker was at work (sweeper.py); Redis' own clock may jump.
@@ -104,7 +105,7 @@ end
 local function groups_free()
   local _, open = open_groups()
   local unpublished = math.max(0, meta_number('next_batch') - meta_number('policy_version'))
-  return (R.pipeline_k - unpublished) * R.batch_groups - open
+  return math.floor(R.over_sampling * (R.pipeline_k - unpublished) * R.batch_groups) - open
 end
 
 local function drop_entry(stream, entry)
@@ -177,19 +178,44 @@ local function holds(stream, entry, lease, worker)
   return pending and pending[2] == worker and ticket(pending[4]) == lease
 end
 
+-- A complete group changes the record of its problem: domain/problem_statistics.py has the form.
+local function note_problem(problem, place, sampled, accepted, is_filtered)
+  local key, recent = P .. 'problem_statistics', {}
+  local known = redis.call('HGET', key, problem) or '0 0 0 0 0 -1 '
+  local groups, filtered, all, right, solved, last, history =
+    string.match(known, '^(%d+) (%d+) (%d+) (%d+) (%d+) (-?%d+) (.*)$')
+  for _, pair in ipairs(split(history)) do recent[#recent + 1] = pair end
+  recent[#recent + 1] = accepted .. '/' .. sampled
+  if #recent > HISTORY then table.remove(recent, 1) end
+  redis.call('HSET', key, problem, string.format('%d %d %d %d %d %d %s', groups + 1, filtered + (is_filtered and 1 or 0),
+    all + sampled, right + accepted, accepted / sampled >= R.solved_pass_rate and solved + 1 or 0,
+    math.max(tonumber(last), tonumber(place or -1)), table.concat(recent, ',')))
+end
+
+-- Groups of equal rewards are filtered, but only so many for one batch.
+local function may_filter()
+  return R.drop_zero_variance
+    and (R.max_filtered_groups == 0 or meta_number('filtered_groups') < R.max_filtered_groups)
+end
+
 -- Every member of the group is graded or abandoned, and two at least are graded: what becomes of the group.
 local function complete_group(group)
   local graded, first_reward, oldest, varied = {}, nil, nil, false
+  local problem, accepted = nil, 0
   for _, id in ipairs(split(redis.call('HGET', group_key(group), 'members'))) do
     if redis.call('SISMEMBER', live('graded'), id) == 1 then
-      local values = redis.call('HMGET', rollout_key(id), 'reward', 'oldest')
+      local values = redis.call('HMGET', rollout_key(id), 'reward', 'oldest', 'problem', 'accepted')
       graded[#graded + 1] = id
       first_reward = first_reward or values[1]
       varied = varied or values[1] ~= first_reward
       oldest = math.min(oldest or tonumber(values[2]), tonumber(values[2]))
+      problem, accepted = values[3], accepted + tonumber(values[4])
     end
   end
-  if R.drop_zero_variance and not varied then
+  local is_filtered = not varied and may_filter()
+  note_problem(problem, redis.call('HGET', group_key(group), 'place'), #graded, accepted, is_filtered)
+  if is_filtered then
+    count('filtered_groups')
     leave_all(graded, 'graded', 'filtered')
     close_group(group)
     return

@@ -1,14 +1,15 @@
 -- Leases entries of `tasks` or `grading`; for tasks it admits whole groups while there is room.
--- ARGV: rules, stream, worker, name, wanted, now the curriculum: its place, the problem there, the next ...
--- Answers {finished, place in the curriculum, how many more could be leased, leases}. A lease on a task is
+-- ARGV: rules, stream, worker, name, wanted, then the curriculum's offer: the cursor that it begins at, then place,
+-- problem ... in the order of the places. Places that are left out are skipped.
+-- Answers {finished, cursor, next group, how many more could be leased, leases}. A lease on a task is
 -- {entry, rollout, delivery with epoch, problem, group, minimum policy version}; one to grade is
 -- {entry, rollout, delivery with epoch, header, record}.
 local stream, worker, name, wanted = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local key, now, leased, left = P .. stream, now_ms(), {}, 0
--- Groups of requeued problems (remove_letters.lua) have numbers, but no place in the curriculum.
-local cursor = meta_number('next_group') - meta_number('requeued')
+local cursor, offered = meta_number('cursor'), 7
 local mode = redis.call('HGET', META, 'mode')
-if is_finished() then return {1, cursor, 1, {}} end
+local function answer(finished, left) return {finished, cursor, meta_number('next_group'), left, leased} end
+if is_finished() then return answer(1, 1) end
 redis.call('HSET', META, 'asked:' .. stream, now)
 
 -- A restarted worker: what its former incarnation held is free at once.
@@ -24,7 +25,7 @@ if former ~= worker then
   redis.call('HSET', holders, name, worker)
 end
 
-if mode == 'paused' then return {0, cursor, 0, {}} end
+if mode == 'paused' then return answer(0, 0) end
 
 local function take(entry, id, delivery)
   move(id, WAITING[stream], BUSY[stream])
@@ -54,7 +55,8 @@ local function take_new()
   for _, entry in ipairs(answer[1][2]) do take(entry[1], entry[2][2], 1) end
 end
 
-local function admit_group(problem)
+-- `place` is nil for a requeued problem (remove_letters.lua): its group has a number, but no place.
+local function admit_group(problem, place)
   local group, ids = string.format('g%06d', meta_number('next_group')), {}
   for i = 0, R.group_size - 1 do
     local id = group .. '-' .. i
@@ -65,31 +67,33 @@ local function admit_group(problem)
   end
   local version = redis.call('HGET', META, 'policy_version')
   redis.call('HSET', group_key(group), 'members', table.concat(ids, ','), 'open', R.group_size, 'version', version)
+  if place then redis.call('HSET', group_key(group), 'place', place) end
   redis.call('HINCRBY', OPEN, version, 1)
   count('admitted', R.group_size)
   redis.call('HSETNX', META, 'began', now)
   count('next_group')
 end
 
--- The problem of the next group: a requeued one, else the curriculum's; nil where the offer ends.
+-- The problem of the next group and its place: a requeued one, else the curriculum's; nil where the offer ends.
 local function next_problem()
   local requeued = redis.call('LPOP', P .. 'requeued')
-  if requeued then
-    count('requeued')
-    return requeued
+  if requeued then return requeued, nil end
+  while ARGV[offered] and tonumber(ARGV[offered]) < cursor do offered = offered + 2 end
+  local place, problem = tonumber(ARGV[offered]), ARGV[offered + 1]
+  if problem then
+    offered, cursor = offered + 2, place + 1
+    redis.call('HSET', META, 'cursor', cursor)
   end
-  local problem = ARGV[7 + cursor - tonumber(ARGV[6])]
-  if problem then cursor = cursor + 1 end
-  return problem
+  return problem, place
 end
 
 -- Admits groups until there is enough to lease; answers how many more could be admitted.
 local function admit()
   local free, missing = groups_free(), wanted - #leased
   while missing > 0 and free > 0 do
-    local problem = next_problem()
+    local problem, place = next_problem()
     if not problem then break end
-    admit_group(problem)
+    admit_group(problem, place)
     missing, free = missing - R.group_size, free - 1
   end
   return math.max(0, free)
@@ -108,4 +112,4 @@ if stream == 'tasks' and not mode and has_policy and cursor >= tonumber(ARGV[6])
   take_new()
 end
 left = left + redis.call('SCARD', live(WAITING[stream]))
-return {0, cursor, left, leased}
+return answer(0, left)

@@ -70,6 +70,7 @@ for i = 1, R.batch_groups do
   redis.call('RPUSH', P .. 'batch:rollouts', unpack(ids))
   close_group(ready[i][1])
 end
+redis.call('HDEL', META, 'filtered_groups') -- they count for each batch
 redis.call('HSET', record, 'id', redis.call('HINCRBY', META, 'next_batch', 1) - 1, 'version', version, 'delivery', 1,
   'worker', worker, 'name', name, 'beat', now, 'clock', CLOCK, 'since', now)
 drop_stale()

@@ -1,6 +1,6 @@
 -- Compares the state with the learner's books, and restores it from them where Redis forgot a part.
 -- ARGV: rules, run id, identity (JSON), a new epoch, then the books: batches, step, rollouts, next group, bitmap of the
--- trained groups, newest policy version (-1: none), its digest, its manifest.
+-- trained groups, newest policy version (-1: none), its digest, its manifest; and a cursor that the curriculum reached.
 -- Answers {another, identity, batches} (the state is of another run), {ahead, batches, policy version}, {weights} (the
 -- newest policy has other weights), {commit} or {publish} (only that is missing: do it and ask again), {same}, or
 -- {restored, rollouts lost, 1 unless the run only begins}.
@@ -73,9 +73,11 @@ for _, stream in ipairs({'tasks', 'grading'}) do
   redis.call('DEL', leased_key(stream))
 end
 
+-- The groups that Redis forgot had places: the curriculum goes on after them.
+local new_next = math.max(meta_number('next_group'), next_group)
 redis.call('HSET', META, 'run_id', run_id, 'identity', identity, 'epoch', epoch, 'trained', rollouts, 'step', step,
   'batches_committed', batches, 'next_batch', keeps_batch and batches + 1 or batches,
-  'next_group', math.max(meta_number('next_group'), next_group))
+  'next_group', new_next, 'cursor', math.max(meta_number('cursor') + new_next - meta_number('next_group'), tonumber(ARGV[13])))
 if bits ~= '' then redis.call('SET', P .. 'trained', bits) end
 if version > newest then
   redis.call('HSET', META, 'policy_version', version, 'policy_digest', digest, 'policy', manifest)

@@ -26,7 +26,7 @@ local function submit(entry, delivery, id, payload, reward, accepted)
     regrade(id, payload, string.match(delivery, '^%d+'))
     return 'ok'
   end
-  redis.call('HSET', key, 'verdict', payload, 'reward', reward)
+  redis.call('HSET', key, 'verdict', payload, 'reward', reward, 'accepted', accepted)
   move(id, 'grading', 'graded')
   count('graded')
   count('accepted', tonumber(accepted))

@@ -1,0 +1,158 @@
+"""Which problem a group gets, and which seed a rollout: pure functions of the seed, a place and the statistics.
+
+A curriculum is a schedule and gates. The schedule puts a problem at each place 0, 1, 2, ...: stages of shuffled epochs
+over pools of problems. A gate skips places because of what is known of their problems.
+
+INVARIANT: seed, place and statistics decide alone, so a restarted broker goes on exactly. Every epoch has each problem
+of its pool at exactly one place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from nouscoder.domain.problem_statistics import ProblemStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A pool of problems that is asked for some epochs. The last stage of a schedule lasts for ever."""
+
+    problem_ids: tuple[str, ...]
+    epochs: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The problem at a place. `epoch` counts from 0 over all stages."""
+
+    place: int
+    epoch: int
+    problem_id: str
+
+
+class Schedule:
+    """Stages of shuffled epochs. Raises ValueError when there is no stage, or one without a problem."""
+
+    def __init__(self, stages: Sequence[Stage], seed: int) -> None:
+        if not stages or not all(stage.problem_ids for stage in stages):
+            raise ValueError("a curriculum needs at least one problem in each stage")
+        self._stages = tuple(stages)
+        self._seed = seed
+        self._first_places, self._first_epochs = [0], [0]
+        for stage in stages[:-1]:
+            self._first_places.append(self._first_places[-1] + stage.epochs * len(stage.problem_ids))
+            self._first_epochs.append(self._first_epochs[-1] + stage.epochs)
+        self._shuffled: tuple[int, list[str]] = (-1, [])  # epoch, its order
+
+    def at(self, place: int) -> Choice:
+        """The problem at a place, counted from 0."""
+        stage, epoch, offset = self._find(place)
+        if epoch != self._shuffled[0]:
+            order = list(stage.problem_ids)
+            random.Random(f"nouscoder:{self._seed}:{epoch}").shuffle(order)
+            self._shuffled = (epoch, order)
+        return Choice(place, epoch, self._shuffled[1][offset])
+
+    def epoch_of(self, place: int) -> int:
+        """The epoch of a place; 0 for one before the first."""
+        return self._find(max(0, place))[1]
+
+    def _find(self, place: int) -> tuple[Stage, int, int]:
+        """Stage, epoch, and the place within the epoch."""
+        number = bisect_right(self._first_places, place) - 1
+        stage = self._stages[number]
+        epoch, offset = divmod(place - self._first_places[number], len(stage.problem_ids))
+        return stage, self._first_epochs[number] + epoch, offset
+
+
+class Gate(Protocol):
+    """Decides whether the problem at a place is asked there."""
+
+    def admits(self, choice: Choice, record: ProblemStatistics | None) -> bool:
+        """`record` is None while no group of the problem is complete."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineFilter:
+    """Retires a problem after `retire_after` solved groups in a row; asks it again after `recheck_epochs` epochs."""
+
+    schedule: Schedule
+    retire_after: int
+    recheck_epochs: int
+
+    def admits(self, choice: Choice, record: ProblemStatistics | None) -> bool:
+        """Whether the problem is not retired."""
+        if record is None or record.solved_in_row < self.retire_after:
+            return True
+        return choice.epoch - self.schedule.epoch_of(record.place) > self.recheck_epochs
+
+
+@dataclass(frozen=True, slots=True)
+class Priorities:
+    """Asks a problem at a share of its places: its weight, or its failure rate in the run if there are no weights.
+
+    The share is at least `least`, so each problem is asked again.
+    """
+
+    seed: int
+    least: float
+    weights: Mapping[str, float] | None = None
+
+    def admits(self, choice: Choice, record: ProblemStatistics | None) -> bool:
+        """Draws from a random stream that belongs to the place."""
+        if self.weights is not None:
+            share = self.weights.get(choice.problem_id, 0.0)
+        else:
+            share = 1.0 - record.pass_rate if record is not None else 1.0
+        return random.Random(f"nouscoder:{self.seed}:priority:{choice.place}").random() < max(self.least, share)
+
+
+@dataclass(frozen=True, slots=True)
+class Curriculum:
+    """A schedule with gates; a place is used when every gate admits it."""
+
+    schedule: Schedule
+    gates: tuple[Gate, ...] = ()
+
+    def choices_from(self, place: int, count: int) -> list[Choice]:
+        """The problems at `count` places from this one on, before the gates."""
+        return [self.schedule.at(number) for number in range(place, place + count)]
+
+    def admitted(
+        self, choices: Sequence[Choice], records: Mapping[str, ProblemStatistics] | None = None
+    ) -> list[Choice]:
+        """Those that every gate admits, by the records of their problems."""
+        known = records or {}
+        return [c for c in choices if all(gate.admits(c, known.get(c.problem_id)) for gate in self.gates)]
+
+
+def potential(pass_rate: float) -> float:
+    """4p(1 - p) (R1-Code-Interpreter): 1 for a problem that is solved half of the time, 0 for always or never."""
+    return 4 * pass_rate * (1 - pass_rate)
+
+
+def potential_stages(pass_rates: Mapping[str, float], num_stages: int, epochs: int) -> list[Stage]:
+    """Stage i of n asks the i / n of the problems with the highest potential, so the last asks all."""
+    ranked = sorted(pass_rates, key=lambda problem_id: (-potential(pass_rates[problem_id]), problem_id))
+    sizes = [-(-len(ranked) * number // num_stages) for number in range(1, num_stages + 1)]
+    return [Stage(tuple(ranked[:size]), epochs) for size in sizes]
+
+
+def fixed_subset(problem_ids: Sequence[str], size: int, seed: int) -> tuple[str, ...]:
+    """`size` of the problems, chosen by seed and id: another order, or other problems, change as little as possible."""
+    ranked = sorted(problem_ids, key=lambda problem_id: hashlib.sha256(f"{seed}:{problem_id}".encode()).digest())
+    chosen = set(ranked[:size])
+    return tuple(problem_id for problem_id in problem_ids if problem_id in chosen)
+
+
+def task_seed(run_seed: int, rollout_id: str) -> int:
+    """The seed of one rollout's random stream, in [1, 2^63): the same however often it is sampled again."""
+    digest = hashlib.sha256(f"{run_seed}:{rollout_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") % (2**63 - 1) + 1

@@ -1,0 +1,284 @@
+"""The curriculum: pure, complete in every epoch, and resumable from its cursor; gates skip places by the statistics."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nouscoder.broker.admission import groups_wanted
+from nouscoder.broker.curriculum import open_curriculum
+from nouscoder.broker.rules import Rules
+from nouscoder.config import ConfigError, load_config
+from nouscoder.domain.curriculum import (
+    Choice,
+    Curriculum,
+    OnlineFilter,
+    Priorities,
+    Schedule,
+    Stage,
+    fixed_subset,
+    potential,
+    potential_stages,
+    task_seed,
+)
+from nouscoder.domain.problem_statistics import CurriculumState, ProblemStatistics
+from nouscoder.errors import Unusable
+
+_IDS = [f"p{i}" for i in range(7)]
+_stages = st.lists(
+    st.builds(
+        lambda size, epochs: Stage(tuple(f"p{i}" for i in range(size)), epochs), st.integers(1, 9), st.integers(1, 3)
+    ),
+    min_size=1,
+    max_size=4,
+)
+_records = st.builds(
+    ProblemStatistics,
+    problem_id=st.just("a problem"),
+    groups=st.integers(0, 10**6),
+    filtered=st.integers(0, 10**6),
+    sampled=st.integers(0, 10**6),
+    accepted=st.integers(0, 10**6),
+    solved_in_row=st.integers(0, 9),
+    place=st.integers(-1, 10**6),
+    history=st.lists(st.tuples(st.integers(0, 99), st.integers(1, 99)), max_size=8).map(tuple),
+)
+
+
+def rates_file(folder: Path, rates: dict[str, float], key: str = "pass_rate") -> Path:
+    file = folder / f"{key}.jsonl"
+    file.write_text("".join(json.dumps({"problem_id": name, key: rate}) + "\n" for name, rate in rates.items()))
+    return file
+
+
+def asked(curriculum: Curriculum, place: int, count: int) -> list[str]:
+    return [choice.problem_id for choice in curriculum.choices_from(place, count)]
+
+
+# Schedules
+
+
+def test_every_epoch_has_each_problem_exactly_once_in_the_order_of_the_seed() -> None:
+    curriculum = open_curriculum(load_config(None, ["run.seed=3"]), _IDS)
+    epochs = [asked(curriculum, 7 * epoch, 7) for epoch in range(4)]
+    assert all(Counter(epoch) == Counter(_IDS) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+    assert epochs[0] == ["p4", "p1", "p6", "p3", "p0", "p5", "p2"], "the order of runs that began before"
+
+
+@settings(max_examples=30)
+@given(stages=_stages, seed=st.integers(0, 5), places=st.lists(st.integers(0, 200), min_size=1, max_size=8))
+def test_a_place_has_the_same_problem_whatever_was_asked_before(
+    stages: list[Stage], seed: int, places: list[int]
+) -> None:
+    """The invariant: seed and place decide alone, also in another process."""
+    used = Schedule(stages, seed)
+    assert [used.at(place) for place in places] == [Schedule(stages, seed).at(place) for place in places]
+
+
+@settings(max_examples=30)
+@given(stages=_stages, seed=st.integers(0, 5))
+def test_each_stage_lasts_its_epochs_and_the_last_for_ever(stages: list[Stage], seed: int) -> None:
+    schedule, place, epoch = Schedule(stages, seed), 0, 0
+    for stage in [*stages[:-1], *stages[-1:] * 5]:
+        for _ in range(stage.epochs):
+            choices = [schedule.at(place + offset) for offset in range(len(stage.problem_ids))]
+            assert Counter(choice.problem_id for choice in choices) == Counter(stage.problem_ids)
+            assert {choice.epoch for choice in choices} == {epoch}
+            assert {schedule.epoch_of(choice.place) for choice in choices} == {epoch}
+            place, epoch = place + len(choices), epoch + 1
+
+
+def test_a_stage_without_problems_is_an_error() -> None:
+    for stages in ([], [Stage(())], [Stage(("a",)), Stage(())]):
+        with pytest.raises(ValueError, match="at least one problem"):
+            Schedule(stages, seed=0)
+
+
+@settings(max_examples=20)
+@given(rates=st.dictionaries(st.text(max_size=2), st.floats(0, 1), min_size=1, max_size=9), parts=st.integers(1, 5))
+def test_each_stage_of_potential_holds_the_one_before_and_the_rest_has_no_more_potential(
+    rates: dict[str, float], parts: int
+) -> None:
+    stages = potential_stages(rates, parts, epochs=2)
+    assert [len(stage.problem_ids) for stage in stages] == [-(-len(rates) * i // parts) for i in range(1, parts + 1)]
+    for smaller, larger in pairwise(stages):
+        assert larger.problem_ids[: len(smaller.problem_ids)] == smaller.problem_ids
+    for stage in stages:
+        inside = {potential(rates[name]) for name in stage.problem_ids}
+        outside = {potential(rate) for name, rate in rates.items() if name not in stage.problem_ids}
+        assert not outside or min(inside) >= max(outside)
+    assert set(stages[-1].problem_ids) == set(rates)
+
+
+@settings(max_examples=20)
+@given(ids=st.sets(st.text(max_size=2), min_size=2, max_size=9), size=st.integers(1, 10), seed=st.integers(0, 3))
+def test_a_fixed_subset_is_the_same_in_another_order_and_loses_only_what_is_gone(
+    ids: set[str], size: int, seed: int
+) -> None:
+    ordered = sorted(ids)
+    chosen = set(fixed_subset(ordered, size, seed))
+    assert len(chosen) == min(size, len(ids))
+    assert set(fixed_subset(ordered[::-1], size, seed)) == chosen
+    gone = ordered[0]
+    assert chosen - {gone} <= set(fixed_subset(ordered[1:], size, seed))
+
+
+# Gates
+
+
+@settings(max_examples=20)
+@given(
+    solved=st.sets(st.sampled_from(_IDS)),
+    retire_after=st.integers(1, 3),
+    recheck=st.integers(1, 3),
+    start=st.integers(0, 30),
+)
+def test_a_retired_problem_is_left_out_for_its_epochs_and_asked_again_after_them(
+    solved: set[str], retire_after: int, recheck: int, start: int
+) -> None:
+    """Groups end at once: solved problems always reach the pass rate, the others never."""
+    schedule = Schedule([Stage(tuple(_IDS))], seed=1)
+    curriculum = Curriculum(schedule, (OnlineFilter(schedule, retire_after, recheck),))
+    records: dict[str, ProblemStatistics] = {}
+    epochs: dict[str, list[int]] = {name: [] for name in _IDS}
+    first = schedule.epoch_of(start + 6)
+    for place in range(7 * first, 7 * (first + 12)):
+        for choice in curriculum.admitted([schedule.at(place)], records):
+            name = choice.problem_id
+            epochs[name].append(choice.epoch - first)
+            known = records.get(name, ProblemStatistics(name))
+            in_row = known.solved_in_row + 1 if name in solved else 0
+            records[name] = replace(known, groups=known.groups + 1, solved_in_row=in_row, place=choice.place)
+    rechecks = range(retire_after + recheck, 12, recheck + 1)
+    for name in _IDS:
+        wanted = [*range(retire_after), *rechecks] if name in solved else list(range(12))
+        assert epochs[name] == wanted
+
+
+def test_a_problem_that_fails_its_recheck_is_back_in_every_epoch() -> None:
+    schedule = Schedule([Stage(tuple(_IDS))], seed=1)
+    gate = OnlineFilter(schedule, retire_after=2, recheck_epochs=1)
+    failed = ProblemStatistics("p0", groups=3, solved_in_row=0, place=15)
+    assert all(gate.admits(Choice(place, schedule.epoch_of(place), "p0"), failed) for place in range(16, 60))
+
+
+@pytest.mark.parametrize(("rate", "least"), [(0, 0.1), (10, 0.1), (20, 0.1), (20, 0.5)])
+def test_priorities_ask_a_problem_in_about_its_share_of_the_places(rate: int, least: float) -> None:
+    gate = Priorities(seed=4, least=least)
+    record = ProblemStatistics("p0", groups=1, sampled=20, accepted=rate)
+    share = max(least, 1 - rate / 20)
+    times = sum(gate.admits(Choice(place, 0, "p0"), record) for place in range(1000))
+    assert abs(times / 1000 - share) < 0.05, "the same draws in every run of this test"
+    weighted = Priorities(seed=4, least=least, weights={"p0": share})
+    assert times == sum(weighted.admits(Choice(place, 0, "p0"), None) for place in range(1000))
+
+
+# Records
+
+
+@settings(max_examples=30)
+@given(record=_records)
+def test_a_record_is_the_same_after_its_text(record: ProblemStatistics) -> None:
+    assert ProblemStatistics.of_text(record.problem_id, record.to_text()) == record
+    state = CurriculumState(7, (record,))
+    kept = json.loads(json.dumps(state.to_json()))
+    assert CurriculumState.of_records(kept["cursor"], kept["problems"].items()) == state
+    with pytest.raises(ValueError, match="not a record"):
+        ProblemStatistics.of_text("p", "1 2 3")
+
+
+# Configurations
+
+
+def test_each_policy_of_the_configuration_asks_its_problems(tmp_path: Path) -> None:
+    rates = {"p0": 0.0, "p1": 0.2, "p2": 0.4, "p3": 0.5, "p4": 0.9, "p5": 1.0}  # p6 has none
+    file = rates_file(tmp_path, rates)
+
+    def pool(*settings_: str) -> set[str]:
+        config = load_config(None, [f"broker.curriculum.{setting}" for setting in settings_])
+        return set(asked(open_curriculum(config, _IDS), 0, 100))
+
+    rated = f'pass_rates="{file}"'
+    assert pool("retire_after=1") == set(_IDS)
+    assert pool("name=subset", 'problem_ids=["p4", "p1"]') == {"p1", "p4"}
+    assert len(pool("name=subset", "size=3")) == 3
+    assert pool("name=subset", "size=4", rated) == {"p1", "p2", "p3", "p4"}
+    assert pool("name=pass_rates", rated) == {"p0", "p1", "p2", "p3", "p4"}
+    assert pool("name=pass_rates", rated, "drop_unsolved=true", "max_pass_rate=0.4") == {"p1", "p2"}
+    assert pool("name=pass_rates", rated, "drop_solved=false", "min_pass_rate=0.9") == {"p4", "p5"}
+    assert pool("name=potential", rated) == set(rates)
+    assert pool("name=priorities") == set(_IDS)
+
+
+def test_pools_follow_each_other_and_potential_begins_with_the_highest(tmp_path: Path) -> None:
+    file = rates_file(tmp_path, {name: i / 6 for i, name in enumerate(_IDS)})
+    toml = tmp_path / "run.toml"
+    toml.write_text(
+        f'[broker.curriculum]\nname = "pools"\npass_rates = "{file.name}"\n'
+        "[[broker.curriculum.stages]]\nepochs = 2\n"
+        "[[broker.curriculum.stages]]\nmax_pass_rate = 0.375\n"
+    )
+    pools = open_curriculum(load_config(toml, []), _IDS)
+    assert Counter(asked(pools, 0, 12)) == Counter(_IDS[:6] * 2), "without the solved p6"
+    assert set(asked(pools, 12, 50)) == {"p0", "p1", "p2"}
+    config = load_config(None, ["broker.curriculum.name=potential", f'broker.curriculum.pass_rates="{file}"'])
+    by_potential = open_curriculum(config, _IDS)
+    assert set(asked(by_potential, 0, 2)) == {"p3", "p2"}
+    assert set(asked(by_potential, 2, 4)) == {"p2", "p3", "p4", "p1"}
+
+
+@pytest.mark.parametrize(
+    ("settings_", "sentence"),
+    [
+        (["name=quartiles"], "one of epochs, subset, pass_rates"),
+        (["name=subset"], "problem_ids or size"),
+        (["name=pass_rates"], "pass_rates is needed"),
+        (["name=pools", 'pass_rates="x"'], "at least one of stages"),
+        (["name=epochs", "size=3"], "unknown key broker.curriculum.size"),
+    ],
+)
+def test_a_section_that_is_not_whole_is_refused(settings_: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load_config(None, [f"broker.curriculum.{setting}" for setting in settings_])
+
+
+def test_a_curriculum_that_the_problems_do_not_allow_is_refused(tmp_path: Path) -> None:
+    solved, too_high = rates_file(tmp_path, {"p0": 1.0}), tmp_path / "high.jsonl"
+    too_high.write_text('{"problem_id": "p0", "pass_rate": 8}\n')
+    no_rate = tmp_path / "none.jsonl"
+    no_rate.write_text('{"problem_id": "p0"}\n')
+    nothing = rates_file(tmp_path, {"p0": 0.0}, "priority")
+    for settings_, sentence in (
+        (["name=subset", 'problem_ids=["p1", "q"]'], "lacks 1 of them, for example 'q'"),
+        (["name=subset", "size=8"], "size is 8, and there are only 7"),
+        (["name=pass_rates", f'pass_rates="{solved}"'], "leaves no problem"),
+        (["name=pass_rates", f'pass_rates="{too_high}"'], "the pass rate of 'p0' is above 1"),
+        (["name=potential", f'pass_rates="{no_rate}"'], "record 1: it needs problem_id and pass_rate"),
+        (["name=priorities", f'priorities="{nothing}"'], "no problem has a priority above 0"),
+    ):
+        config = load_config(None, [f"broker.curriculum.{setting}" for setting in settings_])
+        with pytest.raises(Unusable, match=sentence):
+            open_curriculum(config, _IDS)
+
+
+# Seeds and admission
+
+
+def test_task_seeds_differ_by_run_and_rollout_and_fit_every_engine() -> None:
+    seeds = {task_seed(seed, f"g{g:06d}-{i}") for seed in range(3) for g in range(50) for i in range(8)}
+    assert len(seeds) == 3 * 50 * 8
+    assert all(0 < seed < 2**63 for seed in seeds)
+    assert task_seed(1, "g000001-1") == task_seed(1, "g000001-1")
+
+
+def test_a_lease_call_admits_the_groups_that_cover_it() -> None:
+    rules = Rules.of(load_config(None, ["broker.group_size=4", "broker.batch_size=8", "broker.pipeline_k=3"]).broker)
+    assert [groups_wanted(rules, tasks) for tasks in (1, 4, 5)] == [1, 1, 2]
