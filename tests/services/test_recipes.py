@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from nouscoder.config import Config, load_config
+from nouscoder.config import Config, LearnerSection, load_config
 from nouscoder.learner.core import prepare_thread
 from nouscoder.learner.objectives.registry import OBJECTIVES
 from nouscoder.learner.synthetic import random_batch, random_policy
@@ -70,13 +70,52 @@ def test_a_recipe_has_its_published_numbers(name: str) -> None:
     learner, sampling = config.learner, config.generation.sampling
     found = (config.broker.group_size, learner.learning_rate, sampling.temperature, learner.steps_per_batch)
     assert (*found, learner.objective.name, config.broker.reward.rule) == PUBLISHED[name]
-    assert sampling.max_new_tokens <= config.generation.max_tokens_total
+    assert sampling.max_new_tokens < config.generation.max_tokens_total
+
+
+# Context and temperature of each stage; a stage in STAGES_OF_EVALUATION trains nothing.
+STAGES: dict[str, tuple[tuple[int, float], ...]] = {
+    **dict.fromkeys(
+        ("nouscoder-14b-dapo", "nouscoder-14b-gspo", "nouscoder-14b-gspo-plus"),
+        ((32767, 1.0), (40959, 1.0), (81919, 0.6)),
+    ),
+    "deepcoder-14b": ((16384, 0.6), (32768, 0.6), (65536, 0.6)),
+    **dict.fromkeys(("skywork-or1-7b", "skywork-or1-32b"), ((8192, 1.0), (16384, 1.0), (32768, 1.0))),
+    **dict.fromkeys(
+        ("acereason-7b", "acereason-14b"),
+        ((8192, 0.6), (16384, 0.6), (24576, 0.6), (32768, 0.6), (24576, 0.6), (32768, 1.0)),
+    ),
+    "klear-reasoner-8b": ((32768, 1.0), (32768, 1.0)),
+}
+STAGES_OF_EVALUATION = {"yarn", "64k"}
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_takes_two_steps_of_a_tiny_policy(name: str) -> None:
-    learner = recipe(name).learner.model_copy(update={"steps_per_batch": 2})
-    trainer = Trainer(random_policy(0), Config(learner=learner), lambda: random_policy(0))
-    steps = trainer.train_batch(random_batch(0, seed=1)).steps
-    assert [step.skipped for step in steps] == [False, False]
-    assert all(step.gradient_norm > 0 for step in steps)
+def test_every_stage_loads_and_has_its_published_numbers(name: str) -> None:
+    config = recipe(name)
+    stages = [config.of_stage(index) for index in range(len(config.plan.stages))]
+    found = [(stage.generation.sampling.max_new_tokens, stage.generation.sampling.temperature) for stage in stages]
+    assert tuple(found) == STAGES.get(name, ())
+    for section, stage in zip(config.plan.stages, stages, strict=True):
+        assert (stage.run.total_batches == 0) == (section.name in STAGES_OF_EVALUATION)
+        assert stage.generation.sampling.max_new_tokens < stage.generation.max_tokens_total
+        if section.yarn.factor:
+            assert section.yarn.positions == stage.generation.max_tokens_total == 81920
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_stage_of_a_recipe_takes_two_steps_of_a_tiny_policy(name: str) -> None:
+    config = recipe(name)
+    stages = [config.of_stage(index) for index in range(len(config.plan.stages))] or [config]
+    tried: list[LearnerSection] = []
+    for stage in stages:
+        # The context of a stage makes no difference for a tiny policy.
+        learner = stage.learner.model_copy(update={"steps_per_batch": 2, "microbatch_tokens": 512})
+        if learner in tried or not stage.run.total_batches:
+            continue
+        tried.append(learner)
+        trainer = Trainer(random_policy(0), Config(learner=learner), lambda: random_policy(0))
+        steps = trainer.train_batch(random_batch(0, seed=1)).steps
+        assert [step.skipped for step in steps] == [False, False]
+        assert all(step.gradient_norm > 0 for step in steps)
+    assert tried

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from nouscoder.cli import bench, data, evaluate, grade, objectives, operate, run, runs, serve, status
+from nouscoder.cli import bench, data, evaluate, grade, objectives, operate, plan, run, runs, serve, status
 from nouscoder.errors import NousCoderError
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ app.add_typer(evaluate.eval_app, name="eval")
 app.add_typer(bench.bench_app, name="bench")
 app.add_typer(runs.runs_app, name="runs")
 app.add_typer(objectives.objectives_app, name="objectives")
+app.add_typer(plan.plan_app, name="plan")
 
 
 def main() -> None:

@@ -30,17 +30,22 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="continue an earlier run of this name")] = False,
     overrides: SetOption = None,
 ) -> None:
-    """Train with service processes of this machine, or with running services if run.services is "external"."""
+    """Train with service processes of this machine, or with running services if run.services is "external".
+
+    A configuration with plan.stages runs its stages one after the other.
+    """
     from nouscoder.config import load_config
     from nouscoder.logs import configure_logs
     from nouscoder.run.loop import train as run_training
+    from nouscoder.run.plan import train_plan
     from nouscoder.run.services import deployment
 
     with unusable_is_78():
         config = load_config(config_file, overrides or [])
         if deployment(config).json_logs:
             configure_logs("train")
-        raise typer.Exit(asyncio.run(run_training(config, resume=resume)))
+        train_all = train_plan if config.plan.stages else run_training
+        raise typer.Exit(asyncio.run(train_all(config, resume=resume)))
 
 
 def init(

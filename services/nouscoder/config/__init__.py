@@ -30,6 +30,7 @@ from nouscoder.config.objective import (
     Proximal,
     ReinforcePlusPlusSettings,
 )
+from nouscoder.config.plan import PlanSection, StageSection, YarnSection
 from nouscoder.config.run import DemoSection, PolicySection, ProblemsSection, RunSection
 from nouscoder.config.tls import MutualTlsSection
 from nouscoder.config.tree import Config, dump_config, load_config
@@ -61,6 +62,7 @@ __all__ = [
     "LearnerSection",
     "MutualTlsSection",
     "ObjectiveSettings",
+    "PlanSection",
     "PolicySection",
     "PpoSettings",
     "ProblemsSection",
@@ -75,9 +77,11 @@ __all__ = [
     "ScheduleSection",
     "Section",
     "SingleTurnSection",
+    "StageSection",
     "TestsSection",
     "TlsSection",
     "VerifierSection",
+    "YarnSection",
     "dump_config",
     "load_config",
 ]

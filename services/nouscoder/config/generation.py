@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from nouscoder.config.base import OutputPath, Section
 from nouscoder.config.environment import Environment, SingleTurnSection
@@ -77,10 +77,3 @@ class GenerationSection(Section):
     )
     sampling: SamplingSection = SamplingSection()
     environment: Environment = Field(SingleTurnSection(), description="how a rollout is made from a problem")
-
-    @model_validator(mode="after")
-    def _probabilities_are_those_of_the_policy(self) -> Self:
-        """vLLM reports the probability after truncation, and the learner computes it without."""
-        if self.engine == "vllm" and self.sampling.top_p < 1:
-            raise ValueError("generation.sampling.top_p must be 1 for training with the vllm engine")
-        return self

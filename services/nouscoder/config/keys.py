@@ -40,7 +40,8 @@ def sections_in(annotation: object) -> list[type[BaseModel]]:
 def keys_of(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[Key]:
     """The keys of a section and of the sections in it, in the order of their definition. A union's keys come once."""
     seen: set[tuple[str, ...]] = set()
-    for name, field in model.model_fields.items():
+    for attribute, field in model.model_fields.items():
+        name = field.alias or attribute
         inner = sections_in(field.annotation)
         found = [key for section in inner for key in keys_of(section, (*path, name))]
         for key in found if inner else [Key((*path, name), field)]:

@@ -70,6 +70,8 @@ def _type_name(kind: Any) -> str:
         return " or ".join(f"`{value}`" for value in arguments)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_type_name(each) for each in arguments if each is not type(None))
+    if origin is dict:
+        return "table"
     if origin is tuple:
         return f"list of {_type_name(arguments[0])}"
     if isinstance(kind, type) and issubclass(kind, Enum):

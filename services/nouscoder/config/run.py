@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nouscoder.config.base import InputFile, Model, OutputFile, OutputPath, RunInput, Section
 
@@ -15,13 +15,26 @@ class RunSection(Section):
 
     name: str = Field(
         "run",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
-        description="name of the run, its folder runs/NAME and its keys in Redis",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}(/[0-9]{2}-[A-Za-z0-9][A-Za-z0-9._-]{0,49})?$",
+        description="name of the run, its folder runs/NAME and its keys in Redis; a stage of a plan is PLAN/NN-STAGE",
     )
     seed: int = Field(0, ge=0, description="seed of every random choice")
     root: OutputPath = Field(Path("runs"), description="folder that holds the run folders")
     total_batches: int = Field(
-        30, ge=1, description="batches to train; the run has total_batches * learner.steps_per_batch steps"
+        30,
+        ge=0,
+        description="batches to train; the run has total_batches * learner.steps_per_batch steps; 0: only evaluate",
+    )
+    evaluate_every_batches: int = Field(
+        0, ge=0, description="pass@1 is measured after this many batches too, while the learner waits; 0: it is not"
+    )
+    end_at_pass_at_1: float = Field(
+        0.0, ge=0, le=1, description="the run ends early when an evaluation reaches this pass@1; 0: never"
+    )
+    end_after_no_gain: int = Field(
+        0,
+        ge=0,
+        description="the run ends early when this many evaluations bring no gain over the best before; 0: never",
     )
     services: Literal["local", "external"] = Field(
         "local",
@@ -43,6 +56,12 @@ class RunSection(Section):
         "",
         description="file with the token that evaluations and environments send to a verifier that has a tokens_file",
     )
+
+    @model_validator(mode="after")
+    def _early_end_needs_evaluations(self) -> RunSection:
+        if (self.end_at_pass_at_1 or self.end_after_no_gain) and not self.evaluate_every_batches:
+            raise ValueError("end_at_pass_at_1 and end_after_no_gain need evaluate_every_batches")
+        return self
 
     @property
     def folder(self) -> Path:

@@ -19,6 +19,7 @@ from nouscoder.config.generation import GenerationSection
 from nouscoder.config.learner import LearnerSection
 from nouscoder.config.loss_terms import CorrectionKind
 from nouscoder.config.paths import place_paths
+from nouscoder.config.plan import PlanSection, merged
 from nouscoder.config.run import DemoSection, PolicySection, ProblemsSection, RunSection
 from nouscoder.config.tls import MutualTlsSection
 from nouscoder.config.verifier import VerifierSection
@@ -37,6 +38,7 @@ class Config(Section):
     learner: LearnerSection = LearnerSection()
     tls: MutualTlsSection = MutualTlsSection()
     demo: DemoSection = DemoSection()
+    plan: PlanSection = PlanSection()
 
     @model_validator(mode="after")
     def _encrypted_everywhere(self) -> Config:
@@ -63,6 +65,38 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _probabilities_are_those_of_the_policy(self) -> Config:
+        """vLLM reports the probability after truncation, and the learner computes it without."""
+        trains = self.run.total_batches > 0 and not self.plan.stages
+        if trains and self.generation.engine == "vllm" and self.generation.sampling.top_p < 1:
+            raise ValueError("generation.sampling.top_p must be 1 for training with the vllm engine")
+        return self
+
+    @model_validator(mode="after")
+    def _stages_are_runs(self) -> Config:
+        if self.plan.stages and self.run.services == "external":
+            raise ValueError('a plan starts the services of each stage: set run.services to "local"')
+        if self.plan.stages and "/" in self.run.name:
+            raise ValueError("run.name of a plan is without a slash")
+        for index, stage in enumerate(self.plan.stages):
+            try:
+                self.of_stage(index)
+            except ValidationError as error:
+                faults = "; ".join(sentences(error, Config))
+                raise ValueError(f"in plan.stages, {stage.name}: {faults}") from error
+        return self
+
+    def of_stage(self, index: int) -> Config:
+        """The configuration of the run that is this stage of the plan; `index` counts from 0.
+
+        Raises ValidationError when the stage's changes are faulty.
+        """
+        stage = self.plan.stages[index]
+        tree = merged(self.model_dump(mode="json", by_alias=True, exclude={"plan"}), stage.changes)
+        tree["run"] = {**tree["run"], "name": f"{self.run.name}/{index + 1:02d}-{stage.name}"}
+        return Config.model_validate(tree)
+
     @property
     def total_steps(self) -> int:
         """Optimizer steps in the whole run."""
@@ -82,6 +116,8 @@ def load_config(path: Path | None, overrides: Iterable[str] = ()) -> Config:
     tree: dict[str, Any] = {} if path is None else read_tree(path)
     if path is not None:
         place_paths(tree, Config, path.absolute().parent)
+        for changes in _changes_of_stages(tree):
+            place_paths(changes, Config, path.absolute().parent)
     for override in overrides:
         _apply(tree, override)
     try:
@@ -105,6 +141,14 @@ def read_tree(path: Path) -> dict[str, Any]:
     return tree
 
 
+def _changes_of_stages(tree: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each stage sets, unchecked."""
+    plan = tree.get("plan")
+    stages = plan.get("stages") if isinstance(plan, dict) else None
+    found = [stage.get("set") for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+    return [changes for changes in found if isinstance(changes, dict)]
+
+
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(child) for key, child in value.items() if child is not None}
@@ -113,7 +157,7 @@ def _without_nulls(value: Any) -> Any:
 
 def dump_config(config: Config) -> str:
     """The configuration as TOML, every value written out. `run.root` is absolute, so that the file may lie anywhere."""
-    tree = config.model_dump(mode="json")
+    tree = config.model_dump(mode="json", by_alias=True)
     tree["run"]["root"] = str(config.run.root.resolve())
     return tomli_w.dumps(tree)
 

@@ -57,3 +57,7 @@ class Ledger:
         """Whether admitted = trained + filtered + stale + abandoned + lost + in flight."""
         final = self.trained + self.filtered + self.stale + self.abandoned + self.lost
         return self.admitted == final + sum(self.in_flight.values())
+
+
+# The ledger of a run that admits nothing, because it only evaluates.
+NO_ROLLOUTS = Ledger(admitted=0, trained=0, filtered=0, stale=0, abandoned=0, in_flight={})

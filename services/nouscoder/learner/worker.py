@@ -257,7 +257,7 @@ class LearnerWorker:
                 raise LearnerError(f"no batch within {wait_s:.0f} s: `nouscoder why-stalled` shows the reason")
             if not self._may_run.is_set():
                 await self._pass_pause()
-                counted = time.monotonic()
+                started = counted = time.monotonic()  # a pause does not count for batch_patience_s
                 self._enter(LearnerState.WAITING_FOR_BATCH)
 
     async def _lease(self) -> LeasedBatch:

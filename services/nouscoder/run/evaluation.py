@@ -1,6 +1,6 @@
-"""pass@1 of a run's first and last policy, measured through the services of the run.
+"""pass@1 of policies of a run, measured through the services of the run.
 
-INVARIANT: each of the two is measured once per run. A resumed run reads the recorded result.
+INVARIANT: a policy is measured once per run, and its result is recorded. A resumed run reads the recorded result.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from nouscoder.config import Config
 from nouscoder.data.problem_index import held_out_problems
+from nouscoder.domain.plan import Evaluated
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Sampling
 from nouscoder.errors import NousCoderError
@@ -23,6 +24,7 @@ from nouscoder.rpc.generation_client import GenerationClient
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
 from nouscoder.rpc.worker_identity import observer_id
+from nouscoder.run.evaluations import evaluated_of, evaluation_file
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.services import RunServices
 from nouscoder.run.view import View
@@ -34,7 +36,7 @@ class CannotEvaluate(NousCoderError):
     """An input of the evaluation is missing. The message names it."""
 
 
-async def evaluate_once(folder: RunFolder, services: RunServices, view: View, when: str) -> float:
+async def evaluate_once(folder: RunFolder, services: RunServices, view: View, when: str) -> Evaluated:
     """pass@1 on the held-out problems `before` or `after` the learning. Raises NousCoderError.
 
     A failed evaluation starts again as `services.evaluation_retry` allows, because a restarted service has lost its
@@ -44,20 +46,24 @@ async def evaluate_once(folder: RunFolder, services: RunServices, view: View, wh
     known = folder.read_json(name)
     if known is None:
         manifest = first_policy(services.config) if when == "before" else await newest_policy(services.config)
-        measuring = services.evaluation_retry.call(
-            lambda: _evaluate(services.config, manifest, view, when),
-            lambda error: view.say(f"evaluation {when} begins again: {error}"),
-        )
-        known = evaluation_record(await _while_alive(services, measuring), manifest.policy_version)
+        known = folder.read_json(evaluation_file(manifest.policy_version))
+        if known is None:
+            measuring = services.evaluation_retry.call(
+                lambda: measure(services.config, manifest, view, when),
+                lambda error: view.say(f"evaluation {when} begins again: {error}"),
+            )
+            known = await while_alive(services, measuring)
         folder.write_json(name, known)
-    view.say(f"pass@1 on held-out problems {when}: {known['pass_at_1']:.3f}")
-    return float(known["pass_at_1"])
+    evaluated = evaluated_of(known)
+    view.say(f"pass@1 on held-out problems {when}: {evaluated.pass_at_1:.3f}")
+    return evaluated
 
 
-async def _evaluate(config: Config, manifest: PolicyManifest, view: View, when: str) -> Evaluation:
+async def measure(config: Config, manifest: PolicyManifest, view: View, when: str) -> dict[str, Any]:
+    """The record of an evaluation of this policy. Raises EVALUATION_ERRORS and CannotEvaluate."""
     credentials = channel_credentials(config.tls)
     sampling = config.generation.sampling
-    return await evaluate(
+    evaluation = await evaluate(
         held_out_problems(config),
         GenerationClient(config.generation.grpc, credentials=credentials),
         VerifierClient(config.verifier.grpc, credentials=credentials, token=verifier_token(config)),
@@ -66,9 +72,10 @@ async def _evaluate(config: Config, manifest: PolicyManifest, view: View, when: 
         manifest=manifest,
         progress=lambda done, total: view.progress(f"evaluation {when}", done, total),
     )
+    return evaluation_record(evaluation, manifest.policy_version)
 
 
-async def _while_alive(services: RunServices, work: Coroutine[Any, Any, Answer]) -> Answer:
+async def while_alive(services: RunServices, work: Coroutine[Any, Any, Answer]) -> Answer:
     """Await `work`, but stop at once when a service cannot be kept alive."""
     task = asyncio.ensure_future(work)
     try:

@@ -35,8 +35,10 @@ The services do the work. Each runs its own loop, and they communicate only with
       unblocked by submit_verdicts; commit_batch frees room for the admission of new tasks
 
 This module runs in the process of the command. `run_loop` starts the services or connects to them (services.py),
-measures pass@1 of the first policy (evaluation.py), starts the learner, watches until the learner has finished the run,
-measures pass@1 of the last policy, and writes the summary and the report.
+measures pass@1 of the first policy (evaluation.py), starts the learner, watches until the learner has finished the run
+(periodic_evaluation.py measures policies meanwhile, if the configuration says so), measures pass@1 of the last policy,
+and writes the summary and the report. A run without batches only evaluates its policy. plan.py runs the stages of a
+plan one after the other, each by `run_loop`.
 
 INVARIANT: evaluation_before.json exists before the learner first trains, so it is the result of the untrained policy.
 """
@@ -53,13 +55,14 @@ from typing import Any
 from rich.console import Console
 
 from nouscoder.config import Config
-from nouscoder.domain.ledger import Ledger
+from nouscoder.domain.ledger import NO_ROLLOUTS, Ledger
 from nouscoder.errors import NousCoderError
 from nouscoder.report import write_report
 from nouscoder.run.evaluation import evaluate_once
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.learning_signal import LearningSignal, NothingToLearn
 from nouscoder.run.pages import open_pages
+from nouscoder.run.periodic_evaluation import PeriodicEvaluation
 from nouscoder.run.services import RunServices, deployment
 from nouscoder.run.summary import Summary, closing_lines, summarize
 from nouscoder.run.view import View, open_view
@@ -103,12 +106,14 @@ async def run_loop(folder: RunFolder, config: Config, view: View, started_s: flo
 
     async with deployment(config).open_services(folder, config, view.say) as services:
         services.start("broker", "verifier", "generation")
-        before = await evaluate_once(folder, services, view, "before")
+        before = after = await evaluate_once(folder, services, view, "before")
 
-        services.start("learner")
-        ledger = await watch_until_ended(folder, services, view, started_s - earlier_s)
+        ledger = NO_ROLLOUTS
+        if config.run.total_batches:
+            services.start("learner")
+            ledger = await watch_until_ended(folder, services, view, started_s - earlier_s)
 
-        after = await evaluate_once(folder, services, view, "after")
+            after = await evaluate_once(folder, services, view, "after")
 
     summary = summarize(config, before, after, time.monotonic() - started_s + earlier_s, ledger)
     folder.write_json("summary.json", summary.record())
@@ -125,6 +130,7 @@ async def watch_until_ended(folder: RunFolder, services: RunServices, view: View
     filtered, and what `services.check` raises.
     """
     learning = LearningSignal(services.config)
+    periodic = PeriodicEvaluation(folder, services, view)
     async with RunWatch(services.config) as watch:
         while True:
             ended = services.learner_ended
@@ -135,6 +141,7 @@ async def watch_until_ended(folder: RunFolder, services: RunServices, view: View
             if watch.status is not None and not watch.status.ledger.balanced:
                 raise LedgerBroken(f"the ledger does not balance: {watch.status.ledger}")
             await _warn(watch, learning, view)
+            await periodic.step(watch.status)
             if ended and watch.status is not None and watch.status.finished:
                 return watch.status.ledger
             await asyncio.sleep(services.watch_every_s)

@@ -30,9 +30,19 @@ async def checked(config: Config) -> Config:
     return await asyncio.to_thread(_checked, config)
 
 
+async def checked_inputs(config: Config) -> None:
+    """Check the files and problems of a run whose policy is not made yet. Raises ConfigError with all faults."""
+    await asyncio.to_thread(_raise, lambda: [*_file_faults(config), *_problem_faults(config)])
+
+
+def _raise(find: Callable[[], list[str]]) -> None:
+    if faults := find():
+        raise ConfigError("\n".join(faults))
+
+
 def _checked(config: Config) -> Config:
     try:
-        config = _with_policy_folder(config)
+        config = with_policy_folder(config)
         faults = list(_policy_faults(config))
     except HubUnavailable as error:
         faults = [f"policy.path: {error}"]
@@ -43,7 +53,8 @@ def _checked(config: Config) -> Config:
     return config
 
 
-def _with_policy_folder(config: Config) -> Config:
+def with_policy_folder(config: Config) -> Config:
+    """The configuration with the folder of its policy; one that is on a hub is downloaded. Raises HubUnavailable."""
     path = config.policy.path
     if config.in_run_folder(path).exists() or not is_hub_id(str(path)):
         return config

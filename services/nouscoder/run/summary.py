@@ -8,6 +8,7 @@ from typing import Any
 
 from nouscoder.config import Config
 from nouscoder.domain.ledger import Ledger
+from nouscoder.domain.plan import Evaluated
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +29,14 @@ class Summary:
         return asdict(self)
 
 
-def summarize(config: Config, before: float, after: float, learning_seconds: float, ledger: Ledger) -> Summary:
-    """The summary of a run with these pass@1 before and after."""
+def summarize(config: Config, before: Evaluated, after: Evaluated, learning_seconds: float, ledger: Ledger) -> Summary:
+    """The summary of a run with these evaluations of its first and last policy."""
     return Summary(
         name=config.run.name,
         seed=config.run.seed,
-        steps=config.total_steps,
-        pass_at_1_before=before,
-        pass_at_1_after=after,
+        steps=after.policy_version * config.learner.steps_per_batch,
+        pass_at_1_before=before.pass_at_1,
+        pass_at_1_after=after.pass_at_1,
         learning_seconds=round(learning_seconds, 1),
         ledger=ledger,
         balanced=ledger.balanced,

@@ -1,0 +1,91 @@
+"""The evaluations of a run on its disk, and the policy that did best in them.
+
+evaluation_before.json and evaluation_after.json are those of the first and the last policy; evaluations/00000012.json
+is that of version 12, measured during the run.
+
+INVARIANT: the weights of the best evaluated policy of a run are on its disk: its first policy, a folder of kept/, or
+the newest of policies/.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from nouscoder.atomic_files import numbered, remove
+from nouscoder.config import Config
+from nouscoder.domain.plan import Evaluated, best_of
+from nouscoder.errors import NousCoderError
+from nouscoder.policy_folder.compose import has_weights, link_weights
+
+DURING = "evaluations"
+_KEPT = "kept"
+_POLICIES = "policies"  # the learner writes them
+
+
+class NoSuchVersion(NousCoderError):
+    """The weights of a policy version are not on the disk any more. The message names it."""
+
+
+def evaluation_file(policy_version: int) -> str:
+    """The name of the record of an evaluation during the run, in the run folder."""
+    return f"{DURING}/{policy_version:08d}.json"
+
+
+def recorded_evaluations(run: Path) -> tuple[Evaluated, ...]:
+    """All evaluations of a run folder, one a version, in order of versions. Raises NousCoderError for a damaged one."""
+    files = [run / "evaluation_before.json", *numbered(run / DURING, ".json").values(), run / "evaluation_after.json"]
+    found = {each.policy_version: each for file in files if file.is_file() for each in [_read(file)]}
+    return tuple(found[version] for version in sorted(found))
+
+
+def keep_if_best(run: Path, evaluated: Evaluated) -> None:
+    """Keep the weights of the newest policy if it is the best evaluated one. Call it before its record is written."""
+    known = [each for each in recorded_evaluations(run) if each.policy_version != evaluated.policy_version]
+    if best_of([*known, evaluated]) == evaluated:
+        link_weights(run / _KEPT / _number(evaluated), run / _POLICIES / _number(evaluated))
+
+
+def drop_worse(run: Path) -> None:
+    """Remove the kept weights of policies that are not the best any more. Call it after a record is written."""
+    evaluations = recorded_evaluations(run)
+    for version, folder in numbered(run / _KEPT).items():
+        if version != best_of(evaluations).policy_version:
+            remove(folder)
+
+
+def weights_folder(config: Config, policy_version: int) -> Path:
+    """The folder that holds the weights of a version of a run. Raises NoSuchVersion naming those that are there."""
+    run, first = config.run.folder, config.in_run_folder(config.policy.path)
+    if policy_version == 0:
+        return first
+    for parent in (_POLICIES, _KEPT):
+        folder = run / parent / f"{policy_version:08d}"
+        if has_weights(folder):
+            return folder
+    there = sorted({0, *numbered(run / _POLICIES), *numbered(run / _KEPT)})
+    raise NoSuchVersion(
+        f"the weights of version {policy_version} are not in {run}: there are versions {', '.join(map(str, there))}"
+    )
+
+
+def newest_version(config: Config) -> int:
+    """The newest version that the learner has published; 0 when there is none."""
+    return max(numbered(config.run.folder / _POLICIES), default=0)
+
+
+def evaluated_of(record: dict[str, Any]) -> Evaluated:
+    """The version and its pass@1 in the record of an evaluation."""
+    return Evaluated(int(record["policy_version"]), float(record["pass_at_1"]))
+
+
+def _read(file: Path) -> Evaluated:
+    try:
+        return evaluated_of(json.loads(file.read_text(encoding="utf8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NousCoderError(f"{file} is not the record of an evaluation: {error}") from error
+
+
+def _number(evaluated: Evaluated) -> str:
+    return f"{evaluated.policy_version:08d}"

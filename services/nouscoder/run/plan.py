@@ -1,0 +1,161 @@
+"""Runs the stages of a plan, one after the other: each is an ordinary run in a folder inside the plan's folder.
+
+    runs/PLAN/config.toml     the plan, as it was begun
+    runs/PLAN/01-NAME/        the run of the first stage
+    runs/PLAN/02-NAME/policy  what the second stage begins with: the chosen policy of the first
+    runs/PLAN/plan.json       what came of each stage
+
+INVARIANT: the state of a plan is the state of its stages' run folders. A stage whose summary.json is there is not run
+again, one whose config.toml is there continues, and the policy of a new stage is complete before its config.toml is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from nouscoder.config import Config, ConfigError, StageSection
+from nouscoder.config.tree import load_config
+from nouscoder.domain.plan import NextStage, StageHistory, best_of, next_stage
+from nouscoder.errors import NousCoderError
+from nouscoder.policy_folder.compose import compose_policy, with_yarn
+from nouscoder.run.evaluations import recorded_evaluations, weights_folder
+from nouscoder.run.folder import RunFolder
+from nouscoder.run.loop import interruptible, run_loop
+from nouscoder.run.pages import open_pages
+from nouscoder.run.preflight import checked, checked_inputs, with_policy_folder
+from nouscoder.run.services import deployment
+from nouscoder.run.view import View, open_view
+
+
+async def train_plan(config: Config, *, resume: bool) -> int:
+    """Run `nouscoder train` for a configuration with stages. Returns the exit code."""
+    return await interruptible(_train_plan(config, resume=resume))
+
+
+async def _train_plan(config: Config, *, resume: bool) -> None:
+    folder, config = await _open(config, resume=resume)
+    try:
+        with open_view(Console(), deployment(config).line_every_s) as view:
+            await run_stages(folder, config, view)
+    finally:
+        folder.close()
+
+
+async def _open(config: Config, *, resume: bool) -> tuple[RunFolder, Config]:
+    """The plan's folder: a new one, or with `resume` that of an earlier start with the plan that it recorded.
+
+    Raises ConfigError with the faults of all stages that can be found before the first one begins.
+    """
+    if resume:
+        return RunFolder.reopen(config.run.folder)
+    RunFolder.refuse_existing(config.run.folder)
+    config = await asyncio.to_thread(with_policy_folder, config)
+    stages = [stage_config(config, index) for index in range(len(config.plan.stages))]
+    if not config.plan.stages[0].yarn.factor:
+        await checked(stages[0])
+    for stage in stages:
+        try:
+            await checked_inputs(stage)
+        except ConfigError as error:
+            raise ConfigError(f"stage {stage.run.name}: {error}") from error
+    return RunFolder.create(config), config
+
+
+async def run_stages(folder: RunFolder, config: Config, view: View) -> None:
+    """Run every stage that is not finished. Raises NousCoderError with one sentence."""
+    stages = config.plan.stages
+    while (begin := next_stage([stage.start for stage in stages], histories(config))) is not None:
+        stage = stages[begin.index]
+        view.say(f"stage {begin.index + 1} of {len(stages)}, {stage.name}: {_beginning(stages, begin)}")
+        await _run_stage(config, begin, view)
+        folder.write_json("plan.json", plan_record(config))
+    folder.write_json("plan.json", plan_record(config))
+    view.say(f"the plan in {folder.path} is finished: nothing is left to do")
+
+
+def stage_config(config: Config, index: int) -> Config:
+    """The configuration of a stage's run. Inputs whose default is in the run folder are in the plan's folder."""
+    stage = config.of_stage(index)
+    inputs = {name: config.in_run_folder(getattr(stage.problems, name)) for name in ("train", "held_out")}
+    policy = stage.policy.model_copy(update={"path": config.in_run_folder(stage.policy.path)})
+    problems = stage.problems.model_copy(update=inputs)
+    return stage.model_copy(update={"problems": problems, "policy": policy})
+
+
+def histories(config: Config) -> list[StageHistory]:
+    """What the run folder of each stage says."""
+    found = []
+    for index in range(len(config.plan.stages)):
+        run = config.of_stage(index).run.folder
+        begun, finished = ((run / name).is_file() for name in ("config.toml", "summary.json"))
+        found.append(StageHistory(begun, finished, recorded_evaluations(run)))
+    return found
+
+
+def plan_record(config: Config) -> dict[str, Any]:
+    """plan.json: for each stage its state, and pass@1 of its first, last and best policy."""
+    stages = []
+    for stage, history in zip(config.plan.stages, histories(config), strict=True):
+        record: dict[str, Any] = {"name": stage.name, "begun": history.begun, "finished": history.finished}
+        if history.evaluations:
+            best = best_of(history.evaluations)
+            record["pass_at_1_first"] = history.evaluations[0].pass_at_1
+            record["pass_at_1_last"] = history.evaluations[-1].pass_at_1
+            record["pass_at_1_best"], record["best_version"] = best.pass_at_1, best.policy_version
+        stages.append(record)
+    return {"name": config.run.name, "stages": stages}
+
+
+async def _run_stage(config: Config, begin: NextStage, view: View) -> None:
+    stage = stage_config(config, begin.index)
+    if not begin.begun:
+        stage = await asyncio.to_thread(_with_first_policy, config, begin, stage)
+    deployed = deployment(stage)
+    folder, stage = await deployed.open_folder(stage, begin.begun)
+    try:
+        with open_pages(folder.path, stage.run.pages):
+            await run_loop(folder, stage, view, time.monotonic())
+    finally:
+        folder.close()
+
+
+def _with_first_policy(config: Config, begin: NextStage, stage: Config) -> Config:
+    """`stage` with the path of the policy that it begins with, which is made in its run folder when it is a new one.
+
+    Raises NousCoderError when the policy of the stage before is not on the disk any more.
+    """
+    yarn = config.plan.stages[begin.index].yarn
+    first = weights = stage.policy.path
+    if begin.policy_version is not None:
+        before = _recorded(config.of_stage(begin.index - 1).run.folder)
+        first = before.in_run_folder(before.policy.path)
+        weights = weights_folder(before, begin.policy_version)
+    if weights == first and not yarn.factor:
+        made = first
+    else:
+        made = stage.run.folder / "policy"
+        changed = with_yarn(first, yarn.factor, yarn.original_tokens) if yarn.factor else None
+        compose_policy(made, first, weights, config=changed, link=weights != first)
+    return stage.model_copy(update={"policy": stage.policy.model_copy(update={"path": made})})
+
+
+def _recorded(run: Path) -> Config:
+    file = run / "config.toml"
+    if not file.is_file():
+        raise NousCoderError(f"{file} does not exist: the stage before was removed, so its policy is not known")
+    return load_config(file)
+
+
+def _beginning(stages: tuple[StageSection, ...], begin: NextStage) -> str:
+    """How the stage begins, in words."""
+    if begin.begun:
+        return "continues"
+    if begin.policy_version is None:
+        return "begins with the first policy"
+    start = stages[begin.index].start
+    return f"begins with the {start} policy of {stages[begin.index - 1].name}, version {begin.policy_version}"

@@ -1,0 +1,107 @@
+"""A plan of two stages and an evaluation, with real services: killed in each stage, it comes to the same end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nouscoder.config import load_config
+from nouscoder.demo.prepare import prepare
+
+STAGES = """
+[run]
+name = "mine"
+evaluate_every_batches = 1
+[[plan.stages]]
+name = "short"
+set.run.total_batches = 4
+[[plan.stages]]
+name = "long"
+from = "best"
+set.run.total_batches = 30
+set.run.end_after_no_gain = 2
+set.generation.sampling.max_new_tokens = 32
+[[plan.stages]]
+name = "evaluate"
+from = "best"
+yarn.factor = 2.0
+yarn.original_tokens = 256
+set.run.total_batches = 0
+set.generation.max_tokens_total = 512
+"""
+
+
+def start(run: Any, file: Path, *, resume: bool = False) -> None:
+    """Start or resume the plan of `file` in the folder of `run`."""
+    command = [sys.executable, "-m", "nouscoder", "train", str(file), *(["--resume"] if resume else [])]
+    for value in settings(run):
+        command += ["--set", value]
+    with run.output.open("ab") as output:
+        run.process = subprocess.Popen(command, stdout=output, stderr=output)
+
+
+def settings(run: Any) -> list[str]:
+    """Those of a tiny loop; the stages say how many batches they have."""
+    return [value for value in run._overrides if not value.startswith("run.total_batches")]
+
+
+def lines(run: Any, stage: str) -> list[dict[str, Any]]:
+    """The whole lines of metrics.jsonl of a stage."""
+    file = run.folder / stage / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().split("\n")[:-1]] if file.exists() else []
+
+
+def record(run: Any, name: str) -> dict[str, Any]:
+    """A JSON file of the plan's folder."""
+    value: dict[str, Any] = json.loads((run.folder / name).read_text())
+    return value
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_a_plan_killed_in_each_stage_comes_to_its_end(tmp_path: Path, loop_run: Callable[..., Any]) -> None:
+    run = loop_run(name="mine")
+    file = tmp_path / "mine.toml"
+    file.write_text(STAGES)
+    prepare(load_config(file, settings(run)), lambda done, total, loss: None)
+    start(run, file)
+    for stage, reached in (
+        ("01-short", lambda: len(lines(run, "01-short")) >= 4),
+        ("02-long", lambda: len(lines(run, "02-long")) >= 2),
+        ("03-evaluate", lambda: (run.folder / "03-evaluate/config.toml").exists()),
+    ):
+        run.until(reached, stage, 600)
+        run.kill_tree()
+        run.wait_until_gone(60)
+        before = lines(run, stage)
+        start(run, file, resume=True)
+        run.until(lambda stage=stage: (run.folder / stage / "summary.json").exists(), f"the end of {stage}", 900)
+        # Batches of two steps that were whole at the kill are not trained again.
+        whole = len(before) - len(before) % 2
+        assert lines(run, stage)[:whole] == before[:whole]
+    assert run.wait(600) == 0, run.text()[-3000:]
+    assert_end(run)
+
+
+def assert_end(run: Any) -> None:
+    """Every stage is whole, the second ended early, and each began with the best policy of the one before."""
+    summaries = [record(run, f"{stage}/summary.json") for stage in ("01-short", "02-long", "03-evaluate")]
+    short, long, evaluated = summaries
+    assert (short["steps"], evaluated["steps"]) == (8, 0)
+    assert 0 < long["steps"] < 2 * 30
+    for stage, summary in (("01-short", short), ("02-long", long)):
+        assert [line["step"] for line in lines(run, stage)] == list(range(1, summary["steps"] + 1))
+    assert all(summary["balanced"] for summary in summaries)
+    stages = record(run, "plan.json")["stages"]
+    assert [stage["finished"] for stage in stages] == [True, True, True]
+    assert "begins with the best policy of short" in run.text()
+    # An untrained policy does not gain, so the stage ended before its 30 batches.
+    assert "the run ends early: 2 evaluations were not above pass@1" in run.text()
+    assert len([*(run.folder / "02-long/evaluations").glob("*.json")]) >= 2
+    print(json.dumps(stages))

@@ -1,0 +1,228 @@
+"""The driver of a plan: stages in order, each from the chosen policy, and the same end after a stop at any point."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM
+
+from nouscoder.config import Config, load_config
+from nouscoder.domain.plan import Evaluated
+from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
+from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.policy_folder.compose import compose_policy, with_yarn
+from nouscoder.run import plan
+from nouscoder.run.evaluations import drop_worse, keep_if_best, recorded_evaluations, weights_folder
+from nouscoder.run.folder import RunFolder, RunFolderError
+from nouscoder.run.view import PlainView, View
+
+PROBLEM = {"problem_id": "p", "prompt": "x", "tests": {"type": "stdin", "cases": [{"input": "1", "output": "1"}]}}
+PLAN = """
+[run]
+name = "mine"
+[problems]
+train = "p.jsonl"
+held_out = "p.jsonl"
+[policy]
+path = "model"
+[generation]
+max_tokens_total = 64
+sampling.max_new_tokens = 32
+[[plan.stages]]
+name = "a"
+[[plan.stages]]
+name = "b"
+from = "best"
+[[plan.stages]]
+name = "c"
+yarn.factor = 2.0
+yarn.original_tokens = 256
+set.generation.max_tokens_total = 512
+set.run.total_batches = 0
+"""
+# pass@1 of versions 0, 2 and 4 of each stage: the best of a is version 2, the last of b is version 4.
+SCORES = {"a": (0.1, 0.5, 0.3), "b": (0.5, 0.6, 0.7), "c": (0.7,)}
+
+
+class Stopped(BaseException):
+    """The process is killed."""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """A plan of three stages on a tiny policy."""
+    write_policy_folder(tmp_path / "model", random_policy(0))
+    (tmp_path / "p.jsonl").write_text(json.dumps(PROBLEM) + "\n")
+    (tmp_path / "mine.toml").write_text(PLAN)
+    return load_config(tmp_path / "mine.toml", [f'run.root="{tmp_path / "runs"}"'])
+
+
+def publish(run: Path, version: int, seed: int) -> None:
+    PolicyPublisher(run / "policies", 1).write(StagedPolicy.of(random_policy(seed), version, version))
+
+
+async def imitated_run(folder: RunFolder, config: Config, view: View, started_s: float) -> None:
+    """What a run leaves on the disk: evaluations, the best policy, the last policy, the summary."""
+    name = config.run.name[-1]
+    for number, score in enumerate(SCORES[name]):
+        record = {"policy_version": 2 * number, "pass_at_1": score}
+        if number == 0:
+            folder.write_json("evaluation_before.json", record)
+            continue
+        publish(folder.path, 2 * number, seed=ord(name) + number)
+        if number == 1:
+            keep_if_best(folder.path, Evaluated(2, score))
+            folder.write_json("evaluations/00000002.json", record)
+            drop_worse(folder.path)
+        else:
+            folder.write_json("evaluation_after.json", record)
+    folder.write_json("summary.json", {"name": config.run.name})
+
+
+def view() -> View:
+    return PlainView(Console(quiet=True))
+
+
+async def go(config: Config) -> None:
+    """Start or resume the plan."""
+    resume = (config.run.folder / "config.toml").exists()
+    folder, recorded = await plan._open(config, resume=resume)
+    try:
+        await plan.run_stages(folder, recorded, view())
+    finally:
+        folder.close()
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+
+
+def assert_end(config: Config) -> None:
+    """Stage b began with version 2 of a, stage c with version 4 of b and with YaRN."""
+    root = config.run.folder
+    expected = random_policy(ord("a") + 1).state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in weights(root / "02-b/policy").items())
+    expected = random_policy(ord("b") + 2).state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in weights(root / "03-c/policy").items())
+    model = json.loads((root / "03-c/policy/config.json").read_text())
+    assert model["max_position_embeddings"] == 512
+    states = json.loads((root / "plan.json").read_text())["stages"]
+    assert [(stage["finished"], stage["best_version"]) for stage in states] == [(True, 2), (True, 4), (True, 0)]
+
+
+async def test_each_stage_begins_with_the_chosen_policy(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "run_loop", imitated_run)
+    await go(config)
+    assert_end(config)
+    with pytest.raises(RunFolderError, match="holds a run already"):
+        await plan._open(config, resume=False)
+
+
+@pytest.mark.parametrize("stage", ["a", "b", "c"])
+@pytest.mark.parametrize("after_its_end", [False, True])
+async def test_a_plan_that_is_killed_in_a_stage_has_the_same_end(
+    config: Config, monkeypatch: pytest.MonkeyPatch, stage: str, after_its_end: bool
+) -> None:
+    ran: list[str] = []
+    killed: list[str] = []
+
+    async def run(folder: RunFolder, config: Config, view: View, started_s: float) -> None:
+        kill = config.run.name.endswith(stage) and not killed
+        if kill and not after_its_end:
+            killed.append(stage)
+            raise Stopped
+        ran.append(config.run.name)
+        await imitated_run(folder, config, view, started_s)
+        if kill:
+            killed.append(stage)
+            raise Stopped
+
+    monkeypatch.setattr(plan, "run_loop", run)
+    with pytest.raises(Stopped):
+        await go(config)
+    await go(config)
+    assert_end(config)
+    assert ran == ["mine/01-a", "mine/02-b", "mine/03-c"]
+
+
+async def test_a_kill_while_the_policy_of_a_stage_is_made_leaves_nothing_that_is_used(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "run_loop", imitated_run)
+    real = compose_policy
+
+    def killed_after(to: Path, *arguments: Any, **options: Any) -> None:
+        """Stage b's policy is made from other weights, and the process ends before config.toml."""
+        real(to, *arguments[:1], arguments[0], link=False)
+        raise Stopped
+
+    monkeypatch.setattr(plan, "compose_policy", killed_after)
+    with pytest.raises(Stopped):
+        await go(config)
+    assert not (config.run.folder / "02-b/config.toml").exists()
+    monkeypatch.setattr(plan, "compose_policy", real)
+    await go(config)
+    assert_end(config)
+
+
+async def test_faults_of_later_stages_are_told_before_the_first_begins(config: Config, tmp_path: Path) -> None:
+    text = PLAN.replace('from = "best"', 'from = "best"\nset.problems.train = "missing.jsonl"')
+    (tmp_path / "mine.toml").write_text(text)
+    faulty = load_config(tmp_path / "mine.toml", [f'run.root="{tmp_path / "runs"}"'])
+    with pytest.raises(Exception, match=r"stage mine/02-b: problems\.train: .*missing\.jsonl does not exist"):
+        await plan._open(faulty, resume=False)
+    assert not faulty.run.folder.exists()
+
+
+@pytest.mark.parametrize("scores", [(0.1, 0.3, 0.2, 0.3), (0.5, 0.4, 0.4, 0.1), (0.1, 0.2, 0.3, 0.4)])
+def test_the_best_evaluated_policy_is_always_on_the_disk(config: Config, scores: tuple[float, ...]) -> None:
+    """Also when the process ends between two of the three steps of an evaluation; others are removed."""
+    folder = RunFolder.create(config)
+    try:
+        folder.write_json("evaluation_before.json", {"policy_version": 0, "pass_at_1": scores[0]})
+        for number, score in enumerate(scores[1:], 1):
+            version = 10 * number
+            publish(folder.path, version, seed=version)
+            keep_if_best(folder.path, Evaluated(version, score))
+            assert_best_is_there(config)
+            folder.write_json(f"evaluations/{version:08d}.json", {"policy_version": version, "pass_at_1": score})
+            assert_best_is_there(config)
+            drop_worse(folder.path)
+            publish(folder.path, version + 1, seed=99)  # the learner removes the older one
+            assert_best_is_there(config)
+        kept = [*folder.path.glob("kept/*")]
+        best = 10 * scores.index(max(scores))
+        assert [int(path.name) for path in kept] == ([best] if best else [])
+    finally:
+        folder.close()
+
+
+def assert_best_is_there(config: Config) -> None:
+    evaluations = recorded_evaluations(config.run.folder)
+    best = min(evaluations, key=lambda each: (-each.pass_at_1, each.policy_version)).policy_version
+    assert (weights_folder(config, best) / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("old_form", [False, True])
+def test_yarn_is_read_by_transformers_from_both_forms_of_the_configuration(tmp_path: Path, old_form: bool) -> None:
+    write_policy_folder(tmp_path / "model", random_policy(0))
+    file = tmp_path / "model/config.json"
+    if old_form:
+        tree = json.loads(file.read_text())
+        tree["rope_theta"] = tree.pop("rope_parameters")["rope_theta"]
+        file.write_text(json.dumps(tree | {"rope_scaling": None}))
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    changed = with_yarn(tmp_path / "model", 2.5, 256)
+    compose_policy(tmp_path / "long", tmp_path / "model", tmp_path / "model", config=changed)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "long")
+    assert model.config.max_position_embeddings == 640
+    rope = model.config.rope_parameters
+    assert (rope["rope_type"], rope["factor"], rope["original_max_position_embeddings"]) == ("yarn", 2.5, 256)
+    assert rope["rope_theta"] == plain.config.rope_parameters["rope_theta"]
+    tokens = torch.arange(3, 35)[None]
+    assert not torch.equal(model(tokens).logits, plain(tokens).logits)
