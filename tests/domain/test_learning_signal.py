@@ -40,7 +40,7 @@ def test_a_policy_that_solves_nothing_is_named_within_a_minute() -> None:
     assert WARN_AFTER_S < 60
     warning = signal.judge(status(16))
     assert warning is not None
-    assert warning.startswith("warning: 0 of 16 accepted: the policy solves none of these problems")
+    assert warning.startswith("warning: all_filtered: 0 of 16 accepted: the policy solves none of these problems")
 
 
 def test_a_whole_batch_of_filtered_rollouts_is_named_at_once_and_again_when_it_doubles() -> None:

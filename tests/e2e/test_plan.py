@@ -18,6 +18,8 @@ STAGES = """
 [run]
 name = "mine"
 evaluate_every_batches = 1
+[generation]
+max_tokens_total = 160
 [[plan.stages]]
 name = "short"
 set.run.total_batches = 4
@@ -31,9 +33,9 @@ set.generation.sampling.max_new_tokens = 32
 name = "evaluate"
 from = "best"
 yarn.factor = 2.0
-yarn.original_tokens = 256
+yarn.original_tokens = 192
 set.run.total_batches = 0
-set.generation.max_tokens_total = 512
+set.generation.max_tokens_total = 384
 """
 
 

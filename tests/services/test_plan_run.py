@@ -156,9 +156,9 @@ async def test_a_kill_while_the_policy_of_a_stage_is_made_leaves_nothing_that_is
     monkeypatch.setattr(plan, "run_loop", imitated_run)
     real = compose_policy
 
-    def killed_after(to: Path, *arguments: Any, **options: Any) -> None:
+    def killed_after(to: Path, first: Path, weights: Path, **options: Any) -> None:
         """Stage b's policy is made from other weights, and the process ends before config.toml."""
-        real(to, *arguments[:1], arguments[0], link=False)
+        real(to, first, first)
         raise Stopped
 
     monkeypatch.setattr(plan, "compose_policy", killed_after)

@@ -19,7 +19,7 @@ app = typer.Typer(
 
 for _command in (
     *(run.demo, run.init, run.train, run.prepare_run, serve.serve, grade.grade, grade.prepare),
-    *(status.status, status.why_stalled, status.doctor),
+    *(runs.export, status.status, status.why_stalled, status.doctor),
     *(operate.pause, operate.resume, operate.drain),
 ):
     app.command()(_command)

@@ -1,8 +1,9 @@
-"""`nouscoder runs`: the runs in the folder run.root and in Redis."""
+"""`nouscoder runs`: the runs in the folder run.root and in Redis; `nouscoder export`: a policy of a run."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,6 +26,18 @@ def runs_list(config_file: ConfigOption = None, overrides: SetOption = None, as_
     from nouscoder.run.runs import list_runs
 
     typer.echo(runs_text(asyncio.run(list_runs(load_config(config_file, overrides or []))), as_json=as_json))
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder: runs/NAME, or that of a plan")],
+    to: Annotated[Path, typer.Option("--to", help="the new folder")],
+    version: Annotated[str, typer.Option("--version", help="a policy version, last or best by evaluation")] = "last",
+) -> None:
+    """Write a policy of a run as a Hugging Face folder, with a model card from its settings and evaluations."""
+    from nouscoder.run.export import export as export_version
+
+    number = export_version(run, to, version)
+    typer.echo(f"version {number} of {run} is in {to}")
 
 
 @runs_app.command("rm")

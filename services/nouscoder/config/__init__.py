@@ -31,7 +31,7 @@ from nouscoder.config.objective import (
     ReinforcePlusPlusSettings,
 )
 from nouscoder.config.plan import PlanSection, StageSection, YarnSection
-from nouscoder.config.run import DemoSection, PolicySection, ProblemsSection, RunSection
+from nouscoder.config.run import DemoSection, GuardsSection, PolicySection, ProblemsSection, RunSection
 from nouscoder.config.tls import MutualTlsSection
 from nouscoder.config.tree import Config, dump_config, load_config
 from nouscoder.config.verifier import SandboxSection, TestsSection, TlsSection, VerifierSection
@@ -58,6 +58,7 @@ __all__ = [
     "GppoSettings",
     "GrpoSettings",
     "GspoSettings",
+    "GuardsSection",
     "KlEstimator",
     "LearnerSection",
     "MutualTlsSection",

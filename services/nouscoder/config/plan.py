@@ -60,7 +60,7 @@ class StageSection(Section):
 class PlanSection(Section):
     """Stages that `nouscoder train` runs one after the other; without any it makes one run."""
 
-    stages: tuple[StageSection, ...] = ()
+    stages: tuple[StageSection, ...] = Field((), description="the stages, in order")
 
     @model_validator(mode="after")
     def _names(self) -> PlanSection:

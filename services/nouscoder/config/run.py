@@ -10,6 +10,27 @@ from pydantic import Field, model_validator
 from nouscoder.config.base import InputFile, Model, OutputFile, OutputPath, RunInput, Section
 
 
+class GuardsSection(Section):
+    """Warnings that the policy collapses or that rewards are hacked; 0 turns a guard off (domain/guards.py)."""
+
+    entropy_floor: float = Field(0.01, ge=0, description="entropy_floor: mean entropy below this, in nats")
+    repetition_share: float = Field(0.1, ge=0, le=1, description="repetition: share of rollouts that end in a loop")
+    length_drift: float = Field(
+        3.0,
+        ge=0,
+        description="length_drift: the mean length became this many times longer or shorter",
+    )
+    hard_coding_share: float = Field(
+        0.05, ge=0, le=1, description="hard_coding: share of accepted programs that look as if they know the answers"
+    )
+
+    @model_validator(mode="after")
+    def _drift(self) -> GuardsSection:
+        if 0 < self.length_drift <= 1:
+            raise ValueError("length_drift must be above 1, or 0 for none")
+        return self
+
+
 class RunSection(Section):
     """Which run this is."""
 
@@ -51,6 +72,7 @@ class RunSection(Section):
     max_restarts_per_hour: int = Field(
         10, ge=0, description="deaths of one process of a local run within an hour after which the run ends"
     )
+    guards: GuardsSection = GuardsSection()
     pages: str = Field("", description="HTTP address for the run's report and files; empty: none")
     verifier_token_file: InputFile = Field(
         "",

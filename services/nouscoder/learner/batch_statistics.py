@@ -10,6 +10,7 @@ from random import Random
 from nouscoder.config import AdvantageSection
 from nouscoder.domain.advantage import Estimator, Overlong, batch_advantages, group_advantages
 from nouscoder.domain.batch import Batch, GradedRollout
+from nouscoder.domain.guards import ends_in_repetition, looks_hard_coded
 from nouscoder.domain.length_control import group_length_rewards
 from nouscoder.domain.staleness import staleness_of
 from nouscoder.domain.verdict import VerdictKind
@@ -32,7 +33,11 @@ class ScoredRollout:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatistics:
-    """Figures of a whole batch. Lengths are mean tokens per rollout, None when the batch has no such rollout."""
+    """Figures of a whole batch. Lengths are mean tokens per rollout, None when the batch has no such rollout.
+
+    `repetition_share` is the share of rollouts that end in a repetition, `hard_coding_share` that of the accepted
+    programs that look hard-coded (domain/guards.py), None without an accepted one.
+    """
 
     reward_mean: float
     pass_rate: float
@@ -41,6 +46,9 @@ class BatchStatistics:
     overlong_share: float
     response_length_correct: float | None
     response_length_incorrect: float | None
+    response_length: float
+    repetition_share: float
+    hard_coding_share: float | None
 
 
 def score(batch: Batch, settings: AdvantageSection) -> list[list[ScoredRollout]]:
@@ -104,6 +112,7 @@ def minibatches(
 
 def statistics_of(scored: Sequence[ScoredRollout]) -> BatchStatistics:
     """The figures of all rollouts. There must be at least one."""
+    rollouts = [item.graded.rollout for item in scored]
     correct = [item.graded.rollout.num_sampled_tokens for item in scored if item.accepted]
     incorrect = [item.graded.rollout.num_sampled_tokens for item in scored if not item.accepted]
     return BatchStatistics(
@@ -114,4 +123,12 @@ def statistics_of(scored: Sequence[ScoredRollout]) -> BatchStatistics:
         overlong_share=sum(item.graded.rollout.is_overlong for item in scored) / len(scored),
         response_length_correct=sum(correct) / len(correct) if correct else None,
         response_length_incorrect=sum(incorrect) / len(incorrect) if incorrect else None,
+        response_length=sum(rollout.num_sampled_tokens for rollout in rollouts) / len(rollouts),
+        repetition_share=sum(ends_in_repetition(rollout.sampled_token_ids) for rollout in rollouts) / len(rollouts),
+        hard_coding_share=_hard_coding_share(scored),
     )
+
+
+def _hard_coding_share(scored: Sequence[ScoredRollout]) -> float | None:
+    accepted = [item.graded.rollout.text for item in scored if item.accepted]
+    return sum(map(looks_hard_coded, accepted)) / len(accepted) if accepted else None

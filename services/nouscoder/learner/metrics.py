@@ -83,6 +83,10 @@ class LearnerMetrics:
             registry=registry,
         )
         self._checkpoint_s = gauge("checkpoint_duration_seconds", "From the copy of the state until it was durable.")
+        self._repetition = gauge("repetition_share", "Share of the last batch's rollouts that end in a repetition.")
+        self._hard_coding = gauge(
+            "hard_coding_share", "Share of the last batch's accepted programs that look hard-coded."
+        )
         self._length = gauge("response_length_tokens", "Mean tokens a rollout of the last batch.", ("correct",))
         self._begin_at_zero()
 
@@ -118,6 +122,9 @@ class LearnerMetrics:
         figures = batch.statistics
         self._reward_mean.set(figures.reward_mean)
         self._pass_rate.set(figures.pass_rate)
+        self._repetition.set(figures.repetition_share)
+        if figures.hard_coding_share is not None:
+            self._hard_coding.set(figures.hard_coding_share)
         lengths = (("true", figures.response_length_correct), ("false", figures.response_length_incorrect))
         for correct, length in lengths:
             if length is not None:

@@ -66,7 +66,7 @@ class LearningSignal:
         if not due or filtered < self._warn_at:
             return None
         self._warn_at = 2 * filtered
-        return f"warning: {sentence}"
+        return f"warning: all_filtered: {sentence}"
 
 
 def _counts(status: RunStatus) -> _Since:

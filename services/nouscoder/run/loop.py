@@ -60,6 +60,7 @@ from nouscoder.errors import NousCoderError
 from nouscoder.report import write_report
 from nouscoder.run.evaluation import evaluate_once
 from nouscoder.run.folder import RunFolder
+from nouscoder.run.guard_watch import GuardWatch
 from nouscoder.run.learning_signal import LearningSignal, NothingToLearn
 from nouscoder.run.pages import open_pages
 from nouscoder.run.periodic_evaluation import PeriodicEvaluation
@@ -131,6 +132,7 @@ async def watch_until_ended(folder: RunFolder, services: RunServices, view: View
     """
     learning = LearningSignal(services.config)
     periodic = PeriodicEvaluation(folder, services, view)
+    guards = GuardWatch(folder.path, services.config.run.guards)
     async with RunWatch(services.config) as watch:
         while True:
             ended = services.learner_ended
@@ -141,6 +143,8 @@ async def watch_until_ended(folder: RunFolder, services: RunServices, view: View
             if watch.status is not None and not watch.status.ledger.balanced:
                 raise LedgerBroken(f"the ledger does not balance: {watch.status.ledger}")
             await _warn(watch, learning, view)
+            for warning in guards.look():
+                view.say(warning)
             await periodic.step(watch.status)
             if ended and watch.status is not None and watch.status.finished:
                 return watch.status.ledger

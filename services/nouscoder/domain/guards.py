@@ -1,0 +1,130 @@
+"""Guards: signs that a policy collapses or that rewards are hacked, from the figures of batches and from texts.
+
+INVARIANT: a guard says the same of the same figures: nothing here reads a clock, a file or a random number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Guard(StrEnum):
+    """What a guard warns of."""
+
+    ENTROPY_FLOOR = "entropy_floor"
+    REPETITION = "repetition"
+    LENGTH_DRIFT = "length_drift"
+    HARD_CODING = "hard_coding"
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """When each guard warns; 0 turns one off.
+
+    entropy_floor     mean entropy of the sampled tokens below this, in nats
+    repetition_share  share of rollouts that end in a repetition above this
+    length_drift      mean length above this multiple of the first batches' mean length, or below its inverse
+    hard_coding_share share of accepted programs that look hard-coded above this
+    """
+
+    entropy_floor: float
+    repetition_share: float
+    length_drift: float
+    hard_coding_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFigures:
+    """The figures of one batch. None where the batch has no such figure. Length: mean tokens a rollout."""
+
+    entropy: float | None
+    length: float | None
+    repetition_share: float | None
+    hard_coding_share: float | None
+
+
+WINDOW = 5  # batches whose mean a guard judges
+
+
+def warnings(batches: Sequence[BatchFigures], thresholds: Thresholds) -> dict[Guard, str]:
+    """A sentence for each guard that warns of the last WINDOW batches. `batches` are all of the run, oldest first.
+
+    Nothing is said before there are WINDOW batches, and of the length before there are twice as many.
+    """
+    if len(batches) < WINDOW:
+        return {}
+    last = batches[-WINDOW:]
+    found = {}
+    entropy = _mean([batch.entropy for batch in last])
+    if entropy is not None and entropy < thresholds.entropy_floor:
+        found[Guard.ENTROPY_FLOOR] = f"the entropy {entropy:.4f} is below {thresholds.entropy_floor:g}"
+    repeating = _mean([batch.repetition_share for batch in last])
+    if _above(repeating, thresholds.repetition_share):
+        found[Guard.REPETITION] = f"{repeating:.1%} of the rollouts end in a repetition"
+    hard_coded = _mean([batch.hard_coding_share for batch in last])
+    if _above(hard_coded, thresholds.hard_coding_share):
+        found[Guard.HARD_CODING] = f"{hard_coded:.1%} of the accepted programs look hard-coded"
+    first_length, length = _mean([batch.length for batch in batches[:WINDOW]]), _mean([batch.length for batch in last])
+    if thresholds.length_drift and len(batches) >= 2 * WINDOW and first_length and length:
+        drift = length / first_length
+        if not 1 / thresholds.length_drift <= drift <= thresholds.length_drift:
+            found[Guard.LENGTH_DRIFT] = f"rollouts have {length:.0f} tokens, {drift:.2f} times those at first"
+    return found
+
+
+_TAIL = 512  # tokens
+_GRAM = 8  # tokens
+_REPEATED_SHARE = 0.5
+
+
+def ends_in_repetition(token_ids: Sequence[int]) -> bool:
+    """Whether at least half of the 8-grams among the last 512 tokens occur there more than once.
+
+    Repetition loops last until the rollout is cut, so they are at its end. Shorter rollouts than 64 tokens are not
+    judged.
+    """
+    tail = tuple(token_ids[-_TAIL:])
+    num_grams = len(tail) - _GRAM + 1
+    if len(tail) < _TAIL // 8:
+        return False
+    distinct = len({tail[start : start + _GRAM] for start in range(num_grams)})
+    return num_grams - distinct >= _REPEATED_SHARE * num_grams
+
+
+_BLOCK = re.compile(r"```[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_READS = re.compile(r"\b(input|stdin|open|fileinput|argv)\b")
+_DEFINES = re.compile(r"^\s*(async\s+def|def|class)\b", re.MULTILINE)
+_LITERAL_TEST = re.compile(r"^\s*(el)?if\b[^\n]*==\s*[\[({\"'\d-]")
+_LITERAL_ANSWER = re.compile(r"^\s*(return|print\s*\()\s*[\[({\"'\d-][^\n]*$")
+_MIN_CASES = 3
+_MAX_PROGRAM = 100_000  # characters
+
+
+def looks_hard_coded(text: str) -> bool:
+    """Whether the Python program in `text`, its last fenced block or all of it, seems to know the tests' answers.
+
+    Either it prints without reading an input or defining a function, or at least half of its lines compare with a
+    literal or answer with one, in three cases or more. A heuristic for Python: it looks at lines, and runs nothing.
+    """
+    blocks = _BLOCK.findall(text)
+    program = (blocks[-1] if blocks else text)[:_MAX_PROGRAM]
+    code = [line for line in program.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if not code:
+        return False
+    if "print" in program and not _READS.search(program) and not _DEFINES.search(program):
+        return True
+    tests = sum(bool(_LITERAL_TEST.match(line)) for line in code)
+    answers = sum(bool(_LITERAL_ANSWER.match(line)) for line in code)
+    return min(tests, answers) >= _MIN_CASES and 2 * (tests + answers) >= len(code)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _above(value: float | None, threshold: float) -> bool:
+    return bool(threshold) and value is not None and value > threshold

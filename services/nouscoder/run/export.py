@@ -1,0 +1,73 @@
+"""`nouscoder export`: a policy version of a run as a Hugging Face folder with a model card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from nouscoder.config import Config, load_config
+from nouscoder.domain.plan import best_of
+from nouscoder.errors import NousCoderError
+from nouscoder.policy_folder.compose import compose_policy
+from nouscoder.run.evaluations import newest_version, recorded_evaluations, weights_folder
+from nouscoder.run.model_card import model_card
+from nouscoder.run.plan import histories
+
+
+class CannotExport(NousCoderError):
+    """The version cannot be exported. The message says why."""
+
+
+def export(run: Path, to: Path, version: str) -> int:
+    """Write the policy `version` (a number, "last" or "best") of the run folder `run` to the new folder `to`.
+
+    The run of a plan is that of the last stage that was begun. Returns the number of the version. Raises CannotExport,
+    NoSuchVersion, PolicyFilesMissing, WeightsMissing and StorageError.
+    """
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise CannotExport(f"{to} exists already: give another folder")
+    config = _config_of(run)
+    number = _number(config, version)
+    weights = weights_folder(config, number)
+    first = config.in_run_folder(config.policy.path)
+    base = _base_model(first)
+    card = model_card(config, number, recorded_evaluations(config.run.folder), base)
+    compose_policy(to, first, weights, card=card)
+    return number
+
+
+def _config_of(run: Path) -> Config:
+    """The configuration of the run in the folder, with that folder also when it was moved."""
+    file = run / "config.toml"
+    if not file.is_file():
+        raise CannotExport(f"{run} is not a run folder: it has no config.toml")
+    config = load_config(file)
+    parts = len(Path(config.run.name).parts)
+    root = run.resolve().parents[parts - 1]
+    config = config.model_copy(update={"run": config.run.model_copy(update={"root": root})})
+    begun = [index for index, history in enumerate(histories(config)) if history.begun]
+    if config.plan.stages and not begun:
+        raise CannotExport(f"no stage of the plan in {run} was begun")
+    return _config_of(config.of_stage(begun[-1]).run.folder) if begun else config
+
+
+def _number(config: Config, version: str) -> int:
+    if version == "last":
+        return newest_version(config)
+    if version == "best":
+        evaluations = recorded_evaluations(config.run.folder)
+        if not evaluations:
+            raise CannotExport(f"{config.run.folder} has no evaluation, so no version is the best: name one, or last")
+        return best_of(evaluations).policy_version
+    if not version.isdecimal():
+        raise CannotExport(f"{version[:100]!r} is not a version: give a number, last or best")
+    return int(version)
+
+
+def _base_model(first: Path) -> str:
+    """The model that the run began with, as its own configuration names it; its folder's name otherwise."""
+    try:
+        named = json.loads((first / "config.json").read_text(encoding="utf8")).get("_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        named = None
+    return named if isinstance(named, str) and named else first.name

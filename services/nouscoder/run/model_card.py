@@ -1,0 +1,73 @@
+"""The model card of an exported policy: README.md of a Hugging Face folder, from configuration and evaluations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from nouscoder.config import Config
+from nouscoder.domain.plan import Evaluated
+
+
+def model_card(config: Config, version: int, evaluations: Sequence[Evaluated], base: str) -> str:
+    """Markdown with the metadata that Hugging Face reads. It says only what the run recorded."""
+    metadata = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["code", "nouscoder"]}
+    head = "".join(f"{key}: {json.dumps(value)}\n" for key, value in metadata.items())
+    return "\n".join(
+        (
+            f"---\n{head}---",
+            f"# {config.run.name}, version {version}",
+            f"Trained with NousCoder by reinforcement learning from {base}: version {version} is the policy after"
+            f" {version} batches ({version * config.learner.steps_per_batch} optimizer steps) of run"
+            f" `{config.run.name}`.",
+            "",
+            *_evaluation_lines(config, version, evaluations),
+            "## Training",
+            *_table(config),
+            "",
+            "## Limits",
+            "The programs that this model writes are not checked: run them in a sandbox.",
+            "",
+        )
+    )
+
+
+def _evaluation_lines(config: Config, version: int, evaluations: Sequence[Evaluated]) -> list[str]:
+    lines = ["## Evaluation"]
+    if all(evaluated.policy_version != version for evaluated in evaluations):
+        lines.append(f"Version {version} was not evaluated.")
+    if not evaluations:
+        return [*lines, ""]
+    sampling = config.generation.sampling
+    lines += [
+        f"pass@1 on the run's own held-out problems, {config.problems.held_out_samples} rollouts a problem, temperature"
+        f" {sampling.temperature:g}, top-p {sampling.top_p:g}, at most {sampling.max_new_tokens} tokens:",
+        "",
+        "| version | pass@1 |",
+        "|---|---|",
+    ]
+    for evaluated in evaluations:
+        mark = " (this one)" if evaluated.policy_version == version else ""
+        lines.append(f"| {evaluated.policy_version}{mark} | {evaluated.pass_at_1:.4f} |")
+    return [*lines, ""]
+
+
+def _table(config: Config) -> list[str]:
+    broker, learner, sampling = config.broker, config.learner, config.generation.sampling
+    rows = {
+        "objective": learner.objective.name,
+        "aggregation": learner.objective.aggregation.value,
+        "learning rate": f"{learner.learning_rate:g}",
+        "optimizer steps a batch": learner.steps_per_batch,
+        "rollouts a problem": broker.group_size,
+        "rollouts a batch": broker.batch_size,
+        "PipelineRL-k": broker.pipeline_k,
+        "reward": broker.reward.rule.value,
+        "temperature": f"{sampling.temperature:g}",
+        "top-p": f"{sampling.top_p:g}",
+        "tokens of an answer at most": sampling.max_new_tokens,
+        "tokens of prompt and answer at most": config.generation.max_tokens_total,
+        "prompt": config.generation.environment.prompt_as,
+        "seed": config.run.seed,
+    }
+    return ["| setting | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]

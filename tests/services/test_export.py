@@ -1,0 +1,113 @@
+"""`nouscoder export`: a version of a run becomes a Hugging Face folder that transformers loads, with a model card."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from nouscoder.cli.app import app
+from nouscoder.config import load_config
+from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
+from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.run.folder import RunFolder
+
+SHARD_BYTES = 20_000  # several files
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with versions 0, 3 (the best, kept) and 5 (the last)."""
+    config = load_config(None, [f'run.root="{tmp_path}"', "run.name=tiny"])
+    folder = RunFolder.create(config)
+    write_policy_folder(folder.path / "policy", random_policy(0))
+    for name, version in (("kept", 3), ("policies", 5)):
+        publisher = PolicyPublisher(folder.path / name, 1, shard_bytes=SHARD_BYTES)
+        publisher.write(StagedPolicy.of(random_policy(version), version, 4 * version))
+    for file, version, score in (
+        ("evaluation_before.json", 0, 0.25),
+        ("evaluations/00000003.json", 3, 0.5),
+        ("evaluation_after.json", 5, 0.375),
+    ):
+        folder.write_json(file, {"policy_version": version, "pass_at_1": score})
+    folder.close()
+    return folder.path
+
+
+@pytest.mark.parametrize(("chosen", "version"), [("last", 5), ("best", 3), ("3", 3), ("0", 0)])
+def test_an_exported_version_loads_with_its_tokenizer_and_card(
+    run: Path, tmp_path: Path, chosen: str, version: int
+) -> None:
+    moved = tmp_path / "elsewhere" / "moved"
+    shutil.move(run, moved)
+    to = tmp_path / "exported"
+    answer = CliRunner().invoke(app, ["export", str(moved), "--to", str(to), "--version", chosen])
+    assert answer.exit_code == 0, answer.output
+    found = AutoModelForCausalLM.from_pretrained(to, dtype=torch.float32).state_dict()
+    assert all(torch.equal(found[name], value) for name, value in random_policy(version).state_dict().items())
+    assert AutoTokenizer.from_pretrained(to) is not None
+    card = (to / "README.md").read_text()
+    assert card.startswith('---\nlibrary_name: "transformers"\n')
+    for sentence in (
+        f"# tiny, version {version}",
+        "| 0 | 0.2500 |",
+        "| 3 | 0.5000 |",
+        "| objective | dapo |",
+        "temperature 1, top-p 1",
+    ):
+        assert sentence.replace(f"| {version} |", f"| {version} (this one) |") in card
+    weights = {file.name for file in to.glob("*.safetensors*")}
+    assert (len(weights) > 2) == (version != 0)
+
+
+def test_a_version_that_was_not_evaluated_says_so(run: Path, tmp_path: Path) -> None:
+    (run / "evaluation_after.json").unlink()
+    answer = CliRunner().invoke(app, ["export", str(run), "--to", str(tmp_path / "exported")])
+    assert answer.exit_code == 0, answer.output
+    assert "Version 5 was not evaluated." in (tmp_path / "exported/README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("version", "sentence"),
+    [
+        ("4", "the weights of version 4 are not in .*: there are versions 0, 3, 5"),
+        ("newest", "'newest' is not a version: give a number, last or best"),
+    ],
+)
+def test_a_version_that_is_not_there_is_one_sentence(run: Path, tmp_path: Path, version: str, sentence: str) -> None:
+    answer = CliRunner().invoke(app, ["export", str(run), "--to", str(tmp_path / "exported"), "--version", version])
+    assert answer.exit_code == 1
+    with pytest.raises(Exception, match=sentence):
+        raise answer.exception or AssertionError
+    assert not (tmp_path / "exported").exists()
+
+
+def test_a_folder_that_exists_is_not_changed(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("mine")
+    answer = CliRunner().invoke(app, ["export", str(run), "--to", str(tmp_path / "mine")])
+    assert "exists already" in str(answer.exception)
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["file"]
+
+
+def test_the_export_of_a_plan_is_that_of_its_last_stage(run: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        f'[run]\nname = "p"\nroot = "{tmp_path}"\n[[plan.stages]]\nname = "a"\n[[plan.stages]]\nname = "b"\n'
+    )
+    config = load_config(plan)
+    RunFolder.create(config).close()
+    stage = config.of_stage(0)
+    shutil.copytree(run, stage.run.folder)
+    (stage.run.folder / "config.toml").unlink()
+    RunFolder.create(stage).close()
+    to = tmp_path / "exported"
+    answer = CliRunner().invoke(app, ["export", str(config.run.folder), "--to", str(to)])
+    assert answer.exit_code == 0, answer.output
+    assert "# p/01-a, version 5" in (to / "README.md").read_text()
+    assert json.loads((to / "config.json").read_text())["model_type"] == "qwen3"
