@@ -26,29 +26,29 @@ def export(run: Path, to: Path, version: str) -> int:
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise CannotExport(f"{to} exists already: give another folder")
-    config = _config_of(run)
+    name, config = _config_of(run)
     number = _number(config, version)
     weights = weights_folder(config, number)
     first = config.in_run_folder(config.policy.path)
     base = _base_model(first)
-    card = model_card(config, number, recorded_evaluations(config.run.folder), base)
+    card = model_card(name, config, number, recorded_evaluations(config.run.folder), base)
     compose_policy(to, first, weights, card=card)
     return number
 
 
-def _config_of(run: Path) -> Config:
-    """The configuration of the run in the folder, with that folder also when it was moved."""
+def _config_of(run: Path) -> tuple[str, Config]:
+    """The name that the run had, and its configuration with the folder where it is now."""
     file = run / "config.toml"
     if not file.is_file():
         raise CannotExport(f"{run} is not a run folder: it has no config.toml")
     config = load_config(file)
-    parts = len(Path(config.run.name).parts)
-    root = run.resolve().parents[parts - 1]
-    config = config.model_copy(update={"run": config.run.model_copy(update={"root": root})})
+    name, place = config.run.name, run.resolve()
+    now = config.run.model_copy(update={"root": place.parent, "name": place.name})
+    config = config.model_copy(update={"run": now})
     begun = [index for index, history in enumerate(histories(config)) if history.begun]
     if config.plan.stages and not begun:
         raise CannotExport(f"no stage of the plan in {run} was begun")
-    return _config_of(config.of_stage(begun[-1]).run.folder) if begun else config
+    return _config_of(config.of_stage(begun[-1]).run.folder) if begun else (name, config)
 
 
 def _number(config: Config, version: str) -> int:

@@ -9,17 +9,17 @@ from nouscoder.config import Config
 from nouscoder.domain.plan import Evaluated
 
 
-def model_card(config: Config, version: int, evaluations: Sequence[Evaluated], base: str) -> str:
+def model_card(name: str, config: Config, version: int, evaluations: Sequence[Evaluated], base: str) -> str:
     """Markdown with the metadata that Hugging Face reads. It says only what the run recorded."""
     metadata = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["code", "nouscoder"]}
     head = "".join(f"{key}: {json.dumps(value)}\n" for key, value in metadata.items())
     return "\n".join(
         (
             f"---\n{head}---",
-            f"# {config.run.name}, version {version}",
+            f"# {name}, version {version}",
             f"Trained with NousCoder by reinforcement learning from {base}: version {version} is the policy after"
             f" {version} batches ({version * config.learner.steps_per_batch} optimizer steps) of run"
-            f" `{config.run.name}`.",
+            f" `{name}`.",
             "",
             *_evaluation_lines(config, version, evaluations),
             "## Training",
