@@ -73,7 +73,8 @@ class PlanSection(Section):
 def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """`tree` with the values of `changes`, section by section.
 
-    A section with another `name`, such as another objective, replaces the one of `tree`, whose keys it does not have.
+    A section with another `name` or `kind`, such as another objective, replaces the one of `tree`, whose keys it does
+    not have.
     """
     whole = dict(tree)
     for key, value in changes.items():
@@ -86,4 +87,4 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def _renamed(before: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
-    return "name" in before and value.get("name", before["name"]) != before["name"]
+    return any(key in before and value.get(key, before[key]) != before[key] for key in ("name", "kind"))
