@@ -88,7 +88,7 @@ def test_numbers_keep_their_kind(chart: ChartRig, tmp_path: Path) -> None:
     values = {
         "config": {
             "learner": {"learning_rate": 1e-7, "peak_flops": 989e12, "weight_decay": 0},
-            "verifier": {"max_body_bytes": 2**31, "libraries": ["sortedcontainers", 'odd "name" \\ <é>\n']},
+            "verifier": {"max_bodies_bytes": 2**31, "libraries": ["sortedcontainers", 'odd "name" \\ <é>\n']},
             "broker": {"drop_zero_variance": False},
         }
     }
@@ -99,7 +99,7 @@ def test_numbers_keep_their_kind(chart: ChartRig, tmp_path: Path) -> None:
     assert config.learner.learning_rate == 1e-7
     assert config.learner.peak_flops == 989e12
     assert config.learner.weight_decay == 0
-    assert config.verifier.max_body_bytes == 2**31
+    assert config.verifier.max_bodies_bytes == 2**31
     assert config.verifier.libraries == ("sortedcontainers", 'odd "name" \\ <é>\n')
     assert config.broker.drop_zero_variance is False
 

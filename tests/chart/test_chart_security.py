@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -198,6 +199,21 @@ CONNECTIONS: dict[str, tuple[set[tuple[str, str]], set[tuple[str, str]]]] = {
 
 def test_the_network_policies_allow_only_the_listed_connections(chart: ChartRig) -> None:
     assert connections(chart.documents()) == CONNECTIONS
+
+
+def test_generation_reaches_the_verifier_only_with_an_environment_that_calls_it(chart: ChartRig) -> None:
+    environment = {"config": {"generation": {"environment": {"kind": "feedback"}}}}
+    for values, is_open in ((environment, True), ({}, False)):
+        documents = chart.documents(values)
+        found = connections(documents)
+        assert (("verifier", "TCP 50051") in found["generation"][1]) is is_open
+        assert (("generation", "TCP 50051") in found["verifier"][0]) is is_open
+        (pod,) = [
+            one
+            for one in documents
+            if one["kind"] in ("Deployment", "StatefulSet") and one["metadata"]["name"].endswith("-generation")
+        ]
+        assert ("tokens/token" in json.dumps(pod)) is is_open
 
 
 def test_connections_of_the_verifier_alone(chart: ChartRig) -> None:

@@ -1,5 +1,12 @@
 {{/* The configuration file of all services, as JSON: .Values.config, overridden by what the chart sets. */}}
 
+{{- /* Whether generation's environment calls the verifier: then it may reach it, and has its token. */}}
+{{- define "nouscoder.usesTools" -}}
+{{- $generation := .Values.config.generation | default dict -}}
+{{- $environment := $generation.environment | default dict -}}
+{{- if ne ($environment.kind | default "single_turn") "single_turn" }}true{{ end }}
+{{- end -}}
+
 {{- define "nouscoder.config.json" -}}
 {{- $tree := deepCopy .Values.config -}}
 {{- if not .Values.loop.enabled -}}

@@ -113,7 +113,7 @@ lifecycle:
           name: {{ include "nouscoder.redisSecret" $root }}
           items: [{key: {{ include "nouscoder.redisSecretKey" $root }}, path: redis/url}]
       {{- end }}
-      {{- if has .component (list "learner" "generation") }}
+      {{- if or (eq .component "learner") (and (eq .component "generation") (include "nouscoder.usesTools" $root)) }}
       {{- /* The token that evaluations and environments send to the verifier. */}}
       {{- with include "nouscoder.tokensSecret" $root }}
       - secret:
