@@ -28,7 +28,7 @@ def test_version_1_groups_are_made_in_the_own_group(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("**/nouscoder-*"))  # no group before a slot needs one
     folders = [tmp_path / "memory" / "mine", tmp_path / "pids"]  # a path that is not visible here: the mount is used
     for folder in folders:
-        make_files(folder / f"nouscoder-{os.getpid()}-3", "memory.oom_control")
+        make_files(folder / f"{groups._prefix}.3", "memory.oom_control")
     group = groups.make(3)
     group.add(77)
     group.limit(memory=1000, pids=5)
@@ -39,17 +39,28 @@ def test_version_1_groups_are_made_in_the_own_group(tmp_path: Path) -> None:
 def test_version_2_groups_need_the_process_to_leave_its_group(tmp_path: Path) -> None:
     make_files(tmp_path, "cgroup.controllers")
     make_files(tmp_path / "mine", "cgroup.subtree_control")
-    make_files(tmp_path / "mine" / f"nouscoder-{os.getpid()}-0", "memory.events")
     groups = Groups(tmp_path, "0::/mine\n")
+    make_files(tmp_path / "mine" / f"{groups._prefix}.0", "memory.events")
     assert sorted(groups.names) == ["memory", "pids"]
     assert (tmp_path / "mine" / "cgroup.subtree_control").read_text() == "+memory +pids"
     assert (tmp_path / "mine" / "nouscoder-service" / "cgroup.procs").read_text() == str(os.getpid())
     group = groups.make(0)
-    events = tmp_path / "mine" / f"nouscoder-{os.getpid()}-0" / "memory.events"
+    events = tmp_path / "mine" / f"{groups._prefix}.0" / "memory.events"
     events.write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
     assert group.num_killed() == 2
     group.limit(memory=4096)
     assert (events.parent / "memory.max").read_text() == "4096"
+
+
+def test_two_sandboxes_of_one_process_share_no_group(tmp_path: Path) -> None:
+    """The invariant: the removal of one sandbox's groups leaves those of another."""
+    (tmp_path / "pids" / "mine").mkdir(parents=True)
+    first, second = (Groups(tmp_path, "8:pids:/mine\n").make(0) for _ in range(2))
+    first.remove()
+    (left,) = (tmp_path / "pids" / "mine").glob("nouscoder-*")
+    assert left.is_dir()
+    second.remove()
+    assert not list((tmp_path / "pids" / "mine").glob("nouscoder-*"))
 
 
 def test_a_host_without_groups_gives_none(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ async def test_dead_letters_are_listed_shown_requeued_and_dropped(operated: Oper
     for _ in range(2):
         await broker_rig.grade(broker, lambda _: VerdictKind.INTERNAL_ERROR)
     listed = json.loads(await operate_text.letters_text(config, as_json=True))
-    assert len(listed) == 4
+    assert len(listed) == 3  # then the group is too small, and its last rollout is cancelled
     line = (await operate_text.letters_text(config, as_json=False)).splitlines()[0]
     assert listed[0]["letter_id"] in line
     assert "internal_error" in line
@@ -88,7 +88,7 @@ async def test_dead_letters_are_listed_shown_requeued_and_dropped(operated: Oper
     dropped = await operate_text.remove_letters_text(config, [name], every=False, requeue=False, as_json=False)
     assert dropped == "1 dead letters dropped"
     requeued = await operate_text.remove_letters_text(config, [], every=True, requeue=True, as_json=True)
-    assert json.loads(requeued) == {"removed": 3, "requeued_problem_ids": [listed[0]["problem_id"]]}
+    assert json.loads(requeued) == {"removed": 2, "requeued_problem_ids": [listed[0]["problem_id"]]}
     (task, *_) = (await broker.lease_tasks("generation-h-0-1", 1, 0)).tasks
     assert task.task.problem_id == listed[0]["problem_id"]
 

@@ -450,6 +450,14 @@ class RealRun:
         while not run.done() and (await self.client.status()).batches_committed < num_batches:
             await asyncio.sleep(0.01)
 
+    async def until_in_flight(self, run: asyncio.Future[None]) -> None:
+        """Returns once there are rollouts in flight that no learner has yet."""
+        while not run.done():
+            in_flight = (await self.client.status()).ledger.in_flight
+            if sum(number for state, number in in_flight.items() if state != "training") > 0:
+                return
+            await asyncio.sleep(0.01)
+
     def trained_groups(self) -> list[str]:
         """By the learner's own books: the saved batches, every one of which was trained on once."""
         saved = SavedBatches(self.config.run.folder / "batches", 10_000)
@@ -479,6 +487,7 @@ async def test_a_learner_at_work_restores_what_redis_forgets_and_ends_the_run(
             await real.until_committed(2, run)
             redis.remember()
             await real.until_committed(5, run)
+            await real.until_in_flight(run)
             forget(redis)
 
         await real.learn(disturb)

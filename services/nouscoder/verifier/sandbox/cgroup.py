@@ -1,7 +1,7 @@
 """Control groups of the slots, version 1 or 2. They bound the total memory and number of processes of a slot.
 
-INVARIANT: a group that `Groups` made no longer exists after `remove`. Groups of a service that was killed are removed
-when the next one starts.
+INVARIANT: a group that `Groups` made exists until its own `remove`, and no longer after it. Groups of a service that
+was killed are removed when the next one starts.
 
 If this process may not make groups, there are none, and only the harness (sampling and rlimits) bounds a run. The
 bounds of a group are wider than a program's limit, because the files of a slot in tmpfs count too. They protect other
@@ -11,6 +11,7 @@ slots; the harness determines the verdict.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "nouscoder-"
+_numbers = itertools.count()  # of the sandboxes of this process, which share no group
 _REMOVE_LIMIT_S = 2.0
 _V1_FILES = {"memory": ("memory.limit_in_bytes", "memory.oom_control"), "pids": ("pids.max", "")}
 _V2_FILES = {"memory": ("memory.max", "memory.events"), "pids": ("pids.max", "")}
@@ -95,12 +97,13 @@ class Groups:
         found = _version_1(root, own or "") or _version_2(root, own or "")
         self._controllers = tuple(c for c in found if _usable(c.folder))
         self.names = tuple(c.name for c in self._controllers)
+        self._prefix = f"{_PREFIX}{os.getpid()}-{next(_numbers)}"
         for controller in self._controllers:
             _sweep(controller.folder)
 
     def make(self, index: int) -> Group:
-        """The group of slot `index` of this process."""
-        return Group(self._controllers, f"{_PREFIX}{os.getpid()}-{index}")
+        """The group of slot `index`."""
+        return Group(self._controllers, f"{self._prefix}.{index}")
 
 
 def _version_1(root: Path, own: str) -> list[Controller]:
