@@ -128,7 +128,7 @@ class PodView:
         (name,) = self.sandbox.pool.names
         command = ("kubectl", "exec", "-n", self.namespace, name, "--", "python3", "-I", "-S", "-c", LOOK_IN_POD)
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             output, _ = await process.communicate()
         names, *rest = json.loads(output)
         return len(names), rest

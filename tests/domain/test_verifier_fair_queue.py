@@ -157,6 +157,6 @@ async def test_an_extra_slot_is_given_only_while_a_slot_is_idle_and_no_submissio
         assert (slots.waiting, slots.take_extra()) == (1, False)
         slots.give_back_extra()
         assert not slots.take_extra(), "another submission has it now"
-        await asyncio.wait_for(task, 1)
+        await asyncio.wait_for(task, 60)
         assert served.is_set()
     assert (slots.busy, slots.extra, slots.waiting) == (0, 0, 0)

@@ -122,7 +122,7 @@ class LoopRun:
     def status(self) -> dict[str, Any]:
         """The output of the command `nouscoder status --json`."""
         command = [sys.executable, "-m", "nouscoder", "status", "--json", "--broker", self.broker()]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         value: dict[str, Any] = json.loads(answer.stdout)
         return value
 
@@ -130,14 +130,14 @@ class LoopRun:
         """SIGKILL to every process of the run, the supervisor first so that it restarts nothing."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
         for pid in self.pids():
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
 
-    def wait_until_gone(self, limit_s: float = 10) -> None:
+    def wait_until_gone(self, limit_s: float = 60) -> None:
         """Wait until no process of the run is left."""
         end = time.monotonic() + limit_s
         while self.pids():
@@ -172,7 +172,7 @@ def grading_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"http://{_http_address(process, log_file)}"
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 def _http_address(process: subprocess.Popen[bytes], log_file: Path, limit_s: float = 60) -> str:

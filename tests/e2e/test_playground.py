@@ -118,7 +118,7 @@ class Chromium:
     def close(self) -> None:
         """End the browser."""
         self._process.terminate()
-        self._process.wait(20)
+        self._process.wait(60)
         os.close(self._commands)
         os.close(self._answers)
 

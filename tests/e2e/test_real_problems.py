@@ -51,7 +51,7 @@ def running_service() -> Iterator[str]:
         yield _url(process)
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
     assert process.returncode == 0, "the service must drain and exit with code 0"
 
 

@@ -56,7 +56,7 @@ class Service:
         """Send SIGTERM. Returns the exit code."""
         self.process.terminate()
         try:
-            return self.process.wait(30)
+            return self.process.wait(60)
         finally:
             self._log.close()
 
@@ -134,7 +134,7 @@ def test_a_service_with_tokens_audit_log_and_tls(service: tuple[Service, dict[st
 )
 def test_an_unusable_configuration_is_one_sentence_and_exit_78(tmp_path: Path, setting: str, message: str) -> None:
     running = Service(tmp_path, setting, 'verifier.sandbox.backend="fake"')
-    code = running.process.wait(30)
+    code = running.process.wait(60)
     last = (tmp_path / "log").read_text().splitlines()[-1]
     assert last.startswith("nouscoder: ")
     assert message in last

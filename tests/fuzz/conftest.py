@@ -113,10 +113,10 @@ class VerifierProcess:
         self._client.close()
         self.process.terminate()
         try:
-            return self.process.wait(30)
+            return self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            return self.process.wait(10)
+            return self.process.wait(60)
 
 
 def _is_harmless(line: str) -> bool:

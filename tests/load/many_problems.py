@@ -119,7 +119,7 @@ def start_broker(folder: Path) -> tuple[subprocess.Popen[bytes], str, float]:
 def stop_broker(process: subprocess.Popen[bytes]) -> None:
     """Stop the broker and wait until it exits."""
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
 
 
 async def work(address: str, folder: Path, num_gradings: int) -> dict[str, Any]:

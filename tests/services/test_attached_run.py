@@ -69,7 +69,7 @@ def make_certificates(folder: Path) -> None:
     """Make an authority and one certificate for all services of the run, as in a small installation."""
 
     def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=30)
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
 
     new_key = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     openssl(*new_key, "-x509", "-days", "2", "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=test authority")
@@ -130,7 +130,7 @@ class Site:
     def kill(self, name: str) -> None:
         process = self.processes.pop(name)
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
+        process.wait(60)
 
     def restart_redis(self) -> None:
         """Kill Redis with SIGKILL, and start it again after a pause with the same append-only file."""
@@ -173,7 +173,7 @@ class Site:
         return [json.loads(line)["step"] for line in lines]
 
     def page(self, name: str) -> bytes:
-        with urllib.request.urlopen(f"http://{self.pages}/{name}", timeout=10) as page:
+        with urllib.request.urlopen(f"http://{self.pages}/{name}", timeout=60) as page:
             return bytes(page.read())
 
     def has_summary(self) -> bool:
@@ -203,7 +203,7 @@ def health(address: str, service: str = "readiness") -> str:
     with grpc.insecure_channel(address) as channel:
         try:
             stub: Any = health_pb2_grpc.HealthStub(channel)
-            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=60)
         except grpc.RpcError:
             return "GONE"
     return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)

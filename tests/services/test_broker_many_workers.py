@@ -81,7 +81,7 @@ async def test_waiting_costs_the_same_however_many_wait(new_broker: NewBroker, b
         broker = new_broker()
         kinds = (broker.lease_tasks, broker.lease_grading)
         waits = [asyncio.create_task(lease(f"w-{n}-1", 1, 30)) for n in range(num_workers // 2) for lease in kinds]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(broker.waits.tasks) + len(broker.waits.grading) < num_workers:
                 await asyncio.sleep(0.05)
         before = await commands_so_far(broker)
@@ -117,7 +117,7 @@ async def test_work_through_one_broker_wakes_who_waits_at_another(
     await asyncio.sleep(0.2)
     await here.submit_rollouts("generation-h-0-1", [broker_rig.sampled(item) for item in tasks])
     begun = asyncio.get_running_loop().time()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         while len(done) < min(8, num_waiting):
             done, pending = await asyncio.wait(waiting, timeout=0.05)

@@ -64,7 +64,7 @@ def test_a_redis_left_by_a_killed_parent_is_taken_over_not_doubled(tmp_path: Pat
     assert (taken.pid, taken.url) == (left.pid, left.url)
     taken.close()
     assert left._process is not None
-    assert left._process.wait(30) == 0
+    assert left._process.wait(60) == 0
     assert not left.is_running()
     taken.close()
 
@@ -114,7 +114,7 @@ async def test_a_cancelled_call_ends_at_once_wherever_it_was(broker_rig: Any) ->
         for _ in range(turns):
             await asyncio.sleep(0)
         task.cancel()
-        done, _ = await asyncio.wait({task}, timeout=2)
+        done, _ = await asyncio.wait({task}, timeout=60)
         assert done, f"cancelled after {turns} turns of the event loop, it goes on"
         assert task.cancelled()
     await broker.close()
@@ -176,8 +176,8 @@ async def test_a_killed_broker_process_is_replaced_and_the_clients_do_not_notice
             assert (await anext(watched)).policy_version == 1
             status = await client.status()
             assert (status.ledger.in_flight["sampled"], status.ledger.balanced) == (4, True)
-            waiting = asyncio.create_task(client.lease_batch(wait_s=20))
+            waiting = asyncio.create_task(client.lease_batch(wait_s=50))
             await asyncio.sleep(0.1)
             second.terminate()
-            assert await asyncio.wait_for(second.wait(), 5) == 0, "a drain does not wait for those who wait for work"
+            assert await asyncio.wait_for(second.wait(), 45) == 0, "a drain does not wait for those who wait for work"
             waiting.cancel()

@@ -186,7 +186,7 @@ async def test_a_waiting_caller_is_woken_by_the_work(broker: Broker, broker_rig:
     waiting = asyncio.create_task(broker.lease_grading("verifier-h-0-1", 10, 10))
     await asyncio.sleep(0)
     await broker_rig.sample(broker, 4)
-    assert len((await asyncio.wait_for(waiting, 5)).gradings) == 4
+    assert len((await asyncio.wait_for(waiting, 60)).gradings) == 4
 
 
 async def test_a_lease_on_something_else_is_refused_with_a_sentence(broker: Broker, broker_rig: Any) -> None:

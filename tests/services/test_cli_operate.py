@@ -59,11 +59,11 @@ async def test_a_drain_waits_until_nothing_is_at_work(operated: Operated, broker
     with pytest.raises(OperationFailed, match="4 rollouts are still sampled or graded after 0 s"):
         await operate_text.drain_text(operated.config, 0.0, said.append, as_json=False)
     draining = asyncio.create_task(operate_text.drain_text(operated.config, 60.0, said.append, as_json=False))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while "4 rollouts are still sampled or graded" not in said:
             await asyncio.sleep(0.02)
     await broker_rig.grade(operated.broker, broker_rig.mixed)
-    assert await asyncio.wait_for(draining, 20) == "the run is drained: 4 ready. `nouscoder resume` goes on"
+    assert await asyncio.wait_for(draining, 60) == "the run is drained: 4 ready. `nouscoder resume` goes on"
 
 
 async def test_dead_letters_are_listed_shown_requeued_and_dropped(operated: Operated, broker_rig: Any) -> None:

@@ -265,6 +265,6 @@ async def test_a_process_with_much_unread_output_can_be_killed_and_waited_for() 
 
 
 async def _until_paused(stdout: asyncio.StreamReader) -> None:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60):
         while len(stdout._buffer) <= 1 << 17:  # type: ignore[attr-defined]
             await asyncio.sleep(0.005)

@@ -61,7 +61,7 @@ def train() -> Iterator[Train]:
 
         yield run
         stdin.close()
-        process.wait(30)
+        process.wait(60)
 
 
 def history(root: Path) -> dict[str, Any]:

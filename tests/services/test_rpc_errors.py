@@ -157,7 +157,7 @@ async def test_a_cancellation_that_comes_together_with_a_message_ends_the_stream
     await asyncio.sleep(0)
     call.message.set_result(b"a message")
     consumer.cancel()
-    done, _ = await asyncio.wait([consumer], timeout=5)
+    done, _ = await asyncio.wait([consumer], timeout=60)
     consumer.cancel()
     assert done
     assert consumer.cancelled()

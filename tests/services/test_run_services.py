@@ -181,7 +181,7 @@ def test_a_killed_preparation_gives_the_same_files_when_repeated(tmp_path: Path)
             break
     os.kill(process.pid, signal.SIGKILL)
     process.stderr.close()
-    process.wait(10)
+    process.wait(60)
     assert not policy.exists()
     # An incomplete copy of weights exists too.
     policy.with_name("policy.part").mkdir()
@@ -232,7 +232,7 @@ def test_a_missing_policy_outside_the_run_folder_is_one_sentence(tmp_path: Path)
 
 
 def request(address: str, path: str, method: str = "GET") -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(address, timeout=10)
+    connection = http.client.HTTPConnection(address, timeout=60)
     connection.request(method, path)
     answer = connection.getresponse()
     body = answer.read()
@@ -310,14 +310,14 @@ async def test_the_health_port_is_alive_first_then_ready_and_drains_with_the_api
         call = asyncio.ensure_future(slow(b""))
         await draining.wait()
         closing = asyncio.ensure_future(stack.aclose())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await said(health.bound, "readiness") != "NOT_SERVING":
                 await asyncio.sleep(0.01)
         assert not closing.done()
         assert await said(health.bound, "liveness") == "NOT_SERVING"
         may_end.set()
-        await asyncio.wait_for(call, 10)
-        await asyncio.wait_for(closing, 10)
+        await asyncio.wait_for(call, 60)
+        await asyncio.wait_for(closing, 60)
         with pytest.raises(grpc.aio.AioRpcError):
             await said(health.bound, "readiness")
 

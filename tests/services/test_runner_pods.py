@@ -117,7 +117,7 @@ class Watched:
 
     async def until(self, condition: Callable[[list[Found]], bool]) -> list[Found]:
         """Wait until the list fulfils `condition`. Returns the list."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 self.changed.clear()
                 try:

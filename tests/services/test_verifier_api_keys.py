@@ -68,7 +68,7 @@ async def running(api_keys: ApiKeys) -> AsyncIterator[Running]:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         stack.push_async_callback(server.stop, None)
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://{address}", timeout=10))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://{address}", timeout=60))
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
         yield Running(http, verifier_pb2_grpc.VerifierServiceStub(channel))
 

@@ -275,8 +275,8 @@ class Gate:
 
 
 async def settled(condition: Callable[[], bool]) -> None:
-    """Wait, at most 5 s, until `condition` holds."""
-    async with asyncio.timeout(5):
+    """Wait until `condition` holds."""
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -184,7 +184,7 @@ async def test_a_reader_that_disconnects_cancels_the_work() -> None:
         if begun == 4:
             all_begun.set()
         try:
-            await asyncio.wait_for(all_begun.wait(), 5)
+            await asyncio.wait_for(all_begun.wait(), 60)
             await asyncio.sleep(60 if number else 0)
         except asyncio.CancelledError:
             cancelled += 1

@@ -128,7 +128,7 @@ async def working(broker: ListBroker, grader: Grader) -> AsyncIterator[GradingWo
 
 async def settled(condition: Callable[[], bool]) -> None:
     """Wait, at most 10 s, until `condition` holds."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -216,7 +216,7 @@ async def test_a_real_broker_s_rollouts_are_graded_over_grpc(
         assert sampled
         client = await stack.enter_async_context(BrokerClient(address, "verifier-h-0-1"))
         task = asyncio.ensure_future(_grading(client, tmp_path))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await broker.status()).rollouts_graded < len(sampled):
                 await asyncio.sleep(0.02)
         task.cancel()
