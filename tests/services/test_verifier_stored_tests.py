@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,7 +18,7 @@ from nouscoder.client import AsyncClient, Client, GradingFailed
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission, TestsReference
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.formats.tests import canonical_json, digest_of
-from nouscoder.store.blobs import FolderBlobs
+from nouscoder.store.blobs import BlobInfo, FolderBlobs
 from nouscoder.store.tests import UnknownTests
 from nouscoder.store.tests_cache import TestsCache
 from nouscoder.verifier.access.caller import Caller, set_caller
@@ -37,8 +38,6 @@ class Clock:
     """A clock that a test advances."""
 
     def __init__(self) -> None:
-        import time
-
         self.ahead_s = 0.0
         self._time = time.time
 
@@ -111,6 +110,43 @@ async def test_the_bytes_of_all_clients_are_bounded(tmp_path: Path, cache: Tests
         await client_tests.put("two", StdinTests((StdinCase("1", "2"),)))
     files = [path for path in (tmp_path / "store" / "stored").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) == file_bytes
+
+
+class CountingBlobs(FolderBlobs):
+    """A folder that counts the names that it has listed."""
+
+    num_listed = 0
+
+    def list(self, prefix: str) -> Iterator[BlobInfo]:
+        for info in super().list(prefix):
+            self.num_listed += 1
+            yield info
+
+
+async def test_the_work_of_storing_does_not_grow_with_the_store(tmp_path: Path, cache: TestsCache) -> None:
+    blobs = CountingBlobs(tmp_path / "store")
+    now = time.time()
+    client_tests = ClientTests(blobs, cache, 1_000_000, 1000.0, 1_000_000, lambda: now)
+    for number in range(20):
+        await client_tests.put(f"client-{number % 2}", StdinTests((StdinCase(str(number), ""),)))
+    assert blobs.num_listed == 0  # both lists were read before anything was in them
+
+
+async def test_a_sweep_counts_what_another_replica_stored_and_what_was_deleted(
+    tmp_path: Path, cache: TestsCache
+) -> None:
+    file_bytes = (await stored_in(tmp_path, cache).put("one", TESTS)).file_bytes
+    clock, other = Clock(), StdinTests((StdinCase("1", "2"),))
+    here = stored_in(tmp_path / "here", cache, clock, store_bytes=file_bytes + 1)
+    replica = stored_in(tmp_path / "here", cache, clock, store_bytes=file_bytes + 1)
+    here.sweep()
+    await replica.put("two", TESTS)
+    here.sweep()
+    with pytest.raises(StorageFull, match=f"all clients' tests take {file_bytes}"):
+        await here.put("one", other)
+    clock.ahead_s = 3700.0
+    here.sweep()
+    await here.put("one", other)
 
 
 async def test_tests_expire_after_their_last_use_and_are_then_deleted(tmp_path: Path, cache: TestsCache) -> None:

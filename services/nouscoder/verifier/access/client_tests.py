@@ -4,10 +4,13 @@ The store holds each set of tests once, under its digest, for all clients. For e
 `clients/CLIENT/DIGEST.BYTES` for each set that the client stored; the blob's modification time is the time of the last
 use. Replicas of the service that use the same store share both.
 
+Storing tests does not list the store. The process keeps both sums in memory: it reads a client's entries at most once
+in `_KNOWN_S`, and counts the files of all tests in each sweep.
+
 INVARIANT: a client can use only tests that it stored itself and has used within `expiry_s`. It cannot distinguish a
 digest of another client from an unknown one. The tests of one client never exceed `client_bytes`, the size of their
-JSON form. The files of all tests never exceed `store_bytes`; replicas that store at the same time may exceed it by one
-set each.
+JSON form. The files of all tests never exceed `store_bytes`. Replicas that share a store may exceed both bounds by what
+the others have stored since this process last read the sum.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ log = logging.getLogger(__name__)
 
 _RENEW_SHARE = 0.1  # of the expiry: the shortest time between two records of a use
 _KNOWN_S = 60.0  # time after which a client's list is read again
-_SWEEP_S = 3600.0
+_SWEEP_S = 600.0  # time between two sweeps
+_UNUSED_S = 3600.0  # age from which tests without an entry of any client are deleted
 
 
 class StorageFull(NousCoderError):
@@ -50,6 +54,49 @@ class _Held:
 
     num_bytes: int
     used_s: float
+
+
+class _ClientList:
+    """The sets of one client, by their hex digits, as they were read at `read_s`. `num_bytes` is their sum."""
+
+    def __init__(self, read_s: float) -> None:
+        self.read_s = read_s
+        self.held: dict[str, _Held] = {}
+        self.num_bytes = 0
+
+    def add(self, digits: str, one: _Held) -> None:
+        """Add a set, or replace it."""
+        self.num_bytes += one.num_bytes - (self.held[digits].num_bytes if digits in self.held else 0)
+        self.held[digits] = one
+
+
+class _StoreBytes:
+    """The bytes of all files in the store: those of the last count, and those added since that count began.
+
+    A file that is added during a count may count twice until the next one, so the sum is never too small.
+    """
+
+    def __init__(self) -> None:
+        self.is_counted = False
+        self._counted = 0  # less what was added before the count
+        self._added = 0
+
+    def added(self) -> int:
+        """Return the bytes added so far. A count starts with this number."""
+        return self._added
+
+    def count(self, num_bytes: int, added_before: int) -> None:
+        """Set the result of a count that began when `added` returned `added_before`."""
+        self._counted = num_bytes - added_before
+        self.is_counted = True
+
+    def add(self, num_bytes: int) -> None:
+        """Add a file. One thread at a time may call this."""
+        self._added += num_bytes
+
+    def total(self) -> int:
+        """Return the sum."""
+        return self._counted + self._added
 
 
 class ClientTests:
@@ -71,7 +118,8 @@ class ClientTests:
         self._expiry_s = expiry_s
         self._store_bytes = store_bytes
         self._clock = clock
-        self._lists: dict[str, tuple[float, dict[str, _Held]]] = {}  # by client: time of reading, and the list
+        self._lists: dict[str, _ClientList] = {}  # by client
+        self._in_store = _StoreBytes()
         self._storing = asyncio.Lock()
 
     async def put(self, client: str, tests: Tests) -> StoredTests:
@@ -80,27 +128,36 @@ class ClientTests:
             return await asyncio.to_thread(self._put, client, tests)
 
     def _put(self, client: str, tests: Tests) -> StoredTests:
-        held = self._read_list(client)
-        stored = self._store.put(tests, lambda stored: self._admit(stored, held))
+        known = self._list_of(client)
+        if not self._in_store.is_counted:
+            self._count()
+        new_bytes = 0
+
+        def admit(stored: StoredTests) -> None:
+            nonlocal new_bytes
+            new_bytes = 0 if self._store.has(stored.digest) else stored.file_bytes
+            self._admit(stored, known, new_bytes)
+
+        stored = self._store.put(tests, admit)
+        self._in_store.add(new_bytes)
         digits = hex_of(stored.digest)
-        held[digits] = _Held(stored.num_bytes, self._clock())
         self._blobs.put(_name(client, digits, stored.num_bytes), b"")
+        self._lists[client].add(digits, _Held(stored.num_bytes, self._clock()))  # a grading may have read it again
         return stored
 
-    def _admit(self, stored: StoredTests, held: dict[str, _Held]) -> None:
+    def _admit(self, stored: StoredTests, known: _ClientList, new_bytes: int) -> None:
         """Check both bounds. Raises StorageFull."""
-        digits = hex_of(stored.digest)
         expiry = f"tests that are not used are deleted after {self._expiry_s:g} s"
-        of_client = sum(one.num_bytes for name, one in held.items() if name != digits)
-        if of_client + stored.num_bytes > self._client_bytes:
+        is_new = hex_of(stored.digest) not in known.held
+        if is_new and known.num_bytes + stored.num_bytes > self._client_bytes:
             raise StorageFull(
-                f"these tests have {stored.num_bytes} bytes, {of_client} are stored, and a client may store"
+                f"these tests have {stored.num_bytes} bytes, {known.num_bytes} are stored, and a client may store"
                 f" {self._client_bytes}; {expiry}"
             )
-        of_all = sum(one.num_bytes for one in self._blobs.list("stored") if not one.name.endswith(digits))
-        if of_all + stored.file_bytes > self._store_bytes:
+        of_all = self._in_store.total()
+        if new_bytes and of_all + new_bytes > self._store_bytes:
             raise StorageFull(
-                f"these tests take {stored.file_bytes} bytes, all clients' tests take {of_all}, and the store may hold"
+                f"these tests take {new_bytes} bytes, all clients' tests take {of_all}, and the store may hold"
                 f" {self._store_bytes}; {expiry}"
             )
 
@@ -108,10 +165,10 @@ class ClientTests:
     async def opened(self, client: str, digest: str) -> AsyncIterator[Tests]:
         """The tests of this digest. Raises UnknownTests, TestsTooLarge and BlobsUnavailable."""
         digits = hex_of(digest)
-        read_s, held = self._lists.get(client, (0.0, {}))
-        if (digits not in held and self._clock() - read_s > 1.0) or self._clock() - read_s > _KNOWN_S:
-            held = await asyncio.to_thread(self._read_list, client)
-        one = held.get(digits)
+        known = self._lists.get(client)
+        if known is None or (digits not in known.held and self._clock() - known.read_s > 1.0) or self._is_old(known):
+            known = await asyncio.to_thread(self._read_list, client)
+        one = known.held.get(digits)
         if one is None or self._is_expired(one.used_s):
             raise UnknownTests(f"{digest} names no tests that this client has stored, or they have expired")
         if self._clock() - one.used_s > _RENEW_SHARE * self._expiry_s:
@@ -121,7 +178,7 @@ class ClientTests:
             yield tests
 
     async def keep_sweeping(self) -> None:
-        """Delete expired tests now and every hour."""
+        """Sweep now and every ten minutes."""
         while True:
             try:
                 await asyncio.to_thread(self.sweep)
@@ -130,26 +187,42 @@ class ClientTests:
             await asyncio.sleep(_SWEEP_S)
 
     def sweep(self) -> None:
-        """Delete expired entries, then tests without an entry of any client. Raises BlobsUnavailable."""
+        """Delete expired entries and tests without an entry of any client; count the rest. Raises BlobsUnavailable."""
         used = set()
         for info in self._blobs.list("clients"):
             if self._is_expired(info.modified_s):
                 self._blobs.delete(info.name)
             else:
                 used.add(info.name.rpartition("/")[2].partition(".")[0])
-        for info in self._blobs.list("stored"):
-            # Tests that are being stored have no entry yet.
-            if info.name.rpartition("/")[2] not in used and self._clock() - info.modified_s > _SWEEP_S:
-                self._blobs.delete(info.name)
+        self._count(used)
 
-    def _read_list(self, client: str) -> dict[str, _Held]:
-        held = {}
+    def _count(self, used: set[str] | None = None) -> None:
+        """Count the bytes of all files. With `used` (hex digits), delete old files that are not in it first."""
+        added_before, num_bytes = self._in_store.added(), 0
+        for info in self._blobs.list("stored"):
+            is_unused = used is not None and info.name.rpartition("/")[2] not in used
+            # Tests that are being stored have no entry yet.
+            if is_unused and self._clock() - info.modified_s > _UNUSED_S:
+                self._blobs.delete(info.name)
+            else:
+                num_bytes += info.num_bytes
+        self._in_store.count(num_bytes, added_before)
+
+    def _list_of(self, client: str) -> _ClientList:
+        known = self._lists.get(client)
+        return self._read_list(client) if known is None or self._is_old(known) else known
+
+    def _read_list(self, client: str) -> _ClientList:
+        known = _ClientList(self._clock())
         for info in self._blobs.list(f"clients/{_folder(client)}"):
             digits, _, num_bytes = info.name.rpartition("/")[2].partition(".")
             if not self._is_expired(info.modified_s):
-                held[digits] = _Held(int(num_bytes), info.modified_s)
-        self._lists[client] = (self._clock(), held)
-        return held
+                known.add(digits, _Held(int(num_bytes), info.modified_s))
+        self._lists[client] = known
+        return known
+
+    def _is_old(self, known: _ClientList) -> bool:
+        return self._clock() - known.read_s > _KNOWN_S
 
     def _is_expired(self, used_s: float) -> bool:
         return self._clock() - used_s > self._expiry_s
