@@ -63,7 +63,7 @@ facts["init"] = str(init_library_path())
 facts["libraries"] = [str(folder) for folder in library_folders(VerifierSection().libraries)]
 """,
     "broker": """
-import nouscoder.broker.service, nouscoder.demo.problems
+import nouscoder.broker.serving, nouscoder.demo.problems
 """,
     "generation": """
 import nouscoder.generation.service, torch

@@ -131,7 +131,7 @@ async def start_broker_process(folder: Path, config: Config) -> asyncio.subproce
     program = (
         "import asyncio, sys, pathlib;"
         "from nouscoder.config import load_config;"
-        "from nouscoder.broker.service import serve;"
+        "from nouscoder.broker.serving import serve;"
         "asyncio.run(serve(load_config(pathlib.Path(sys.argv[1]))))"
     )
     return await asyncio.create_subprocess_exec(sys.executable, "-c", program, str(folder / "config.toml"))

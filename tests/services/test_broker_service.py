@@ -20,7 +20,8 @@ from prometheus_client.exposition import generate_latest
 from nouscoder.broker import errors
 from nouscoder.broker.core import Broker
 from nouscoder.broker.metrics import BrokerCollector
-from nouscoder.broker.service import STATUS_CODES, serve_broker
+from nouscoder.broker.service import STATUS_CODES
+from nouscoder.broker.serving import serve_broker
 from nouscoder.domain.lease import Lease, LeaseLoss, WorkReport
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.formats.tests import digest_of
@@ -222,7 +223,7 @@ async def test_the_metrics_tell_the_ledger_and_go_silent_without_redis(
 
 def test_the_broker_and_its_client_load_neither_torch_nor_transformers() -> None:
     program = (
-        "import sys, nouscoder.broker.service, nouscoder.rpc.broker_client;"
+        "import sys, nouscoder.broker.serving, nouscoder.rpc.broker_client;"
         "print([m for m in ('torch', 'transformers', 'numpy', 'fastapi') if m in sys.modules])"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

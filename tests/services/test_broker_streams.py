@@ -12,6 +12,7 @@ from nouscoder.broker import streams
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest
 from nouscoder.broker.streams import LeaseRef, Stream, parse_lease
+from nouscoder.broker.sweeper import keep_sweeping
 from nouscoder.domain.lease import LeasedTask, LeaseLoss
 from nouscoder.domain.verdict import VerdictKind
 
@@ -126,7 +127,8 @@ async def test_the_brokers_own_sweep_gives_lost_work_to_who_waits_for_it(
 ) -> None:
     broker = new_broker("broker.lease_s=0.2", "broker.pipeline_k=1", "broker.batch_size=4")
     await broker.publish_policy(broker_rig.manifest(0))
-    sweeper = asyncio.create_task(broker.keep_sweeping())
+    sweeping = keep_sweeping(broker.store, broker.records, 0.2, broker.waits)
+    sweeper = asyncio.create_task(sweeping)
     first = await broker.lease_tasks(GEN, 4, 0)
     second = await broker.lease_tasks(OTHER, 4, 10)
     sweeper.cancel()

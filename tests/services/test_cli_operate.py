@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nouscoder.broker.core import Broker
-from nouscoder.broker.service import serve_broker
+from nouscoder.broker.serving import serve_broker
 from nouscoder.cli import operate_text
 from nouscoder.cli.operate_text import OperationFailed
 from nouscoder.cli.status_text import status_text, why_stalled_text

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nouscoder.broker.service import serve_broker
+from nouscoder.broker.serving import serve_broker
 from nouscoder.config import dump_config
 
 

@@ -18,7 +18,7 @@ from tests.services.forgetful_redis import ForgetfulRedis
 
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import Behind, BrokerUnavailable, Refused
-from nouscoder.broker.service import serve_broker
+from nouscoder.broker.serving import serve_broker
 from nouscoder.config import Config
 from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
 from nouscoder.domain.lease import LeaseLoss

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nouscoder.broker.core import Broker
+from nouscoder.broker.sweeper import keep_sweeping
 from nouscoder.cli.app import app
 from nouscoder.config import Config
 from nouscoder.domain.books import Books, TrainedGroups
@@ -76,7 +77,7 @@ async def test_a_run_that_somebody_works_on_is_not_removed(config: Config, broke
     with lock_file(config.run.folder / ".lock", "mine"), pytest.raises(FolderInUse, match="stop the run first"):
         await remove_run(config)
     broker = Broker(config, broker_rig.url, broker_rig.index)
-    serving = asyncio.create_task(broker.keep_sweeping())
+    serving = asyncio.create_task(keep_sweeping(broker.store, broker.records, config.broker.lease_s, broker.waits))
     try:
         with pytest.raises(RunsError, match="a broker serves run"):
             await remove_run(config)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nouscoder.broker.service import serve_broker
+from nouscoder.broker.serving import serve_broker
 from nouscoder.domain.lease import worker_name
 from nouscoder.errors import Unusable
 from nouscoder.rpc import worker_identity

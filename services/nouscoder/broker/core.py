@@ -8,44 +8,38 @@ INVARIANT: what a call answered is what Redis holds; every call can be sent agai
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from nouscoder.broker import batches, ledger, policies, recovery, stall, streams
 from nouscoder.broker.admission import groups_wanted
 from nouscoder.broker.curriculum import offer, open_curriculum
-from nouscoder.broker.errors import BrokerError, BrokerUnavailable, InvalidRequest, RedisFull, UnknownProblem
+from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest, RedisFull, UnknownProblem
 from nouscoder.broker.identity import check_settings, check_state, note_problems
+from nouscoder.broker.leased_work import LeasedWork
 from nouscoder.broker.operations import Operations
-from nouscoder.broker.pressure import Pressure
+from nouscoder.broker.pressure import MemoryWatch
 from nouscoder.broker.problem_statistics import read_state, restore_state
 from nouscoder.broker.records import Records, new_record_name, open_record_store
 from nouscoder.broker.rewards import Rewards
 from nouscoder.broker.rules import Rules
 from nouscoder.broker.store import Store
-from nouscoder.broker.streams import Beat, Graded, LeasedEntry, Sampled, Stream, parse_lease
-from nouscoder.broker.sweeper import Sweeper
+from nouscoder.broker.streams import Beat, Graded, Sampled, Stream, parse_lease
 from nouscoder.broker.wakeups import Found, Waits
 from nouscoder.config import Config
-from nouscoder.data.problem_index import NotInIndex, ProblemIndex
+from nouscoder.data.problem_index import ProblemIndex
 from nouscoder.domain.books import Books, Restored
-from nouscoder.domain.curriculum import task_seed
 from nouscoder.domain.lease import (
     Lease,
     LeasedBatch,
-    LeasedTask,
     LeasedTasks,
     LeaseLoss,
-    RecordedGrading,
     RecordedGradings,
 )
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.problem_statistics import CurriculumState
-from nouscoder.domain.rollout import RolloutHeader, Sampling, Task
+from nouscoder.domain.rollout import RolloutHeader
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.domain.stall import Blocker
 from nouscoder.domain.stall_judge import judge
@@ -55,13 +49,9 @@ from nouscoder.rpc.verdict_convert import decode_verdict, encode_verdict
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.store.tests import UnknownTests
 
-log = logging.getLogger(__name__)
-
 # More at once would keep the script, and so Redis, busy for long.
 MAX_LEASED = 1024
-_LOOK_AT_MEMORY_S = 0.5
 _CODEC = batches.Codec(decode_header, decode_verdict)
-Leased = TypeVar("Leased")
 SubmittedRecord = tuple[str, RolloutHeader, bytes]  # lease id, header, record
 
 
@@ -82,10 +72,11 @@ class Broker:
         self.rules = Rules.of(config.broker)
         self._rewards = Rewards(config)
         self.store = Store(url, config.run.name, self.rules)
+        self._work = LeasedWork(self.store, config, problems, run_all_tests=self._rewards.run_all_tests)
         self.records = Records(self.store, open_record_store(config, self.store))
         self.waits = Waits(lambda: streams.read_available(self.store))
         self.operations = Operations(self.store, self.waits)
-        self.pressure = Pressure()
+        self.memory = MemoryWatch(self.store)
 
     async def check_state(self) -> None:
         """Raises Refused when Redis holds a run that began with other settings or problems."""
@@ -103,7 +94,7 @@ class Broker:
         async def look() -> Found[LeasedTasks]:
             while True:
                 cursor = self._cursor
-                num_groups = groups_wanted(self.rules, wanted) if self.pressure.admits else 0
+                num_groups = groups_wanted(self.rules, wanted) if self.memory.pressure.admits else 0
                 choices = await offer(self.store, self._curriculum, cursor, num_groups)
                 answer = await streams.lease_entries(self.store, Stream.TASKS, worker_id, wanted, cursor, choices)
                 self._cursor, self._furthest = answer.cursor, max(self._furthest, answer.cursor)
@@ -111,21 +102,18 @@ class Broker:
                 # The offer must have held the true cursor, or nothing could be admitted.
                 was_offered = not choices or cursor <= answer.cursor <= choices[-1].place
                 if answer.entries or answer.finished or was_offered:
-                    tasks = await self._without_missing(answer.entries, self._task)
+                    tasks = await self._work.tasks(answer.entries)
                     leased = LeasedTasks(tasks, answer.finished)
                     return Found(leased, bool(tasks) or answer.finished, answer.left)
 
         return await self.waits.until(self.waits.tasks, worker_id, look, LeasedTasks(), wait_s)
 
     async def submit_rollouts(self, worker_id: str, rollouts: Sequence[SubmittedRecord]) -> list[str]:
-        """Take sampled rollouts; answers the ids refused because their lease was lost.
-
-        Raises InvalidRequest, and RedisFull under back-pressure.
-        """
+        """Take sampled rollouts; answers the ids whose lease was lost. Raises InvalidRequest, and RedisFull."""
         if not rollouts:
             return []
-        if not self.pressure.takes:
-            raise RedisFull(self.pressure.reason)
+        if not self.memory.pressure.takes:
+            raise RedisFull(self.memory.pressure.reason)
         items = [
             Sampled(ref, header, encode_header(header), new_record_name(header.rollout_id))
             for ref, header in ((parse_lease(lease_id), header) for lease_id, header, _ in rollouts)
@@ -144,7 +132,7 @@ class Broker:
 
         async def look() -> Found[RecordedGradings]:
             answer = await streams.lease_entries(self.store, Stream.GRADING, worker_id, wanted)
-            gradings = await self._without_missing(answer.entries, self._grading)
+            gradings = await self._work.gradings(answer.entries)
             leased = RecordedGradings(gradings, answer.finished)
             return Found(leased, bool(gradings) or answer.finished, answer.left)
 
@@ -283,84 +271,15 @@ class Broker:
     async def status(self) -> RunStatus:
         """The run at one instant."""
         status = await ledger.read_status(self.store, self.rules, self._config.run.name)
-        return replace(status, back_pressure=self.pressure.reason)
+        return replace(status, back_pressure=self.memory.pressure.reason)
 
     async def why_stalled(self) -> tuple[Blocker, ...]:
         """What blocks the next step."""
         status, num_problems = await self.status(), len(self._problems.problem_ids)
         return judge(await stall.read_snapshot(self.store, status, self.rules, num_problems))
 
-    async def keep_watching_memory(self) -> None:
-        """Look how full Redis is, until the waits end."""
-        while not self.waits.ended:
-            try:
-                pressure = Pressure(await self.store.memory())
-            except BrokerError as error:  # away, or an account that may not ask
-                log.debug("how full Redis is cannot be told", extra={"reason": str(error)})
-                pressure = Pressure()
-            if bool(pressure.reason) != bool(self.pressure.reason):
-                log.warning("back-pressure changed", extra={"reason": pressure.reason or "none"})
-            self.pressure = pressure
-            await asyncio.sleep(_LOOK_AT_MEMORY_S)
-
-    async def keep_sweeping(self) -> None:
-        """Take back lost leases (sweeper.py) and delete records of no further use, until the waits end."""
-        sweeper = Sweeper(self.store, self._config.broker.lease_s, asyncio.get_running_loop().time)
-        while not self.waits.ended:
-            await asyncio.sleep(sweeper.period_s)
-            try:
-                num_lost = await sweeper.sweep()
-                await self.records.delete_garbage()
-            except BrokerUnavailable as error:
-                log.warning("sweep put off", extra={"reason": str(error)})
-                continue
-            if num_lost:
-                log.info("leases taken back", extra={"leases": num_lost})
-
     async def _wake_those_with_work(self) -> None:
         self.waits.wake(await streams.read_available(self.store))
-
-    async def _without_missing(
-        self, entries: Sequence[LeasedEntry], leased: Callable[[LeasedEntry], Leased]
-    ) -> tuple[Leased, ...]:
-        """The entries as what is leased; groups whose problem is gone from the problem file are given up."""
-        found, missing = [], {}
-        for entry in entries:
-            try:
-                found.append(leased(entry))
-            except NotInIndex as error:
-                missing[entry.group_id] = error.problem_id
-        if missing:
-            dropped = await streams.drop_groups(self.store, missing)
-            log.warning("groups given up: their problems are gone", extra={"problems": missing, "rollouts": dropped})
-        return tuple(found)
-
-    def _grading(self, entry: LeasedEntry) -> RecordedGrading:
-        header, record = decode_header(entry.values[0]), entry.values[1].decode()
-        problem = self._problems.problem(header.problem_id)
-        rules = replace(problem.rules, run_all_tests=self._rewards.run_all_tests)
-        return RecordedGrading(self._lease(entry), header, record, problem.tests_digest, rules)
-
-    def _lease(self, entry: LeasedEntry) -> Lease:
-        return Lease(str(entry.ref), self._config.broker.lease_s, entry.ref.delivery)
-
-    def _task(self, entry: LeasedEntry) -> LeasedTask:
-        problem_id, group_id, min_version = entry.values[0].decode(), entry.values[1].decode(), int(entry.values[2])
-        problem = self._problems.problem(problem_id)
-        section = self._config.generation.sampling
-        seed = task_seed(self._config.run.seed, entry.rollout_id)
-        sampling = Sampling(section.temperature, section.top_p, section.max_new_tokens, seed)
-        task = Task(
-            rollout_id=entry.rollout_id,
-            group_id=group_id,
-            problem_id=problem_id,
-            prompt=problem.prompt,
-            sampling=sampling,
-            min_policy_version=min_version,
-            prompt_template=problem.prompt_template,
-            public_tests=problem.public_tests,
-        )
-        return LeasedTask(self._lease(entry), task)
 
     def _reward(self, header: bytes | None, verdict: Verdict) -> float | None:
         """As `Rewards.of`; None also without a header: then the rollout is final and the lease on it is lost."""

@@ -6,13 +6,20 @@ batches are trained on and memory is freed (store.py lets them through even beyo
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from dataclasses import dataclass
 
-from nouscoder.broker.store import Memory
+from nouscoder.broker.errors import BrokerError
+from nouscoder.broker.store import Memory, Store
+from nouscoder.broker.wakeups import Waits
+
+log = logging.getLogger(__name__)
 
 # Shares of maxmemory. Between them is room for the rollouts of groups that are admitted already.
 ADMIT_UP_TO = 0.75
 TAKE_UP_TO = 0.9
+_LOOK_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +54,24 @@ class Pressure:
             f"Redis uses {used} of its {limit} MiB (maxmemory): {refused} until batches are committed; if that lasts,"
             " give Redis more memory, lower broker.pipeline_k, or keep records elsewhere (broker.records.backend)"
         )
+
+
+class MemoryWatch:
+    """The pressure that was seen last. While Redis does not answer, there is none."""
+
+    def __init__(self, store: Store) -> None:
+        self.pressure = Pressure()
+        self._store = store
+
+    async def keep_watching(self, waits: Waits) -> None:
+        """Look how full Redis is, until the broker stops."""
+        while not waits.ended:
+            try:
+                pressure = Pressure(await self._store.memory())
+            except BrokerError as error:  # Redis is away, or this account may not ask for its memory
+                log.debug("the memory of Redis is unknown", extra={"reason": str(error)})
+                pressure = Pressure()
+            if bool(pressure.reason) != bool(self.pressure.reason):
+                log.warning("back-pressure changed", extra={"reason": pressure.reason or "none"})
+            self.pressure = pressure
+            await asyncio.sleep(_LOOK_EVERY_S)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from typing import TypeVar
 
 import grpc
-from prometheus_client import CollectorRegistry
 
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import (
@@ -22,20 +19,9 @@ from nouscoder.broker.errors import (
     Refused,
     UnknownProblem,
 )
-from nouscoder.broker.metrics import BrokerCollector
-from nouscoder.broker.redis_address import configured_url
-from nouscoder.broker.redis_server import start_redis
-from nouscoder.config import Config
-from nouscoder.data.problem_index import open_index
-from nouscoder.errors import Unusable
 from nouscoder.rpc import broker_convert, curriculum_convert, faults, policy_convert, rollout_convert, verdict_convert
-from nouscoder.rpc.health import Health
-from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
-from nouscoder.rpc.tls import server_credentials
 from nouscoder.store.record_store import ByteRange
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
-
-log = logging.getLogger(__name__)
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -51,8 +37,8 @@ STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     InvariantBroken: grpc.StatusCode.DATA_LOSS,
     BrokerError: grpc.StatusCode.INTERNAL,
 }
-METRICS_PERIOD_S = 1.0
 _YIELD_EVERY = 256
+FULL_NAME = broker_pb2.DESCRIPTOR.services_by_name["BrokerService"].full_name
 
 
 class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
@@ -286,84 +272,13 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         return broker_pb2.WhyStalledResponse(blockers=[broker_convert.blocker_to(blocker) for blocker in blockers])
 
 
+def add_to_server(broker: Broker, server: grpc.aio.Server) -> None:
+    """Have `server` answer the calls of broker.proto with `broker`."""
+    broker_pb2_grpc.add_BrokerServiceServicer_to_server(BrokerServicer(broker), server)
+
+
 def _worker(worker_id: str) -> str:
     """Names a consumer in Redis, so it is bounded. Raises InvalidMessage."""
     if not 0 < len(worker_id) <= 200 or worker_id == "released":
         raise faults.InvalidMessage("worker_id must have 1 to 200 characters and not be 'released'")
     return worker_id
-
-
-async def _refresh_metrics(broker: Broker, collector: BrokerCollector) -> None:
-    while not broker.waits.ended:
-        try:
-            collector.latest = await broker.status()
-        except BrokerError as error:
-            collector.latest = None
-            log.warning("no status for the metrics", extra={"reason": str(error)})
-        else:
-            if not collector.latest.ledger.balanced:
-                log.error("the ledger does not balance", extra={"ledger": str(collector.latest.ledger)})
-        await asyncio.sleep(METRICS_PERIOD_S)
-
-
-async def serve_broker(broker: Broker, config: Config, stop: asyncio.Event, stack: AsyncExitStack) -> str:
-    """Serve `broker` until `stack` is closed; answers the address in use. Raises AddressError."""
-    registry = CollectorRegistry()
-    collector = BrokerCollector()
-    registry.register(collector)
-    served = Served(
-        address=config.broker.grpc,
-        metrics_address=config.broker.metrics,
-        full_names=[broker_pb2.DESCRIPTOR.services_by_name["BrokerService"].full_name],
-        register=lambda server: broker_pb2_grpc.add_BrokerServiceServicer_to_server(BrokerServicer(broker), server),
-        registry=registry,
-        credentials=server_credentials(config.tls),
-        status_codes=STATUS_CODES,
-        health=Health(config.broker.grpc_health),
-    )
-    stack.push_async_callback(broker.store.close)
-    address = await start_grpc(served, stack)
-    workers = asyncio.ensure_future(
-        run_until_stopped(
-            stop, broker.keep_sweeping(), broker.keep_watching_memory(), _refresh_metrics(broker, collector)
-        )
-    )
-
-    workers.add_done_callback(lambda _: stop.set())
-
-    async def end_waits() -> None:
-        # Runs before the drain, so that callers who wait for work do not use up its time.
-        broker.waits.end()
-        stop.set()
-        await workers
-
-    stack.push_async_callback(end_waits)
-    return address
-
-
-async def serve(config: Config) -> None:
-    """Run the broker of `config.run` until SIGTERM or SIGINT.
-
-    Without a Redis given (broker.redis_url, or redis_url_file) it starts one of its own in the run folder, or takes
-    over the one that a killed broker left there; a pipeline gives the URL of one that it supervises. Raises
-    ProblemFileError, RedisServerError, RedisAddressUnusable, CertificatesUnusable, AddressError, and Unusable when
-    Redis holds another run of this name.
-    """
-    stop = stop_event()
-    problems = await asyncio.to_thread(open_index, config)
-    url = configured_url(config.broker)
-    async with AsyncExitStack() as stack:
-        if not url:
-            server = await asyncio.to_thread(start_redis, config.run.folder / "redis", "")
-            stack.callback(server.close)
-            url = server.url
-        broker = Broker(config, url, problems)
-        try:
-            await broker.check_state()
-        except Refused as error:
-            raise Unusable(str(error)) from error
-        address = await serve_broker(broker, config, stop, stack)
-        log.info(
-            "broker ready", extra={"address": address, "redis": broker.store.url, "problems": len(problems.problem_ids)}
-        )
-        await stop.wait()

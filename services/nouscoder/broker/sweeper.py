@@ -11,12 +11,18 @@ a dead worker's lease is taken back after lease_s, plus each absence and a lease
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import secrets
 from collections.abc import Callable
 
 from nouscoder.broker import streams
 from nouscoder.broker.errors import BrokerUnavailable
+from nouscoder.broker.records import Records
 from nouscoder.broker.store import Store
+from nouscoder.broker.wakeups import Waits
+
+log = logging.getLogger(__name__)
 
 _LONGEST_PERIOD_S = 1.0
 _PERIODS_A_LEASE = 5
@@ -63,3 +69,18 @@ class Sweeper:
         counted_s = max(0.0, observed_s - self._still_s)
         self._still_s = max(0.0, self._still_s - observed_s)
         return counted_s
+
+
+async def keep_sweeping(store: Store, records: Records, lease_s: float, waits: Waits) -> None:
+    """Take back expired leases and delete the records that no rollout needs any more, until the broker stops."""
+    sweeper = Sweeper(store, lease_s, asyncio.get_running_loop().time)
+    while not waits.ended:
+        await asyncio.sleep(sweeper.period_s)
+        try:
+            num_lost = await sweeper.sweep()
+            await records.delete_garbage()
+        except BrokerUnavailable as error:
+            log.warning("sweep put off", extra={"reason": str(error)})
+            continue
+        if num_lost:
+            log.info("leases taken back", extra={"leases": num_lost})

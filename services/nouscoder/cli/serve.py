@@ -49,7 +49,7 @@ def serve(
         elif service is Service.BROKER:
             import uvloop
 
-            from nouscoder.broker.service import serve as serve_broker
+            from nouscoder.broker.serving import serve as serve_broker
 
             uvloop.run(serve_broker(config))
         elif service is Service.GENERATION:

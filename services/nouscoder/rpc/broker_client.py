@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
@@ -28,20 +28,16 @@ from nouscoder.domain.verdict import Verdict
 from nouscoder.rpc import broker_convert, curriculum_convert, policy_convert, rollout_convert, verdict_convert
 from nouscoder.rpc.channel import PeerNotFound, PeerUnreachable, ServiceClient, peer_error
 from nouscoder.rpc.lease_keeper import LeaseKeeper
+from nouscoder.rpc.record_transfer import RangeReader, messages_of
 from nouscoder.store.record_store import ByteRange
-from nouscoder.store.rollout_record import RecordError, decode_text, encode_rollout
+from nouscoder.store.rollout_record import RecordError, decode_text
 from nouscoder.store.tests import UnknownTests
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
-
 PATIENCE_S = 60.0
 _CALL_LIMIT_S = 30.0
-# Small messages: the broker holds a whole one while it takes it.
-_MESSAGE_BYTES = 2 * 1024**2
-_MAX_RANGES = 4096
 _PIECE_LIMIT_S = 30.0
 _STREAM_ATTEMPTS = 10
 _RELEASE_LIMIT_S = 2.0
@@ -75,7 +71,7 @@ class BrokerClient(ServiceClient):
     async def submit_rollouts(self, rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
         """Hand in (lease_id, rollout) pairs; answers the rollout ids refused because their lease was lost."""
         refused: frozenset[str] = frozenset()
-        for items in _messages(_submitted(lease_id, rollout) for lease_id, rollout in rollouts):
+        for items in messages_of(rollouts):
             refused |= await self._submit(items)
         return refused
 
@@ -114,22 +110,16 @@ class BrokerClient(ServiceClient):
 
         After an interruption it goes on where it was. A range of a record that is not there, or too short, ends early.
         """
-        first, offset = 0, 0  # the range being read, and how much of it has come
+        reader = RangeReader(ranges)
         attempts = 0
-        while first < len(ranges):
-            wanted = [_part_of(ranges[first], offset), *(_part_of(part, 0) for part in ranges[first + 1 :])]
-            base, request = first, broker_pb2.StreamRecordsRequest(ranges=wanted[:_MAX_RANGES])
+        while not reader.is_complete:
+            request = reader.next_request()
             try:
                 async for answer in self._stream(self._stub.StreamRecords(request), _PIECE_LIMIT_S):
                     attempts = 0
-                    for piece in answer.pieces:
-                        if base + piece.range > first:
-                            first, offset = base + piece.range, 0
-                        yield first, piece.data
-                        offset += len(piece.data)
-                        if offset == ranges[first].num_bytes:
-                            first, offset = first + 1, 0
-                first, offset = base + len(request.ranges), 0
+                    for place, data in reader.take(answer):
+                        yield place, data
+                reader.end()
             except PeerUnreachable:
                 attempts += 1
                 if attempts == _STREAM_ATTEMPTS:
@@ -298,27 +288,3 @@ class BrokerClient(ServiceClient):
         """What blocks the next step, worst first; empty when nothing does."""
         answer = await self._call(lambda: self._stub.WhyStalled(broker_pb2.WhyStalledRequest(), timeout=_CALL_LIMIT_S))
         return tuple(broker_convert.blocker_from(blocker) for blocker in answer.blockers)
-
-
-def _part_of(whole: ByteRange, offset: int) -> broker_pb2.RecordRange:
-    """A range without its first `offset` bytes."""
-    return broker_pb2.RecordRange(record=whole.name, offset=whole.offset + offset, num_bytes=whole.num_bytes - offset)
-
-
-def _messages(items: Iterable[broker_pb2.SubmittedRollout]) -> Iterator[list[broker_pb2.SubmittedRollout]]:
-    """The rollouts in messages of at most _MESSAGE_BYTES, or of one rollout that is larger."""
-    message: list[broker_pb2.SubmittedRollout] = []
-    num_bytes = 0
-    for item in items:
-        if message and num_bytes + len(item.record) > _MESSAGE_BYTES:
-            yield message
-            message, num_bytes = [], 0
-        message.append(item)
-        num_bytes += len(item.record)
-    if message:
-        yield message
-
-
-def _submitted(lease_id: str, rollout: Rollout) -> broker_pb2.SubmittedRollout:
-    header, record = encode_rollout(rollout)
-    return broker_pb2.SubmittedRollout(lease_id=lease_id, header=rollout_convert.header_to(header), record=record)

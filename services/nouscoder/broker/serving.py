@@ -1,0 +1,106 @@
+"""The broker's process: its start, its gRPC server, and what it does beside answering calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+
+from prometheus_client import CollectorRegistry
+
+from nouscoder.broker.core import Broker
+from nouscoder.broker.errors import BrokerError, Refused
+from nouscoder.broker.metrics import BrokerCollector
+from nouscoder.broker.redis_address import configured_url
+from nouscoder.broker.redis_server import start_redis
+from nouscoder.broker.service import FULL_NAME, STATUS_CODES, add_to_server
+from nouscoder.broker.sweeper import keep_sweeping
+from nouscoder.config import Config
+from nouscoder.data.problem_index import open_index
+from nouscoder.errors import Unusable
+from nouscoder.rpc.health import Health
+from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
+from nouscoder.rpc.tls import server_credentials
+
+log = logging.getLogger(__name__)
+
+METRICS_PERIOD_S = 1.0
+
+
+async def serve(config: Config) -> None:
+    """Run the broker of `config.run` until SIGTERM or SIGINT.
+
+    Without a Redis given (broker.redis_url, or redis_url_file) it starts one of its own in the run folder, or takes
+    over the one that a killed broker left there; a pipeline gives the URL of one that it supervises. Raises
+    ProblemFileError, RedisServerError, RedisAddressUnusable, CertificatesUnusable, AddressError, and Unusable when
+    Redis holds another run of this name.
+    """
+    stop = stop_event()
+    problems = await asyncio.to_thread(open_index, config)
+    url = configured_url(config.broker)
+    async with AsyncExitStack() as stack:
+        if not url:
+            server = await asyncio.to_thread(start_redis, config.run.folder / "redis", "")
+            stack.callback(server.close)
+            url = server.url
+        broker = Broker(config, url, problems)
+        try:
+            await broker.check_state()
+        except Refused as error:
+            raise Unusable(str(error)) from error
+        address = await serve_broker(broker, config, stop, stack)
+        log.info(
+            "broker ready", extra={"address": address, "redis": broker.store.url, "problems": len(problems.problem_ids)}
+        )
+        await stop.wait()
+
+
+async def serve_broker(broker: Broker, config: Config, stop: asyncio.Event, stack: AsyncExitStack) -> str:
+    """Serve `broker` until `stack` is closed; answers the address in use. Raises AddressError."""
+    registry = CollectorRegistry()
+    collector = BrokerCollector()
+    registry.register(collector)
+    served = Served(
+        address=config.broker.grpc,
+        metrics_address=config.broker.metrics,
+        full_names=[FULL_NAME],
+        register=lambda server: add_to_server(broker, server),
+        registry=registry,
+        credentials=server_credentials(config.tls),
+        status_codes=STATUS_CODES,
+        health=Health(config.broker.grpc_health),
+    )
+    stack.push_async_callback(broker.store.close)
+    address = await start_grpc(served, stack)
+    workers = asyncio.ensure_future(
+        run_until_stopped(
+            stop,
+            keep_sweeping(broker.store, broker.records, config.broker.lease_s, broker.waits),
+            broker.memory.keep_watching(broker.waits),
+            _refresh_metrics(broker, collector),
+        )
+    )
+
+    workers.add_done_callback(lambda _: stop.set())
+
+    async def end_waits() -> None:
+        # Runs before the drain, so that callers who wait for work do not use up its time.
+        broker.waits.end()
+        stop.set()
+        await workers
+
+    stack.push_async_callback(end_waits)
+    return address
+
+
+async def _refresh_metrics(broker: Broker, collector: BrokerCollector) -> None:
+    while not broker.waits.ended:
+        try:
+            collector.latest = await broker.status()
+        except BrokerError as error:
+            collector.latest = None
+            log.warning("no status for the metrics", extra={"reason": str(error)})
+        else:
+            if not collector.latest.ledger.balanced:
+                log.error("the ledger does not balance", extra={"ledger": str(collector.latest.ledger)})
+        await asyncio.sleep(METRICS_PERIOD_S)
