@@ -10,7 +10,7 @@ from nouscoder.domain.run_status import RunStatus
 
 
 class StallCause(StrEnum):
-    """What can hold the next batch up."""
+    """Why the next batch does not come."""
 
     REDIS_FULL = "redis_full"
     REDIS_CANNOT_SAVE = "redis_cannot_save"
@@ -40,9 +40,9 @@ class StallCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """A cause, told in a few sentences. `item_id` and `worker_id` are of what stands longest; empty: there is none.
+    """A cause, explained in a few sentences. `item_id` and `worker_id` name what has stood still longest, or are empty.
 
-    `idle_s`: seconds since it last moved. `num_items`: how many rollouts or batches stand for this cause.
+    `idle_s`: seconds since it last moved. `num_items`: how many rollouts or batches this cause holds up.
     """
 
     cause: StallCause

@@ -1,25 +1,32 @@
 """Why the next batch does not come: a judgement on one snapshot of a run.
 
-`judge` asks first what stops a run at once: an operator, Redis, a batch that is held back. It asks all else only when
-the last committed batch is longer ago than batches usually take: while batches are committed nothing is stalled,
-whatever single workers do. Then it follows the batch backwards, from the learner over grading to sampling.
+`judge` first looks for what stops a run at once: an operator, Redis, a batch that is held back. It looks for other
+causes only when the next batch is late, because a run that commits batches is not stalled, whatever single workers do.
+Then it follows the batch backwards: training here, grading and sampling in stall_workers.py, and what became of the
+rollouts that were finished.
 
-INVARIANT: each cause is told once, however many rollouts stand for it; and a run whose work moves and comes to batches
+INVARIANT: each cause is reported once, however many rollouts it holds up; a run whose work moves and becomes batches
 has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from nouscoder.domain.run_status import RunMode
-from nouscoder.domain.stall import Blocker, HeldBatch, Holder, Snapshot, StallCause
+from nouscoder.domain.stall import Blocker, HeldBatch, Snapshot, StallCause
+from nouscoder.domain.stall_workers import (
+    asking,
+    grading_blockers,
+    is_moving,
+    is_unasked,
+    num_waiting,
+    sampling_blockers,
+)
 
 # A batch is late when it takes so many times as long as usual.
 _LATE = 3.0
-# Work that has not moved for so long stands still: longer than any test and any update of the weights.
-_STILL_S = 120.0
 # A batch in training is slow when it takes so many times as long as usual, and never before _SLOW_S.
 _SLOW, _SLOW_S = 10.0, 600.0
 # A batch that was given to so many learner processes kills them.
@@ -103,18 +110,19 @@ def _when_late(snapshot: Snapshot) -> Iterator[Blocker]:
         yield from _training(snapshot, snapshot.batch)
         return
     num_batches = snapshot.ready_groups // snapshot.batch_groups
-    if num_batches and _unasked(snapshot, "batches"):
+    if num_batches and is_unasked(snapshot, "batches"):
         yield Blocker(
             StallCause.LEARNER_ABSENT,
-            f"{num_batches} batches wait for training and {_asking(snapshot, 'batches')}: no learner runs, or it is"
+            f"{num_batches} batches wait for training and {asking(snapshot, 'batches')}: no learner runs, or it is"
             " paused or starting. See its log.",
             idle_s=snapshot.asked_s.get("batches", snapshot.since_commit_s),
             num_items=num_batches,
         )
         return
-    blockers = [*_grading(snapshot, must_stand=not num_batches), *_sampling(snapshot, must_stand=not num_batches)]
+    must_stand = not num_batches
+    blockers = [*grading_blockers(snapshot, must_stand=must_stand), *sampling_blockers(snapshot, must_stand=must_stand)]
     blockers += _outcomes(snapshot)
-    if not blockers and not _is_moving(snapshot):
+    if not blockers and not is_moving(snapshot):
         blockers += _nothing_moves(snapshot)
     yield from blockers
 
@@ -142,101 +150,6 @@ def _training(snapshot: Snapshot, batch: HeldBatch) -> Iterator[Blocker]:
             f"{name}, and that learner is alive: training takes much longer than usual, or hangs. See its log.",
             *_of_batch(batch),
         )
-
-
-def _unasked(snapshot: Snapshot, stream: str) -> bool:
-    return snapshot.asked_s.get(stream, snapshot.since_commit_s) >= snapshot.lease_s
-
-
-def _asking(snapshot: Snapshot, stream: str) -> str:
-    asked_s = snapshot.asked_s.get(stream)
-    return "nobody has ever asked for them" if asked_s is None else f"nobody has asked for {asked_s:.0f} s"
-
-
-def _is_silent(snapshot: Snapshot, holder: Holder) -> bool:
-    return holder.silent_s >= snapshot.lease_s / 2
-
-
-def _stands(snapshot: Snapshot, holder: Holder) -> bool:
-    return holder.paused or holder.still_s >= _STILL_S or _is_silent(snapshot, holder)
-
-
-def _is_moving(snapshot: Snapshot) -> bool:
-    return not all(_stands(snapshot, holder) for holder in (*snapshot.sampling, *snapshot.grading))
-
-
-def _waiting(snapshot: Snapshot, stream: str) -> int:
-    return next((s.lag for s in snapshot.status.streams if s.stream == stream), 0)
-
-
-def _grading(snapshot: Snapshot, *, must_stand: bool) -> Iterator[Blocker]:
-    """`must_stand`: single holders that stand are named only when nothing moves."""
-    lag, alive = _waiting(snapshot, "grading"), [h for h in snapshot.grading if not _is_silent(snapshot, h)]
-    if lag and not alive and _unasked(snapshot, "grading"):
-        yield Blocker(
-            StallCause.VERIFIER_ABSENT,
-            f"{lag} rollouts wait for grading and {_asking(snapshot, 'grading')}: no verifier runs with --broker, or"
-            " none can reach the broker.",
-            idle_s=snapshot.asked_s.get("grading", snapshot.since_commit_s),
-            num_items=lag,
-        )
-        return
-    if must_stand and _is_moving(snapshot):
-        return
-    silent = [h for h in snapshot.grading if _is_silent(snapshot, h)]
-    still = [h for h in alive if _stands(snapshot, h)]
-    if silent:
-        yield _standing(StallCause.VERIFIER_SILENT, silent, "being graded", _SILENT)
-    if still:
-        yield _standing(
-            StallCause.VERIFIER_HUNG, still, "being graded", "no test has ended meanwhile: the verifier hangs."
-        )
-
-
-_SILENT = "their workers send no heartbeats: these are dead, stopped or cannot reach the broker. Others get the work."
-
-
-def _sampling(snapshot: Snapshot, *, must_stand: bool) -> Iterator[Blocker]:
-    alive = [h for h in snapshot.sampling if not _is_silent(snapshot, h)]
-    slots = _waiting(snapshot, "tasks") + snapshot.status.admission_slots_free
-    if slots and not alive and snapshot.num_problems and _unasked(snapshot, "tasks"):
-        yield Blocker(
-            StallCause.GENERATION_ABSENT,
-            f"{slots} rollouts could be sampled and {_asking(snapshot, 'tasks')}: no generation worker runs, or none"
-            " has loaded a policy or can reach the broker.",
-            idle_s=snapshot.asked_s.get("tasks", snapshot.since_commit_s),
-            num_items=slots,
-        )
-        return
-    if must_stand and _is_moving(snapshot):
-        return
-    silent = [h for h in snapshot.sampling if _is_silent(snapshot, h)]
-    paused = [h for h in alive if h.paused]
-    still = [h for h in alive if not h.paused and _stands(snapshot, h)]
-    if silent:
-        yield _standing(StallCause.GENERATION_SILENT, silent, "being sampled", _SILENT)
-    if paused:
-        what = "a person paused the engine: it goes on after Resume, or when the pause is over."
-        yield _standing(StallCause.ENGINE_PAUSED, paused, "being sampled", what)
-    if still:
-        what = "no token has been sampled meanwhile: the engine hangs. See the log of generation."
-        yield _standing(StallCause.ENGINE_HUNG, still, "being sampled", what)
-
-
-def _standing(cause: StallCause, holders: Sequence[Holder], doing: str, what: str) -> Blocker:
-    longest = max(holders, key=lambda holder: max(holder.still_s, holder.silent_s))
-    idle_s = max(longest.still_s, longest.silent_s)
-    workers = sorted({holder.worker_id for holder in holders})
-    others = f" and {len(workers) - 1} more" if len(workers) > 1 else ""
-    return Blocker(
-        cause,
-        f"{len(holders)} rollouts are {doing} by {longest.worker_id}{others} and have not moved for up to"
-        f" {idle_s:.0f} s; {what} The first is {longest.item_id}, delivery {longest.delivery}.",
-        longest.item_id,
-        longest.worker_id,
-        idle_s,
-        len(holders),
-    )
 
 
 def _outcomes(snapshot: Snapshot) -> Iterator[Blocker]:
@@ -280,7 +193,7 @@ def _outcomes(snapshot: Snapshot) -> Iterator[Blocker]:
 def _nothing_moves(snapshot: Snapshot) -> Iterator[Blocker]:
     """No worker holds a rollout, and none of the causes above."""
     status = snapshot.status
-    waiting = _waiting(snapshot, "tasks") + _waiting(snapshot, "grading")
+    waiting = num_waiting(snapshot, "tasks") + num_waiting(snapshot, "grading")
     if not waiting and status.admission_slots_free and not snapshot.num_problems:
         yield Blocker(
             StallCause.EMPTY_CURRICULUM,
