@@ -30,6 +30,7 @@ from nouscoder.verifier.toolchains.languages import registry
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PYTHON = registry()["python"]
 LIMITS = Limits(wall_time_s=1.0, cpu_time_s=1, memory_bytes=256 << 20, output_bytes=1 << 20, processes=20)
+WIDE = replace(LIMITS, wall_time_s=60, cpu_time_s=60)  # for honest programs, which may be slow on a busy machine
 CANARY = "print(int(input()) + 1)"
 DAEMON = """import os, time
 if os.fork() == 0:
@@ -56,7 +57,7 @@ async def run(sandbox: Sandbox, code: str, stdin: bytes = b"", entry_point: str 
     async with sandbox.session(Program(PYTHON, code, LIMITS, entry_point)) as session:
         await session.run(stdin)
         result = await session.run(stdin)
-    async with sandbox.session(Program(PYTHON, CANARY, LIMITS)) as session:
+    async with sandbox.session(Program(PYTHON, CANARY, WIDE)) as session:
         canary = await session.run(b"41")
         assert (canary.exit, canary.exit_code, canary.stdout) == (Exit.EXITED, 0, b"42\n"), canary.stderr.decode()
     return result
@@ -129,8 +130,7 @@ input()
 
 async def test_a_submission_that_fills_socket_buffers_gets_a_result_for_each_run(sandbox: Sandbox) -> None:
     """The kernel may kill the slot's own processes for them. Each run still ends, and none is a SandboxError."""
-    limits = replace(LIMITS, wall_time_s=60, cpu_time_s=60)
-    program, patient = Program(PYTHON, SOCKET_BUFFERS, limits), Program(PYTHON, "input()", limits)
+    program, patient = Program(PYTHON, SOCKET_BUFFERS, WIDE), Program(PYTHON, "input()", WIDE)
     async with sandbox.session(program) as session:
         exits = [(await session.run(b"\n")).exit for _ in range(3)]
     async with sandbox.pair(program, patient) as (first, second):
@@ -152,10 +152,10 @@ async def test_a_killed_zygote_is_a_sandbox_error_and_the_slot_works_again() -> 
             os.kill(sandbox.pids()[0], signal.SIGKILL)
             with pytest.raises(SandboxError):
                 await waiting
-        async with sandbox.session(Program(PYTHON, CANARY, LIMITS)) as session:
+        async with sandbox.session(Program(PYTHON, CANARY, WIDE)) as session:
             assert (await session.run(b"1")).stdout == b"2\n"
         os.kill(sandbox.pids()[0], signal.SIGKILL)  # while idle
-        async with sandbox.session(Program(PYTHON, CANARY, LIMITS)) as session:
+        async with sandbox.session(Program(PYTHON, CANARY, WIDE)) as session:
             assert (await session.run(b"1")).stdout == b"2\n"
     finally:
         await sandbox.close()

@@ -27,7 +27,7 @@ from nouscoder.verifier.toolchains.languages import registry
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PYTHON = registry()["python"]
-LIMITS = Limits(wall_time_s=5, cpu_time_s=5, memory_bytes=512 << 20, output_bytes=4 << 20, processes=32)
+LIMITS = Limits(wall_time_s=60, cpu_time_s=30, memory_bytes=512 << 20, output_bytes=4 << 20, processes=32)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
