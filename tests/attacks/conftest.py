@@ -51,7 +51,8 @@ class Attack:
     def submission(self, filled: Mapping[str, str], patience: float = 1.0) -> Submission:
         """The program with two equal tests, so that it runs in the process that compiled and in one forked later.
 
-        On a busy machine, `patience` multiplies the time limits of programs that can also end in another way.
+        On a busy machine, `patience` multiplies the time limits of programs that can also end in another way. Programs
+        that no time limit may end have twelve times the limits in any case.
         """
         secret = {"@SECRET@": secrets.token_hex(16), **filled}
         table = self.table
@@ -67,7 +68,8 @@ class Attack:
     def _limits(self, patience: float) -> Limits:
         table = self.table
         only_time = self.verdicts == {VerdictKind.TIME_LIMIT_EXCEEDED}
-        factor = 1.0 if only_time else patience
+        late = VerdictKind.TIME_LIMIT_EXCEEDED in self.verdicts
+        factor = 1.0 if only_time else patience if late else max(patience, 12.0)
         wall_s = table.get("wall_s", _QUICK_S if only_time else 5.0) * factor
         memory = table.get("memory_mib", 256) << 20
         return Limits(wall_s, table.get("cpu_s", 5.0) * factor, memory, 1 << 20, table.get("processes", 20))

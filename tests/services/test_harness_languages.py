@@ -55,7 +55,7 @@ async def opened(config: SandboxConfig) -> AsyncIterator[Sandbox]:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def sandbox() -> AsyncIterator[Sandbox]:
-    async for made in opened(SandboxConfig(slots=1)):
+    async for made in opened(SandboxConfig(slots=1, compile_time_s=120)):
         yield made
 
 
