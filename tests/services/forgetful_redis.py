@@ -57,6 +57,14 @@ class ForgetfulRedis:
         """Goes on where it stood still."""
         self._signal(signal.SIGCONT)
 
+    def die(self) -> None:
+        """Is killed, and gone until `come_back`."""
+        self._kill()
+
+    def come_back(self) -> None:
+        """Starts again with what it held."""
+        self._server = self._start()
+
     def close(self) -> None:
         """Ends."""
         self._server.close()

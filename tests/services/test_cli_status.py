@@ -1,4 +1,4 @@
-"""`nouscoder status` and `why-stalled` call a broker without TLS or over mutual TLS, which needs a certificate."""
+"""`nouscoder status` and `why-stalled`: over mutual TLS, which needs a certificate, and while Redis stands still."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.services.forgetful_redis import ForgetfulRedis
 
+from nouscoder.broker.core import Broker
 from nouscoder.broker.serving import serve_broker
+from nouscoder.cli.status_text import status_text, why_stalled_text
 from nouscoder.config import dump_config
+from nouscoder.rpc.channel import PeerUnreachable
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +66,21 @@ async def test_over_mutual_tls_the_broker_and_certificates_come_from_the_configu
     assert (stalled[0], stalled[2]) == (0, ""), stalled
     assert plain[0] == 1
     assert plain[2] == f"nouscoder: broker at {address} has not answered for 3 s\n"
+
+
+@pytest.mark.timeout(300)
+async def test_status_and_why_stalled_name_a_redis_that_stands_still(tmp_path: Path, broker_rig: Any) -> None:
+    """It accepts connections and answers nothing. The answer comes long before redis-py gives its attempts up."""
+    redis = ForgetfulRedis(tmp_path / "redis")
+    config = broker_rig.config("broker.grpc=127.0.0.1:0")
+    named = r"broker at .* has not answered for 3 s: Redis at .* does not answer: nothing came for 5 s"
+    async with AsyncExitStack() as stack:
+        stack.callback(redis.close)
+        broker = Broker(config, redis.url, broker_rig.index)
+        address = await serve_broker(broker, config, asyncio.Event(), stack)
+        config = config.model_copy(update={"broker": config.broker.model_copy(update={"grpc": address})})
+        redis.stop()
+        stack.callback(redis.go_on)
+        for tell in (status_text, why_stalled_text):
+            with pytest.raises(PeerUnreachable, match=named):
+                await tell(config, as_json=False)

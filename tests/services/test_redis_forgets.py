@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -19,6 +21,7 @@ from tests.services.forgetful_redis import ForgetfulRedis
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import Behind, BrokerUnavailable, Refused
 from nouscoder.broker.serving import serve_broker
+from nouscoder.cli.status_text import status_text, why_stalled_text
 from nouscoder.config import Config
 from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
 from nouscoder.domain.lease import LeaseLoss
@@ -31,6 +34,7 @@ from nouscoder.learner.saved_batches import SavedBatches
 from nouscoder.learner.synthetic import random_policy, write_policy_folder
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.rpc.broker_client import BrokerClient
+from nouscoder.rpc.channel import PeerUnreachable
 from nouscoder.store.record_store import ByteRange
 
 IDENTITY = RunIdentity("ab" * 16, "/runs/test", 0, 4)
@@ -380,6 +384,9 @@ async def test_whatever_redis_forgets_in_a_random_history_nothing_is_trained_on_
 
 NUM_BATCHES = 8
 LIMIT_S = 60.0
+PATIENCE_S = 300.0  # of the learner with the broker
+FULL = r"Redis (uses \d+ of its 0 MiB \(maxmemory\): no group is admitted|holds as much as maxmemory allows)"
+AWAY = r"broker at .* has not answered for 3 s: Redis at .* does not answer"
 
 
 @pytest.fixture
@@ -404,7 +411,9 @@ class RealRun:
     async def __aenter__(self) -> RealRun:
         self._stack = AsyncExitStack()
         address = await serve_broker(self._broker, self.config, asyncio.Event(), self._stack)
-        self.client = await self._stack.enter_async_context(BrokerClient(address, "learner-1"))
+        self.client = await self._stack.enter_async_context(BrokerClient(address, "learner-1", PATIENCE_S))
+        section = self.config.broker.model_copy(update={"grpc": address})
+        self._at_address = self.config.model_copy(update={"broker": section})
         others = asyncio.ensure_future(self._sample_and_grade())
         self._stack.callback(others.cancel)
         return self
@@ -421,6 +430,17 @@ class RealRun:
                 await self._rig.grade(self._broker, self._rig.mixed)
             except (BrokerUnavailable, AssertionError):  # Redis is away, or has forgotten what was leased
                 await asyncio.sleep(0.05)
+
+    async def told(self, tell: Callable[..., Awaitable[str]], expected: str) -> None:
+        """Returns once `nouscoder status` or `why-stalled` prints what is expected."""
+        printed = ""
+        async with asyncio.timeout(LIMIT_S):
+            while not re.search(expected, printed):
+                try:
+                    printed = await tell(self._at_address, as_json=False)
+                except PeerUnreachable as error:
+                    printed = str(error)
+                await asyncio.sleep(0.1)
 
     async def learn(self, while_it_runs: Callable[[asyncio.Future[None]], Awaitable[None]]) -> None:
         """A learner's process from its start to its end."""
@@ -515,6 +535,43 @@ async def test_a_redis_that_is_full_or_stands_still_for_a_while_costs_a_run_noth
             begin(redis)
             await asyncio.sleep(5)
             assert not run.done()
+            end(redis)
+
+        await real.learn(disturb)
+        assert (await real.check()).lost == 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("begin", "end", "named"),
+    [
+        (ForgetfulRedis.fill, ForgetfulRedis.empty, FULL),
+        (ForgetfulRedis.stop, ForgetfulRedis.go_on, AWAY),
+        (ForgetfulRedis.die, ForgetfulRedis.come_back, AWAY),
+    ],
+    ids=["full", "stopped", "dead"],
+)
+@pytest.mark.usefixtures("_restore_determinism")
+async def test_a_minute_without_redis_costs_a_run_nothing_and_status_names_it(
+    tmp_path: Path,
+    redis: ForgetfulRedis,
+    broker_rig: Any,
+    begin: Callable[[ForgetfulRedis], None],
+    end: Callable[[ForgetfulRedis], None],
+    named: str,
+) -> None:
+    async with RealRun(tmp_path, redis, broker_rig) as real:
+
+        async def disturb(run: asyncio.Future[None]) -> None:
+            await real.until_committed(3, run)
+            begin(redis)
+            over_s = time.monotonic() + 60
+            while time.monotonic() < over_s:
+                await real.told(status_text, named)
+                await real.told(why_stalled_text, named)
+                assert not run.done()
+                await asyncio.sleep(5)
             end(redis)
 
         await real.learn(disturb)

@@ -35,6 +35,10 @@ class Missing(Full):
     """A subclass with its own code."""
 
 
+class Away(Exception):
+    """A service whose store is away."""
+
+
 class Defect(Exception):
     """An error that is not in the table."""
 
@@ -43,11 +47,13 @@ ERRORS: dict[str, Exception] = {
     "full": Full("no room"),
     "missing": Missing("no such thing"),
     "invalid": InvalidMessage("field: wrong"),
+    "away": Away("its store is away"),
     "defect": Defect("surprise"),
 }
 TABLE: dict[type[Exception], grpc.StatusCode] = {
     Full: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Missing: grpc.StatusCode.NOT_FOUND,
+    Away: grpc.StatusCode.UNAVAILABLE,
 }
 
 
@@ -114,13 +120,18 @@ async def test_the_time_of_the_next_try_is_in_a_trailer(client: Client) -> None:
         await client.unary("full")
     cause = caught.value.__cause__
     assert isinstance(cause, grpc.aio.AioRpcError)
-    assert dict(cause.trailing_metadata()) == {"retry-after": "7"}
+    assert dict(cause.trailing_metadata()) == {"error": "Full", "retry-after": "7"}
 
 
 async def test_an_unreachable_service_is_named() -> None:
     async with Client("thing", "127.0.0.1:1", patience_s=0.2) as client:
-        with pytest.raises(PeerUnreachable, match=r"thing at 127\.0\.0\.1:1 has not answered for 0 s"):
+        with pytest.raises(PeerUnreachable, match=r"thing at 127\.0\.0\.1:1 has not answered for 0 s$"):
             await client.unary("full")
+
+
+async def test_a_service_that_cannot_serve_now_is_quoted(client: Client) -> None:
+    with pytest.raises(PeerUnreachable, match=r"thing at .* has not answered for 0 s: its store is away$"):
+        await client.unary("away")
 
 
 @pytest.mark.parametrize("code", list(grpc.StatusCode))

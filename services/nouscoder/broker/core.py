@@ -51,6 +51,8 @@ from nouscoder.store.tests import UnknownTests
 
 # More at once would keep the script, and so Redis, busy for long.
 MAX_LEASED = 1024
+# Those who ask for the state of the run are told soon that Redis is away.
+_STATUS_LIMIT_S = 5.0
 _CODEC = batches.Codec(decode_header, decode_verdict)
 SubmittedRecord = tuple[str, RolloutHeader, bytes]  # lease id, header, record
 
@@ -270,13 +272,15 @@ class Broker:
 
     async def status(self) -> RunStatus:
         """The run at one instant."""
-        status = await ledger.read_status(self.store, self.rules, self._config.run.name)
+        async with self.store.answers_within(_STATUS_LIMIT_S):
+            status = await ledger.read_status(self.store, self.rules, self._config.run.name)
         return replace(status, back_pressure=self.memory.pressure.reason)
 
     async def why_stalled(self) -> tuple[Blocker, ...]:
         """What blocks the next step."""
         status, num_problems = await self.status(), len(self._problems.problem_ids)
-        return judge(await stall.read_snapshot(self.store, status, self.rules, num_problems))
+        async with self.store.answers_within(_STATUS_LIMIT_S):
+            return judge(await stall.read_snapshot(self.store, status, self.rules, num_problems))
 
     async def _wake_those_with_work(self) -> None:
         self.waits.wake(await streams.read_available(self.store))

@@ -8,7 +8,8 @@ and nothing else: what frees memory, or adds next to nothing, is always done.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -76,6 +77,18 @@ class Store:
     async def run(self, script: str, *values: Value) -> Any:
         """Run one script. Raises BrokerUnavailable, or BrokerError for an answer that no script should get."""
         return await self._answer(self._evaluate(script, values))
+
+    @asynccontextmanager
+    async def answers_within(self, limit_s: float) -> AsyncIterator[None]:
+        """Calls in this context raise BrokerUnavailable once `limit_s` seconds are over.
+
+        Otherwise a Redis that accepts connections and answers nothing costs each call several time limits of redis-py.
+        """
+        try:
+            async with asyncio.timeout(limit_s):
+                yield
+        except TimeoutError:
+            raise BrokerUnavailable(f"Redis at {self.url} does not answer: nothing came for {limit_s:.0f} s") from None
 
     async def fields(self, keys: list[str], *fields: str) -> list[list[bytes | None]]:
         """The named fields of each hash, one hash after another. Raises BrokerUnavailable."""

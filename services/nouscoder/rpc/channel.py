@@ -13,6 +13,7 @@ import grpc
 from nouscoder.errors import NousCoderError
 from nouscoder.retry import Retry
 from nouscoder.rpc.server import MAX_MESSAGE_BYTES
+from nouscoder.rpc.status_codes import ERROR_TRAILER
 
 Answer = TypeVar("Answer")
 
@@ -76,6 +77,13 @@ def peer_error(name: str, error: grpc.aio.AioRpcError) -> PeerError:
     return kind(f"{name}: {error.code().name}: {error.details()}")
 
 
+def _told(error: BaseException | None) -> str:
+    """What the service itself said that cannot serve now, for example that its Redis is away; else empty."""
+    if isinstance(error, grpc.aio.AioRpcError) and ERROR_TRAILER in error.trailing_metadata():
+        return f": {error.details()}"
+    return ""
+
+
 def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
     """A channel to `address`, encrypted with credentials (see tls.py); close it when done."""
     if credentials is None:
@@ -129,7 +137,8 @@ class ServiceClient(ABC):
         try:
             return await Retry(self.name, (PeerUnreachable,), for_s=limit_s).call(once)
         except PeerUnreachable as error:
-            raise PeerUnreachable(f"{self.name} has not answered for {limit_s:.0f} s") from error.__cause__
+            message = f"{self.name} has not answered for {limit_s:.0f} s{_told(error.__cause__)}"
+            raise PeerUnreachable(message) from error.__cause__
 
     async def _stream(self, call: Any, silence_limit_s: float) -> AsyncGenerator[Any, None]:
         """Each message of a streaming call. Raises PeerError; PeerUnreachable after a silence of that length."""

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     _Handler = grpc.RpcMethodHandler[Any, Any]
     _Context = grpc.aio.ServicerContext[Any, Any]
 
+# Names the class of the error. Errors of the connection, which gRPC makes itself, have no such trailer.
+ERROR_TRAILER = "error"
+
 StatusTable = Mapping[type[Exception], grpc.StatusCode]
 
 
@@ -77,8 +80,10 @@ class StatusCodes(grpc.aio.ServerInterceptor):
         code = self.code_of(error)
         if code is None:
             raise error
-        trailer = (("retry-after", str(error.retry_after_s)),) if isinstance(error, RetryLater) else ()
-        await context.abort(code, str(error), trailer)
+        trailer = [(ERROR_TRAILER, type(error).__name__)]
+        if isinstance(error, RetryLater):
+            trailer.append(("retry-after", str(error.retry_after_s)))
+        await context.abort(code, str(error), tuple(trailer))
 
 
 def rebuilt(handler: _Handler, act: Callable[..., Any], deserializer: Any = None) -> _Handler:
