@@ -20,8 +20,8 @@ from nouscoder.evaluation.compare import NotComparable, compare
 from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
 from nouscoder.evaluation.problems import EvaluatedProblem, NothingToEvaluate, Window, window_named
 from nouscoder.evaluation.prompts import PromptFormat, messages_of
-from nouscoder.evaluation.record_log import LogUnusable, RecordLog
 from nouscoder.evaluation.samples import sample_seed
+from nouscoder.record_log import LogUnusable, RecordLog
 from nouscoder.report.evaluation_page import spread
 
 PROBLEM = EvaluatedProblem("p", "Add.", "", "easy", "leetcode", "2024-09-01", "stdin", "sha256:0", GradingRules())
@@ -204,5 +204,5 @@ def test_a_log_keeps_whole_records_once_and_cuts_a_torn_one(tmp_path: Path) -> N
             assert log.get("c") == {"key": "c", "text": "3"}
             assert "d" not in log
     path.write_bytes(whole + b"no record\n")
-    with pytest.raises(LogUnusable, match="line 3 is no record"):
+    with pytest.raises(LogUnusable, match=r"log\.jsonl, line 3 is not a record with key"):
         RecordLog(path)

@@ -27,8 +27,11 @@ from nouscoder.domain.submission import (
     Profile,
     StdinCase,
     StdinTests,
+    Submission,
+    Tests,
+    TestsReference,
 )
-from nouscoder.verifier.api.schema import parse_submission
+from nouscoder.verifier.api.schema import parse_submission, request_of
 
 STDIN = Problem(
     problem_id="a",
@@ -49,6 +52,7 @@ CALL = Problem(
     prelude=Prelude.LCB,
     profile=Profile.LCB,
 )
+DIGEST = f"sha256:{0:064}"
 JUDGE = JudgeProgram("int main(){}", "c")
 OTHERS = [
     Problem("c", "assert", AssertTests(("assert f(1)",), "import math")),
@@ -93,6 +97,18 @@ def test_a_duplicate_problem_id_is_refused(tmp_path: Path) -> None:
     save_problems(file, [STDIN, STDIN])
     with pytest.raises(ProblemFileError, match="line 2: problem_id 'a' is there twice"):
         load_problems(file)
+
+
+@pytest.mark.parametrize("tests", [problem.tests for problem in (STDIN, CALL, *OTHERS)] + [TestsReference(DIGEST)])
+def test_a_request_is_parsed_to_the_submission_that_it_was_made_of(tests: Tests | TestsReference) -> None:
+    limits = Limits(1.5, 2.5, 1 << 20, 1 << 10, 3)
+    rules = {"limits": limits, "comparator": Comparator(ComparatorKind.LINES, 0.1, 0.2, 0.3), "problem_id": "p"}
+    others = {"stop_on_first_failure": False, "reveal": False, "profile": Profile.LCB, "prelude": Prelude.LCB}
+    for submission in (
+        Submission(tests, "print(1)"),
+        Submission(tests, completion="```python\nprint(1)\n```", language="cpp", **rules, **others),  # type: ignore[arg-type]
+    ):
+        assert parse_submission(json.dumps(request_of(submission))) == submission
 
 
 def test_problem_files_and_the_api_have_the_same_form_of_tests(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from nouscoder.data.filters.evidence import opened_evidence
 from nouscoder.data.filters.recipe import read_recipe
 from nouscoder.data.filters.run import Selection, select
 from nouscoder.data.filters.step import CannotFilter, Grading
+from nouscoder.data.json_records import BadRecord
 from nouscoder.data.problem_parquet import read_parquet
+from nouscoder.errors import Unusable
 
 SUM = "print(sum(map(int, input().split())))"
 DIFFERENCE = "a, b = map(int, input().split())\nprint(a - b)"
@@ -125,20 +126,28 @@ def test_a_failure_of_the_service_drops_no_problem_and_a_second_run_asks_only_fo
     assert len(left(tmp_path)) == 12
 
 
-def test_a_torn_line_of_evidence_is_found_out_again(tmp_path: Path) -> None:
-    file = tmp_path / "evidence" / "e.jsonl"
-    with opened_evidence(file) as evidence:
-        evidence.keep("a", "é")
-        evidence.keep("b", "2")
-    file.write_bytes(file.read_bytes()[:-3])
-    with opened_evidence(file) as evidence:
-        assert (evidence.get("a"), evidence.get("b")) == ("é", None)
-        evidence.keep("b", "3")
-    with opened_evidence(file) as evidence:
-        assert (evidence.get("a"), evidence.get("b")) == ("é", "3")
+def test_a_torn_verdict_is_asked_for_again_and_a_damaged_one_gets_one_clear_sentence(
+    tmp_path: Path, service: Service
+) -> None:
+    rows = [problem("a", ["right a"]), problem("b", ["right b"])]
+    chosen(tmp_path, rows, '{filter = "references_pass"}', service.grading)
+    log = tmp_path / "out.parquet.evidence" / "references_pass.jsonl"
+    whole = log.read_bytes()
+    log.write_bytes(whole[:-3])
+    (tmp_path / "out.parquet").unlink()
+    service.asked.clear()
+    chosen(tmp_path, rows, '{filter = "references_pass"}', service.grading)
+    assert len(service.asked) == 1
+    assert log.read_bytes() == whole
+    (tmp_path / "out.parquet").unlink()
+    first, second = whole.splitlines(keepends=True)
+    for damaged in (b"\x00\x00\n", b'["a"]\n', b'{"key": "a"}\n'):
+        log.write_bytes(first + damaged + second)
+        with pytest.raises(Unusable, match=r"references_pass\.jsonl, line 2 is not a record with key, verdict"):
+            chosen(tmp_path, rows, '{filter = "references_pass"}', service.grading)
 
 
 def test_a_wrong_line_of_wrong_solutions_is_named(tmp_path: Path, service: Service) -> None:
     lines(tmp_path / "wrong.jsonl", [{"problem_id": "a", "cod": "x"}])
-    with pytest.raises(CannotFilter, match=r"wrong.jsonl, line 1: code: Field required"):
+    with pytest.raises(BadRecord, match=r"wrong.jsonl, record 1: code: Field required"):
         chosen(tmp_path, [problem("a", [])], '{filter = "wrong_solutions_fail", file = "wrong.jsonl"}', service.grading)

@@ -9,12 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from prometheus_client import CollectorRegistry
 
 from nouscoder.config import VerifierSection
 from nouscoder.data.flakiness import Finding, Round, Seen, findings_of
@@ -29,9 +26,7 @@ from nouscoder.progress_bar import progress_bar
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.judging import judge_for
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import open_sandbox
-from nouscoder.verifier.settings import grading_policy, sandbox_config
+from nouscoder.verifier.local_grader import local_grader
 from nouscoder.verifier.toolchains.languages import registry
 
 
@@ -78,7 +73,7 @@ async def audit(problems: Sequence[ReferencedProblem], section: VerifierSection,
         for number, reference in enumerate(one.references)
     ]
     with progress_bar("references", len(jobs)) as advance:
-        async with _grading(section) as grader:
+        async with local_grader(section, RecordingSandbox) as grader:
             rounds = await _run_all(grader, jobs, advance)
     by_problem: dict[str, list[Round]] = {}
     for (problem, _, _), one in zip(jobs, rounds, strict=True):
@@ -90,16 +85,6 @@ async def audit(problems: Sequence[ReferencedProblem], section: VerifierSection,
         num_rounds=num_rounds,
         findings=tuple(found for name, own in by_problem.items() for found in findings_of(name, own)),
     )
-
-
-@asynccontextmanager
-async def _grading(section: VerifierSection) -> AsyncIterator[Grader]:
-    sandbox = RecordingSandbox(open_sandbox(sandbox_config(section)))
-    try:
-        await sandbox.start()
-        yield Grader(sandbox, VerifierMetrics(CollectorRegistry()), grading_policy(section))
-    finally:
-        await sandbox.close()
 
 
 async def _run_all(

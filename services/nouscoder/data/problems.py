@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -145,11 +146,10 @@ def _fault(field: str, wrong: str) -> str:
 
 
 def _line(problem: Problem) -> bytes:
-    limits = {name: getattr(problem.limits, name) for name in LimitsBody.model_fields}
     record: dict[str, Any] = {
         "problem_id": problem.problem_id,
         "prompt": problem.prompt,
-        "limits": limits,
+        "limits": asdict(problem.limits),
         "comparator": ComparatorBody.of(problem.comparator).model_dump(),
         "prelude": problem.prelude.value,
         "profile": problem.profile.value,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 
-from nouscoder.verifier.sandbox.base import NO_FILES, Program, RunResult, Sandbox, Session
+from nouscoder.verifier.sandbox.base import NO_FILES, Program, RunResult, Session
+from nouscoder.verifier.sandbox.sandbox_decorator import SandboxDecorator
 
 Outputs = dict[bytes, set[bytes]]  # digests of outputs, by the digest of the input
 
@@ -37,46 +38,14 @@ def digest(*parts: bytes) -> bytes:
     return made.digest()
 
 
-class RecordingSandbox:
+class RecordingSandbox(SandboxDecorator):
     """Forwards to `inner` and records the runs of sessions. Pairs (for checkers and interactors) are not recorded."""
-
-    def __init__(self, inner: Sandbox) -> None:
-        self._inner = inner
-        self.name = inner.name
-        self.num_slots = inner.num_slots
-
-    @property
-    def isolation(self) -> tuple[str, ...]:
-        """See `Sandbox`."""
-        return self._inner.isolation
-
-    @property
-    def runners(self) -> Mapping[str, int]:
-        """See `Sandbox`."""
-        return self._inner.runners
-
-    @property
-    def replacements(self) -> Mapping[str, int]:
-        """See `Sandbox`."""
-        return self._inner.replacements
-
-    async def start(self) -> None:
-        """See `Sandbox`."""
-        await self._inner.start()
 
     @asynccontextmanager
     async def session(self, program: Program) -> AsyncIterator[Session]:
         """See `Sandbox`."""
         async with self._inner.session(program) as session:
             yield _RecordingSession(session)
-
-    def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
-        """See `Sandbox`."""
-        return self._inner.pair(program, partner)
-
-    async def close(self) -> None:
-        """See `Sandbox`."""
-        await self._inner.close()
 
 
 class _RecordingSession:

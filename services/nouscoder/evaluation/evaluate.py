@@ -24,12 +24,12 @@ from nouscoder.domain.submission import Profile
 from nouscoder.evaluation.grading import Grading, Sampler, answer_of, verdict_key
 from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
 from nouscoder.evaluation.problems import EvaluatedProblem, NothingToEvaluate, Window, check_profile, read_evaluated
-from nouscoder.evaluation.record_log import RecordLog
 from nouscoder.evaluation.samples import TRUNCATED, Job, SamplingSettings, given_jobs, sampled, server_jobs
 from nouscoder.folder_lock import lock_file
 from nouscoder.grade_files.answers import local_answers, remote_answers
 from nouscoder.openai_server import OpenAIServer
 from nouscoder.progress_bar import progress_bar
+from nouscoder.record_log import RecordLog
 from nouscoder.report.evaluation_page import MOST_SHOWN, ShownSample, spread, write_evaluation_report
 
 REPORT = "report.json"
@@ -65,8 +65,8 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
         lock = lock_file(request.out / "lock", f"another evaluation works in {request.out}")
     with lock, ExitStack() as stack:
         index = stack.enter_context(closing(open_index_of(request.problems)))
-        samples = stack.enter_context(RecordLog(request.out / "samples.jsonl"))
-        verdicts = stack.enter_context(RecordLog(request.out / "verdicts.jsonl"))
+        samples = stack.enter_context(RecordLog(request.out / "samples.jsonl", "finish_reason"))
+        verdicts = stack.enter_context(RecordLog(request.out / "verdicts.jsonl", "verdict", "passed", "total"))
         problems = read_evaluated(request.problems, index, request.window)
         profiles = request.profiles or _own_profile(problems)
         for profile in profiles:

@@ -16,11 +16,11 @@ from nouscoder.domain.submission import Profile
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.errors import NousCoderError
 from nouscoder.evaluation.problems import EvaluatedProblem
-from nouscoder.evaluation.record_log import RecordLog, key_of
 from nouscoder.evaluation.samples import Job
 from nouscoder.grade_files.answers import Answerer, BadEntry
 from nouscoder.grade_files.entries import Entry
 from nouscoder.progress_bar import Advance
+from nouscoder.record_log import RecordLog, key_of
 from nouscoder.retry import Retry
 
 Sampler = Callable[[Job], Awaitable[dict[str, Any]]]

@@ -17,9 +17,9 @@ from typing import Any
 from nouscoder.errors import Unusable
 from nouscoder.evaluation.problems import EvaluatedProblem
 from nouscoder.evaluation.prompts import PromptFormat, messages_of
-from nouscoder.evaluation.record_log import RecordLog, key_of
 from nouscoder.grade_files.entries import read_entries
 from nouscoder.openai_server import OpenAIServer
+from nouscoder.record_log import RecordLog, key_of
 
 TRUNCATED = "length"  # the finish_reason of a completion that reached max_tokens
 

@@ -11,24 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-from pydantic_core import from_json
-
 from nouscoder.client.http import AsyncClient
 from nouscoder.config import Config
 from nouscoder.data.problem_index import IndexedProblem, NotInIndex, ProblemIndex
 from nouscoder.domain.submission import Profile, Submission, Tests
 from nouscoder.errors import Unusable
-from nouscoder.formats.rules import ComparatorBody, LimitsBody
-from nouscoder.formats.tests import canonical_json
 from nouscoder.grade_files.entries import Entry
 from nouscoder.store.tests import TestStore
-from nouscoder.verifier.api.schema import answer_record, parse_submission
-from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.api.schema import answer_record, parse_submission, request_of
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import open_sandbox
-from nouscoder.verifier.settings import grading_policy, sandbox_config
+from nouscoder.verifier.local_grader import local_grader
 
 SERVER_AT_ONCE = 16
 
@@ -42,10 +34,7 @@ class BadEntry(Exception):
 @asynccontextmanager
 async def local_answers(config: Config, problems: ProblemIndex | None) -> AsyncIterator[tuple[Answerer, int]]:
     """(answerer, submissions at once) on this machine. Raises SandboxUnavailable."""
-    sandbox = open_sandbox(sandbox_config(config.verifier))
-    try:
-        await sandbox.start()
-        grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()), grading_policy(config.verifier))
+    async with local_grader(config.verifier) as grader:
 
         async def answer(entry: Entry) -> dict[str, Any]:
             try:
@@ -58,9 +47,7 @@ async def local_answers(config: Config, problems: ProblemIndex | None) -> AsyncI
             except InvalidSubmission as error:
                 raise BadEntry(str(error)) from None
 
-        yield answer, sandbox.num_slots
-    finally:
-        await sandbox.close()
+        yield answer, grader.num_slots
 
 
 @asynccontextmanager
@@ -110,15 +97,4 @@ def _submission(entry: Entry, problem: IndexedProblem, tests: Tests) -> Submissi
 def _request(entry: Entry, problem: IndexedProblem, store: TestStore) -> dict[str, Any]:
     """The sample as a request of POST /v1/grade, with the tests in it."""
     with store.opened(problem.tests_digest) as tests:
-        made = _submission(entry, problem, tests)
-        given = {"code": made.code, "completion": made.completion}
-        limits = {name: getattr(made.limits, name) for name in LimitsBody.model_fields}
-        return {
-            **{name: text for name, text in given.items() if text is not None},
-            "tests": from_json(canonical_json(tests)),
-            "limits": limits,
-            "comparator": ComparatorBody.of(made.comparator).model_dump(),
-            "profile": made.profile.value,
-            "prelude": made.prelude.value,
-            "problem_id": made.problem_id,
-        }
+        return request_of(_submission(entry, problem, tests))

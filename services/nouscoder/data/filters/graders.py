@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-from pydantic_core import from_json
-
 from nouscoder.client.http import AsyncClient, GradingFailed
-from nouscoder.data.filters.evidence import Evidence
 from nouscoder.data.filters.step import Candidate, CannotFilter, Grading
 from nouscoder.data.references import Reference
 from nouscoder.domain.submission import Prelude, Submission, Tests
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.formats.rules import ComparatorBody, LimitsBody
-from nouscoder.formats.tests import canonical_json
+from nouscoder.record_log import RecordLog, key_of
+from nouscoder.verifier.api.schema import request_of
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import open_sandbox
-from nouscoder.verifier.settings import grading_policy, sandbox_config
+from nouscoder.verifier.local_grader import local_grader
 
 REFUSED = "refused"  # the program cannot be graded, as for an unknown language
 _SERVER_AT_ONCE = 16
@@ -46,8 +38,7 @@ class Program:
         """A digest of all that its verdict depends on."""
         values = self.candidate.record.values
         rules = [values[name] for name in ("tests_digest", "limits", "comparator", "prelude", "profile")]
-        said = json.dumps([*rules, self.solution.language, self.solution.code])
-        return hashlib.sha256(said.encode()).hexdigest()
+        return key_of([*rules, self.solution.language, self.solution.code])
 
     def submission(self, tests: Tests) -> Submission:
         """The program with the rules of the problem."""
@@ -65,9 +56,10 @@ class Program:
         )
 
 
-async def grade_all(programs: Iterator[Program], grading: Grading, evidence: Evidence) -> list[tuple[str, str]]:
-    """(problem id, verdict or REFUSED) of each program. One that is graded at a time and slot is in memory.
+async def grade_all(programs: Iterator[Program], grading: Grading, known: RecordLog) -> list[tuple[str, str]]:
+    """(problem id, verdict or REFUSED) of each program. At most one program for each slot is in memory.
 
+    A program with a verdict in `known` is not graded again; each new verdict is added to it at once.
     Raises CannotFilter when a program gets no verdict, after the verdicts of all others are kept.
     """
     found: list[tuple[str, str]] = []
@@ -75,8 +67,9 @@ async def grade_all(programs: Iterator[Program], grading: Grading, evidence: Evi
 
     async def work(judge: Judge) -> None:
         for program in programs:
-            verdict = evidence.get(program.key)
-            if verdict is None:
+            if program.key in known:
+                verdict = str(known.get(program.key)["verdict"])
+            else:
                 try:
                     verdict = await judge(program)
                 except GradingFailed as error:
@@ -85,7 +78,7 @@ async def grade_all(programs: Iterator[Program], grading: Grading, evidence: Evi
                 if verdict == VerdictKind.INTERNAL_ERROR.value:
                     failures.append(verdict)
                     continue
-                evidence.keep(program.key, verdict)
+                known.add(program.key, {"verdict": verdict})
             found.append((program.candidate.problem_id, verdict))
 
     async with _judge(grading) as (judge, at_once), asyncio.TaskGroup() as group:
@@ -105,13 +98,8 @@ async def _judge(grading: Grading) -> AsyncIterator[tuple[Judge, int]]:
         async with AsyncClient(grading.server, num_connections=_SERVER_AT_ONCE, token=grading.token) as client:
             yield lambda program: _remote(client, program), _SERVER_AT_ONCE
         return
-    sandbox = open_sandbox(sandbox_config(grading.verifier))
-    try:
-        await sandbox.start()
-        grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()), grading_policy(grading.verifier))
-        yield lambda program: _local(grader, program), sandbox.num_slots
-    finally:
-        await sandbox.close()
+    async with local_grader(grading.verifier) as grader:
+        yield lambda program: _local(grader, program), grader.num_slots
 
 
 async def _local(grader: Grader, program: Program) -> str:
@@ -135,14 +123,4 @@ async def _remote(client: AsyncClient, program: Program) -> str:
 def _request(program: Program) -> dict[str, Any]:
     """The request of POST /v1/grade, with the tests in it."""
     with program.candidate.store.opened(program.candidate.record.stored.digest) as tests:
-        made = program.submission(tests)
-        return {
-            "code": made.code,
-            "language": made.language,
-            "tests": from_json(canonical_json(tests)),
-            "limits": {name: getattr(made.limits, name) for name in LimitsBody.model_fields},
-            "comparator": ComparatorBody.of(made.comparator).model_dump(),
-            "profile": made.profile.value,
-            "prelude": made.prelude.value,
-            "reveal": "none",
-        }
+        return request_of(program.submission(tests))

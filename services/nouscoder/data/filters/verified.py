@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from nouscoder.data.filters.evidence import opened_evidence
 from nouscoder.data.filters.graders import Program, grade_all
-from nouscoder.data.filters.step import Candidate, CannotFilter, Context, Outcome, Step
-from nouscoder.data.json_records import read_records
+from nouscoder.data.filters.step import Candidate, Context, Outcome, Step
+from nouscoder.data.json_records import read_bodies
 from nouscoder.data.references import Reference
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.formats.body import Body, first_fault
+from nouscoder.formats.body import Body
+from nouscoder.record_log import RecordLog
 
 _ACCEPTED = VerdictKind.ACCEPTED.value
 
@@ -51,7 +51,7 @@ class ReferencesPass(Step):
 
 
 class WrongSolution(Body):
-    """A line of the file of wrong solutions."""
+    """A record of the file of wrong solutions."""
 
     problem_id: str
     code: str
@@ -76,23 +76,17 @@ class WrongSolutionsFail(Step):
         return Outcome({one: f"wrong solutions pass: {count}" for one, count in passing.items()}, {}, table)
 
     def _programs(self, candidates: Sequence[Candidate], context: Context) -> Iterator[Program]:
-        path = context.folder / self.file
         known = {one.problem_id: one for one in candidates}
-        for record in read_records(path):
-            try:
-                line = WrongSolution.model_validate(record.value)
-            except ValidationError as error:
-                wrong = record.fault or ": ".join(first_fault(error))
-                raise CannotFilter(f"{path}, line {record.number}: {wrong}") from None
-            if line.problem_id in known:
-                yield Program(known[line.problem_id], Reference(line.code, line.language))
+        for wrong in read_bodies(context.folder / self.file, WrongSolution):
+            if wrong.problem_id in known:
+                yield Program(known[wrong.problem_id], Reference(wrong.code, wrong.language))
 
 
 def _graded(programs: Iterator[Program], context: Context) -> tuple[Counter[str], dict[str, int]]:
     """(accepted programs by problem, programs by verdict)."""
-    with opened_evidence(context.evidence) as evidence:
+    with RecordLog(context.evidence, "verdict") as known:
         try:
-            verdicts = asyncio.run(grade_all(programs, context.grading, evidence))
+            verdicts = asyncio.run(grade_all(programs, context.grading, known))
         except ExceptionGroup as group:  # of the workers, which all stop when one fails
             raise group.exceptions[0] from None
     accepted = Counter(problem_id for problem_id, verdict in verdicts if verdict == _ACCEPTED)

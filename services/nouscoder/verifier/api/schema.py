@@ -6,16 +6,18 @@ Only this module turns them into domain records.
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic_core import from_json
 
 from nouscoder.domain.reward import reward_of_verdict
 from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, TestsReference
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 from nouscoder.formats.body import Body, first_fault
 from nouscoder.formats.rules import ComparatorBody, LimitsBody
-from nouscoder.formats.tests import TestsBody, TestsReferenceBody, tests_from_json
+from nouscoder.formats.tests import TestsBody, TestsReferenceBody, canonical_json, tests_from_json
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate_tests
 
 
@@ -140,6 +142,24 @@ def parse_submission(body: bytes | str) -> Submission:
         return StoredGradeRequest.model_validate_json(body).submission()
     except ValidationError as error:
         raise InvalidSubmission(*first_fault(error)) from None
+
+
+def request_of(submission: Submission) -> dict[str, Any]:
+    """The request that `parse_submission` turns into this submission (without its `tests_digest`)."""
+    tests = submission.tests
+    return {
+        "tests": {"digest": tests.digest} if isinstance(tests, TestsReference) else from_json(canonical_json(tests)),
+        "code": submission.code,
+        "completion": submission.completion,
+        "language": submission.language,
+        "limits": asdict(submission.limits),
+        "comparator": ComparatorBody.of(submission.comparator).model_dump(),
+        "stop_on_first_failure": submission.stop_on_first_failure,
+        "reveal": "first_failure" if submission.reveal else "none",
+        "profile": submission.profile.value,
+        "prelude": submission.prelude.value,
+        "problem_id": submission.problem_id,
+    }
 
 
 def _names_stored_tests(error: ValidationError) -> bool:

@@ -31,6 +31,7 @@ from nouscoder.verifier.grading.grader import OnOutcome
 from nouscoder.verifier.grading.grader_decorator import GraderDecorator
 from nouscoder.verifier.grading.verdict_cache import Grading
 from nouscoder.verifier.sandbox.base import Program, Sandbox, Session
+from nouscoder.verifier.sandbox.sandbox_decorator import SandboxDecorator
 
 _NS = 1_000_000_000
 
@@ -148,33 +149,12 @@ class TracedGrader(GraderDecorator):
         )
 
 
-class TracedSandbox:
+class TracedSandbox(SandboxDecorator):
     """Forwards to `inner`, with spans for the time before a submission's first test."""
 
     def __init__(self, inner: Sandbox, tracing: Tracing) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._tracing = tracing
-        self.name = inner.name
-        self.num_slots = inner.num_slots
-
-    @property
-    def isolation(self) -> tuple[str, ...]:
-        """See `Sandbox`."""
-        return self._inner.isolation
-
-    @property
-    def runners(self) -> Mapping[str, int]:
-        """See `Sandbox`."""
-        return self._inner.runners
-
-    @property
-    def replacements(self) -> Mapping[str, int]:
-        """See `Sandbox`."""
-        return self._inner.replacements
-
-    async def start(self) -> None:
-        """See `Sandbox`."""
-        await self._inner.start()
 
     def session(self, program: Program) -> AbstractAsyncContextManager[Session]:
         """See `Sandbox`."""
@@ -183,10 +163,6 @@ class TracedSandbox:
     def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
         """See `Sandbox`."""
         return self._traced(self._inner.pair(program, partner), program)
-
-    async def close(self) -> None:
-        """See `Sandbox`."""
-        await self._inner.close()
 
     @asynccontextmanager
     async def _traced(self, opened: AbstractAsyncContextManager[Opened], program: Program) -> AsyncIterator[Opened]:

@@ -1,4 +1,4 @@
-"""A file of JSON records, one a line, each under a key of its content. It is both the result and the cache.
+"""An append-only file of JSON records, one a line, each under the key of what it depends on. It is also a cache.
 
 INVARIANT: a record is whole or not there, and there is one for each key. A line is written by one write that ends with
 its newline, so a killed process loses at most the line that it was writing; opening the file cuts such a torn line.
@@ -19,7 +19,7 @@ from nouscoder.errors import Unusable
 
 
 class LogUnusable(Unusable):
-    """A file of records holds a line that no evaluation wrote. The message names the file and the line."""
+    """A file of records holds a line that is no such record. The message names the file and the line."""
 
 
 def key_of(content: object) -> str:
@@ -31,26 +31,39 @@ def key_of(content: object) -> str:
 class RecordLog:
     """The records of one file, for one process at a time."""
 
-    def __init__(self, path: Path) -> None:
-        """Open the file, made if it is missing. Raises LogUnusable and StorageError."""
+    def __init__(self, path: Path, *fields: str) -> None:
+        """Open the file, made with its folder if it is missing. Each record has at least these `fields`.
+
+        Raises LogUnusable and StorageError.
+        """
         self.path = path
         self._places: dict[str, tuple[int, int]] = {}
         with naming_storage_faults(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._end = 0
-        self._read()
+        try:
+            self._read({"key", *fields})
+        except LogUnusable:
+            self.close()
+            raise
 
-    def _read(self) -> None:
+    def _read(self, fields: set[str]) -> None:
         with self.path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     os.ftruncate(self._file, self._end)
                     return
                 try:
-                    key = str(json.loads(line)["key"])
-                except (ValueError, KeyError, TypeError):
-                    raise LogUnusable(f"{self.path}, line {number} is no record of an evaluation") from None
-                self._places[key] = (self._end, len(line))
+                    record = json.loads(line)
+                except (ValueError, RecursionError):
+                    record = None
+                if not isinstance(record, dict) or not fields <= record.keys():
+                    raise LogUnusable(
+                        f"{self.path}, line {number} is not a record with {', '.join(sorted(fields))}: delete the"
+                        " line, and what it held is made again"
+                    )
+                self._places[str(record["key"])] = (self._end, len(line))
                 self._end += len(line)
 
     def __contains__(self, key: str) -> bool:

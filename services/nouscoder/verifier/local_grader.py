@@ -1,0 +1,28 @@
+"""Grading in this process, for the commands that grade without a service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from prometheus_client import CollectorRegistry
+
+from nouscoder.config import VerifierSection
+from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.observe.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox import open_sandbox
+from nouscoder.verifier.sandbox.base import Sandbox
+from nouscoder.verifier.settings import grading_policy, sandbox_config
+
+
+@asynccontextmanager
+async def local_grader(
+    section: VerifierSection, decorate: Callable[[Sandbox], Sandbox] = lambda sandbox: sandbox
+) -> AsyncIterator[Grader]:
+    """A grader with the configured sandbox, which `decorate` may wrap. Raises ConfigError and SandboxUnavailable."""
+    sandbox = decorate(open_sandbox(sandbox_config(section)))
+    try:
+        await sandbox.start()
+        yield Grader(sandbox, VerifierMetrics(CollectorRegistry()), grading_policy(section))
+    finally:
+        await sandbox.close()

@@ -1,0 +1,48 @@
+"""Base class of the decorators of a sandbox: recording and traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+
+from nouscoder.verifier.sandbox.base import Program, Sandbox, Session
+
+
+class SandboxDecorator:
+    """Forwards everything to `inner`. A subclass overrides `session` or `pair`."""
+
+    def __init__(self, inner: Sandbox) -> None:
+        self._inner = inner
+        self.name = inner.name
+        self.num_slots = inner.num_slots
+
+    @property
+    def isolation(self) -> tuple[str, ...]:
+        """See `Sandbox`."""
+        return self._inner.isolation
+
+    @property
+    def runners(self) -> Mapping[str, int]:
+        """See `Sandbox`."""
+        return self._inner.runners
+
+    @property
+    def replacements(self) -> Mapping[str, int]:
+        """See `Sandbox`."""
+        return self._inner.replacements
+
+    async def start(self) -> None:
+        """See `Sandbox`."""
+        await self._inner.start()
+
+    def session(self, program: Program) -> AbstractAsyncContextManager[Session]:
+        """See `Sandbox`."""
+        return self._inner.session(program)
+
+    def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
+        """See `Sandbox`."""
+        return self._inner.pair(program, partner)
+
+    async def close(self) -> None:
+        """See `Sandbox`."""
+        await self._inner.close()
