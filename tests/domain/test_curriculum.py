@@ -52,10 +52,14 @@ _records = st.builds(
 )
 
 
-def rates_file(folder: Path, rates: dict[str, float], key: str = "pass_rate") -> Path:
-    file = folder / f"{key}.jsonl"
-    file.write_text("".join(json.dumps({"problem_id": name, key: rate}) + "\n" for name, rate in rates.items()))
+def records_file(file: Path, *records: dict[str, object]) -> Path:
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
     return file
+
+
+def rates_file(folder: Path, rates: dict[str, float]) -> Path:
+    counts = ({"problem_id": name, "passed": round(60 * rate), "sampled": 60} for name, rate in rates.items())
+    return records_file(folder / "rates.jsonl", *counts)
 
 
 def asked(curriculum: Curriculum, place: int, count: int) -> list[str]:
@@ -251,18 +255,22 @@ def test_a_section_that_is_not_whole_is_refused(settings_: list[str], sentence: 
 
 
 def test_a_curriculum_that_the_problems_do_not_allow_is_refused(tmp_path: Path) -> None:
-    solved, too_high = rates_file(tmp_path, {"p0": 1.0}), tmp_path / "high.jsonl"
-    too_high.write_text('{"problem_id": "p0", "pass_rate": 8}\n')
-    no_rate = tmp_path / "none.jsonl"
-    no_rate.write_text('{"problem_id": "p0"}\n')
-    nothing = rates_file(tmp_path, {"p0": 0.0}, "priority")
+    solved = rates_file(tmp_path, {"p0": 1.0})
+    too_high = records_file(tmp_path / "high.jsonl", {"problem_id": "p0", "passed": 8, "sampled": 1})
+    no_rate = records_file(tmp_path / "none.jsonl", {"problem_id": "p0", "pass_rate": 0.5})
+    nothing = records_file(tmp_path / "nothing.jsonl", {"problem_id": "p0", "priority": 0})
+    negative = records_file(tmp_path / "negative.jsonl", {"problem_id": "p0", "priority": -1})
     for settings_, sentence in (
         (["name=subset", 'problem_ids=["p1", "q"]'], "lacks 1 of them, for example 'q'"),
         (["name=subset", "size=8"], "size is 8, and there are only 7"),
         (["name=pass_rates", f'pass_rates="{solved}"'], "leaves no problem"),
-        (["name=pass_rates", f'pass_rates="{too_high}"'], "the pass rate of 'p0' is above 1"),
-        (["name=potential", f'pass_rates="{no_rate}"'], "record 1: it needs problem_id and pass_rate"),
+        (
+            ["name=pass_rates", f'pass_rates="{too_high}"'],
+            "high.jsonl, record 1: body: passed 8 is more than sampled 1",
+        ),
+        (["name=potential", f'pass_rates="{no_rate}"'], "none.jsonl, record 1: passed: Field required"),
         (["name=priorities", f'priorities="{nothing}"'], "no problem has a priority above 0"),
+        (["name=priorities", f'priorities="{negative}"'], "negative.jsonl, record 1: priority: .* than or equal to 0"),
     ):
         config = load_config(None, [f"broker.curriculum.{setting}" for setting in settings_])
         with pytest.raises(Unusable, match=sentence):

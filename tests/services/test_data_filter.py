@@ -23,6 +23,7 @@ from nouscoder.data.filters.words import NgramHasher, words_of
 from nouscoder.data.problem_parquet import read_parquet
 from nouscoder.data.reading import load_problems
 from nouscoder.data.references import ReferencedProblem
+from nouscoder.errors import Unusable
 
 ROOT = Path(__file__).parents[2]
 WORDS = [f"{first}{second}" for first in "bdfgklmnprst" for second in ("a", "ebo", "ila", "omu", "unde", "arik", "ost")]
@@ -328,14 +329,14 @@ def test_a_wrong_recipe_gets_one_clear_sentence(tmp_path: Path, line: str, sente
 @pytest.mark.parametrize(
     ("lines", "sentence"),
     [
-        ('{"problem_id": "half", "passed": 9, "sampled": 8}', "line 1: body: passed 9 is more than sampled 8"),
-        ('{"problem_id": "half", "sampled": 8}', "line 1: passed: Field required"),
+        ('{"problem_id": "half", "passed": 9, "sampled": 8}', "record 1: body: passed 9 is more than sampled 8"),
+        ('{"problem_id": "half", "sampled": 8}', "record 1: passed: Field required"),
         ('{"problem_id": "stranger", "passed": 1, "sampled": 8}', "has none of the problems"),
     ],
 )
 def test_a_wrong_file_of_pass_rates_gets_one_clear_sentence(tmp_path: Path, lines: str, sentence: str) -> None:
     (tmp_path / "rates.jsonl").write_text(lines)
-    with pytest.raises(CannotFilter, match=sentence):
+    with pytest.raises(Unusable, match=sentence):
         chosen(tmp_path, ALL, '[[steps]]\nfilter = "pass_rate"\nfile = "rates.jsonl"\nbelow = 1.0')
     assert not list(tmp_path.glob("out.parquet*")) or [*tmp_path.glob("out.parquet*")] == [
         tmp_path / "out.parquet.toml"

@@ -18,7 +18,7 @@ from nouscoder.cli.app import app
 from nouscoder.cli.stats_text import NoStatistics, stats_text
 from nouscoder.cli.status_text import broker_of
 from nouscoder.config import Config
-from nouscoder.data.problem_values import read_values
+from nouscoder.data.pass_rates import PassCount, read_pass_rates
 from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
 from nouscoder.domain.problem_statistics import CurriculumState
 from nouscoder.learner.curriculum_copy import FILE, CurriculumCopy, read_copy
@@ -53,7 +53,7 @@ async def test_the_statistics_of_a_run_are_a_table_and_a_file_of_pass_rates(
     assert row.split() == [min(record.problem_id for record in records), *["1", "0", "4", "2", "0.500", "0", "2/4"]]
     rates = tmp_path / "rates.json"
     rates.write_text(await stats_text(config, live=True, limit=1, as_json=True))
-    assert read_values(rates, "pass_rate") == {record.problem_id: 0.5 for record in records}
+    assert read_pass_rates(rates) == {record.problem_id: PassCount(2, 4) for record in records}
     other = config.model_copy(update={"run": config.run.model_copy(update={"name": "another"})})
     with pytest.raises(NoStatistics, match="not another"):
         await stats_text(other, live=True, limit=0, as_json=False)

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pydantic import Field
+
 from nouscoder.broker.problem_statistics import read_records
 from nouscoder.broker.store import Store
 from nouscoder.config import Config
@@ -21,7 +23,8 @@ from nouscoder.config.curriculum import (
     PrioritiesCurriculum,
     SubsetCurriculum,
 )
-from nouscoder.data.problem_values import read_values
+from nouscoder.data.json_records import read_bodies
+from nouscoder.data.pass_rates import read_pass_rates
 from nouscoder.domain.curriculum import (
     Choice,
     Curriculum,
@@ -34,6 +37,7 @@ from nouscoder.domain.curriculum import (
     potential_stages,
 )
 from nouscoder.errors import Unusable
+from nouscoder.formats.body import Body
 
 log = logging.getLogger(__name__)
 
@@ -95,10 +99,8 @@ def _subset(section: SubsetCurriculum, problem_ids: Sequence[str], seed: int) ->
 
 def _known_rates(file: str, problem_ids: Sequence[str]) -> dict[str, float]:
     """The base pass rates of the run's problems, in the order of the problem file. Raises Unusable."""
-    rates = read_values(Path(file), "pass_rate")
-    if too_high := next((problem_id for problem_id, rate in rates.items() if rate > 1), None):
-        raise Unusable(f"{file}: the pass rate of {too_high[:100]!r} is above 1")
-    found = {problem_id: rates[problem_id] for problem_id in problem_ids if problem_id in rates}
+    counts = read_pass_rates(Path(file))
+    found = {problem_id: counts[problem_id].rate for problem_id in problem_ids if problem_id in counts}
     if len(found) < len(problem_ids):
         missing = len(problem_ids) - len(found)
         log.warning("problems without a base pass rate are left out", extra={"file": file, "problems": missing})
@@ -109,9 +111,16 @@ def _kept(rates: dict[str, float], keeps: Callable[[float], bool]) -> tuple[str,
     return tuple(problem_id for problem_id, rate in rates.items() if keeps(rate))
 
 
+class PriorityBody(Body):
+    """One record of a file of priorities."""
+
+    problem_id: str
+    priority: float = Field(ge=0)
+
+
 def _weights(file: Path) -> dict[str, float]:
     """Priorities as shares of the highest."""
-    priorities = read_values(file, "priority")
+    priorities = {body.problem_id: body.priority for body in read_bodies(file, PriorityBody)}
     highest = max(priorities.values(), default=0.0)
     if not highest:
         raise Unusable(f"{file}: no problem has a priority above 0")

@@ -104,7 +104,7 @@ def data_stats(
     """What a run has learned of its problems: groups, pass rates over time, filtered groups.
 
     With --broker the statistics of this moment, else those of the copy in the run folder. --json prints all problems,
-    in a form that broker.curriculum.pass_rates of a later run reads.
+    as a file of pass rates for broker.curriculum.pass_rates of a later run and for the filters of `data filter`.
     """
     import asyncio
 

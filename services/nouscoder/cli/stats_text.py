@@ -43,7 +43,10 @@ async def stats_text(config: Config, *, live: bool, limit: int, as_json: bool) -
 
 
 def _as_json(record: ProblemStatistics) -> dict[str, object]:
-    return asdict(record) | {"pass_rate": record.pass_rate, "last_pass_rate": record.last_pass_rate}
+    """A record of a file of pass rates (data/pass_rates.py), with the other facts."""
+    facts = asdict(record)
+    counts = {"problem_id": facts.pop("problem_id"), "passed": facts.pop("accepted"), "sampled": facts.pop("sampled")}
+    return counts | facts | {"pass_rate": record.pass_rate, "last_pass_rate": record.last_pass_rate}
 
 
 def _summary(state: CurriculumState) -> list[str]:

@@ -1,7 +1,6 @@
 """The curriculum's section: one section for each policy, chosen by `broker.curriculum.name`.
 
-domain/curriculum.py has the policies. A file of pass rates has one JSON object for each problem, with problem_id and
-pass_rate, as JSON lines or as one array: `nouscoder data stats RUN --json` prints one.
+domain/curriculum.py has the policies. data/pass_rates.py has the format of a file of pass rates.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ def _name(name: str) -> Any:
 def _pass_rates() -> Any:
     return Field(
         "",
-        description="file of base pass rates: problem_id and pass_rate in each line; problems that it lacks are left"
-        " out",
+        description="file of base pass rates: records with problem_id, passed and sampled; problems that it lacks are"
+        " left out",
     )
 
 

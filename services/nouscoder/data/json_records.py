@@ -11,12 +11,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
+from pydantic import ValidationError
 from pydantic_core import from_json
 
 from nouscoder.data.compressed import opened
 from nouscoder.errors import Unusable
+from nouscoder.formats.body import Body, first_fault
+
+AnyBody = TypeVar("AnyBody", bound=Body)
 
 _PIECE = 1024**2
 _NEXT_ITEM = re.compile(r"[ \t\r\n,]*")
@@ -24,6 +28,10 @@ _NEXT_ITEM = re.compile(r"[ \t\r\n,]*")
 
 class UnreadableFile(Unusable):
     """A file cannot be read as a whole. The message names it."""
+
+
+class BadRecord(Unusable):
+    """A record of a file has not the expected form. The message names the file, the record and the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,17 @@ def read_records(path: Path) -> Iterator[JsonRecord]:
                 yield from _lines(file)
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableFile(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def read_bodies(path: Path, form: type[AnyBody]) -> Iterator[AnyBody]:
+    """The records of a file, each checked against its form. Raises BadRecord for the first bad one; UnreadableFile."""
+    for record in read_records(path):
+        if record.fault:
+            raise BadRecord(f"{path}, record {record.number}: {record.fault}")
+        try:
+            yield form.model_validate(record.value)
+        except ValidationError as error:
+            raise BadRecord(f"{path}, record {record.number}: {': '.join(first_fault(error))}") from None
 
 
 def _is_line_of_arrays(head: bytes) -> bool:

@@ -1,87 +1,33 @@
-"""Filters by how often a policy solves a problem, from a file of {"problem_id", "passed", "sampled"} lines.
-
-The lines come from any evaluation: the base policy's (NousCoder's and Skywork-OR1's offline filters), or a strong
-model's (Klear-Reasoner). Several lines of one problem are added up.
-"""
+"""Filters by how often a policy solves a problem, and the choice of a sample. See data/pass_rates.py for the file."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from nouscoder.data.filters.step import Candidate, CannotFilter, Context, Outcome, Step
-from nouscoder.data.json_records import read_records
+from nouscoder.data.pass_rates import PassCount, read_pass_rates
+from nouscoder.domain.curriculum import potential
 from nouscoder.domain.pass_at_k import pass_at_k
-from nouscoder.formats.body import Body, first_fault
 
 _QUARTILES = 4
-
-
-class PassRateLine(Body):
-    """One line of a file of pass rates."""
-
-    problem_id: str = Field(min_length=1)
-    passed: int = Field(ge=0)
-    sampled: int = Field(ge=1)
-
-    @model_validator(mode="after")
-    def _at_most_all(self) -> PassRateLine:
-        if self.passed > self.sampled:
-            raise ValueError(f"passed {self.passed} is more than sampled {self.sampled}")
-        return self
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """Rollouts of one problem, and how many of them passed."""
-
-    passed: int
-    sampled: int
-
-    @property
-    def rate(self) -> float:
-        """The share that passed."""
-        return self.passed / self.sampled
-
-    @property
-    def potential(self) -> float:
-        """4 p (1 - p), which is 1 where half of the rollouts pass (R1-Code-Interpreter)."""
-        return 4 * self.rate * (1 - self.rate)
-
-
-def read_pass_rates(path: Path) -> dict[str, Count]:
-    """The counts of each problem. Raises CannotFilter, naming the line, and UnreadableFile."""
-    found: dict[str, Count] = {}
-    for record in read_records(path):
-        if record.fault:
-            raise CannotFilter(f"{path}, line {record.number}: {record.fault}")
-        try:
-            line = PassRateLine.model_validate(record.value)
-        except ValidationError as error:
-            field, wrong = first_fault(error)
-            raise CannotFilter(f"{path}, line {record.number}: {field}: {wrong}") from None
-        earlier = found.get(line.problem_id, Count(0, 0))
-        found[line.problem_id] = Count(earlier.passed + line.passed, earlier.sampled + line.sampled)
-    return found
 
 
 class _FromFile(Step):
     """Base of the filters that read a file of pass rates."""
 
-    file: str = Field(description="lines of {problem_id, passed, sampled}")
+    file: str = Field(description="file of pass rates: records with problem_id, passed and sampled")
     unknown: Literal["keep", "drop"] = Field("drop", description="problems that the file does not have")
 
     def files(self) -> tuple[str, ...]:
         """See Step."""
         return (self.file,)
 
-    def counts(self, candidates: Sequence[Candidate], context: Context) -> tuple[dict[str, Count], dict[str, str]]:
+    def counts(self, candidates: Sequence[Candidate], context: Context) -> tuple[dict[str, PassCount], dict[str, str]]:
         """(counts of the known problems, reasons of the unknown ones that are dropped). Raises CannotFilter."""
         found = read_pass_rates(context.folder / self.file)
         known = {one.problem_id: found[one.problem_id] for one in candidates if one.problem_id in found}
@@ -147,15 +93,15 @@ class Potential(_FromFile):
         """See Step."""
         counts, dropped = self.counts(candidates, context)
         # A stable order: problems of the same potential stay in the order of the file.
-        ranked = sorted(counts, key=lambda problem_id: -counts[problem_id].potential)
+        potentials = {problem_id: potential(count.rate) for problem_id, count in counts.items()}
+        ranked = sorted(potentials, key=lambda problem_id: -potentials[problem_id])
         notes, quartiles = {}, Counter[str]()
         for place, problem_id in enumerate(ranked):
             quartile = str(place * _QUARTILES // len(ranked) + 1)
             quartiles[f"potential quartile {quartile}"] += 1
-            potential = counts[problem_id].potential
-            notes[problem_id] = {"potential": f"{potential:.4f}", "potential_quartile": quartile}
+            notes[problem_id] = {"potential": f"{potentials[problem_id]:.4f}", "potential_quartile": quartile}
         for problem_id in ranked[round(self.share * len(ranked)) :]:
-            dropped[problem_id] = f"low potential: {counts[problem_id].potential:.4f}"
+            dropped[problem_id] = f"low potential: {potentials[problem_id]:.4f}"
         return Outcome(dropped, dict(notes), dict(sorted(quartiles.items())))
 
 
