@@ -72,7 +72,7 @@ def test_the_window_of_livecodebench_v6_holds_its_dates(date: str, inside: bool)
 
 
 def test_a_bound_or_a_window_that_does_not_exist_is_named() -> None:
-    with pytest.raises(NothingToEvaluate, match="'August' is no date"):
+    with pytest.raises(NothingToEvaluate, match="'August' is not a date"):
         Window("August")
     with pytest.raises(NothingToEvaluate, match="'lcb-v9' is none of lcb-v6"):
         window_named("lcb-v9")

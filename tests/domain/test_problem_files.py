@@ -95,7 +95,7 @@ def test_a_fault_is_named_with_its_line(tmp_path: Path, text: str, sentence: str
 def test_a_duplicate_problem_id_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "problems.jsonl"
     save_problems(file, [STDIN, STDIN])
-    with pytest.raises(ProblemFileError, match="line 2: problem_id 'a' is there twice"):
+    with pytest.raises(ProblemFileError, match="line 2: problem_id 'a' occurs twice"):
         load_problems(file)
 
 

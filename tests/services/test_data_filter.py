@@ -299,7 +299,7 @@ def test_tests_are_never_all_in_memory(tmp_path: Path, monkeypatch: pytest.Monke
 
 WRONG = [
     ("inputs = []", "inputs"),
-    ('steps = [{filter = "num_test", at_least = 5}]', "'num_test' is no filter: did you mean num_tests?"),
+    ('steps = [{filter = "num_test", at_least = 5}]', "'num_test' is not a filter: did you mean num_tests?"),
     (
         'steps = [{filter = "num_tests", atleast = 5}]',
         "step 1 (num_tests): unknown key atleast: did you mean at_least?",
@@ -346,7 +346,7 @@ def test_a_wrong_file_of_pass_rates_gets_one_clear_sentence(tmp_path: Path, line
 def test_the_same_name_twice_and_an_empty_selection_are_refused(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", ALL)
     (tmp_path / "r.toml").write_text('name = "r"\ninputs = ["a.jsonl", "a.jsonl"]\nsteps = [{filter = "no_urls"}]')
-    with pytest.raises(CannotFilter, match="'never' is twice"):
+    with pytest.raises(CannotFilter, match="'never' is in the inputs twice"):
         select(read_recipe(tmp_path / "r.toml"), tmp_path / "r.parquet")
     with pytest.raises(CannotFilter, match="no problem is left: num_tests 6 -> 0"):
         chosen(tmp_path, ALL, '[[steps]]\nfilter = "num_tests"\nat_least = 2')

@@ -23,7 +23,7 @@ from nouscoder.config.curriculum import (
     PrioritiesCurriculum,
     SubsetCurriculum,
 )
-from nouscoder.data.json_records import read_bodies
+from nouscoder.data.json_records import checked_records
 from nouscoder.data.pass_rates import read_pass_rates
 from nouscoder.domain.curriculum import (
     Choice,
@@ -120,7 +120,7 @@ class PriorityBody(Body):
 
 def _weights(file: Path) -> dict[str, float]:
     """Priorities as shares of the highest."""
-    priorities = {body.problem_id: body.priority for body in read_bodies(file, PriorityBody)}
+    priorities = {body.problem_id: body.priority for body in checked_records(file, PriorityBody)}
     highest = max(priorities.values(), default=0.0)
     if not highest:
         raise Unusable(f"{file}: no problem has a priority above 0")

@@ -48,7 +48,7 @@ def data_import(
     tests: Annotated[str, typer.Option(help="folder or URL (s3://...) of the tests; default: OUT.index")] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Import a data set as a problem file. Started again after an interruption, it goes on where it was."""
+    """Import a data set as a problem file. Run again after an interruption, it continues where it stopped."""
     import json
     from dataclasses import asdict
 
@@ -101,9 +101,9 @@ def data_stats(
     config_file: ConfigOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """What a run has learned of its problems: groups, pass rates over time, filtered groups.
+    """Print the statistics of a run's problems: groups, pass rates over time, filtered groups.
 
-    With --broker the statistics of this moment, else those of the copy in the run folder. --json prints all problems,
+    With --broker they are those of this moment, else those of the copy in the run folder. --json prints all problems,
     as a file of pass rates for broker.curriculum.pass_rates of a later run and for the filters of `data filter`.
     """
     import asyncio

@@ -15,7 +15,7 @@ from nouscoder.errors import Unusable
 
 
 class _EvalGroup(typer.core.TyperGroup):
-    """`eval PROBLEMS` is `eval run PROBLEMS`: all that is no subcommand is an argument of `run`."""
+    """`eval PROBLEMS` is `eval run PROBLEMS`: without a subcommand the arguments are those of `run`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put `run` before the arguments when no subcommand is named."""
@@ -37,9 +37,11 @@ def eval_run(
     problems: Annotated[Path, typer.Argument(help="problem file: JSON lines or parquet")],
     url: Annotated[str, typer.Option(help="server with OpenAI's API, such as http://127.0.0.1:8000/v1")] = "",
     model: Annotated[str, typer.Option(help="name of the model at the server")] = "",
-    samples: Annotated[Path | None, typer.Option(help="file of samples instead, as `nouscoder grade` reads")] = None,
+    samples: Annotated[
+        Path | None, typer.Option(help="file of samples, in place of a server; as `nouscoder grade` reads")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="folder; default: evaluations/MODEL. The same folder again goes on")
+        Path | None, typer.Option(help="folder; default: evaluations/MODEL; an evaluation there is continued")
     ] = None,
     num_samples: Annotated[int, typer.Option("--n", min=1, help="samples of each problem")] = 8,
     temperature: Annotated[float, typer.Option(min=0.0, help="of the sampling")] = 0.6,
@@ -62,7 +64,7 @@ def eval_run(
     config_file: ConfigOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Sample a model on problems, grade the samples, and report pass@k. Given again, it goes on where it was."""
+    """Sample a model on problems, grade the samples, and report pass@k. Run again, it continues where it stopped."""
     from nouscoder.config import load_config
     from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
     from nouscoder.evaluation.problems import Window, window_named
@@ -123,5 +125,5 @@ def _fields(text: str) -> dict[str, Any]:
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
-        raise Unusable(f"--extra {text!r:.80} is no JSON object")
+        raise Unusable(f"--extra {text!r:.80} is not a JSON object")
     return fields

@@ -49,7 +49,7 @@ def _tokens() -> None:
 
 @tokens_app.command("new")
 def tokens_new(name: Annotated[str, typer.Argument(help="the client's name")]) -> None:
-    """Make a token. Prints the line for verifier.tokens_file to stdout, and the token, only now, to stderr."""
+    """Make a token. Prints the line for verifier.tokens_file to stdout, and the token, only this once, to stderr."""
     from nouscoder.verifier.access.api_keys import new_api_key
 
     secret, line = new_api_key(name)

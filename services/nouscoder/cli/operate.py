@@ -27,7 +27,7 @@ def pause(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Lease nothing any more; what workers hold may be handed in."""
+    """Stop leasing work. Workers may still submit what they hold."""
     from nouscoder.cli.operate_text import mode_text
     from nouscoder.domain.run_status import RunMode
 
@@ -40,7 +40,7 @@ def resume(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on after `pause` or `drain`."""
+    """Continue after `pause` or `drain`."""
     from nouscoder.cli.operate_text import mode_text
     from nouscoder.domain.run_status import RunMode
 
@@ -56,7 +56,7 @@ def drain(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Admit nothing any more, and wait until all that was admitted is sampled and graded."""
+    """Stop admitting groups, and wait until every admitted rollout is sampled and graded."""
     from nouscoder.cli.operate_text import drain_text
 
     _print(drain_text(_config(address, config_file, overrides), wait_s, typer.echo, as_json=as_json))
@@ -83,7 +83,7 @@ def list_letters(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The rollouts that were given up last, newest first, with the cause of each."""
+    """List the rollouts that were given up, newest first, with the cause of each."""
     from nouscoder.cli.operate_text import letters_text
 
     _print(letters_text(_config(address, config_file, overrides), as_json=as_json))
@@ -97,7 +97,7 @@ def show_letter(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """All that is known of one, with the text that was sampled."""
+    """Show one dead letter, with the text that was sampled."""
     from nouscoder.cli.operate_text import letter_text
 
     _print(letter_text(_config(address, config_file, overrides), letter, as_json=as_json))
@@ -112,7 +112,7 @@ def requeue_letters(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask the problems of these again, each in a new group, and remove the letters."""
+    """Sample the problems of these dead letters again, each in a new group, and remove the letters."""
     from nouscoder.cli.operate_text import remove_letters_text
 
     config = _config(address, config_file, overrides)
@@ -128,7 +128,7 @@ def drop_letters(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove these letters and their records."""
+    """Remove these dead letters and their records."""
     from nouscoder.cli.operate_text import remove_letters_text
 
     config = _config(address, config_file, overrides)

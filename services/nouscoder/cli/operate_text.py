@@ -24,7 +24,7 @@ _AT_WORK = (RolloutState.QUEUED, RolloutState.SAMPLING, RolloutState.SAMPLED, Ro
 
 
 class OperationFailed(NousCoderError):
-    """What was asked for cannot be done; the message says what is in the way."""
+    """The operation cannot be done. The message says why."""
 
 
 async def mode_text(config: Config, mode: RunMode, *, as_json: bool) -> str:
@@ -38,7 +38,7 @@ async def mode_text(config: Config, mode: RunMode, *, as_json: bool) -> str:
 
 async def drain_text(config: Config, wait_s: float, say: Callable[[str], object], *, as_json: bool) -> str:
     """Drain the run. Raises OperationFailed when rollouts are still at work after `wait_s`, and PeerError."""
-    end_s, told = time.monotonic() + wait_s, -1
+    end_s, reported = time.monotonic() + wait_s, -1
     async with broker_of(config) as broker:
         await broker.set_mode(RunMode.DRAINING)
         while at_work := _at_work(status := await broker.status()):
@@ -47,9 +47,9 @@ async def drain_text(config: Config, wait_s: float, say: Callable[[str], object]
                     f"{at_work} rollouts are still sampled or graded after {wait_s:.0f} s: ask `nouscoder why-stalled`."
                     " The run admits nothing until `nouscoder resume`"
                 )
-            if at_work != told and not as_json:
+            if at_work != reported and not as_json:
                 say(f"{at_work} rollouts are still sampled or graded")
-                told = at_work
+                reported = at_work
             await asyncio.sleep(_LOOK_EVERY_S)
     left = {state: count for state, count in status.ledger.in_flight.items() if count}
     if as_json:

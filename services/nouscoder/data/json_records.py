@@ -31,7 +31,7 @@ class UnreadableFile(Unusable):
 
 
 class BadRecord(Unusable):
-    """A record of a file has not the expected form. The message names the file, the record and the field."""
+    """A record of a file does not have the expected form. The message names the file, the record and the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ def read_records(path: Path) -> Iterator[JsonRecord]:
         raise UnreadableFile(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def read_bodies(path: Path, form: type[AnyBody]) -> Iterator[AnyBody]:
-    """The records of a file, each checked against its form. Raises BadRecord for the first bad one; UnreadableFile."""
+def checked_records(path: Path, form: type[AnyBody]) -> Iterator[AnyBody]:
+    """The records of a file, each of this form. Raises BadRecord for the first bad record, and UnreadableFile."""
     for record in read_records(path):
         if record.fault:
             raise BadRecord(f"{path}, record {record.number}: {record.fault}")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict, Field, model_validator
 
-from nouscoder.data.json_records import read_bodies
+from nouscoder.data.json_records import checked_records
 from nouscoder.formats.body import Body
 
 
@@ -48,7 +48,7 @@ class PassCount:
 def read_pass_rates(path: Path) -> dict[str, PassCount]:
     """The counts of each problem. Raises BadRecord and UnreadableFile."""
     found: dict[str, PassCount] = {}
-    for body in read_bodies(path, PassRateBody):
+    for body in checked_records(path, PassRateBody):
         earlier = found.get(body.problem_id, PassCount(0, 0))
         found[body.problem_id] = PassCount(earlier.passed + body.passed, earlier.sampled + body.sampled)
     return found

@@ -53,7 +53,7 @@ class ParquetRow:
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether the name says so."""
+    """Whether the file is parquet, by its name."""
     return path.suffix == ".parquet"
 
 
@@ -63,7 +63,7 @@ def store_beside(path: Path) -> Path:
 
 
 def row_of(item: ReferencedProblem, stored: StoredTests) -> dict[str, Any]:
-    """A problem as a row, its tests being stored."""
+    """A problem as a row. Its tests are put into the store."""
     problem = item.problem
     return {
         **{name: str(getattr(problem, name)) for name in _TEXTS},

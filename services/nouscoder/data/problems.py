@@ -121,7 +121,7 @@ def read_bodies(path: Path) -> Iterator[ProblemBody]:
                     continue
                 body = _body(line, f"{path}, line {number}")
                 if body.problem_id in seen:
-                    raise ProblemFileError(f"{path}, line {number}: problem_id {body.problem_id!r} is there twice")
+                    raise ProblemFileError(f"{path}, line {number}: problem_id {body.problem_id!r} occurs twice")
                 seen.add(body.problem_id)
                 yield body
     except OSError as error:

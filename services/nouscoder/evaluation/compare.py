@@ -127,7 +127,7 @@ def _read(path: Path) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(file.read_bytes())
         record["problems"], record["profiles"]  # a KeyError names what is missing
     except FileNotFoundError:
-        raise NotComparable(f"{path} has no {REPORT}: its evaluation has not ended") from None
+        raise NotComparable(f"{path} has no {REPORT}: its evaluation is not finished") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise NotComparable(f"{file} is no report of an evaluation: {error}") from None
+        raise NotComparable(f"{file} is not a report of an evaluation: {error}") from None
     return record

@@ -41,7 +41,7 @@ class EvaluatedProblem:
 
     @property
     def month(self) -> str:
-        """Such as 2025-01."""
+        """The month, such as 2025-01."""
         return self.date[:7] or UNKNOWN
 
 
@@ -56,7 +56,7 @@ class Window:
     until: str = ""
 
     def __post_init__(self) -> None:
-        """Raises NothingToEvaluate for a bound that is no date."""
+        """Raises NothingToEvaluate for a bound that is not a date."""
         for bound in (self.since, self.until):
             if bound:
                 _instant(bound)
@@ -133,4 +133,4 @@ def _instant(date: str) -> datetime:
     try:
         return datetime.fromisoformat(date).replace(tzinfo=None)
     except ValueError:
-        raise NothingToEvaluate(f"{date!r} is no date such as 2024-08-01") from None
+        raise NothingToEvaluate(f"{date!r} is not a date such as 2024-08-01") from None

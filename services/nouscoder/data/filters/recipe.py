@@ -94,7 +94,7 @@ def read_recipe(path: Path, folder: Path | None = None) -> Recipe:
 def _step(number: int, given: dict[str, Any], faults: list[str]) -> Step | None:
     name = given.get("filter")
     if name not in NAMES:
-        faults.append(f"step {number}: {name!r:.60} is no filter{did_you_mean(str(name), NAMES)}")
+        faults.append(f"step {number}: {name!r:.60} is not a filter{did_you_mean(str(name), NAMES)}")
         return None
     step: Step | None = _validated(NAMES[name], given, f"step {number} ({name}): ", faults)
     return step

@@ -153,8 +153,8 @@ class _Selecting:
                 store.copy(row.stored.digest, one.store)
                 copied.add(row.stored.digest)
             values = {**row.values, "metadata": self._metadata(one)}
-            told = {name: value for name, value in values.items() if name != "file_bytes"}
-            digest.update(json.dumps(told, sort_keys=True).encode() + b"\n")
+            hashed = {name: value for name, value in values.items() if name != "file_bytes"}
+            digest.update(json.dumps(hashed, sort_keys=True).encode() + b"\n")
             rows.append(values)
             if len(rows) == _PART_PROBLEMS:
                 parts.append(self._part(staging, len(parts), rows))

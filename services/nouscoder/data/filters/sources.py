@@ -40,7 +40,7 @@ class Sources:
                 references = row.values.pop("references")
                 one = Candidate(number, at, row, len(references), store)
                 if one.problem_id in found:
-                    raise CannotFilter(f"problem_id {one.problem_id!r:.100} is twice in the inputs")
+                    raise CannotFilter(f"problem_id {one.problem_id!r:.100} is in the inputs twice")
                 found[one.problem_id] = one
         return list(found.values())
 

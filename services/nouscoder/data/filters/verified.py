@@ -11,7 +11,7 @@ from pydantic import Field
 
 from nouscoder.data.filters.graders import Program, grade_all
 from nouscoder.data.filters.step import Candidate, Context, Outcome, Step
-from nouscoder.data.json_records import read_bodies
+from nouscoder.data.json_records import checked_records
 from nouscoder.data.references import Reference
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.formats.body import Body
@@ -77,7 +77,7 @@ class WrongSolutionsFail(Step):
 
     def _programs(self, candidates: Sequence[Candidate], context: Context) -> Iterator[Program]:
         known = {one.problem_id: one for one in candidates}
-        for wrong in read_bodies(context.folder / self.file, WrongSolution):
+        for wrong in checked_records(context.folder / self.file, WrongSolution):
             if wrong.problem_id in known:
                 yield Program(known[wrong.problem_id], Reference(wrong.code, wrong.language))
 
