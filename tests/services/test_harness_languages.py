@@ -124,6 +124,53 @@ async def test_code_that_does_not_compile_has_a_message(
     assert len(caught.value.detail) <= 2000
 
 
+_PRINTS = 'public static void main(String[] a) { System.out.println("ok"); }'
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"// public class Wrong\npublic class Other {{ {_PRINTS} }}",
+        f"package some.where;\npublic class Other {{ {_PRINTS} }}",
+        f"class Helper {{ }}\nclass Other {{ {_PRINTS} }}",
+        "public class Other { public static void main(String[] a) { try { assert a.length > 0; }"
+        ' catch (AssertionError e) { System.out.println("ok"); } } }',
+    ],
+    ids=["public class", "package", "no public class", "asserts are on"],
+)
+async def test_java_runs_the_class_that_has_main(sandbox: Sandbox, code: str) -> None:
+    wide = Limits(wall_time_s=60, cpu_time_s=60)
+    async with sandbox.session(program("java", code, wide)) as session:
+        result = await session.run(b"")
+        assert result.stdout == b"ok\n", result.stderr.decode()
+
+
+async def test_java_collects_garbage_within_a_small_memory_limit(sandbox: Sandbox) -> None:
+    code = (
+        "public class Main { static byte[] kept; public static void main(String[] a) {"
+        ' for (int i = 0; i < 512; i++) kept = new byte[1 << 20]; System.out.println("ok"); } }'
+    )
+    small = Limits(wall_time_s=60, cpu_time_s=60, memory_bytes=96 << 20)
+    async with sandbox.session(program("java", code, small)) as session:
+        result = await session.run(b"")
+    assert (result.exit, result.stdout) == (Exit.EXITED, b"ok\n"), result.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("java", "public class Other { static int f() { return 1; } }"),
+        ("go", "package other\nfunc main() { }"),
+    ],
+)
+async def test_a_program_without_a_place_to_start_is_a_compile_error(
+    sandbox: Sandbox, language: str, code: str
+) -> None:
+    with pytest.raises(CompileFailed, match="main"):
+        async with sandbox.session(program(language, code)):
+            pytest.fail("the session must not open")
+
+
 @pytest.mark.parametrize(
     ("code", "exit_", "exit_code", "signal"),
     [

@@ -24,7 +24,7 @@ from nouscoder.verifier.sandbox.base import (
 )
 from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.slot import Slot, SlotEnded
-from nouscoder.verifier.toolchains.languages import with_tools
+from nouscoder.verifier.toolchains.languages import with_memory_limit, with_tools
 
 _EXITS = {
     frames.Ended.EXITED: Exit.EXITED,
@@ -73,7 +73,7 @@ class SlotSession:
             prelude=self._program.prelude,
             source_name=language.source_name,
             compile_argv=with_tools(language.compile, self._slot.tools),
-            run_argv=with_tools(language.run, self._slot.tools),
+            run_argv=with_memory_limit(with_tools(language.run, self._slot.tools), limits.memory_bytes),
         )
         try:
             kind, detail = await self._begin(payload)

@@ -19,6 +19,7 @@ from nouscoder.verifier.toolchains.toolchain_cache import PLACE, folder_of
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
 _REGISTRY = Path(__file__).with_name("languages.toml")
+_MEMORY = "{memory_bytes}"
 _OPTIONAL = {"compile", "run", "prepare", "compile_prepared"}
 _KEYS = _OPTIONAL | {"source", "time_factor", "memory_extra_bytes", "detect"}
 
@@ -94,6 +95,11 @@ def known_tools(found: object) -> Mapping[str, str]:
 def with_tools(command: tuple[str, ...] | None, tools: Mapping[str, str]) -> tuple[str, ...] | None:
     """The command with the names of tools replaced by their paths."""
     return None if command is None else tuple(tools.get(word, word) for word in command)
+
+
+def with_memory_limit(command: tuple[str, ...] | None, memory_bytes: int) -> tuple[str, ...] | None:
+    """The command with the memory limit of a submission, which Java's heap is a part of."""
+    return None if command is None else tuple(word.replace(_MEMORY, str(memory_bytes)) for word in command)
 
 
 def forget_installed() -> None:
