@@ -103,6 +103,50 @@ async def test_processes_over_the_groups_limit_are_a_memory_limit_and_close_leav
     assert not ours()
 
 
+EVASIONS = {
+    "processes that nobody waits for": (
+        Exit.TIME_LIMIT,
+        "import os, signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "for _ in range(4):\n    if os.fork() == 0:\n"
+        "        while time.process_time() < 0.5: pass\n        os._exit(0)\n"
+        "try: os.wait()\nexcept ChildProcessError: pass\n",
+    ),
+    "shared mappings of many processes": (
+        Exit.MEMORY_LIMIT,
+        "import mmap, os, time\nfor _ in range(9):\n    if os.fork() == 0:\n        m = mmap.mmap(-1, 40 << 20)\n"
+        "        for at in range(0, 40 << 20, 4096): m[at] = 1\n        time.sleep(1)\n        os._exit(0)\n"
+        "for _ in range(9): os.wait()\n",
+    ),
+    "buffers of sockets": (
+        Exit.MEMORY_LIMIT,
+        "import os, socket\nfor _ in range(5):\n    if os.fork(): continue\n    kept = []\n"
+        "    while len(kept) < 400:\n        pair = socket.socketpair()\n        kept += pair\n"
+        "        for end in pair:\n            end.setblocking(False)\n            try:\n"
+        "                while True: end.send(b'x' * 32768)\n            except OSError: pass\n"
+        "    os._exit(0)\nfor _ in range(5): os.wait()\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EVASIONS)
+async def test_what_the_harness_cannot_measure_counts(name: str) -> None:
+    exit_, code = EVASIONS[name]
+    sandbox = open_sandbox(SandboxConfig(slots=1))
+    try:
+        await sandbox.start()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    try:
+        if "cgroup:memory" not in sandbox.isolation:
+            pytest.skip("this host does not allow memory groups")
+        limits = Limits(wall_time_s=60, cpu_time_s=1, memory_bytes=64 << 20, output_bytes=1 << 10, processes=30)
+        async with sandbox.session(Program(installed()["python"], code, limits)) as session:
+            for _ in range(2):
+                assert (await session.run(b"")).exit is exit_
+    finally:
+        await sandbox.close()
+
+
 def test_groups_of_a_service_that_was_killed_are_swept(tmp_path: Path) -> None:
     (tmp_path / "memory" / "nouscoder-999999999-0").mkdir(parents=True)
     (tmp_path / "memory" / f"nouscoder-{os.getppid()}-0").mkdir()

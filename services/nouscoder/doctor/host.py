@@ -83,7 +83,8 @@ def _cgroups() -> Finding:
     version = 2 if Path("/sys/fs/cgroup/cgroup.controllers").is_file() else 1
     if {"memory", "pids"} <= set(names):
         return Finding("cgroups", True, False, f"version {version}: {' '.join(names)} bounded by the kernel")
-    detail = f"version {version}, writable: {' '.join(names) or 'none'}; memory is sampled, processes are counted"
+    detail = f"version {version}, writable: {' '.join(names) or 'none'}; memory is sampled"
+    detail += ", and shared memory, buffers of sockets and CPU time of abandoned children may escape the limits"
     return Finding("cgroups", False, False, detail, "run as root with a writable, delegated cgroup (Delegate=yes)")
 
 

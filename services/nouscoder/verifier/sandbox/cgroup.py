@@ -1,11 +1,13 @@
-"""Control groups of the slots, version 1 or 2. They bound the total memory and number of processes of a slot.
+"""Control groups of the slots, version 1 or 2. They bound the total memory and number of processes of a slot, and count
+its CPU time.
 
 INVARIANT: a group that `Groups` made exists until its own `remove`, and no longer after it. Groups of a service that
 was killed are removed when the next one starts.
 
-If this process may not make groups, there are none, and only the harness (sampling and rlimits) bounds a run. The
-bounds of a group are wider than a program's limit, because the files of a slot in tmpfs count too. They protect other
-slots; the harness determines the verdict.
+If this process may not make groups, there are none, and only the harness (sampling and rlimits) bounds a run. A group
+also finds what the harness cannot measure: shared mappings, the buffers of sockets, and the CPU time of processes that
+nobody waited for. Moving a process to a group is slow, so a group is that of a slot, not of a run: what the slot itself
+holds is measured before the first run.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "nouscoder-"
 _numbers = itertools.count()  # of the sandboxes of this process, which share no group
 _REMOVE_LIMIT_S = 2.0
-_V1_FILES = {"memory": ("memory.limit_in_bytes", "memory.oom_control"), "pids": ("pids.max", "")}
+_V1_FILES = {
+    "memory": ("memory.limit_in_bytes", "memory.oom_control"),
+    "pids": ("pids.max", ""),
+    "cpuacct": ("", ""),
+}
+# The memory that the kernel cannot take back, so without the cache of files on disks. The unit is bytes.
+_V1_HELD, _V2_HELD = (b"total_rss", b"total_shmem"), (b"anon", b"shmem", b"kernel", b"sock")
 _V2_FILES = {"memory": ("memory.max", "memory.events"), "pids": ("pids.max", "")}
 
 
@@ -46,6 +54,9 @@ class Group:
             folder.mkdir(exist_ok=True)
         events = [self._folders[c.name] / c.events_file for c in controllers if c.events_file]
         self._events = os.open(events[0], os.O_RDONLY | os.O_CLOEXEC) if events else -1
+        found = list(self._folders.values())
+        self._cpu_v1, self._cpu_v2 = _opened(found, "cpuacct.usage"), _opened(found, "cpu.stat")
+        self._memory, self._kernel_v1 = _opened(found, "memory.stat"), _opened(found, "memory.kmem.usage_in_bytes")
 
     def add(self, pid: int) -> None:
         """Add a process and its future children. Raises OSError when it has ended or may not be moved."""
@@ -73,15 +84,42 @@ class Group:
         words = os.pread(self._events, 4096, 0).split()
         return int(words[words.index(b"oom_kill") + 1])
 
+    def cpu_s(self) -> float:
+        """The CPU time that all processes of this group have used; 0 when it is not counted."""
+        if self._cpu_v1 >= 0:
+            return 1e-9 * int(os.pread(self._cpu_v1, 4096, 0))
+        return 1e-6 * _sum_of(self._cpu_v2, (b"usage_usec",))
+
+    def held_bytes(self) -> int:
+        """The memory of this group that the kernel cannot take back; 0 when it is not counted."""
+        if self._kernel_v1 >= 0:
+            return _sum_of(self._memory, _V1_HELD) + int(os.pread(self._kernel_v1, 4096, 0))
+        return _sum_of(self._memory, _V2_HELD)
+
     def remove(self) -> None:
         """Remove the group. Waits up to 2 s for its processes to end. Never raises."""
-        if self._events >= 0:
-            os.close(self._events)
-            self._events = -1
+        for fd in (self._events, self._cpu_v1, self._cpu_v2, self._memory, self._kernel_v1):
+            if fd >= 0:
+                os.close(fd)
+        self._events = self._cpu_v1 = self._cpu_v2 = self._memory = self._kernel_v1 = -1
         end = time.monotonic() + _REMOVE_LIMIT_S
         for folder in set(self._folders.values()):
             while not _removed(folder) and time.monotonic() < end:
                 time.sleep(0.005)
+
+
+def _opened(folders: list[Path], name: str) -> int:
+    """A descriptor of the file of that name in one of the folders; -1 if there is none."""
+    found = next((folder / name for folder in folders if (folder / name).is_file()), None)
+    return -1 if found is None else os.open(found, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _sum_of(fd: int, names: tuple[bytes, ...]) -> int:
+    """The sum of these values of a file with a name and a number in each line. 0 without a file."""
+    if fd < 0:
+        return 0
+    lines = (line.split() for line in os.pread(fd, 1 << 14, 0).splitlines())
+    return sum(int(line[1]) for line in lines if line[0] in names)
 
 
 UNGROUPED = Group((), "")

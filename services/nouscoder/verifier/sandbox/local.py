@@ -108,7 +108,8 @@ class LocalSandbox:
         session = SlotSession(slot, program, self._config)
         session.begin()
         await session.compile()
-        slot.group.limit(**limits)
+        session.bound_memory()
+        slot.group.limit(pids=limits["pids"])
         return session
 
     async def _opened_partner(self, slot: Slot, program: Program) -> SlotSession:
@@ -181,7 +182,9 @@ class LocalSandbox:
 
 
 def _group_limits(program: Program, config: SandboxConfig) -> dict[str, int]:
-    """The limits of a slot's group: the program or its compiler, files in tmpfs, and the slot's own processes."""
+    """The limits of a slot's group until the program is compiled: the program or its compiler, files in tmpfs, and the
+    slot's own processes.
+    """
     limits, compiles = program.limits, program.language.compile is not None
     files = 2 * config.tmp_bytes + 4 * limits.output_bytes
     memory = max(limits.memory_bytes, _COMPILER_MEMORY_BYTES if compiles else 0)

@@ -34,6 +34,9 @@ _EXITS = {
     frames.Ended.OUTPUT_LIMIT: Exit.OUTPUT_LIMIT,
 }
 _PYTHON_COMPILE_TIME_S = 10.0
+# What the slot itself may need during a run, in addition to what it holds before: the next sandbox is made meanwhile.
+_OWN_CPU_S, _OWN_BYTES = 0.25, 48 * 1024**2
+_STEP_BYTES = 16 * 1024**2  # the group's limit changes in steps, so that most runs need no change
 _OUT_OF_MEMORY = RunResult(Exit.MEMORY_LIMIT, 0, signal.SIGKILL, 0.0, 0.0, 0, b"", b"")
 
 
@@ -45,6 +48,8 @@ class SlotSession:
         self._program = program
         self._grace_s = config.grace_s
         self._num_killed = 0
+        self._held_bytes = 0  # of the slot's group before the first run
+        self._cpu_before_s = 0.0  # of the slot's group before the current run
         self._out_of_memory = False  # the kernel killed the slot's own processes; the next run needs a new one
         self._running = False
         by_exec = program.language.run is not None
@@ -87,6 +92,17 @@ class SlotSession:
             await self._slot.stop()
             raise SandboxError(f"slot {self._slot.index} answered {kind.name} to a program")
 
+    def bound_memory(self) -> None:
+        """Bound the memory of the runs from now on: what the kernel counts beyond what the slot holds now."""
+        self._held_bytes = self._slot.group.held_bytes()
+        self._limit_group(0)
+
+    def _limit_group(self, num_input_bytes: int) -> None:
+        """Files of the input and the output are memory too, but not the program's. Files in /tmp are."""
+        steps = -(-(num_input_bytes + self._program.limits.output_bytes) // _STEP_BYTES)
+        allowed = self._program.limits.memory_bytes + steps * _STEP_BYTES
+        self._slot.group.limit(memory=self._held_bytes + allowed + _OWN_BYTES)
+
     async def _begin(self, payload: bytes) -> tuple[Kind, bytes]:
         """Send the program without waiting for the end of the previous session. Returns the answer."""
         try:
@@ -106,7 +122,7 @@ class SlotSession:
         with self._one_at_a_time():
             await self._reopen_if_killed()
             try:
-                await self._send_arguments(args, files)
+                await self._prepare_run(args, files, len(stdin))
                 await self._slot.send(Kind.RUN, stdin)
                 kind, payload = await self._receive(self._program.limits.wall_time_s)
             except SandboxError:
@@ -144,7 +160,8 @@ class SlotSession:
     async def _talk(
         self, partner: SlotSession, args: tuple[str, ...], files: Mapping[str, bytes]
     ) -> tuple[RunResult, RunResult]:
-        await partner._send_arguments(args, files)
+        await self._prepare_run((), NO_FILES, 0)
+        await partner._prepare_run(args, files, 0)
         await self._slot.send(Kind.TALK)
         await partner._slot.send(Kind.TALK)
         try:
@@ -175,6 +192,7 @@ class SlotSession:
             await self._slot.ensure_usable()
             self.begin()
             await self.compile()
+            self.bound_memory()
             self._out_of_memory = False
 
     async def _relay(self, listener: SlotSession) -> RunResult:
@@ -195,7 +213,9 @@ class SlotSession:
                 await self._slot.stop()
                 raise SandboxError(f"slot {self._slot.index} answered {kind.name} in a conversation")
 
-    async def _send_arguments(self, args: tuple[str, ...], files: Mapping[str, bytes]) -> None:
+    async def _prepare_run(self, args: tuple[str, ...], files: Mapping[str, bytes], num_stdin_bytes: int) -> None:
+        self._limit_group(num_stdin_bytes + sum(map(len, files.values())))
+        self._cpu_before_s = self._slot.group.cpu_s()
         if args or files:
             await self._slot.send(Kind.ARGUMENTS, frames.pack_arguments(args, files))
 
@@ -217,8 +237,13 @@ class SlotSession:
             raise SandboxError(f"slot {self._slot.index} sent an invalid result: {error}") from error
         # The kernel may have killed another process than the one whose end is reported.
         exit_ = Exit.MEMORY_LIMIT if self._was_short_of_memory() else _EXITS[frames.Ended(r.ended)]
+        # The harness does not see the CPU time of processes that nobody waited for.
+        group_s = self._slot.group.cpu_s() - self._cpu_before_s - _OWN_CPU_S
+        if exit_ in (Exit.EXITED, Exit.SIGNALLED) and group_s > self._program.limits.cpu_time_s:
+            exit_ = Exit.TIME_LIMIT
+        cpu_time_s = max(r.cpu_time_s, group_s)
         return RunResult(
-            exit_, r.exit_code, r.signal, r.wall_time_s, r.cpu_time_s, r.memory_bytes, r.stdout, r.stderr, r.result
+            exit_, r.exit_code, r.signal, r.wall_time_s, cpu_time_s, r.memory_bytes, r.stdout, r.stderr, r.result
         )
 
     async def _receive(self, limit_s: float) -> tuple[Kind, bytes]:
