@@ -224,3 +224,64 @@ def _alive(pid: int) -> bool:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+async def test_the_memory_of_a_run_has_nothing_of_an_earlier_input_or_error_output(sandbox: Sandbox) -> None:
+    """A process is a fork of init, which has read the input and sent the output of each run before."""
+    code = (
+        "import ctypes, sys\n"
+        "data = sys.stdin.buffer.read()\n"
+        "if data.startswith(b'keep '):\n    sys.stderr.write(data[5:].decode()); sys.exit()\n"
+        "first, second = data.split()\nfound = 0\n"
+        "for line in open('/proc/self/maps').readlines():\n"
+        "    words = line.split()\n"
+        "    if words[1][:2] != 'rw': continue\n"
+        "    low, high = (int(word, 16) for word in words[0].split('-'))\n"
+        "    text = ctypes.string_at(low, high - low)\n"
+        "    at = text.find(first)\n"
+        "    while at >= 0:\n"
+        "        found += text[at + len(first) : at + len(first) + len(second)] == second\n"
+        "        at = text.find(first, at + 1)\n"
+        "print(found)"
+    )
+    first, second = b"0123456789abcdef" * 2, b"fedcba9876543210" * 2
+    async with sandbox.session(Program(PYTHON, code, replace(LIMITS, wall_time_s=60, cpu_time_s=60))) as session:
+        for _ in range(2):
+            assert (await session.run(b"keep " + 20 * (first + second))).exit is Exit.EXITED
+        result = await session.run(first + b" " + second)
+    assert result.stdout == b"0\n", result.stderr.decode()
+
+
+async def test_a_run_cannot_count_the_processes_of_an_earlier_run(sandbox: Sandbox) -> None:
+    code = (
+        "import os\nprint(os.getpid())\n"
+        "for _ in range(int(input())):\n    if os.fork() == 0: os._exit(0)\n    os.wait()"
+    )
+    async with sandbox.session(Program(PYTHON, code, replace(LIMITS, wall_time_s=60, cpu_time_s=60))) as session:
+        outputs = {(await session.run(b"%d" % number)).stdout for number in (3, 7, 0)}
+    assert len(outputs) == 1
+
+
+async def test_a_candidate_sees_no_path_of_the_host_in_its_command_and_group(sandbox: Sandbox) -> None:
+    code = (
+        "print(open('/proc/self/cmdline').read().rstrip('\\0').split('\\0'),"
+        " {line.split(':')[2] for line in open('/proc/self/cgroup')} <= {'/\\n'})"
+    )
+    assert (await run(sandbox, code)).stdout == b"['python3', 'main.py'] True\n"
+
+
+async def test_a_candidate_can_neither_watch_shared_files_nor_write_the_hosts_disks(sandbox: Sandbox) -> None:
+    code = (
+        "import ctypes, fcntl, os, socket\nlibc = ctypes.CDLL(None)\nroot = os.open('/usr', os.O_RDONLY)\n"
+        "def refused(f):\n"
+        "    try: f()\n"
+        "    except OSError: return True\n"
+        "def sock(kind, protocol): return lambda: socket.socket(socket.AF_INET, kind, protocol)\n"
+        "print(libc.inotify_init(), libc.inotify_init1(0), libc.syncfs(root),\n"
+        "    refused(lambda: fcntl.fcntl(root, fcntl.F_NOTIFY, fcntl.DN_ACCESS)),\n"
+        "    refused(lambda: fcntl.fcntl(os.open('/tmp/main.py', os.O_RDONLY), fcntl.F_SETLEASE, fcntl.F_RDLCK)),\n"
+        "    refused(sock(socket.SOCK_STREAM, 262)), refused(sock(socket.SOCK_DGRAM, 136)))\n"
+        "sock(socket.SOCK_STREAM, 0)(), sock(socket.SOCK_STREAM, 6)(), sock(socket.SOCK_DGRAM, 17)()"
+    )
+    result = await run(sandbox, code)
+    assert (result.exit_code, result.stdout) == (0, b"-1 -1 -1 True True True True\n"), result.stderr.decode()

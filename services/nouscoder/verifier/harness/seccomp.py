@@ -14,11 +14,13 @@ from . import syscalls
 
 _LD_ABS, _JEQ, _JGE, _JSET, _RET = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_NUMBER, _ARCH, _ARG0_LOW = 0, 4, 16
+_NUMBER, _ARCH, _ARG0_LOW, _ARG1_LOW, _ARG2_LOW = 0, 4, 16, 24, 32
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE3 = 435
 _NAMESPACE_FLAGS = 0x7E020080  # every CLONE_NEW* flag
 _FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6. Other families, such as vsock, are not isolated by a namespace
+_PROTOCOLS = (0, 6, 17)  # the family's default, TCP and UDP; not MPTCP and UDP-Lite, which no program needs
+_SHARED_FILE_COMMANDS = (1024, 1026)  # F_SETLEASE and F_NOTIFY, which act on what others do with a file
 
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant
 
@@ -57,7 +59,7 @@ def build_filter() -> bytes:
     if machine not in _AUDIT_ARCH:
         raise OSError(errno.ENOSYS, f"no seccomp table for {machine}")
     table = syscalls.X86_64 if machine == "x86_64" else syscalls.AARCH64
-    special = (table["clone"], table["socket"], table["socketpair"])
+    special = (table["clone"], table["socket"], table["socketpair"], table["fcntl"])
     of_process = (table["prlimit64"], table["sched_setaffinity"])
     plain = {number for name, number in table.items() if number not in special + of_process}
     check_clone: list[Instruction] = [
@@ -68,7 +70,12 @@ def build_filter() -> bytes:
     ]
     check_family: list[Instruction] = [(_LD_ABS, 0, 0, _ARG0_LOW)]
     check_family += [(_JEQ, len(_FAMILIES) - i, 0, family) for i, family in enumerate(_FAMILIES)]
-    check_family += [_refuse(errno.EAFNOSUPPORT), (_RET, 0, 0, _ALLOW)]
+    check_family += [_refuse(errno.EAFNOSUPPORT), (_LD_ABS, 0, 0, _ARG2_LOW)]
+    check_family += [(_JEQ, len(_PROTOCOLS) - i, 0, protocol) for i, protocol in enumerate(_PROTOCOLS)]
+    check_family += [_refuse(errno.EPROTONOSUPPORT), (_RET, 0, 0, _ALLOW)]
+    check_fcntl: list[Instruction] = [(_LD_ABS, 0, 0, _ARG1_LOW)]
+    check_fcntl += [(_JEQ, len(_SHARED_FILE_COMMANDS) - i, 0, number) for i, number in enumerate(_SHARED_FILE_COMMANDS)]
+    check_fcntl += [(_RET, 0, 0, _ALLOW), _refuse(errno.EPERM)]
     # Without root, candidates have the user of init, process 1, and could change its limits.
     check_process: list[Instruction] = [
         (_LD_ABS, 0, 0, _ARG0_LOW),
@@ -88,6 +95,8 @@ def build_filter() -> bytes:
         (_JEQ, 1, 0, special[1]),
         (_JEQ, 0, len(check_family), special[2]),
         *check_family,
+        (_JEQ, 0, len(check_fcntl), special[3]),
+        *check_fcntl,
         (_JEQ, 1, 0, of_process[0]),
         (_JEQ, 0, len(check_process), of_process[1]),
         *check_process,

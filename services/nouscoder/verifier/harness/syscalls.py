@@ -4,8 +4,9 @@ mount and umount2 are allowed because init cleans up under the same filter; with
 Excluded on purpose: all other mount and namespace calls (pivot_root, unshare, setns, fsopen, ...), access to other
 processes (ptrace, process_vm_*, pidfd_getfd, kcmp), kernel interfaces that programs do not need (bpf, perf_event_open,
 io_uring_*, userfaultfd, keyctl, fanotify, modules, kexec), System V and POSIX message objects, which outlive a process
-(shmget, msgget, semget, mq_open), memfd_create (its files are not limited), personality, and clone3, whose flags a
-filter cannot read (glibc then uses clone).
+(shmget, msgget, semget, mq_open), memfd_create (its files are not limited), personality, clone3, whose flags a filter
+cannot read (glibc then uses clone), inotify, which would see other sandboxes and the host open the files of the root,
+and sync and syncfs, which write the host's disks.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ X86_64 = _table(
     capset=126 mount=165 umount2=166 rt_sigpending=127 rt_sigtimedwait=128 rt_sigqueueinfo=129 rt_sigsuspend=130
     sigaltstack=131 utime=132 mknod=133 statfs=137 fstatfs=138 getpriority=140 setpriority=141
     sched_getparam=143 sched_getscheduler=145 sched_get_priority_max=146 sched_get_priority_min=147
-    sched_rr_get_interval=148 mlock=149 munlock=150 prctl=157 arch_prctl=158 setrlimit=160 sync=162 gettid=186
+    sched_rr_get_interval=148 mlock=149 munlock=150 prctl=157 arch_prctl=158 setrlimit=160 gettid=186
     readahead=187 getxattr=191 lgetxattr=192 fgetxattr=193 listxattr=194 llistxattr=195 flistxattr=196 tkill=200
     time=201 futex=202 sched_setaffinity=203 sched_getaffinity=204 epoll_create=213 epoll_ctl=233 epoll_wait=232
     set_tid_address=218 restart_syscall=219 fadvise64=221 timer_create=222 timer_settime=223 timer_gettime=224
     timer_getoverrun=225 timer_delete=226 clock_gettime=228 clock_getres=229 clock_nanosleep=230 exit_group=231
-    tgkill=234 utimes=235 waitid=247 inotify_init=253 inotify_add_watch=254 inotify_rm_watch=255 openat=257
+    tgkill=234 utimes=235 waitid=247 openat=257
     mkdirat=258 mknodat=259 fchownat=260 futimesat=261 newfstatat=262 unlinkat=263 renameat=264 linkat=265
     symlinkat=266 readlinkat=267 fchmodat=268 faccessat=269 pselect6=270 ppoll=271 set_robust_list=273
     get_robust_list=274 splice=275 tee=276 sync_file_range=277 vmsplice=278 utimensat=280 epoll_pwait=281
     signalfd=282 timerfd_create=283 eventfd=284 fallocate=285 timerfd_settime=286 timerfd_gettime=287
-    accept4=288 signalfd4=289 eventfd2=290 epoll_create1=291 dup3=292 pipe2=293 inotify_init1=294 preadv=295
-    pwritev=296 rt_tgsigqueueinfo=297 recvmmsg=299 prlimit64=302 syncfs=306 sendmmsg=307 getcpu=309
+    accept4=288 signalfd4=289 eventfd2=290 epoll_create1=291 dup3=292 pipe2=293 preadv=295
+    pwritev=296 rt_tgsigqueueinfo=297 recvmmsg=299 prlimit64=302 sendmmsg=307 getcpu=309
     renameat2=316 getrandom=318 execveat=322 membarrier=324 mlock2=325 copy_file_range=326 preadv2=327
     pwritev2=328 statx=332 rseq=334 pidfd_send_signal=424 pidfd_open=434 close_range=436 openat2=437
     faccessat2=439 epoll_pwait2=441 futex_waitv=449 sched_getattr=315
@@ -65,16 +66,16 @@ AARCH64 = _table(
     capset=91 mount=40 umount2=39 rt_sigpending=136 rt_sigtimedwait=137 rt_sigqueueinfo=138 rt_sigsuspend=133
     sigaltstack=132 statfs=43 fstatfs=44 getpriority=141 setpriority=140 sched_getparam=121
     sched_getscheduler=120 sched_get_priority_max=125 sched_get_priority_min=126 sched_rr_get_interval=127
-    mlock=228 munlock=229 prctl=167 setrlimit=164 sync=81 gettid=178 readahead=213 getxattr=8 lgetxattr=9
+    mlock=228 munlock=229 prctl=167 setrlimit=164 gettid=178 readahead=213 getxattr=8 lgetxattr=9
     fgetxattr=10 listxattr=11 llistxattr=12 flistxattr=13 tkill=130 futex=98 sched_setaffinity=122
     sched_getaffinity=123 epoll_ctl=21 set_tid_address=96 restart_syscall=128 fadvise64=223 timer_create=107
     timer_settime=110 timer_gettime=108 timer_getoverrun=109 timer_delete=111 clock_gettime=113 clock_getres=114
-    clock_nanosleep=115 exit_group=94 tgkill=131 waitid=95 inotify_add_watch=27 inotify_rm_watch=28 openat=56
+    clock_nanosleep=115 exit_group=94 tgkill=131 waitid=95 openat=56
     mkdirat=34 mknodat=33 fchownat=54 newfstatat=79 unlinkat=35 renameat=38 linkat=37 symlinkat=36 readlinkat=78
     fchmodat=53 faccessat=48 pselect6=72 ppoll=73 set_robust_list=99 get_robust_list=100 splice=76 tee=77
     sync_file_range=84 vmsplice=75 utimensat=88 epoll_pwait=22 timerfd_create=85 fallocate=47 timerfd_settime=86
-    timerfd_gettime=87 accept4=242 signalfd4=74 eventfd2=19 epoll_create1=20 dup3=24 pipe2=59 inotify_init1=26
-    preadv=69 pwritev=70 rt_tgsigqueueinfo=240 recvmmsg=243 prlimit64=261 syncfs=267 sendmmsg=269 getcpu=168
+    timerfd_gettime=87 accept4=242 signalfd4=74 eventfd2=19 epoll_create1=20 dup3=24 pipe2=59
+    preadv=69 pwritev=70 rt_tgsigqueueinfo=240 recvmmsg=243 prlimit64=261 sendmmsg=269 getcpu=168
     renameat2=276 getrandom=278 execveat=281 membarrier=283 mlock2=284 copy_file_range=285 preadv2=286
     pwritev2=287 statx=291 rseq=293 pidfd_send_signal=424 pidfd_open=434 close_range=436 openat2=437
     faccessat2=439 epoll_pwait2=441 futex_waitv=449 sched_getattr=275

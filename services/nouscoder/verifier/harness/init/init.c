@@ -96,6 +96,15 @@ static int show_processes(struct session *s) {
     return own;
 }
 
+/* Open the file that sets the next process id. Only a complete proc mount has it. */
+static int open_last_pid(struct session *s) {
+    if (s->settings->gvisor) return -1;
+    close(mount_proc(s, NULL));
+    int fd = open("/proc/sys/kernel/ns_last_pid", O_WRONLY | O_CLOEXEC);
+    if (umount2("/proc", MNT_DETACH)) fail(s, "umount /proc: %s", strerror(errno));
+    return fd < 0 ? -1 : move_up(fd);
+}
+
 static void limit(struct session *s, int kind, rlim_t value) {
     struct rlimit both = {value, value};
     if (setrlimit(kind, &both)) fail(s, "setrlimit: %s", strerror(errno));
@@ -130,6 +139,7 @@ static void set_up(struct session *s) {
     sigprocmask(SIG_BLOCK, &interrupt, NULL);
     control(s, PR_SET_PDEATHSIG, SIGKILL, NULL);
     control(s, PR_SET_DUMPABLE, 0, NULL);
+    s->last_pid = open_last_pid(s);
     s->proc_fd = show_processes(s);
     /* The files of the runs are in a tmpfs that the candidate's /tmp then hides. Only this descriptor reaches it. */
     if (mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=700"))
@@ -145,8 +155,7 @@ static void send_outcome(struct session *s, struct run *run, bool in_time) {
     finish(s, run, in_time);
     send_result(s, run);
     clean(s);
-    free(s->arguments.bytes);
-    s->arguments = (struct frame){0};
+    release(&s->arguments);
 }
 
 /* Run one test. Returns true in a candidate's process only. */
@@ -167,7 +176,7 @@ static bool run_test(struct session *s, struct frame *frame) {
         }
     }
     bool in_time = talks ? talk(s, &run, frame) : await_end(s, &run);
-    free(frame->bytes);
+    release(frame);
     send_outcome(s, &run, in_time);
     return false;
 }
@@ -185,12 +194,12 @@ static void serve(struct session *s) {
         frame = next_frame(s);
         switch (frame.kind) {
         case ARGUMENTS:
-            free(s->arguments.bytes);
+            release(&s->arguments);
             s->arguments = frame;
             break;
         case INPUT: /* for a conversation that has ended */
         case INPUT_END:
-            free(frame.bytes);
+            release(&frame);
             break;
         case END:
             end_all();

@@ -73,6 +73,7 @@ struct session {
     int orders, report;     /* pipes from and to the zygote */
     bool owns_stream;       /* the previous submission has ended */
     int files_dir, proc_fd; /* candidates can reach neither */
+    int last_pid;           /* the file that sets the next process id; -1 when the kernel has none */
     struct program program;
     char *text; /* the payload of the PROGRAM frame; the pointers below point into it */
     const char *meta, *name, *source;
@@ -99,7 +100,8 @@ double now_s(void);
 int move_up(int fd);
 void *allocated(void *memory);
 
-/* stream.c */
+/* stream.c: a run must not find data of an earlier one in the memory that it shares with init */
+void release(struct frame *frame);
 struct frame next_frame(struct session *s);
 void send_frame(struct session *s, enum kind kind, const void *bytes, size_t num_bytes);
 void send_result(struct session *s, struct run *run);

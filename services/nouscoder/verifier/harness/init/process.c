@@ -117,10 +117,11 @@ static int set_descriptors(const struct run *run, int report, int go) {
     return (int)syscall(SYS_close_range, free_from, ~0u, 0);
 }
 
-/* Fork a confined process. Returns 0 in it; it can then run candidate code. */
+/* Fork a confined process. Its id is 2 in each run, so that no run can count the processes of an earlier one. Returns 0 in it; it can then run candidate code. */
 pid_t spawn(struct session *s, struct run *run, const char *folder, int report, int go) {
     run->children_before_s = children_cpu_s();
     run->started_s = now_s();
+    if (s->last_pid >= 0 && pwrite(s->last_pid, "1", 1, 0) != 1) fail(s, "ns_last_pid: %s", strerror(errno));
     run->pid = fork();
     if (run->pid < 0) fail(s, "fork: %s", strerror(errno));
     if (run->pid == 0 && (set_descriptors(run, report, go) || confine(s, run->program, folder, report >= 0)))
@@ -207,13 +208,16 @@ static bool reports_no_memory(int fd, uint64_t size) {
     static char tail[64 * 1024 + 1];
     uint64_t from = size > 64 * 1024 ? size - 64 * 1024 : 0;
     ssize_t n = pread(fd, tail, 64 * 1024, (off_t)from);
-    while (n > 0 && strchr(" \t\n\r\v\f", tail[n - 1])) n--;
     if (n <= 0) return false;
-    char *line = memrchr(tail, '\n', (size_t)n);
+    size_t num_read = (size_t)n;
+    while (n > 0 && strchr(" \t\n\r\v\f", tail[n - 1])) n--;
+    char *line = n ? memrchr(tail, '\n', (size_t)n) : NULL;
     line = line ? line + 1 : tail;
+    bool found = false;
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        if (memmem(line, (size_t)(tail + n - line), words[i], strlen(words[i]))) return true;
-    return false;
+        found = found || memmem(line, (size_t)(tail + n - line), words[i], strlen(words[i]));
+    explicit_bzero(tail, num_read);
+    return found;
 }
 
 static void classify(struct run *run, int status) {

@@ -34,6 +34,12 @@ struct frame next_frame(struct session *s) {
     return frame;
 }
 
+void release(struct frame *frame) {
+    if (frame->bytes) explicit_bzero(frame->bytes, frame->num_bytes);
+    free(frame->bytes);
+    *frame = (struct frame){0};
+}
+
 bool write_all(int fd, const void *bytes, size_t num_bytes) {
     const char *at = bytes;
     while (num_bytes) {
@@ -70,6 +76,7 @@ void send_frame(struct session *s, enum kind kind, const void *bytes, size_t num
     if (num_bytes <= sizeof small - head) { /* one write, so that the gateway wakes once */
         if (num_bytes) memcpy(small + head, bytes, num_bytes);
         send_bytes(s, small, head + num_bytes);
+        explicit_bzero(small, head + num_bytes);
         return;
     }
     send_bytes(s, small, head);
@@ -145,6 +152,8 @@ void send_result(struct session *s, struct run *run) {
     used = send_file(s, run->err, err_from, err_bytes, buffer, used, sizeof buffer);
     if (has_result) used = send_file(s, run->result, 0, result_bytes, buffer, used, sizeof buffer);
     send_bytes(s, buffer, used);
+    uint64_t all = 64 + out_bytes + err_bytes + result_bytes; /* the header has fewer than 64 bytes */
+    explicit_bzero(buffer, all < sizeof buffer ? all : sizeof buffer);
     close_files(run);
 }
 

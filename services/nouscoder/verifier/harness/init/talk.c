@@ -17,10 +17,26 @@
 struct relay {
     int in, out; /* init's ends of the program's input and output; -1 when closed */
     char *unsent;
-    size_t num_unsent;
+    size_t num_unsent, room;
     bool input_ended;
     uint64_t num_output;
 };
+
+static void free_unsent(struct relay *m) {
+    explicit_bzero(m->unsent, m->room);
+    free(m->unsent);
+}
+
+static void add_unsent(struct relay *m, const char *bytes, size_t num_bytes) {
+    if (m->num_unsent + num_bytes > m->room) {
+        struct relay before = *m;
+        m->unsent = allocated(calloc(1, m->room = 2 * (m->num_unsent + num_bytes)));
+        if (before.num_unsent) memcpy(m->unsent, before.unsent, m->num_unsent);
+        if (before.unsent) free_unsent(&before);
+    }
+    if (num_bytes) memcpy(m->unsent + m->num_unsent, bytes, num_bytes);
+    m->num_unsent += num_bytes;
+}
 
 static void receive_input(struct session *s, struct relay *m) {
     struct frame frame = next_frame(s);
@@ -32,12 +48,9 @@ static void receive_input(struct session *s, struct relay *m) {
         m->input_ended = true;
     else if (frame.kind != INPUT)
         fail(s, "kind %d in a conversation", frame.kind);
-    else if (!m->input_ended) {
-        m->unsent = allocated(realloc(m->unsent, m->num_unsent + frame.num_bytes + 1));
-        memcpy(m->unsent + m->num_unsent, frame.bytes, frame.num_bytes);
-        m->num_unsent += frame.num_bytes;
-    }
-    free(frame.bytes);
+    else if (!m->input_ended)
+        add_unsent(m, frame.bytes, frame.num_bytes);
+    release(&frame);
 }
 
 static void write_input(struct relay *m) {
@@ -64,6 +77,7 @@ static bool relay_output(struct session *s, struct run *run, struct relay *m) {
     m->num_output += (uint64_t)n;
     if (!write_all(run->out, chunk, (size_t)n)) fail(s, "the output of a run: %s", strerror(errno));
     send_frame(s, OUTPUT, chunk, (size_t)n);
+    explicit_bzero(chunk, (size_t)n);
     return true;
 }
 
@@ -108,8 +122,7 @@ bool start_talk(struct session *s, struct run *run) {
 /* Relay input and output until the program ends. Returns false when its wall time is over. */
 bool talk(struct session *s, struct run *run, const struct frame *first_input) {
     struct relay m = {.in = run->stdin_pipe, .out = run->stdout_pipe};
-    m.unsent = allocated(malloc(first_input->num_bytes + 1));
-    memcpy(m.unsent, first_input->bytes, m.num_unsent = first_input->num_bytes);
+    add_unsent(&m, first_input->bytes, first_input->num_bytes);
     double deadline_s = run->started_s + run->program->wall_time_s, next_measure_s = 0;
     int fd = (int)syscall(SYS_pidfd_open, run->pid, 0);
     bool in_time = false;
@@ -146,6 +159,6 @@ bool talk(struct session *s, struct run *run, const struct frame *first_input) {
     close(fd);
     if (m.in >= 0) close(m.in);
     if (m.out >= 0) close(m.out);
-    free(m.unsent);
+    if (m.unsent) free_unsent(&m);
     return in_time;
 }
