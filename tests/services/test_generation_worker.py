@@ -18,6 +18,7 @@ from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.rollout import Completion, Rollout, Sampling, Task
 from nouscoder.domain.submission import StdinTests, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.generation import policy_follower
 from nouscoder.generation import worker as worker_module
 from nouscoder.generation.engines.base import Engine, EngineStopped
 from nouscoder.generation.engines.fake import FakeEngine
@@ -300,7 +301,7 @@ async def test_a_removed_policy_is_skipped_for_a_newer_one(
             broker.manifests.put_nowait(published(tmp_path, version))
         await until(lambda: len(broker.submitted) == 2)
         assert bench.engine.policy_version == 6
-        monkeypatch.setattr("nouscoder.generation.worker._NEWER_LIMIT_S", 0.05)
+        monkeypatch.setattr("nouscoder.generation.policy_follower._NEWER_LIMIT_S", 0.05)
         gone.add(7)
         broker.manifests.put_nowait(published(tmp_path, 7))
         with pytest.raises(PolicyGone, match="no newer policy came within 0 s after a removed one"):
@@ -452,7 +453,7 @@ async def test_a_later_unusable_policy_leaves_the_previous_one_in_use(working: W
 
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "_LOADING", replace(worker_module._LOADING, wait_s=0.01))
+    monkeypatch.setattr(policy_follower, "_LOADING", replace(policy_follower._LOADING, wait_s=0.01))
 
 
 # Tools

@@ -9,7 +9,7 @@ only itself.
     loop     waits for                         does
     pull     a policy, and room for tasks      lease_tasks -> rollouts.start
     submit   rollouts that ended               submit_rollouts; never waits for grading
-    follow   a newer policy                    replaces the weights between two steps
+    follow   a newer policy                    loads it into the engine (policy_follower.py)
     drop     leases that were lost             cancels their rollouts; the engine stops sampling them
     return   rollouts whose tool is away       release_leases
 The lease keeper sends heartbeats. While the broker does not answer, the loops wait and rollouts continue.
@@ -28,10 +28,9 @@ from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Rollout
 from nouscoder.generation.engines.base import EngineStopped
 from nouscoder.generation.environments.base import ToolUnavailable
-from nouscoder.generation.errors import PolicyGone, PolicyUnusable
 from nouscoder.generation.policies import Policies
+from nouscoder.generation.policy_follower import follow_policies
 from nouscoder.generation.rollouts import Rollouts
-from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.lease_keeper import LeaseKeeper
 from nouscoder.rpc.server import run_until_stopped
@@ -42,17 +41,6 @@ _LEASE_WAIT_S = 20.0
 _REFUSED_WAIT_S = 1.0
 _FINISHED_WAIT_S = 2.0
 _DROP_EVERY_S = 0.25
-# A policy that the learner has removed is skipped without a retry, because a newer one follows.
-_LOADING = Retry(
-    "loading a policy",
-    (PolicyUnusable,),
-    max_tries=4,
-    wait_s=0.5,
-    log_after_s=0.0,
-    is_passing=lambda error: not isinstance(error, PolicyGone),
-)
-_MAX_BAD_POLICIES = 3
-_NEWER_LIMIT_S = 900.0
 _SUBMIT_LIMIT_S = 2.0
 # An engine that has sampled nothing for so long when a lease is lost for want of progress will sample nothing more.
 _HUNG_S = 60.0
@@ -122,8 +110,8 @@ class RolloutWorker:
         async with self._broker.keep_leases(self._report) as keeper:
             try:
                 loops = (
-                    *(self._pull(keeper), self._submit(keeper), self._follow(), self._drop(keeper)),
-                    self._return_leases(),
+                    *(self._pull(keeper), self._submit(keeper), self._drop(keeper), self._return_leases()),
+                    follow_policies(self._broker.watch_policy(), self._policies),
                 )
                 await run_until_stopped(asyncio.Event(), *loops)
             finally:
@@ -260,31 +248,6 @@ class RolloutWorker:
         versions = self._rollouts.oldest_versions()
         oldest = {held.lease_id: versions[name] for name, held in self._held.items() if name in versions}
         return WorkReport(by_lease, self._rollouts.paused, oldest)
-
-    async def _follow(self) -> None:
-        bad_in_a_row = 0
-        limit_s: float | None = None
-        manifests = aiter(self._broker.watch_policy())
-        while True:
-            try:
-                async with asyncio.timeout(limit_s):
-                    manifest = await anext(manifests)
-            except TimeoutError:
-                raise PolicyGone(f"no newer policy came within {limit_s:.0f} s after a removed one") from None
-            try:
-                await self._take_over(manifest)
-                bad_in_a_row, limit_s = 0, None
-            except PolicyGone as error:
-                log.warning("policy skipped, a newer one follows", extra={"reason": str(error)})
-                limit_s = _NEWER_LIMIT_S
-            except PolicyUnusable as error:
-                bad_in_a_row += 1
-                if self._policies.current is None or bad_in_a_row == _MAX_BAD_POLICIES:
-                    raise
-                log.error("policy not loaded, the previous one stays in use", extra={"reason": str(error)})
-
-    async def _take_over(self, manifest: PolicyManifest) -> None:
-        await _LOADING.call(lambda: self._policies.follow(manifest))
 
     async def _drop(self, keeper: LeaseKeeper) -> None:
         """Raises EngineStopped when leases are lost and the engine hangs."""
