@@ -41,8 +41,9 @@ from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.api.streaming import grade_events, grade_patiently, map_concurrently
 from nouscoder.verifier.api.tls import grpc_credentials, http_context
 from nouscoder.verifier.grading.grader import Grader, QueueFull
+from nouscoder.verifier.grading.grader_decorator import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.grading.verdict_cache import CachedGrader, Grading
+from nouscoder.verifier.grading.verdict_cache import CachedGrader
 from nouscoder.verifier.observe.audit import AuditedGrader, AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.observe.tracing import TracedGrader, TracedSandbox, open_tracing

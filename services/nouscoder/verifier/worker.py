@@ -33,8 +33,8 @@ from nouscoder.store.tests import TestStore
 from nouscoder.store.tests_cache import TestsCache
 from nouscoder.verifier.api.streaming import grade_patiently
 from nouscoder.verifier.grading.grader import QueueFull
+from nouscoder.verifier.grading.grader_decorator import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.grading.verdict_cache import Grading
 
 log = logging.getLogger(__name__)
 

@@ -32,9 +32,8 @@ from nouscoder.store.tests import StoredTests, TestStore, UnknownTests, hex_of
 from nouscoder.store.tests_cache import TestsCache, TestsTooLarge
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.grader import OnOutcome
-from nouscoder.verifier.grading.grader_decorator import GraderDecorator
+from nouscoder.verifier.grading.grader_decorator import GraderDecorator, Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.grading.verdict_cache import Grading
 
 log = logging.getLogger(__name__)
 

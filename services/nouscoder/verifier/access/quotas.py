@@ -16,8 +16,7 @@ from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict
 from nouscoder.verifier.access.caller import Caller, current_caller
 from nouscoder.verifier.grading.grader import OnOutcome, QueueFull
-from nouscoder.verifier.grading.grader_decorator import GraderDecorator
-from nouscoder.verifier.grading.verdict_cache import Grading
+from nouscoder.verifier.grading.grader_decorator import GraderDecorator, Grading
 
 
 class QuotaExceeded(QueueFull):

@@ -41,8 +41,8 @@ from nouscoder.verifier.api.schema import (
 )
 from nouscoder.verifier.api.streaming import batch_lines, server_events
 from nouscoder.verifier.grading.grader import QueueFull
+from nouscoder.verifier.grading.grader_decorator import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.grading.verdict_cache import Grading
 from nouscoder.verifier.toolchains.languages import installed
 
 Answer = TypeVar("Answer")

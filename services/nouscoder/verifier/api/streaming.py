@@ -18,8 +18,8 @@ from nouscoder.domain.verdict import TestOutcome, Verdict
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.api.schema import answer_json, answer_record, outcome_record, parse_submission
 from nouscoder.verifier.grading.grader import OnOutcome, QueueFull
+from nouscoder.verifier.grading.grader_decorator import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission
-from nouscoder.verifier.grading.verdict_cache import Grading
 
 QUEUE_PATIENCE_S = 120.0
 _MAX_ID_CHARS = 200

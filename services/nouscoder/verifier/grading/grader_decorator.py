@@ -1,8 +1,35 @@
-"""Base class of the decorators of a grader: audit log, quotas and traces."""
+"""The protocol of graders, and the base class of their decorators: verdict cache, audit log, quotas and traces."""
 
 from __future__ import annotations
 
-from nouscoder.verifier.grading.verdict_cache import Grading
+from typing import Protocol
+
+from nouscoder.domain.submission import Submission
+from nouscoder.domain.verdict import Verdict
+from nouscoder.verifier.grading.grader import OnOutcome
+
+
+class Grading(Protocol):
+    """The protocol of graders: `Grader` itself, and the decorators around it."""
+
+    @property
+    def backend(self) -> str:
+        """Name of the sandbox backend."""
+        ...
+
+    @property
+    def num_slots(self) -> int:
+        """Submissions that can run at once."""
+        ...
+
+    @property
+    def unfinished(self) -> int:
+        """Submissions that wait or run."""
+        ...
+
+    async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
+        """The verdict of one submission. Raises InvalidSubmission and QueueFull."""
+        ...
 
 
 class GraderDecorator:

@@ -12,7 +12,6 @@ import hashlib
 import math
 import time
 from dataclasses import replace
-from typing import Protocol
 
 from cachetools import LRUCache
 
@@ -20,6 +19,7 @@ from nouscoder.domain.submission import Submission, TestsReference
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.formats.tests import canonical_parts
 from nouscoder.verifier.grading.grader import OnOutcome, QueueFull
+from nouscoder.verifier.grading.grader_decorator import GraderDecorator, Grading
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 
 _NOT_CACHED = frozenset({VerdictKind.INTERNAL_ERROR, VerdictKind.TIME_LIMIT_EXCEEDED})
@@ -29,49 +29,16 @@ _ENTRY_BYTES = 48 * 1024  # a larger verdict counts as several entries
 _OUTCOME_BYTES = 200  # a TestOutcome with its numbers
 
 
-class Grading(Protocol):
-    """The protocol of graders: `Grader` itself, and the decorators around it."""
-
-    @property
-    def backend(self) -> str:
-        """Name of the sandbox backend."""
-        ...
-
-    @property
-    def num_slots(self) -> int:
-        """Submissions that can run at once."""
-        ...
-
-    @property
-    def unfinished(self) -> int:
-        """Submissions that wait or run."""
-        ...
-
-    async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
-        """The verdict of one submission. Raises InvalidSubmission and QueueFull."""
-        ...
-
-
-class CachedGrader:
+class CachedGrader(GraderDecorator):
     """Grades with `inner` behind a cache of verdicts."""
 
     def __init__(self, inner: Grading, metrics: VerifierMetrics, num_entries: int, max_followers: int = 1024) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._metrics = metrics
         self._max_followers = max_followers
         self._followers = 0
         self._known: LRUCache[bytes, Verdict] = LRUCache(num_entries, getsizeof=_num_entries)
         self._running: dict[bytes, asyncio.Future[Verdict | None]] = {}
-
-    @property
-    def backend(self) -> str:
-        """Name of the sandbox backend."""
-        return self._inner.backend
-
-    @property
-    def num_slots(self) -> int:
-        """Submissions that can run at once."""
-        return self._inner.num_slots
 
     @property
     def unfinished(self) -> int:

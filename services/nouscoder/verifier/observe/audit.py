@@ -17,8 +17,7 @@ from nouscoder.domain.verdict import Verdict
 from nouscoder.errors import Unusable
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.grader import OnOutcome
-from nouscoder.verifier.grading.grader_decorator import GraderDecorator
-from nouscoder.verifier.grading.verdict_cache import Grading
+from nouscoder.verifier.grading.grader_decorator import GraderDecorator, Grading
 
 
 class AuditUnusable(Unusable):
