@@ -214,6 +214,25 @@ async def test_deep_recursion_and_threads_have_enough_memory(sandbox: Sandbox) -
         assert (await session.run(b"")).stdout == b"ok\n"
 
 
+async def test_threads_have_small_stacks_and_the_main_thread_a_large_one(sandbox: Sandbox) -> None:
+    threads = (
+        "#include <pthread.h>\n#include <stdio.h>\nvoid *g(void *p) { return p; }\nint main(void) { pthread_t t[32];"
+        " for (int i = 0; i < 32; i++) if (pthread_create(t + i, 0, g, 0)) return 1;"
+        ' for (int i = 0; i < 32; i++) pthread_join(t[i], 0); puts("ok"); }'
+    )
+    deep = (
+        "#include <stdio.h>\n#include <string.h>\n"
+        "int f(int n) { volatile char pad[1 << 20]; memset((void *)pad, n, sizeof pad);"
+        " return n ? 1 + f(n - 1) + 0 * pad[9] : 0; }\n"
+        'int main(void) { printf("%d\\n", f(300)); }'
+    )
+    for code, memory_bytes, said in ((threads, 256 << 20, b"ok\n"), (deep, 512 << 20, b"300\n")):
+        limits = Limits(wall_time_s=60, cpu_time_s=60, memory_bytes=memory_bytes)
+        async with sandbox.session(program("c", code, limits)) as session:
+            result = await session.run(b"")
+        assert (result.exit, result.stdout) == (Exit.EXITED, said)
+
+
 async def test_a_run_has_a_read_only_program_and_no_file_of_an_earlier_run(sandbox: Sandbox) -> None:
     code = (
         "#include <dirent.h>\n#include <fcntl.h>\n#include <stdio.h>\n#include <string.h>\n#include <unistd.h>\n"

@@ -231,6 +231,12 @@ async def test_a_call_without_a_result_has_none(sandbox: Sandbox, code: str, exi
     assert (result.exit_code, result.result) == (exit_code, None)
 
 
+async def test_a_program_may_replace_what_the_interpreter_needs_to_exit(sandbox: Sandbox) -> None:
+    code = "import gc, os, signal\nos._exit = os.kill = os.getpid = gc.collect = signal.signal = None\nprint(1)"
+    result = await run_twice(sandbox, code)
+    assert (result.exit_code, result.stdout) == (0, b"1\n"), result.stderr.decode()
+
+
 async def test_a_modified_json_module_affects_only_its_own_result(sandbox: Sandbox) -> None:
     code = "import json\njson.dumps = lambda *a, **k: '4'\ndef f(): return 5"
     assert (

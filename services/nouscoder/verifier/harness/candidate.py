@@ -34,7 +34,9 @@ _MAX_DETAIL_BYTES = 8 * 1024
 # Bound here, because every attribute lookup in a fresh fork copies a page.
 _seed, _generator = _random.Random.seed, random._inst
 _set_native_id = threading.main_thread()._set_native_id  # type: ignore[attr-defined]
-_len = len  # a program may have replaced it when `leave` needs it
+# A program may have replaced these when `leave` needs them.
+_len, _collect, _set_signal = len, gc.collect, signal.signal
+_exit, _kill, _getpid = os._exit, os.kill, os.getpid
 
 
 class Compiled(NamedTuple):
@@ -204,14 +206,14 @@ class Job:
                 if name != "__builtins__" and (name[:1] == "_" and name[1:2] != "_") is private:
                     namespace[name] = None
         sys.stdout, sys.stderr, sys.stdin = sys.__stdout__, sys.__stderr__, sys.__stdin__
-        gc.collect()
+        _collect()
         status = _flush(status)
         if _len(sys.modules) > _len(_warm_modules):  # no preloaded module writes to C streams
             kernel.flush_c_streams()
         if status < 0:
-            signal.signal(-status, signal.SIG_DFL)
-            os.kill(os.getpid(), -status)
-        os._exit(status & 0xFF)
+            _set_signal(-status, signal.SIG_DFL)
+            _kill(_getpid(), -status)
+        _exit(status & 0xFF)
 
 
 def _flush(status: int) -> int:

@@ -74,6 +74,14 @@ static int limit(int kind, uint64_t soft, uint64_t hard) {
     return setrlimit(kind, &both);
 }
 
+/* Let the stack of a program's main thread grow as far as its memory allows. glibc takes a finite limit as the stack
+ * size of every thread, and its own 2 MiB for an infinite one. */
+static int widen_stack(void) {
+    struct rlimit both;
+    if (getrlimit(RLIMIT_STACK, &both)) return -1;
+    return limit(RLIMIT_STACK, both.rlim_max, both.rlim_max);
+}
+
 static int drop_capabilities(void) {
     struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct none[2] = {{0}};
@@ -94,6 +102,7 @@ static int confine(struct session *s, const struct program *p, const char *folde
     if (limit(RLIMIT_AS, space, space) || limit(RLIMIT_FSIZE, p->output_bytes + 1, p->output_bytes + 1) ||
         limit(RLIMIT_NPROC, p->num_processes, p->num_processes) ||
         limit(RLIMIT_CPU, seconds, compiles_first ? RLIM_INFINITY : seconds + 1) || chdir(folder) ||
+        (p->is_command && widen_stack()) ||
         sigprocmask(SIG_UNBLOCK, &interrupt, NULL))
         return -1;
     if (!s->settings->two_users) return drop_capabilities();
