@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import BrokerError, Refused
+from nouscoder.broker.heap import keep_freed_buffers
 from nouscoder.broker.metrics import BrokerCollector
 from nouscoder.broker.redis_address import configured_url
 from nouscoder.broker.redis_server import start_redis
@@ -35,6 +36,7 @@ async def serve(config: Config) -> None:
     ProblemFileError, RedisServerError, RedisAddressUnusable, CertificatesUnusable, AddressError, and Unusable when
     Redis holds another run of this name.
     """
+    keep_freed_buffers()
     stop = stop_event()
     problems = await asyncio.to_thread(open_index, config)
     url = configured_url(config.broker)
