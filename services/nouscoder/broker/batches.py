@@ -1,13 +1,13 @@
 """Batches: the B / G oldest complete groups, leased to one learner until committed.
 
 A batch holds exactly B / G whole groups. Groups that lost members to dead letters are shorter than G, so a batch may
-hold fewer than B rollouts, never more. The batch lives in Redis until its commit. The lease goes over at once to
-another incarnation of the same worker name (a restarted learner), and to another name when no heartbeat came for
-batch_lease_s. A batch is never dead-lettered: its number is that of the policy version that it makes; the learner's
-restarts are bounded by its supervisor, and WhyStalled reports the deliveries.
+hold fewer than B rollouts, never more. The batch is in Redis until its commit. A restarted learner (the same worker
+name, another incarnation) gets the lease at once, another worker when no heartbeat came for batch_lease_s. A batch is
+never a dead letter, because its number is that of the policy version that it makes. One that nobody can train on is
+held back (operations.py).
 
-INVARIANT: at most one batch is uncommitted at a time, its number and rollouts never change, and no rollout is ever in
-two committed batches.
+INVARIANT: at most one batch is uncommitted at a time, its number and rollouts never change, and no rollout is in two
+committed batches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PAGE = 512
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How kept bytes become domain objects again."""
+    """Decodes the bytes that Redis holds."""
 
     header: Callable[[bytes], RolloutHeader]
     verdict: Callable[[bytes], Verdict]
@@ -37,7 +37,7 @@ class Codec:
 
 @dataclass(frozen=True, slots=True)
 class BatchAnswer:
-    """What a lease call found: no lease while there is no batch for this worker."""
+    """What a lease call found. `ref` and `batch` are None while there is no batch for this worker."""
 
     finished: bool
     ref: LeaseRef | None = None
@@ -47,8 +47,8 @@ class BatchAnswer:
 async def lease_batch(store: Store, worker_id: str, codec: Codec, run_id: str = "", batches: int = 0) -> BatchAnswer:
     """Lease the uncommitted batch or make the next one.
 
-    Raises Behind when the batch ended meanwhile, and unless the state is that of the learner's run and `batches`; an
-    empty `run_id` is not compared.
+    Raises Behind when Redis has another run than `run_id` or another number of committed batches than `batches`
+    (compared unless `run_id` is empty), and when the batch ended while it was read.
     """
     finished, *rest = await store.run("lease_batch", worker_id, worker_name(worker_id), run_id, batches)
     if finished < 0:
@@ -64,17 +64,17 @@ async def lease_batch(store: Store, worker_id: str, codec: Codec, run_id: str = 
             for header, verdict, reward, record in rows
         ]
     if len(rollouts) != num_rollouts:
-        # A commit, the end of the run, or a Redis that forgot took them away.
+        # The batch was committed, the run was finished, or Redis lost writes.
         raise Behind(f"batch {number} ended while it was read: ask again")
     batch = RecordedBatch(number, tuple(rollouts), version)
     return BatchAnswer(False, LeaseRef.of(Stream.BATCHES, str(number), rest[2]), batch)
 
 
 async def commit_batch(store: Store, batch_id: int, step: int, groups: Sequence[int] = ()) -> bool:
-    """Mark the rollouts of a batch trained. True: it had been committed before.
+    """Mark the rollouts of a batch as trained. True: it was committed before.
 
-    Raises Behind when Redis does not hold the batch of these groups (compared unless there are none), Refused,
-    InvariantBroken.
+    Raises Behind when the batch in Redis has other groups (not compared if `groups` is empty), Refused when there is no
+    such batch, and InvariantBroken when a rollout was trained on before.
     """
     answer = "more"
     while answer == "more":

@@ -1,9 +1,9 @@
-"""The broker of one run: every call a worker can make, on domain records.
+"""The broker of one run: every call that a worker can make, on domain records.
 
-It owns no state of its own (store.py), so it may be killed at any time and started again. Components: streams.py
-(single rollouts under lease), batches.py, policies.py, ledger.py, curriculum.py, admission.py, stall.py.
+All state is in Redis (store.py), so the broker may be killed at any time and started again. Each part of the state has
+a module: streams.py (single rollouts under lease), batches.py, policies.py, ledger.py, curriculum.py.
 
-INVARIANT: what a call answered is what Redis holds; every call can be sent again after a lost answer.
+INVARIANT: when a call has returned, Redis holds its result; every call may be repeated after its response was lost.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from nouscoder.rpc.verdict_convert import decode_verdict, encode_verdict
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.store.tests import UnknownTests
 
-# More at once would keep the script, and so Redis, busy for long.
+# A script that leases more keeps Redis busy for too long.
 MAX_LEASED = 1024
 # Those who ask for the state of the run are told soon that Redis is away.
 _STATUS_LIMIT_S = 5.0
@@ -68,9 +68,10 @@ class Broker:
         self.run = config.run.name
         self._problems = problems
         self._curriculum = open_curriculum(config, problems.problem_ids)
-        self._cursor = 0  # a guess that each answer corrects; the truth is in Redis
-        self._furthest = 0  # the cursor, as far as this process saw it: Redis may forget some of it
-        self._most_groups = 0  # that were ever admitted, as far as this process saw: Redis may forget some
+        self._cursor = 0  # may be outdated: each lease call returns the true one, which is in Redis
+        # The highest cursor and number of groups that this process saw. A Redis that lost writes may have lower ones.
+        self._furthest = 0
+        self._most_groups = 0
         self.rules = Rules.of(config.broker)
         self._rewards = Rewards(config)
         self.store = Store(url, config.run.name, self.rules)
@@ -85,7 +86,7 @@ class Broker:
         await check_state(self.store, self._config, self._problems.problem_ids)
 
     async def close(self) -> None:
-        """Let every wait answer and close the connections to Redis."""
+        """End every wait and close the connections to Redis."""
         self.waits.end()
         await self.store.close()
 
@@ -101,7 +102,7 @@ class Broker:
                 answer = await streams.lease_entries(self.store, Stream.TASKS, worker_id, wanted, cursor, choices)
                 self._cursor, self._furthest = answer.cursor, max(self._furthest, answer.cursor)
                 self._most_groups = max(self._most_groups, answer.next_group)
-                # The offer must have held the true cursor, or nothing could be admitted.
+                # Groups are admitted only if the offer contains the true cursor: otherwise offer again.
                 was_offered = not choices or cursor <= answer.cursor <= choices[-1].place
                 if answer.entries or answer.finished or was_offered:
                     tasks = await self._work.tasks(answer.entries)
@@ -111,7 +112,7 @@ class Broker:
         return await self.waits.until(self.waits.tasks, worker_id, look, LeasedTasks(), wait_s)
 
     async def submit_rollouts(self, worker_id: str, rollouts: Sequence[SubmittedRecord]) -> list[str]:
-        """Take sampled rollouts; answers the ids whose lease was lost. Raises InvalidRequest, and RedisFull."""
+        """Take sampled rollouts; returns the ids whose lease was lost. Raises InvalidRequest, and RedisFull."""
         if not rollouts:
             return []
         if not self.memory.pressure.takes:
@@ -141,7 +142,7 @@ class Broker:
         return await self.waits.until(self.waits.grading, worker_id, look, RecordedGradings(), wait_s)
 
     async def read_tests(self, digest: str) -> AsyncIterator[bytes]:
-        """A file of tests in pieces, for verifiers that cannot read the test store. Raises UnknownProblem."""
+        """A file of tests in pieces, for verifiers without the test store. Raises UnknownProblem, BrokerUnavailable."""
         try:
             async for piece in self._problems.tests.fetch(digest):
                 yield piece
@@ -151,7 +152,7 @@ class Broker:
             raise BrokerUnavailable(f"the test store: {error}") from error
 
     async def submit_verdicts(self, worker_id: str, verdicts: Sequence[tuple[str, str, Verdict]]) -> list[str]:
-        """Take verdicts; answers the rollouts refused because their lease was lost. Raises InvalidRequest."""
+        """Take verdicts; returns the rollouts refused because their lease was lost. Raises InvalidRequest."""
         if not verdicts:
             return []
         headers = await streams.read_headers(self.store, [rollout_id for _, rollout_id, _ in verdicts])
@@ -159,7 +160,7 @@ class Broker:
             Graded(
                 ref=parse_lease(lease_id),
                 rollout_id=rollout_id,
-                # Outcomes of single tests are of no use to training, and there may be hundreds.
+                # Training does not need the outcomes of single tests, and there may be hundreds.
                 payload=encode_verdict(replace(verdict, tests=(), first_failure=None)),
                 reward=self._reward(header, verdict),
                 accepted=verdict.kind is VerdictKind.ACCEPTED,
@@ -195,11 +196,11 @@ class Broker:
         return restored
 
     async def read_curriculum(self) -> CurriculumState:
-        """The place that is asked next, and what is known of each problem, at one instant."""
+        """The cursor and the statistics of each problem, read at one instant."""
         return await read_state(self.store)
 
     async def commit_batch(self, batch_id: int, step: int, groups: Sequence[int] = ()) -> bool:
-        """The batch was trained on, and the learner can make its effect again. True: it was known.
+        """The batch was trained on, and the learner can repeat it from its disk. True: it was committed before.
 
         Raises Refused, and Behind: see batches.commit_batch.
         """
@@ -208,13 +209,13 @@ class Broker:
         return already
 
     async def publish_policy(self, manifest: PolicyManifest) -> int:
-        """Take a policy; answers the newest version. Raises Refused."""
+        """Take a policy; returns the newest version. Raises Refused."""
         version = await policies.publish(self.store, manifest)
         await self._wake_those_with_work()
         return version
 
     async def watch_policy(self) -> AsyncIterator[PolicyManifest]:
-        """The newest policy, then each newer one, until the waits end."""
+        """The newest policy, then each newer one, until the broker stops."""
         known = -1
         while not self.waits.ended:
             seen = self.waits.policy.changes
@@ -233,30 +234,30 @@ class Broker:
         paused: bool = False,
         oldest_versions: Sequence[int | None] = (),
     ) -> dict[str, LeaseLoss]:
-        """Extend leases; answers the lost ones, each with the reason.
+        """Extend leases; returns the lost ones, each with the reason.
 
-        `progress` is a number for each lease that changes when the work on it moves, or empty: not told. A lease is
-        lost when it stands still for broker.sampling_progress_s or grading_progress_s, unless the worker is `paused`.
-        `oldest_versions` are as in WorkReport, None for work without a token; or empty: not told. The group of a lease
-        is cancelled when that is too old for every batch to come. Raises InvalidRequest.
+        `progress` has a number for each lease, which changes when the work on it moves; empty: unknown. A lease whose
+        number stays the same for broker.sampling_progress_s or grading_progress_s is lost, unless the worker is
+        `paused`. `oldest_versions` has a policy version for each lease as in WorkReport, None for work without a token;
+        empty: unknown. A group whose version is too old for every later batch is cancelled. Raises InvalidRequest.
         """
         if not lease_ids:
             return {}
-        for told in (progress, oldest_versions):
-            if told and len(told) != len(lease_ids):
-                raise InvalidRequest(f"{len(told)} numbers of progress came with {len(lease_ids)} leases")
-        nothing = [None] * len(lease_ids)
-        rows = zip(lease_ids, progress or nothing, oldest_versions or nothing, strict=True)
-        beats = [Beat(parse_lease(lease_id), moved, version) for lease_id, moved, version in rows]
+        for numbers in (progress, oldest_versions):
+            if numbers and len(numbers) != len(lease_ids):
+                raise InvalidRequest(f"{len(numbers)} numbers of progress came with {len(lease_ids)} leases")
+        unknown = [None] * len(lease_ids)
+        rows = zip(lease_ids, progress or unknown, oldest_versions or unknown, strict=True)
+        beats = [Beat(parse_lease(lease_id), number, version) for lease_id, number, version in rows]
         lost = await streams.beat(self.store, worker_id, beats, paused=paused)
         if any(reason is LeaseLoss.STALE for reason in lost.values()):
-            self.waits.tasks.wake()  # the groups that were cancelled freed slots
+            self.waits.tasks.wake()  # cancelled groups freed slots
         return {str(ref): reason for ref, reason in lost.items()}
 
     async def release_leases(self, worker_id: str, lease_ids: Sequence[str] = ()) -> int:
-        """A worker gives leases back, or all because it stops: others get the work at once, and no delivery is spent.
+        """Take back these leases of a worker, or all of them: it stops. Other workers get the work at once.
 
-        Answers how many leases. Raises InvalidRequest.
+        The deliveries do not count. Returns how many leases. Raises InvalidRequest.
         """
         refs = [parse_lease(lease_id) for lease_id in lease_ids]
         released, work = await streams.release(self.store, worker_id, refs)
@@ -264,7 +265,7 @@ class Broker:
         return released
 
     async def finish_run(self, reason: str) -> Ledger:
-        """End the run; answers the last ledger."""
+        """End the run; returns the last ledger."""
         while await self.store.run("finish", reason or "finished"):
             pass
         await self._wake_those_with_work()
@@ -286,7 +287,7 @@ class Broker:
         self.waits.wake(await streams.read_available(self.store))
 
     def _reward(self, header: bytes | None, verdict: Verdict) -> float | None:
-        """As `Rewards.of`; None also without a header: then the rollout is final and the lease on it is lost."""
+        """As `Rewards.of`. None if there is no header: the rollout has ended, so its lease is lost."""
         if header is None:
             return None
         try:

@@ -1,7 +1,7 @@
 """The curriculum of a run: made from `broker.curriculum`, and offered to the script that admits groups.
 
-INVARIANT: the cursor and the statistics are in Redis alone. An offer is made from them, and the script takes of it only
-what is at the cursor or after it, so two brokers on one Redis ask no place twice.
+INVARIANT: the cursor and the statistics are in Redis only. An offer is made from them, and the script takes only the
+places at or after the cursor, so two brokers on one Redis use no place twice.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from nouscoder.formats.body import Body
 
 log = logging.getLogger(__name__)
 
-# Places looked at in one question to Redis: the first time, and at most. Retired problems lie between the others.
+# Places whose statistics one command reads: the first time, and at most. Some hold retired problems.
 _FIRST_LOOK, _LONGEST_LOOK = 64, 4096
 
 
@@ -98,7 +98,7 @@ def _subset(section: SubsetCurriculum, problem_ids: Sequence[str], seed: int) ->
 
 
 def _known_rates(file: str, problem_ids: Sequence[str]) -> dict[str, float]:
-    """The base pass rates of the run's problems, in the order of the problem file. Raises Unusable."""
+    """The base pass rates of the run's problems that have one, in the order of the problem file. Raises Unusable."""
     counts = read_pass_rates(Path(file))
     found = {problem_id: counts[problem_id].rate for problem_id in problem_ids if problem_id in counts}
     if len(found) < len(problem_ids):
@@ -119,7 +119,7 @@ class PriorityBody(Body):
 
 
 def _weights(file: Path) -> dict[str, float]:
-    """Priorities as shares of the highest."""
+    """Priorities divided by the highest one. Raises Unusable."""
     priorities = {body.problem_id: body.priority for body in checked_records(file, PriorityBody)}
     highest = max(priorities.values(), default=0.0)
     if not highest:
@@ -128,10 +128,10 @@ def _weights(file: Path) -> dict[str, float]:
 
 
 async def offer(store: Store, curriculum: Curriculum, cursor: int, count: int) -> list[Choice]:
-    """The next `count` problems that may be asked, from the place `cursor` on. Raises BrokerUnavailable.
+    """The next `count` problems that the gates admit, from the place `cursor` on. Raises BrokerUnavailable.
 
-    It ends: a retired problem is asked again after broker.curriculum.recheck_epochs, and every problem in a share of
-    the epochs of at least broker.curriculum.least.
+    The search ends, because no gate leaves a problem out for ever: a retired one comes again after
+    broker.curriculum.recheck_epochs, and priorities admit each at a share of at least broker.curriculum.least.
     """
     if not curriculum.gates:
         return curriculum.choices_from(cursor, count)

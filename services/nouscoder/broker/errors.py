@@ -1,4 +1,4 @@
-"""Everything the broker can refuse or fail with. Redis' errors are mapped once, in store.py."""
+"""The errors of the broker. Only store.py maps errors of Redis to them."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ class BrokerError(Exception):
 
 
 class BrokerUnavailable(BrokerError):
-    """Redis is away, loading or cannot write just now: the same call may work later."""
+    """Redis does not answer, is loading, or cannot write now: the same call may succeed later."""
 
 
 class RedisFull(BrokerUnavailable):
-    """Redis has no memory for another rollout: the same call may work once batches are committed."""
+    """Redis has no memory for another rollout: the same call may succeed when batches are committed."""
 
 
 class InvalidRequest(BrokerError):
-    """What was sent contradicts what was leased or the protocol."""
+    """The request contradicts the protocol, or the lease that it names."""
 
 
 class UnknownProblem(BrokerError):
-    """There is no such problem in the run."""
+    """The run has no such problem, or no tests with such a digest."""
 
 
 class Refused(BrokerError):
-    """The run is not in the state the call needs: a policy out of order, a batch that is not leased."""
+    """The state of the run does not allow the call: a policy out of order, a batch that is not leased."""
 
 
 class Behind(Refused):
-    """Redis lacks what the learner has done: the learner must send its books (RestoreRun), then repeat the call."""
+    """Redis lacks something that the learner did: it must send its books (RestoreRun), then repeat the call."""
 
 
 class InvariantBroken(BrokerError):
-    """The state in Redis breaks the broker's own law; nothing was changed."""
+    """The state in Redis violates an invariant of the broker; nothing was changed."""
 
 
 class RedisAddressUnusable(Unusable):
-    """The Redis that the configuration names cannot be found out; the message names the file."""
+    """The configured address of Redis cannot be read or used; the message says why."""

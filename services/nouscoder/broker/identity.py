@@ -1,10 +1,10 @@
-"""Whose state is in Redis: a broker serves a run only with the seed, group size and problems that the run began with.
+"""A broker serves a run only with the seed, group size and problems that the run began with.
 
-The learner's run id and folder are compared when the learner sends its books (recovery.py). What is here compares the
-broker's own configuration. A problem file may lose problems within a run: their groups are given up (core.py). It may
-not gain any, for then it is another file.
+This module compares the broker's configuration with Redis. The learner's run id and folder are compared when it sends
+its books (recovery.py). Problems may be removed from the problem file during a run: their groups are given up
+(leased_work.py). A file with a new problem is refused.
 
-INVARIANT: the identity of a run in Redis is written once, when its first learner comes, and never changed.
+INVARIANT: the identity of a run is written to Redis once, when its first learner sends its books, and never changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DIGEST_BYTES = 8
 async def check_state(store: Store, config: Config, problem_ids: Sequence[str]) -> None:
     """Compare what Redis holds under the run's name with this broker's configuration. Raises Refused.
 
-    A Redis that is away is compared when the learner comes.
+    While Redis does not answer nothing is compared; the learner's books are compared later in any case.
     """
     try:
         ((identity,),) = await store.fields(["meta"], "identity")
@@ -43,7 +43,7 @@ async def check_state(store: Store, config: Config, problem_ids: Sequence[str]) 
 
 
 def check_settings(found: RunIdentity, config: Config, whose: str) -> None:
-    """Raises Refused, naming the values, when `found` has another seed or group size than the configuration."""
+    """Raises Refused when `found` has another seed or group size than the configuration; the message names both."""
     ours = (
         ("run.seed", found.seed, config.run.seed),
         ("broker.group_size", found.group_size, config.broker.group_size),
@@ -57,7 +57,7 @@ def check_settings(found: RunIdentity, config: Config, whose: str) -> None:
 
 
 async def note_problems(store: Store, problem_ids: Sequence[str], run: str) -> None:
-    """Keep which problems the run begins with. Raises Refused when it began with others."""
+    """Note the problems that the run begins with. Raises Refused when it began without one of these."""
     _compare(await store.run("note_problems", b"".join(sorted(map(_digest, problem_ids)))), problem_ids, run)
 
 
@@ -67,7 +67,7 @@ def _compare(began_with: bytes, problem_ids: Sequence[str], run: str) -> None:
     if new:
         raise Refused(
             f"the problem file is not the one that run {run} began with: {len(new)} of its {len(problem_ids)} problems"
-            f" are new, for example {new[0][:100]!r}: use the file of then, or another run.name"
+            f" are new, for example {new[0][:100]!r}: use the file that it began with, or another run.name"
         )
     if len(problem_ids) < len(known):
         log.warning(

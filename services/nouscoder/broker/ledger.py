@@ -1,8 +1,8 @@
-"""The ledger and the state of the run, read in one script: every number is of the same instant.
+"""The ledger and the state of the run, read in one script, so all numbers are of one instant.
 
-INVARIANT: admitted = trained + filtered + stale + abandoned + lost + in flight after every transition. The left side
-and the final states are counters, the rollouts in flight are counted as members of their sets, so a rollout that
-vanished or was doubled makes `balanced` false.
+INVARIANT: admitted = trained + filtered + stale + abandoned + lost + in flight after every transition. Admitted and the
+final states are counters. The rollouts in flight are counted from the sets of their states, so a rollout that vanished
+or was doubled makes `balanced` false.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def read_status(store: Store, rules: Rules, run: str) -> RunStatus:
         policy_version=number("policy_version") if "policy_version" in meta else None,
         step=number("step"),
         batches_committed=number("batches_committed"),
-        # A pipeline_k that was lowered at a restart leaves more in flight than it admits.
+        # Negative after a restart with a lower pipeline_k: more groups are in flight than it admits.
         admission_slots_free=max(0, int(groups_free)) * rules.group_size if is_admitting else 0,
         finished=finished,
         rollouts_accepted=number("accepted"),

@@ -11,7 +11,7 @@ from nouscoder.domain.run_status import RunStatus
 
 
 class BrokerCollector(Collector):
-    """Tells `latest`; nothing while it is None, so that a broker without its Redis shows no old numbers."""
+    """Exports `latest`, or nothing while it is None: a broker that cannot reach Redis exports no old numbers."""
 
     def __init__(self) -> None:
         self.latest: RunStatus | None = None

@@ -1,6 +1,6 @@
-"""What operators do to a run: its mode, dead letters, a batch that cannot be trained on, and why it stands still.
+"""What operators do to a run: they set its mode, list and remove dead letters, and drop a batch.
 
-INVARIANT: each of these is one script, so the ledger balances before and after; and nothing here is done unasked.
+INVARIANT: each operation is one script, so the ledger balances before and after it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 _MAX_REASON_CHARS = 1000
 _MAX_LETTERS = 10_000
 _NOT_DROPPED = {
-    "unknown": "batch {0} is not the uncommitted batch: `nouscoder status` tells which one is",
+    "unknown": "batch {0} is not the uncommitted batch: `nouscoder status` shows which one is",
     "committing": "batch {0} is being committed",
-    "published": "the policy that batch {0} made is published already: start the learner, which commits the batch",
+    "published": "the policy that batch {0} made is published already: start the learner, it commits the batch",
     "training": "a learner is training on batch {0}: stop it first, or wait until the batch is held back",
 }
 
@@ -38,7 +38,7 @@ class Operations:
         self._waits = waits
 
     async def set_mode(self, mode: RunMode) -> RunMode:
-        """Run, drain or pause from now on; answers what the run did before."""
+        """Run, drain or pause from now on; returns the mode before."""
         former, work = await self._store.run("set_mode", mode.value)
         self._waits.wake(streams.work_of(work))
         if former.decode() != mode:
@@ -46,7 +46,7 @@ class Operations:
         return RunMode(former.decode())
 
     async def report_batch_failure(self, batch_id: int, reason: str) -> bool:
-        """A learner could not train on the uncommitted batch. True: no learner gets it until it is dropped."""
+        """A learner could not train on the uncommitted batch. True: the batch is held back until it is dropped."""
         known, held_back = await self._store.run("fail_batch", batch_id, reason[:_MAX_REASON_CHARS])
         if known:
             log.error(
@@ -56,7 +56,7 @@ class Operations:
         return bool(held_back)
 
     async def drop_batch(self, batch_id: int) -> int:
-        """Abandon the rollouts of the uncommitted batch; answers how many. Raises Refused."""
+        """Abandon the rollouts of the uncommitted batch; returns how many. Raises Refused."""
         outcome, num_rollouts = await self._store.run("drop_batch", batch_id)
         if outcome != b"dropped":
             raise Refused(_NOT_DROPPED[outcome.decode()].format(batch_id))
@@ -65,12 +65,12 @@ class Operations:
         return int(num_rollouts)
 
     async def dead_letters(self, max_letters: int = 0) -> list[DeadLetter]:
-        """The rollouts that were given up last, newest first; 0 for all that are kept."""
+        """At most `max_letters` rollouts that were given up, newest first; 0: all that are kept."""
         now_ms, rows = await self._store.run("letters", max_letters or _MAX_LETTERS)
         return [_letter(letter_id.decode(), fields, now_ms) for letter_id, fields in rows]
 
     async def remove_dead_letters(self, letter_ids: Sequence[str], *, requeue: bool) -> tuple[int, list[str]]:
-        """Remove letters; answers how many there were, and the problems to be asked again. Raises InvalidRequest."""
+        """Remove letters; returns how many there were, and the problems that are asked again. Raises InvalidRequest."""
         for letter_id in letter_ids:
             if not letter_id.replace("-", "", 1).isdigit():
                 raise InvalidRequest(f"{letter_id[:100]!r} is not the name of a dead letter")

@@ -1,7 +1,7 @@
 """Published policies: only the newest is kept.
 
-INVARIANT: versions start at 0 and rise by 1, unless a restored state (restore.lua) goes ahead to the learner's; a
-version, once taken, keeps its weights.
+INVARIANT: versions start at 0 and rise by 1, except that restore.lua sets the version of the learner's books. A version
+never gets other weights.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from nouscoder.rpc.policy_convert import decode_manifest, encode_manifest
 
 
 async def publish(store: Store, manifest: PolicyManifest) -> int:
-    """Take a policy; answers the newest version. The newest again is fine.
+    """Take a policy; returns the newest version. The newest one may be published again.
 
-    Raises Refused when it is too old, and Behind when the broker lacks the versions before it.
+    Raises Refused when it is too old or its weights differ, and Behind when Redis lacks the version before it.
     """
     version = manifest.policy_version
     taken, newest = await store.run("publish_policy", version, manifest.digest, encode_manifest(manifest))

@@ -1,7 +1,7 @@
 """Back-pressure while the memory of Redis fills: first no group is admitted, then no rollout is taken.
 
-What remains up to maxmemory is the reserve in which grading, batches, commits, heartbeats and deletion go on, so that
-batches are trained on and memory is freed (store.py lets them through even beyond maxmemory).
+The rest of maxmemory is a reserve for grading, batches, commits, heartbeats and deletion, so that batches are trained
+on and memory is freed. Redis runs their scripts even above maxmemory (store.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nouscoder.broker.wakeups import Waits
 
 log = logging.getLogger(__name__)
 
-# Shares of maxmemory. Between them is room for the rollouts of groups that are admitted already.
+# Shares of maxmemory. Between the two is room for the rollouts of groups that were admitted before.
 ADMIT_UP_TO = 0.75
 TAKE_UP_TO = 0.9
 _LOOK_EVERY_S = 0.5
@@ -24,13 +24,13 @@ _LOOK_EVERY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """How full Redis is, in [0, 1]; 0 when it has no limit."""
+    """What follows from the memory that Redis uses. Without maxmemory there is no pressure."""
 
     memory: Memory = Memory(0, 0)
 
     @property
     def share(self) -> float:
-        """Used of maxmemory."""
+        """The share of maxmemory in use; 0 when there is no limit."""
         return self.memory.used / self.memory.limit if self.memory.limit else 0.0
 
     @property
@@ -45,7 +45,7 @@ class Pressure:
 
     @property
     def reason(self) -> str:
-        """What is refused and why, one sentence; empty when nothing is."""
+        """What is refused and why, in one sentence; empty when nothing is."""
         if self.admits:
             return ""
         refused = "no group is admitted" if self.takes else "no group is admitted and no rollout is taken"

@@ -1,7 +1,7 @@
 """The records of the problems in Redis. The script that completes a group writes them (lua/common.lua).
 
-INVARIANT: there is at most one record for each problem of the run, of a bounded size; a copy that comes back from the
-learner's disk replaces a record only if it knows of more groups.
+INVARIANT: each problem of the run has at most one record, of a bounded size. A record from the learner's disk replaces
+one in Redis only if it counts more groups.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from nouscoder.broker.store import Store, Value
 from nouscoder.domain.problem_statistics import CurriculumState, ProblemStatistics
 
 KEY = "problem_statistics"
-# Records that one script takes.
+# Records that one script writes.
 _CHUNK = 1000
 
 
@@ -37,7 +37,7 @@ async def read_state(store: Store) -> CurriculumState:
 
 
 async def restore_state(store: Store, state: CurriculumState) -> int:
-    """Take over what Redis has forgotten of a copy; answers how many records. The cursor never goes back."""
+    """Write the records that Redis lost, and raise the cursor if it is lower; returns how many records."""
     restored = 0
     for first in range(0, max(1, len(state.problems)), _CHUNK):
         values: list[Value] = [state.cursor]

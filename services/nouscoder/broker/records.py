@@ -1,8 +1,8 @@
-"""The broker's side of rollout records: names, hand-in, streaming in chunks, deletion.
+"""Rollout records in the broker: their names, writing, streaming in chunks, and deletion.
 
-INVARIANT: each write has a name of its own, so neither a late writer nor the deletion of a refused record ever touches
-a record that was taken; a record is read only by those whom the broker gave its name; and each record is deleted, at
-the latest FORGET_RECORD_S (rules.py) after it was announced without being taken.
+INVARIANT: each write has its own name, so neither a late writer nor the deletion of a refused record touches a record
+that was taken. Only those to whom the broker gave a name can read its record. A record is deleted when its rollout has
+ended, or FORGET_RECORD_S (rules.py) after it was announced if no rollout took it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_PIECES = 256
 _MAX_RANGES = 65536
 _MAX_STREAMS = 8
 _MAX_DELETED = 256
-# Messages whose records are put at the same time.
+# Calls of `write` that use the store at the same time.
 _MAX_PUTS = 8
 _NAME = re.compile(r"g\d+-\d+\.[0-9a-f]{16}")
 _NAME_BYTES = 8
@@ -50,12 +50,12 @@ def open_record_store(config: Config, store: Store) -> RecordStore:
 
 
 def new_record_name(rollout_id: str) -> str:
-    """A name for one write of a record of this rollout. A lease is no such name: its work may be handed in twice."""
+    """A name for one write of a record of this rollout. A lease id would not do: its work may be submitted twice."""
     return f"{rollout_id}.{secrets.token_hex(_NAME_BYTES)}"
 
 
 class Records:
-    """Records of one run, in `kept`. Raises BrokerUnavailable while the store is away."""
+    """Records of one run, kept in `kept`. Every method raises BrokerUnavailable while that store does not answer."""
 
     def __init__(self, store: Store, kept: RecordStore) -> None:
         self._store = store
@@ -64,7 +64,7 @@ class Records:
         self._puts = asyncio.Semaphore(_MAX_PUTS)
 
     async def write(self, records: Mapping[str, bytes]) -> None:
-        """Announce the names, then keep the records. Raises InvalidRequest for a name that is not one."""
+        """Announce the names, then keep the records. Raises InvalidRequest for a malformed name."""
         await self._store.run("announce_records", *(_checked(name) for name in records))
         try:
             async with self._puts:
@@ -89,7 +89,7 @@ class Records:
             yield [(place, found) for (place, _), found in zip(chunk, data, strict=True)]
 
     async def delete_garbage(self) -> None:
-        """Delete the records of rollouts that reached a final state, and those that nobody took."""
+        """Delete the records of rollouts that ended, and those that no rollout took."""
         deleted: list[str] = []
         while True:
             names = [name.decode() for name in await self._store.run("garbage", _MAX_DELETED, *deleted)]

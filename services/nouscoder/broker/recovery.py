@@ -1,9 +1,9 @@
-"""The state in Redis is restored from the learner's books when Redis forgot a part: lost writes, a wipe, an older copy.
+"""Restores the state in Redis from the learner's books after Redis lost a part: its last writes, or everything.
 
 The learner sends its books when it starts, and whenever the broker refuses a call of it as `Behind`. Redis then takes
-over what the learner did: batches, steps, policy, trained groups, and the number of the next group. What is in flight
-goes on unless the learner has trained on it. A new epoch begins, so leases of before are lost. What Redis cannot
-account for any more is counted as lost.
+batches, steps, policy, trained groups and the number of the next group from the books. Rollouts in flight continue,
+unless the learner has trained on them. A new epoch begins, so all former leases are lost. Rollouts that Redis no longer
+knows are counted as lost.
 
 INVARIANT: a group in the learner's books is never in flight after a restore, and the ledger balances before and after.
 """
@@ -24,15 +24,15 @@ from nouscoder.rpc.policy_convert import encode_manifest
 log = logging.getLogger(__name__)
 
 _EPOCH_BYTES = 8
-# A commit, a publication, and the comparison after them; once more when another learner call came between.
+# A commit, a publication, and a comparison after them; two more rounds in case other calls of the learner come between.
 _MAX_ROUNDS = 5
 
 
 async def restore(store: Store, books: Books, most_groups: int, furthest: int) -> Restored:
-    """Bring Redis in step with the books. Raises Refused when its state is of another run, or ahead of the books.
+    """Make Redis agree with the books. Raises Refused when its state is of another run, or ahead of the books.
 
-    `most_groups` were admitted as far as the broker knows: those that Redis has forgotten are counted as lost. The
-    curriculum goes on at the place `furthest` or later.
+    `most_groups` is the number of groups admitted so far, as this broker knows it: those that Redis lost are counted as
+    lost. The curriculum continues at the place `furthest` or later.
     """
     for _ in range(_MAX_ROUNDS):
         answer, *rest = await store.run("restore", *_arguments(books, most_groups), furthest)
@@ -65,7 +65,7 @@ async def restore(store: Store, books: Books, most_groups: int, furthest: int) -
                     f"Redis has {int(rest[0])} batches and policy version {int(rest[1])}, and the checkpoints in"
                     f" {books.identity.folder} have {books.batches} batches: checkpoints of this run are missing"
                 )
-    raise Refused("the run changed while it was compared with the learner's books: is a second learner at work?")
+    raise Refused("the run changed while it was compared with the learner's books: does a second learner run?")
 
 
 def _arguments(books: Books, most_groups: int) -> list[Value]:
@@ -81,7 +81,7 @@ def _arguments(books: Books, most_groups: int) -> list[Value]:
 
 
 def _another(found: RunIdentity, num_batches: int, wanted: RunIdentity) -> str:
-    """One sentence: whose state is there, what differs, and what to do."""
+    """Which run Redis holds, what differs, and what to do."""
     differences = [
         f"{name} {theirs} instead of {ours}"
         for name, theirs, ours in (
@@ -93,6 +93,6 @@ def _another(found: RunIdentity, num_batches: int, wanted: RunIdentity) -> str:
     ]
     return (
         f"Redis holds another run of this name, {found.run_id} with {num_batches} batches"
-        f" ({', '.join(differences) or 'its folder was made anew'}; this run is {wanted.run_id}):"
+        f" ({', '.join(differences) or 'its folder was created again'}; this run is {wanted.run_id}):"
         " give this run another run.name, or remove the other with `nouscoder runs rm`"
     )

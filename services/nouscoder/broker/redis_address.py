@@ -1,4 +1,4 @@
-"""Which Redis a broker was given, and what of its address may be told: never the password."""
+"""The configured address of Redis, and the same without its password."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 
 
 def configured_url(section: BrokerSection) -> str:
-    """redis_url, or what stands in redis_url_file; empty when neither is given. Raises RedisAddressUnusable."""
+    """redis_url, or the content of redis_url_file; empty when neither is configured. Raises RedisAddressUnusable."""
     if not section.redis_url_file:
         return section.redis_url
     path = Path(section.redis_url_file)
@@ -27,7 +27,7 @@ def configured_url(section: BrokerSection) -> str:
 
 
 def without_password(url: str) -> str:
-    """The URL as it may stand in a log line or an error."""
+    """The URL for log lines and errors."""
     scheme, _, rest = url.partition("://")
     if "@" not in rest:
         return url

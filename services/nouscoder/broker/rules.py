@@ -1,4 +1,4 @@
-"""The rules of a run that the scripts enforce: admission, staleness, leases, filters."""
+"""The settings of a run that the scripts enforce: admission, staleness, leases, filters."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Self
 from nouscoder.config import BrokerSection
 from nouscoder.domain.staleness import StalenessBound
 
-# A consumer that asked for nothing for so long, and holds nothing, is forgotten.
+# A consumer that holds nothing and asked for nothing for this time is deleted.
 FORGET_CONSUMER_S = 3600.0
-# A record that was announced and not handed in for so long is deleted.
+# A record that no rollout took this time after it was announced is deleted.
 FORGET_RECORD_S = 600.0
-# The reason for which work was cancelled is kept so long for the heartbeat of its worker.
+# The reason why work was cancelled is kept this time for the heartbeat of its worker.
 FORGET_CANCELLED_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """`batch_groups` (B / G) is the groups of a batch; `commit_chunk` the most rollouts that one script ends.
+    """`batch_groups` (B / G) is the number of groups in a batch; one script ends at most `commit_chunk` rollouts.
 
-    `pipeline_k`, `max_age` and `waits_for_older` are those of the policy of staleness (domain/staleness.py).
+    `pipeline_k`, `max_age` and `waits_for_older` follow from `broker.stale_policy` (domain/staleness.py).
     """
 
     group_size: int

@@ -1,4 +1,4 @@
-"""The runs in a Redis as a person sees them from outside: which there are, how far they are, and their removal."""
+"""Lists the runs in a Redis, and removes one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from nouscoder.broker.redis_address import without_password
 from nouscoder.broker.redis_client import open_client
 
 _TIMEOUT_S = 5.0
-# A broker that serves the run advances the run's clock once a second.
+# A broker that serves the run advances the run's clock at least once a second.
 _TICK_WAIT_S = 2.5
 _CHUNK = 500
 
 
 @dataclass(frozen=True, slots=True)
 class RunInRedis:
-    """A run's state. `run_id` is empty while no learner has been there."""
+    """A run's state. `run_id` is empty before the first learner has sent its books."""
 
     name: str
     run_id: str
@@ -55,7 +55,7 @@ class RunKeys:
         return [await self._read(key) for key in sorted(names)]
 
     async def remove(self, run: str) -> int:
-        """Delete the keys of a run; answers how many. Raises Refused while a broker serves the run."""
+        """Delete the keys of a run; returns how many. Raises Refused while a broker serves the run."""
         meta = f"nouscoder:{{{run}}}:meta"
         if await self._redis.exists(meta):
             before = await self._redis.hget(meta, "tick")
@@ -79,5 +79,5 @@ class RunKeys:
 
 
 def _literally(run: str) -> str:
-    """The name in a pattern of SCAN. The configuration allows no other characters of patterns in a name."""
+    """The name, escaped for a pattern of SCAN. The configuration allows no other special characters in a name."""
     return run.replace("[", "\\[")

@@ -1,4 +1,4 @@
-"""The broker as a gRPC service: convert, call, convert. STATUS_CODES says which status each of its errors becomes."""
+"""The broker as a gRPC service. STATUS_CODES maps its errors to status codes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FULL_NAME = broker_pb2.DESCRIPTOR.services_by_name["BrokerService"].full_name
 
 
 class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
-    """The calls of broker.proto on a Broker."""
+    """The methods of broker.proto: each converts the request, calls the Broker, and converts the result."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -124,7 +124,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
             for place, recorded in enumerate(leased.batch.rollouts, 1):
                 answer.batch.rollouts.append(rollout_convert.recorded_rollout_to(recorded))
                 if place % _YIELD_EVERY == 0:
-                    await asyncio.sleep(0)  # a large batch takes long enough to keep heartbeats waiting
+                    await asyncio.sleep(0)  # heartbeats must not wait for a large batch
         return answer
 
     async def RestoreRun(  # noqa: N802
@@ -132,7 +132,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         request: broker_pb2.RestoreRunRequest,
         context: _Context[broker_pb2.RestoreRunRequest, broker_pb2.RestoreRunResponse],
     ) -> broker_pb2.RestoreRunResponse:
-        """Restores what Redis forgot from the learner's books."""
+        """Restores what Redis lost from the learner's books."""
         restored = await self._broker.restore_run(broker_convert.books_from(request))
         return broker_pb2.RestoreRunResponse(was_behind=restored.was_behind, rollouts_lost=restored.rollouts_lost)
 
@@ -194,7 +194,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         request: broker_pb2.ReleaseLeasesRequest,
         context: _Context[broker_pb2.ReleaseLeasesRequest, broker_pb2.ReleaseLeasesResponse],
     ) -> broker_pb2.ReleaseLeasesResponse:
-        """Gives back what a worker holds."""
+        """Takes back leases of a worker."""
         released = await self._broker.release_leases(_worker(request.worker_id), request.lease_ids)
         return broker_pb2.ReleaseLeasesResponse(released=released)
 
@@ -278,7 +278,7 @@ def add_to_server(broker: Broker, server: grpc.aio.Server) -> None:
 
 
 def _worker(worker_id: str) -> str:
-    """Names a consumer in Redis, so it is bounded. Raises InvalidMessage."""
+    """A checked worker id: it becomes the name of a consumer in Redis. Raises InvalidMessage."""
     if not 0 < len(worker_id) <= 200 or worker_id == "released":
         raise faults.InvalidMessage("worker_id must have 1 to 200 characters and not be 'released'")
     return worker_id

@@ -1,4 +1,4 @@
-"""The broker's process: its start, its gRPC server, and what it does beside answering calls."""
+"""The broker's process: its start, its gRPC server, and its background work."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ METRICS_PERIOD_S = 1.0
 async def serve(config: Config) -> None:
     """Run the broker of `config.run` until SIGTERM or SIGINT.
 
-    Without a Redis given (broker.redis_url, or redis_url_file) it starts one of its own in the run folder, or takes
-    over the one that a killed broker left there; a pipeline gives the URL of one that it supervises. Raises
-    ProblemFileError, RedisServerError, RedisAddressUnusable, CertificatesUnusable, AddressError, and Unusable when
-    Redis holds another run of this name.
+    Without broker.redis_url and redis_url_file it starts a Redis in the run folder, or uses the one that a killed
+    broker left running there. Raises ProblemFileError, RedisServerError, RedisAddressUnusable, CertificatesUnusable,
+    AddressError, and Unusable when Redis holds another run of this name.
     """
     keep_freed_buffers()
     stop = stop_event()
@@ -58,7 +57,7 @@ async def serve(config: Config) -> None:
 
 
 async def serve_broker(broker: Broker, config: Config, stop: asyncio.Event, stack: AsyncExitStack) -> str:
-    """Serve `broker` until `stack` is closed; answers the address in use. Raises AddressError."""
+    """Serve `broker` until `stack` is closed; returns the address in use. Raises AddressError."""
     registry = CollectorRegistry()
     collector = BrokerCollector()
     registry.register(collector)
@@ -86,7 +85,7 @@ async def serve_broker(broker: Broker, config: Config, stop: asyncio.Event, stac
     workers.add_done_callback(lambda _: stop.set())
 
     async def end_waits() -> None:
-        # Runs before the drain, so that callers who wait for work do not use up its time.
+        # Before the drain: otherwise it would wait for callers that wait for work.
         broker.waits.end()
         stop.set()
         await workers

@@ -1,4 +1,4 @@
-"""Reads the snapshot that domain/stall.py judges, in one script."""
+"""Reads the snapshot that domain/stall_judge.py judges, in one script."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENTRIES_LOOKED_AT = 1000
 
 
 async def read_snapshot(store: Store, status: RunStatus, rules: Rules, num_problems: int) -> Snapshot:
-    """Who holds what, and what became of the work since the last committed batch."""
+    """Which worker holds what, and what happened since the last committed batch."""
     now_ms, rows, batch, ready, meta_fields, commits, paused, faults = await store.run("holders", _ENTRIES_LOOKED_AT)
     meta = _texts(meta_fields)
     commit_ms = [int(entry.partition(b"-")[0]) for entry, _ in commits]
@@ -50,7 +50,7 @@ async def read_snapshot(store: Store, status: RunStatus, rules: Rules, num_probl
 
 
 def _texts(flat: Sequence[bytes]) -> dict[str, str]:
-    """A hash or an entry; values that are not text are left out of the question."""
+    """The fields of a hash or an entry. Those that are not text are decoded with replacement characters: unused."""
     return {key.decode(): value.decode(errors="replace") for key, value in zip(flat[::2], flat[1::2], strict=True)}
 
 

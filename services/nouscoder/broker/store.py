@@ -1,8 +1,8 @@
-"""The only door to Redis: runs the Lua scripts of one run and maps Redis' errors once.
+"""The broker's access to Redis: runs the Lua scripts of one run, and maps errors of Redis to those of the broker.
 
-INVARIANT: all state of a run is under one prefix in Redis and none in this process; each script is one atom, so a
-broker killed at any instant leaves no half of a transition behind. A Redis whose memory is full refuses new rollouts
-and nothing else: what frees memory, or adds next to nothing, is always done.
+INVARIANT: all state of a run is under one prefix in Redis, and none in this process. Each script is atomic, so a broker
+that is killed leaves no half transition. A Redis whose memory is full refuses new rollouts only: scripts that free
+memory, or add little, still run.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from nouscoder.broker.rules import Rules
 from nouscoder.store.redis_errors import PASSING, kind_of
 
 _FOLDER = Path(__file__).parent / "lua"
-# Scripts that Redis refuses when its memory is full: those that bring new rollouts, and those that only read.
+# Scripts that Redis may refuse when its memory is full: those that add rollouts, and those that only read.
 _NEED_MEMORY = frozenset(
     {"announce_records", "submit_rollouts", "status", "holders", "read_batch", "available", "letters"}
 )
-# Redis refuses a script at maxmemory only if its first write is one that may grow memory. DEL never does. (Redis 7 has
-# a flag for this, allow-oom, which Redis 6 cannot read.)
+# Redis refuses a script at maxmemory only if its first write may use more memory, and DEL never does. (The flag
+# allow-oom of Redis 7 would say the same, but Redis 6 does not know it.)
 _PASS_WHEN_FULL = "redis.call('DEL', P .. 'no such key')\n"
 
 Answer = TypeVar("Answer")
@@ -49,10 +49,10 @@ def _load_scripts() -> dict[str, str]:
     return {name: common + ("" if name in _NEED_MEMORY else _PASS_WHEN_FULL) + text for name, text in scripts.items()}
 
 
-def _heed_cancellation() -> None:
-    """Raise the cancellation that redis-py (8.1) swallows when it comes in the middle of a command.
+def _raise_swallowed_cancellation() -> None:
+    """Raise the cancellation that redis-py (8.1) swallows in the middle of a command.
 
-    Without this a drain would wait for ever, and a call whose client is gone would go on leasing for it.
+    Without this a drain would wait for ever, and a call whose client is gone would continue to lease for it.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -63,7 +63,7 @@ class Store:
     """The scripts of the run `run` on the Redis at `url`. Nothing is connected before the first call."""
 
     def __init__(self, url: str, run: str, rules: Rules, timeout_s: float = 10.0) -> None:
-        self.url = without_password(url)  # as it is told; the client below keeps the whole
+        self.url = without_password(url)  # for messages
         # Braces keep all keys of a run in one slot of a Redis cluster.
         self.prefix = f"nouscoder:{{{run}}}:"
         self._rules = rules.to_json()
@@ -75,7 +75,7 @@ class Store:
         await self.redis.aclose()
 
     async def run(self, script: str, *values: Value) -> Any:
-        """Run one script. Raises BrokerUnavailable, or BrokerError for an answer that no script should get."""
+        """Run one script. Raises BrokerUnavailable, and BrokerError for any other error of Redis."""
         return await self._answer(self._evaluate(script, values))
 
     @asynccontextmanager
@@ -103,25 +103,25 @@ class Store:
         return await self._answer(read())
 
     async def get(self, key: str) -> bytes | None:
-        """A string, None when there is none. Raises BrokerUnavailable."""
+        """The string at this key, None when there is none. Raises BrokerUnavailable."""
         found: bytes | None = await self._answer(self.redis.get(self.prefix + key))  # type: ignore[arg-type]
         return found
 
     async def memory(self) -> Memory:
-        """How full Redis is. Raises BrokerUnavailable, and BrokerError when the user may not ask."""
+        """How full Redis is. Raises BrokerUnavailable, and BrokerError when the user of Redis lacks the permission."""
         info = await self._answer(self.redis.info("memory"))
         return Memory(int(info["used_memory"]), int(info.get("maxmemory", 0)))
 
     async def _answer(self, call: Awaitable[Answer]) -> Answer:
-        """What `call` answers, or its error as one of the broker's."""
+        """The result of `call`. Raises BrokerError for an error of Redis."""
         try:
             answer = await call
-            _heed_cancellation()
+            _raise_swallowed_cancellation()
             return answer
         except (exceptions.RedisError, OSError) as error:
-            _heed_cancellation()
+            _raise_swallowed_cancellation()
             if kind_of(error) in ("READONLY", "MASTERDOWN"):
-                # Another Redis is the master now: look its address up again.
+                # Another Redis is the master now. A new connection looks up its address.
                 await self.redis.connection_pool.disconnect(inuse_connections=False)
             raise self._mapped(error) from error
 
@@ -131,7 +131,7 @@ class Store:
         except exceptions.ResponseError as error:
             if kind_of(error) != "NOGROUP":
                 raise
-        # A Redis that is new, or came back empty: the streams come first, then the same again.
+        # Redis is new or was wiped: create the streams, then repeat the script.
         await self._call("open", ())
         return await self._call(script, values)
 

@@ -1,11 +1,11 @@
-"""The two streams of single rollouts, `tasks` and `grading`: leases, hand-ins, heartbeats, the sweep.
+"""The two streams of single rollouts, `tasks` and `grading`: leases, submissions, heartbeats, the sweep.
 
-A lease is a pending entry of a consumer group. A heartbeat notes the run's clock (sweeper.py) for the entry; a lease
-without one for its whole length goes to the consumer `released`, whose entries are given out before new ones; what is
-handed in is acknowledged and deleted in the same script, so a stream holds only what is alive.
+A lease is a pending entry of a consumer group. A heartbeat stores the time of the run's clock (sweeper.py) for the
+entry. An entry without a heartbeat for the length of a lease goes to the consumer `released`, whose entries are leased
+before new ones. The script that takes a submission deletes its entry, so a stream holds only unfinished work.
 
-INVARIANT: a rollout is under at most one lease at a time, only the holder of that lease can hand it in, and handing in
-the same work twice changes nothing the second time.
+INVARIANT: a rollout is under at most one lease at a time, only the holder of that lease can submit it, and submitting
+the same work again changes nothing.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Stream(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeaseRef:
-    """A lease as the scripts know it: entry of a stream (or number of a batch), which delivery of it, and the epoch.
+    """A lease as the scripts know it: entry of a stream (or number of a batch), number of the delivery, and epoch.
 
-    The epoch changes when the state is restored from the learner's books, and the leases of the epoch before are lost.
+    The epoch changes when the state is restored from the learner's books; leases of former epochs are lost.
     """
 
     stream: Stream
@@ -59,7 +59,7 @@ class LeaseRef:
         return f"{self.stream}:{self.entry}:{self.ticket}"
 
 
-# What one script does at most, so that none keeps Redis from others for long.
+# The most that one script does, because Redis serves nobody else meanwhile.
 _MAX_SWEPT = 1000
 _MAX_BEATS = 1000
 
@@ -84,7 +84,7 @@ class LeasedEntry:
 
     @property
     def group_id(self) -> str:
-        """The group that the rollout is of: its id begins with it."""
+        """The rollout's group: its id begins with the group's."""
         return self.rollout_id.partition("-")[0]
 
 
@@ -92,7 +92,8 @@ class LeasedEntry:
 class LeaseAnswer:
     """What a lease call found.
 
-    `cursor` is the curriculum's after it, `next_group` the number of the next group, `left` what could still be leased.
+    `cursor` is the curriculum's cursor after the call, `next_group` the number of the next group, and `left` how many
+    more could be leased.
     """
 
     finished: bool
@@ -105,7 +106,7 @@ class LeaseAnswer:
 async def lease_entries(
     store: Store, stream: Stream, worker_id: str, wanted: int, cursor: int = 0, offer: Sequence[Choice] = ()
 ) -> LeaseAnswer:
-    """Lease up to `wanted` entries; `offer` is the curriculum's from the place `cursor` on."""
+    """Lease up to `wanted` entries. `offer` are the problems for new groups, from the place `cursor` on."""
     offered = [value for choice in offer for value in (choice.place, choice.problem_id)]
     finished, at, next_group, left, rows = await store.run(
         "lease", stream.value, worker_id, worker_name(worker_id), wanted, cursor, *offered
@@ -145,15 +146,15 @@ async def read_available(store: Store) -> Work:
 
 
 def work_of(row: Sequence[Any]) -> Work:
-    """What a script says can be leased."""
+    """The work in the answer of a script."""
     tasks, gradings, batches, policy = row
     return Work(int(tasks), int(gradings), int(batches), policy.decode())
 
 
 async def submit_sampled(store: Store, worker_id: str, items: Sequence[Sampled]) -> tuple[list[str], Work]:
-    """Take sampled rollouts; answers the ids of those whose lease was lost, and what can be leased now.
+    """Take sampled rollouts; returns the ids of those whose lease was lost, and what can be leased now.
 
-    Raises InvalidRequest, and BrokerUnavailable until Redis knows the policies that they were sampled under.
+    Raises InvalidRequest, and BrokerUnavailable while Redis does not know the policy of a rollout.
     """
     values: list[Value] = []
     for item in items:
@@ -171,14 +172,14 @@ async def read_headers(store: Store, rollout_ids: Sequence[str]) -> list[bytes |
 
 
 async def submit_graded(store: Store, worker_id: str, items: Sequence[Graded]) -> tuple[list[str], Work]:
-    """Take verdicts; answers the ids of the rollouts whose lease was lost, and what can be leased now.
+    """Take verdicts; returns the ids of the rollouts whose lease was lost, and what can be leased now.
 
     Raises InvalidRequest.
     """
     values: list[Value] = []
     for item in items:
         _expect(item.ref, Stream.GRADING)
-        # repr of a float is exact: rewards are equal when their texts are, and float() gives the same one again.
+        # repr of a float is exact: equal rewards have equal texts, and float() of the text is the same reward.
         reward = "" if item.reward is None else repr(item.reward)
         values += [item.ref.entry, item.ref.ticket, item.rollout_id, item.payload, reward, int(item.accepted)]
     answers, work = await store.run("submit_verdicts", worker_id, *values)
@@ -195,14 +196,14 @@ def _refused(rollout_ids: Sequence[str], answers: Sequence[bytes]) -> list[str]:
         if answer == b"mismatch":
             raise InvalidRequest(f"the lease sent with rollout {rollout_id} is on another rollout or problem")
         if answer == b"unpublished":
-            # Policies come from the broker alone, so it is the broker that forgot one.
+            # Workers get policies only from the broker, so Redis has lost this one.
             raise BrokerUnavailable(f"rollout {rollout_id} was sampled under a policy that Redis has forgotten")
     return [rollout_id for rollout_id, answer in zip(rollout_ids, answers, strict=True) if answer == b"lost"]
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A heartbeat for one lease: how far its work is (WorkReport); None where that is not told."""
+    """A heartbeat for one lease: how far its work is (see WorkReport); None: unknown."""
 
     ref: LeaseRef
     progress: int | None = None
@@ -212,14 +213,14 @@ class Beat:
 async def beat(
     store: Store, worker_id: str, beats: Sequence[Beat], *, paused: bool = False
 ) -> dict[LeaseRef, LeaseLoss]:
-    """Extend leases; answers the lost ones, each with the reason."""
+    """Extend leases; returns the lost ones, each with the reason."""
     lost: dict[LeaseRef, LeaseLoss] = {}
     for start in range(0, len(beats), _MAX_BEATS):
         part = beats[start : start + _MAX_BEATS]
         values: list[Value] = []
         for item in part:
             values += [item.ref.stream.value, item.ref.entry, item.ref.ticket]
-            values += ["" if told is None else told for told in (item.progress, item.oldest_version)]
+            values += ["" if number is None else number for number in (item.progress, item.oldest_version)]
         answer = await store.run("heartbeat", worker_id, int(paused), *values)
         for place, reason in zip(answer[::2], answer[1::2], strict=True):
             lost[part[int(place)].ref] = LeaseLoss(reason.decode())
@@ -227,19 +228,19 @@ async def beat(
 
 
 async def release(store: Store, worker_id: str, refs: Sequence[LeaseRef] = ()) -> tuple[int, Work]:
-    """Give back these leases of a worker, or all; answers how many, and what can be leased now."""
+    """Give back these leases of a worker, or all; returns how many, and what can be leased now."""
     values = [value for ref in refs for value in (ref.stream.value, ref.entry, ref.ticket)]
     released, work = await store.run("release", worker_id, worker_name(worker_id), *values)
     return int(released), work_of(work)
 
 
 async def drop_groups(store: Store, problems: Mapping[str, str]) -> int:
-    """Give up groups, each with its problem, which is gone; answers how many rollouts are abandoned."""
+    """Give up groups (group -> its problem, which is gone); returns how many rollouts are abandoned."""
     return int(await store.run("drop_groups", *(name for pair in problems.items() for name in pair)))
 
 
 async def sweep(store: Store) -> int:
-    """Take back the leases without a heartbeat; answers how many."""
+    """Take back the leases without a heartbeat; returns how many."""
     total = 0
     while True:
         num_lost = int(await store.run("sweep", _MAX_SWEPT))

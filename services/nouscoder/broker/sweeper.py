@@ -1,12 +1,12 @@
-"""When leases expire: by a clock of the run that runs only while this broker saw everything work.
+"""Expires leases by a clock of the run, which advances only while the broker and Redis work.
 
 Redis' own clock may be set forwards or back, and a worker cannot send heartbeats while the broker or Redis stands
-still. So leases are measured by the run's clock, kept in Redis: this broker advances it once a period by the monotonic
-time that it observed. While the broker was stopped, its event loop blocked, or Redis away, the clock stands still;
-after such an absence it stands still for another lease's length, so that every live holder can send a heartbeat first.
+still. So leases are measured by the run's clock in Redis. Once a period the broker advances it by the monotonic time
+that it observed. The clock does not advance while the broker is stopped, its event loop is blocked, or Redis does not
+answer (an absence), nor for lease_s seconds after that, so every live worker can send a heartbeat first.
 
-INVARIANT: a lease expires only after lease_s seconds, without a heartbeat, in which the sweeper and Redis were at work;
-a dead worker's lease is taken back after lease_s, plus each absence and a lease's length after it.
+INVARIANT: a lease expires only after lease_s seconds without a heartbeat in which the broker and Redis worked. The
+lease of a dead worker is taken back after lease_s, plus, for each absence, its length and lease_s.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _LONGEST_PERIOD_S = 1.0
 _PERIODS_A_LEASE = 5
-# A gap longer than a period and this share of a lease is an absence. Holders beat three times a lease.
+# A gap longer than a period plus this share of a lease is an absence. Workers send three heartbeats in a lease.
 _GAP_SHARE = 0.25
 
 
@@ -41,10 +41,10 @@ class Sweeper:
         self._name = secrets.token_hex(8)
         self._seen_tick = -1
         self._last_s: float | None = None
-        self._still_s = lease_s  # how long the clock still stands: the broker was away before its start
+        self._still_s = lease_s  # the clock starts after this time: before its start the broker was absent
 
     async def sweep(self) -> int:
-        """Advance the clock, then take back the leases that expired; answers how many. Raises BrokerUnavailable."""
+        """Advance the clock, then take back expired leases; returns how many. Raises BrokerUnavailable."""
         counted_ms = round(1000 * self._observe())
         try:
             self._seen_tick = int(await self._store.run("tick", self._name, self._seen_tick, counted_ms))
@@ -54,9 +54,9 @@ class Sweeper:
             raise
 
     def _observe(self) -> float:
-        """Seconds since the last call that count: none for a lease's length after an absence.
+        """By how many seconds the clock advances: by none for lease_s after an absence.
 
-        Of an absence itself one period counts, so that leases expire also on a machine where every period is late.
+        An absence counts as one period of that time, so leases expire even on a machine where every period is late.
         """
         now_s = self._now_s()
         gap_s = 0.0 if self._last_s is None else now_s - self._last_s

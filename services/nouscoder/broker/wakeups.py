@@ -1,12 +1,12 @@
-"""Callers that wait for work: in line, one line a kind of work, and only as many are woken as there is work for.
+"""Callers that wait for work: a queue (`Line`) for each kind of work, and as many are woken as there is work for.
 
-A caller joins the line behind others who wait; when nobody waits it looks for work itself first. `wake` serves the line
-from its front: it looks for work on behalf of the first caller, then of the next, and stops when nothing is left. So a
-change costs as many looks as callers that it feeds, and one at most besides. While anybody waits, one look every
-LOOK_AGAIN_S asks Redis how much work there is, whoever brought it: that finds what came through another broker.
+A caller waits behind those who came before it. If nobody waits, it looks for work itself first. `wake` serves the line
+from its front: it looks for work for the first caller, then for the next, until nothing is left. So a change costs one
+look for each caller that gets work, and at most one more. While somebody waits, the broker asks Redis every
+LOOK_AGAIN_S how much work there is: this finds work that came through another broker.
 
-INVARIANT: work that is announced by `wake` while callers wait goes to one of them, unless somebody else takes it; and
-what was leased for a caller reaches it, though its time may be over meanwhile.
+INVARIANT: work that `wake` announces while callers wait goes to one of them, unless another broker leases it. Work that
+was leased for a caller reaches it, even if its time ends meanwhile.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[Answer]):
-    """What a look answered, whether that ends the wait, and how much work it left for the next caller."""
+    """What a look found, whether that ends the wait, and how much work is left for the next caller."""
 
     answer: Answer
     is_enough: bool
@@ -63,7 +63,7 @@ class Line:
         self._server: asyncio.Task[None] | None = None
         self._served: _Waiter[Any] | None = None
         self._is_dismissed = False
-        self._is_dry = False  # the last look left nothing, and nothing has changed since
+        self._is_dry = False  # the last look left no work, and nothing has changed since
         self._known: set[str] = set()
 
     def __len__(self) -> int:
@@ -76,9 +76,9 @@ class Line:
         self._begin_to_serve()
 
     async def wait(self, caller: str, look: Look[Answer], nothing: Answer, wait_s: float) -> Answer:
-        """What `look` answers as soon as that is enough; `nothing` after `wait_s` seconds, or when dismissed.
+        """The answer of `look` as soon as it is enough; `nothing` after `wait_s` seconds, or when dismissed.
 
-        The first look of each caller is its own: it may hold something that only it can get.
+        A new caller always looks once itself: there may be work that only this caller can get.
         """
         if not (self._waiters or self._is_dry) or wait_s <= 0 or caller not in self._known:
             self._remember(caller)
@@ -94,7 +94,7 @@ class Line:
         try:
             await asyncio.wait({waiter.answer}, timeout=wait_s)
             while self._served is waiter and not waiter.answer.done():
-                # Its time is over while it is looked for: what that look leases must not be lost.
+                # Its time ended during a look for it. What that look leases must not be lost.
                 await asyncio.wait({waiter.answer}, timeout=LOOK_AGAIN_S)
         finally:
             self._waiters.pop(waiter, None)
@@ -107,7 +107,7 @@ class Line:
         self._known.add(caller)
 
     def dismiss(self) -> None:
-        """Let everyone who waits answer with what they have."""
+        """End every wait."""
         self._is_dismissed = True
         for waiter in self._waiters:
             if waiter is not self._served:
@@ -128,11 +128,11 @@ class Line:
                 if waiter in self._waiters:
                     waiter.answer.set_exception(error)
                 self._waiters.pop(waiter, None)
-                return  # the others are served when the next look finds work
+                return  # the next `wake` serves the others
             finally:
                 self._served = None
             if found.is_enough or self._is_dismissed:
-                if waiter in self._waiters:  # else its client is gone, and what was leased for it runs out
+                if waiter in self._waiters:  # otherwise its client is gone, and its leases expire
                     waiter.answer.set_result(found.answer)
                 self._waiters.pop(waiter, None)
             if seen == self._changes and not (found.is_enough and found.left):
@@ -141,7 +141,7 @@ class Line:
 
 
 class Signal:
-    """A change that everybody wants to hear of. Callers remember `changes`, look, and wait for a higher number."""
+    """A change that wakes every caller. Callers remember `changes`, look, and wait for a higher number."""
 
     def __init__(self) -> None:
         self.changes = 0
@@ -169,7 +169,7 @@ class Signal:
 
 
 class Waits:
-    """Every wait of the broker. `look` asks Redis what there is; `end` lets all answer at once, which a drain needs."""
+    """Every wait of the broker. `look` asks Redis how much work there is; `end` ends all waits, for a drain."""
 
     def __init__(self, look: Callable[[], Awaitable[Work]]) -> None:
         self.tasks = Line()
@@ -182,7 +182,7 @@ class Waits:
         self._policy = ""
 
     def end(self) -> None:
-        """No wait lasts any longer."""
+        """End every wait, now and from now on."""
         self.ended = True
         if self._looking is not None:
             self._looking.cancel()
@@ -191,7 +191,7 @@ class Waits:
         self.policy.fire()
 
     def wake(self, work: Work) -> None:
-        """Wake those for whom there is work."""
+        """Wake as many callers as there is work for, and all that wait for a policy if it is new."""
         for line, amount in ((self.tasks, work.tasks), (self.grading, work.gradings), (self.batches, work.batches)):
             if amount > 0:
                 line.wake()
@@ -214,7 +214,7 @@ class Waits:
             self._looking = asyncio.create_task(self._look_again(), name="look for work")
 
     async def _look_again(self) -> None:
-        """While anybody waits. A Redis that is away is looked at again: the callers themselves tell of it."""
+        """Runs while somebody waits. Ignores a Redis that does not answer: the looks of the callers report that."""
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
             if not (self.tasks or self.grading or self.batches or self.policy.num_waiting):

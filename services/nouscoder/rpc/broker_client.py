@@ -69,7 +69,7 @@ class BrokerClient(ServiceClient):
         return broker_convert.leased_tasks_from(answer)
 
     async def submit_rollouts(self, rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
-        """Hand in (lease_id, rollout) pairs; answers the rollout ids refused because their lease was lost."""
+        """Hand in (lease_id, rollout) pairs; returns the rollout ids refused because their lease was lost."""
         refused: frozenset[str] = frozenset()
         for items in messages_of(rollouts):
             refused |= await self._submit(items)
@@ -148,7 +148,7 @@ class BrokerClient(ServiceClient):
                 yield answer.data
 
     async def submit_verdicts(self, verdicts: Iterable[tuple[str, str, Verdict]]) -> frozenset[str]:
-        """Hand in (lease_id, rollout_id, verdict); answers the rollout ids refused because their lease was lost."""
+        """Hand in (lease_id, rollout_id, verdict); returns the rollout ids refused because their lease was lost."""
         items = [
             broker_pb2.SubmittedVerdict(
                 lease_id=lease_id, rollout_id=rollout_id, verdict=verdict_convert.verdict_to(verdict)
@@ -192,7 +192,7 @@ class BrokerClient(ServiceClient):
         return answer.already_committed
 
     async def publish_policy(self, manifest: PolicyManifest) -> int:
-        """Announce a policy; answers the newest version. PeerRefused unless it is the newest + 1 or the same again.
+        """Announce a policy; returns the newest version. PeerRefused unless it is the newest + 1 or the same again.
 
         Raises PeerBehind when the broker lacks the versions before it.
         """
@@ -218,7 +218,7 @@ class BrokerClient(ServiceClient):
             await asyncio.sleep(_WATCH_AGAIN_S)
 
     async def heartbeat(self, lease_ids: Sequence[str], report: WorkReport | None = None) -> dict[str, LeaseLoss]:
-        """Extend leases once; answers the lost ones, each with the reason. `report` says how far the work on them is.
+        """Extend leases once; returns the lost ones, each with the reason. `report` says how far the work on them is.
 
         One attempt: raises PeerUnreachable when the broker is away.
         """
@@ -250,13 +250,13 @@ class BrokerClient(ServiceClient):
         return answer.held_back
 
     async def drop_batch(self, batch_id: int) -> int:
-        """Abandon the rollouts of the uncommitted batch; answers how many."""
+        """Abandon the rollouts of the uncommitted batch; returns how many."""
         request = broker_pb2.DropBatchRequest(batch_id=batch_id)
         answer = await self._call(lambda: self._stub.DropBatch(request, timeout=_CALL_LIMIT_S))
         return answer.dropped_rollouts
 
     async def set_mode(self, mode: RunMode) -> RunMode:
-        """Run, drain or pause the run; answers what it did before."""
+        """Run, drain or pause the run; returns what it did before."""
         request = broker_pb2.SetRunModeRequest(mode=broker_convert.mode_to(mode))
         answer = await self._call(lambda: self._stub.SetRunMode(request, timeout=_CALL_LIMIT_S))
         return broker_convert.mode_from(answer.former)
@@ -268,13 +268,13 @@ class BrokerClient(ServiceClient):
         return [broker_convert.letter_from(letter) for letter in answer.letters]
 
     async def remove_dead_letters(self, letter_ids: Iterable[str], *, requeue: bool) -> tuple[int, list[str]]:
-        """Remove dead letters; answers how many there were, and the problems to be asked again."""
+        """Remove dead letters; returns how many there were, and the problems to be asked again."""
         request = broker_pb2.RemoveDeadLettersRequest(letter_ids=letter_ids, requeue=requeue)
         answer = await self._call(lambda: self._stub.RemoveDeadLetters(request, timeout=_CALL_LIMIT_S))
         return answer.removed, list(answer.requeued_problem_ids)
 
     async def finish_run(self, reason: str) -> Ledger:
-        """End the run; answers the last state of the ledger."""
+        """End the run; returns the last state of the ledger."""
         request = broker_pb2.FinishRunRequest(reason=reason)
         answer = await self._call(lambda: self._stub.FinishRun(request, timeout=_CALL_LIMIT_S))
         return rollout_convert.ledger_from(answer.ledger)

@@ -21,7 +21,7 @@ class Heartbeat(Protocol):
     """BrokerClient.heartbeat."""
 
     async def __call__(self, lease_ids: Sequence[str], report: WorkReport | None = None) -> dict[str, LeaseLoss]:
-        """Extend leases; answers the lost ones, each with the reason."""
+        """Extend leases; returns the lost ones, each with the reason."""
         ...
 
 

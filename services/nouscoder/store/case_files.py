@@ -92,7 +92,7 @@ class _Index:
 
 
 def write_tests(tests: Tests, file: BinaryIO) -> tuple[str, int]:
-    """Write `tests`; answers their digest and the size of their text in bytes. Raises what `canonical_parts` raises."""
+    """Write `tests`; returns their digest and the size of their text in bytes. Raises what `canonical_parts` raises."""
     packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True, write_content_size=True)
     digest, index = hashlib.sha256(), _Index()
     at, text_bytes, frame = 0, 0, bytearray()
