@@ -213,7 +213,7 @@ async def test_wrong_bytes_of_a_source_are_detected(cache: TestsCache, tmp_path:
     source = Source(some(1), some(2))
     one, other = source.files
     source.files[one] = source.files[other]
-    with pytest.raises(CaseFileBroken, match="cannot be had whole"):
+    with pytest.raises(CaseFileBroken, match="cannot be fetched undamaged"):
         await first_case(cache, one, source)
     assert on_disk(tmp_path) == 0
 

@@ -29,13 +29,7 @@ from nouscoder.broker.wakeups import Found, Waits
 from nouscoder.config import Config
 from nouscoder.data.problem_index import ProblemIndex
 from nouscoder.domain.books import Books, Restored
-from nouscoder.domain.lease import (
-    Lease,
-    LeasedBatch,
-    LeasedTasks,
-    LeaseLoss,
-    RecordedGradings,
-)
+from nouscoder.domain.lease import Lease, LeasedBatch, LeasedTasks, LeaseLoss, RecordedGradings
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.problem_statistics import CurriculumState

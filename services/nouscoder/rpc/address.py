@@ -10,7 +10,7 @@ class AddressError(Unusable):
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """host:port. Raises AddressError."""
+    """Host and port of a text HOST:PORT. Raises AddressError."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise AddressError(f"{address!r} is not of the form host:port")

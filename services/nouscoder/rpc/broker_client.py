@@ -1,8 +1,9 @@
-"""A worker's view of the broker: domain objects in and out, the stubs hidden.
+"""Client of the broker: takes and returns domain objects.
 
-Every method but `watch_policy` waits at most `patience_s` seconds for a broker that does not answer, then raises
-PeerUnreachable; it raises PeerRefused when the broker refuses what was asked, with the broker's sentence, and
-PeerError for anything else. A retry is always safe: the broker's transitions are idempotent.
+Each method waits at most `patience_s` seconds for a broker that does not answer, then raises PeerUnreachable. Only
+`watch_policy` waits for ever, and some methods make one attempt, as they say. A method raises PeerRefused with the
+broker's message when the broker refuses the call, and PeerError for any other failure. Calls are repeated, which is
+safe because the broker's transitions are idempotent.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class BrokerClient(ServiceClient):
         return broker_convert.leased_tasks_from(answer)
 
     async def submit_rollouts(self, rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
-        """Hand in (lease_id, rollout) pairs; returns the rollout ids refused because their lease was lost."""
+        """Submit (lease_id, rollout) pairs; returns the rollout ids refused because their lease was lost."""
         refused: frozenset[str] = frozenset()
         for items in messages_of(rollouts):
             refused |= await self._submit(items)
@@ -83,7 +84,7 @@ class BrokerClient(ServiceClient):
     async def lease_grading(self, max_rollouts: int, wait_s: float = 10.0) -> LeasedGradings:
         """Up to `max_rollouts` rollouts to grade with their texts, or none after `wait_s` seconds.
 
-        One whose text cannot be had is left out, so that its lease runs out and the broker counts the delivery.
+        A rollout whose text cannot be read is left out: its lease expires, and the broker counts the delivery.
         """
         request = broker_pb2.LeaseGradingRequest(worker_id=self.worker_id, max_rollouts=max_rollouts, wait_s=wait_s)
         answer = await self._call(lambda: self._stub.LeaseGrading(request, timeout=wait_s + _CALL_LIMIT_S))
@@ -108,7 +109,7 @@ class BrokerClient(ServiceClient):
     async def stream_records(self, ranges: Sequence[ByteRange]) -> AsyncIterator[tuple[int, bytes]]:
         """The bytes of the ranges, in order, in pieces: (the range's place, bytes).
 
-        After an interruption it goes on where it was. A range of a record that is not there, or too short, ends early.
+        After an interruption it continues. If a record is missing or too short, its range has fewer bytes.
         """
         reader = RangeReader(ranges)
         attempts = 0
@@ -124,12 +125,12 @@ class BrokerClient(ServiceClient):
                 attempts += 1
                 if attempts == _STREAM_ATTEMPTS:
                     raise
-                await self.status()  # waits for a broker that is away
+                await self.status()  # waits until the broker answers
 
     async def fetch(self, digest: str) -> AsyncIterator[bytes]:
         """A file of tests in pieces, as store.tests.TestsSource. Raises UnknownTests and PeerError.
 
-        The broker is waited for only until the first piece comes; when it goes away later, fetch again.
+        Waits for the broker until the first piece comes. If the broker fails after that, fetch again.
         """
         request = broker_pb2.FetchTestsRequest(tests_digest=digest)
 
@@ -148,7 +149,7 @@ class BrokerClient(ServiceClient):
                 yield answer.data
 
     async def submit_verdicts(self, verdicts: Iterable[tuple[str, str, Verdict]]) -> frozenset[str]:
-        """Hand in (lease_id, rollout_id, verdict); returns the rollout ids refused because their lease was lost."""
+        """Submit (lease_id, rollout_id, verdict); returns the rollout ids refused because their lease was lost."""
         items = [
             broker_pb2.SubmittedVerdict(
                 lease_id=lease_id, rollout_id=rollout_id, verdict=verdict_convert.verdict_to(verdict)
@@ -162,20 +163,21 @@ class BrokerClient(ServiceClient):
     async def lease_batch(self, wait_s: float = 10.0, run_id: str = "", batches: int = 0) -> LeasedBatch:
         """The next batch, or the same as before when it has not been committed.
 
-        Raises PeerBehind unless the broker holds that run and so many batches; an empty `run_id` is not compared.
+        Raises PeerBehind when the broker has another run or another number of committed batches (not compared if
+        `run_id` is empty).
         """
         request = broker_pb2.LeaseBatchRequest(worker_id=self.worker_id, wait_s=wait_s, run_id=run_id, batches=batches)
         answer = await self._call(lambda: self._stub.LeaseBatch(request, timeout=wait_s + _CALL_LIMIT_S))
         return broker_convert.leased_batch_from(answer)
 
     async def restore_run(self, books: Books) -> Restored:
-        """Have the broker compare its state with the learner's books and restore it. PeerRefused: it is another run."""
+        """Have the broker compare its state with the learner's books and restore it. PeerRefused: another run."""
         request = broker_convert.books_to(books)
         answer = await self._call(lambda: self._stub.RestoreRun(request, timeout=_CALL_LIMIT_S))
         return Restored(answer.was_behind, answer.rollouts_lost)
 
     async def read_curriculum(self) -> tuple[str, CurriculumState]:
-        """The name of the run, and its curriculum's cursor and statistics. One attempt."""
+        """The name of the run, and its curriculum's cursor and statistics. Makes one attempt."""
         request = broker_pb2.ReadCurriculumRequest()
         answer = await self._call(
             lambda: self._stub.ReadCurriculum(request, timeout=_READ_CURRICULUM_LIMIT_S), patience_s=0.0
@@ -183,25 +185,26 @@ class BrokerClient(ServiceClient):
         return answer.run, curriculum_convert.curriculum_from(answer.curriculum)
 
     async def commit_batch(self, batch_id: int, step: int, groups: Iterable[int] = ()) -> bool:
-        """The batch can be trained on again from the disk; `step` counts the run's steps. True: it was known.
+        """The batch was trained on, up to `step` of the run, and is on the disk. True: it was committed before.
 
-        Raises PeerBehind when the broker does not hold the batch of these groups.
+        Raises PeerBehind when the broker does not have the batch of these groups.
         """
         request = broker_pb2.CommitBatchRequest(batch_id=batch_id, step=step, groups=groups)
         answer = await self._call(lambda: self._stub.CommitBatch(request, timeout=_CALL_LIMIT_S))
         return answer.already_committed
 
     async def publish_policy(self, manifest: PolicyManifest) -> int:
-        """Announce a policy; returns the newest version. PeerRefused unless it is the newest + 1 or the same again.
+        """Announce a policy: the newest version + 1, or the newest again. Returns the newest version.
 
-        Raises PeerBehind when the broker lacks the versions before it.
+        Raises PeerRefused for an older version or other weights, and PeerBehind when the broker lacks the version
+        before it.
         """
         request = broker_pb2.PublishPolicyRequest(manifest=policy_convert.manifest_to(manifest))
         answer = await self._call(lambda: self._stub.PublishPolicy(request, timeout=_CALL_LIMIT_S))
         return answer.policy_version
 
     async def watch_policy(self) -> AsyncIterator[PolicyManifest]:
-        """The newest policy, then each newer one, for ever: it connects again whenever the broker comes back."""
+        """The newest policy, then each newer one. Runs for ever, and connects again after each failure."""
         known = -1
         while True:
             request = broker_pb2.WatchPolicyRequest(worker_id=self.worker_id)
@@ -218,9 +221,9 @@ class BrokerClient(ServiceClient):
             await asyncio.sleep(_WATCH_AGAIN_S)
 
     async def heartbeat(self, lease_ids: Sequence[str], report: WorkReport | None = None) -> dict[str, LeaseLoss]:
-        """Extend leases once; returns the lost ones, each with the reason. `report` says how far the work on them is.
+        """Extend leases; returns the lost ones, each with the reason. `report` says how far the work on them is.
 
-        One attempt: raises PeerUnreachable when the broker is away.
+        Makes one attempt.
         """
         request = broker_pb2.HeartbeatRequest(worker_id=self.worker_id, lease_ids=lease_ids)
         if report is not None:
@@ -234,17 +237,17 @@ class BrokerClient(ServiceClient):
     def keep_leases(self, report: Callable[[], WorkReport] | None = None) -> LeaseKeeper:
         """A keeper of leases: `async with broker.keep_leases() as keeper: keeper.add(lease) ...`.
 
-        `report` is asked at each heartbeat how far the work on the leases is.
+        It calls `report` at each heartbeat to learn how far the work on the leases is.
         """
         return LeaseKeeper(self.heartbeat, report)
 
     async def release_leases(self, lease_ids: Iterable[str] = ()) -> None:
-        """Give back these leases; none: all, this worker stops. One attempt, PeerUnreachable without a broker."""
+        """Give back these leases; none: all, because this worker stops. Makes one attempt."""
         request = broker_pb2.ReleaseLeasesRequest(worker_id=self.worker_id, lease_ids=lease_ids)
         await self._call(lambda: self._stub.ReleaseLeases(request, timeout=_RELEASE_LIMIT_S), patience_s=0.0)
 
     async def report_batch_failure(self, batch_id: int, reason: str) -> bool:
-        """Say that a batch cannot be trained on. True: nobody gets it any more until an operator drops it."""
+        """Report that a batch could not be trained on. True: it is held back until an operator drops it."""
         request = broker_pb2.ReportBatchFailureRequest(batch_id=batch_id, reason=reason)
         answer = await self._call(lambda: self._stub.ReportBatchFailure(request, timeout=_CALL_LIMIT_S))
         return answer.held_back
@@ -256,19 +259,19 @@ class BrokerClient(ServiceClient):
         return answer.dropped_rollouts
 
     async def set_mode(self, mode: RunMode) -> RunMode:
-        """Run, drain or pause the run; returns what it did before."""
+        """Run, drain or pause the run; returns the mode before."""
         request = broker_pb2.SetRunModeRequest(mode=broker_convert.mode_to(mode))
         answer = await self._call(lambda: self._stub.SetRunMode(request, timeout=_CALL_LIMIT_S))
         return broker_convert.mode_from(answer.former)
 
     async def dead_letters(self, max_letters: int = 0) -> list[DeadLetter]:
-        """The rollouts that were given up last, newest first; 0 for all that are kept."""
+        """At most `max_letters` rollouts that were given up, newest first; 0: all that are kept."""
         request = broker_pb2.ListDeadLettersRequest(max_letters=max_letters)
         answer = await self._call(lambda: self._stub.ListDeadLetters(request, timeout=_CALL_LIMIT_S))
         return [broker_convert.letter_from(letter) for letter in answer.letters]
 
     async def remove_dead_letters(self, letter_ids: Iterable[str], *, requeue: bool) -> tuple[int, list[str]]:
-        """Remove dead letters; returns how many there were, and the problems to be asked again."""
+        """Remove dead letters; returns how many there were, and the problems that are asked again."""
         request = broker_pb2.RemoveDeadLettersRequest(letter_ids=letter_ids, requeue=requeue)
         answer = await self._call(lambda: self._stub.RemoveDeadLetters(request, timeout=_CALL_LIMIT_S))
         return answer.removed, list(answer.requeued_problem_ids)
@@ -285,6 +288,6 @@ class BrokerClient(ServiceClient):
         return broker_convert.run_status_from(answer)
 
     async def why_stalled(self) -> tuple[Blocker, ...]:
-        """What blocks the next step, worst first; empty when nothing does."""
+        """What blocks the next batch, in the order of domain/stall_judge.py; empty when nothing does."""
         answer = await self._call(lambda: self._stub.WhyStalled(broker_pb2.WhyStalledRequest(), timeout=_CALL_LIMIT_S))
         return tuple(broker_convert.blocker_from(blocker) for blocker in answer.blockers)

@@ -1,4 +1,4 @@
-"""Protocol <-> domain for what only the broker and its clients exchange: leases, run status."""
+"""Messages of broker.proto, protocol <-> domain: leases, run status, books, dead letters, blockers."""
 
 from __future__ import annotations
 

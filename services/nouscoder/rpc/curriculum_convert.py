@@ -1,4 +1,4 @@
-"""The curriculum's state: domain <-> protocol."""
+"""The curriculum's state, protocol <-> domain."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is wrong with a message from outside."""
+"""The error for a message that breaks the protocol."""
 
 from __future__ import annotations
 
 
 class InvalidMessage(ValueError):
-    """A message from outside breaks the protocol; the text names the field."""
+    """A message breaks the protocol; the text names the field."""

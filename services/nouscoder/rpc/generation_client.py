@@ -18,7 +18,7 @@ from nouscoder.v1 import generation_pb2, generation_pb2_grpc
 
 _STATUS_LIMIT_S = 2.0
 _START_LIMIT_S = 120.0
-# The service may have to fetch the weights from the learner, and the learner may be away.
+# The service may have to wait for the learner, to fetch the weights from it.
 _POLICY_LIMIT_S = 1800.0
 
 
@@ -51,9 +51,9 @@ class GenerationClient(ServiceClient):
         return GenerationStatus(version, answer.running_rollouts, answer.num_tokens)
 
     async def use_policy(self, manifest: PolicyManifest) -> None:
-        """Make the service sample from this policy, on this very channel: one address may stand for several services.
+        """Make the service behind this channel sample from this policy (an address may lead to several services).
 
-        Raises PeerUnreachable when none answers in time, PeerRefused when the policy is refused.
+        Raises PeerUnreachable when it does not answer in time, PeerRefused when it refuses the policy.
         """
         if (await self.status(_START_LIMIT_S)).policy_version == manifest.policy_version:
             return
@@ -61,10 +61,10 @@ class GenerationClient(ServiceClient):
         await self._call(lambda: self._stub.UpdatePolicy(request, timeout=_POLICY_LIMIT_S))
 
     async def generate(self, tasks: Sequence[Task], stall_limit_s: float) -> AsyncIterator[Rollout]:
-        """Each rollout as it ends. The call is not repeated: ask again for the tasks that were not answered.
+        """Each rollout when it ends. The call is not repeated: call again for the tasks without a rollout.
 
-        Raises PeerUnreachable when the service goes away, has no policy yet or sends nothing for `stall_limit_s`
-        seconds, PeerRefused naming a task that cannot be sampled.
+        Raises PeerUnreachable when the service fails, has no policy yet, or sends nothing for `stall_limit_s` seconds,
+        and PeerRefused for a task that cannot be sampled.
         """
         missing = len(tasks)
         call = self._stub.Generate(generation_pb2.GenerateRequest(tasks=[task_to(task) for task in tasks]))
@@ -73,4 +73,4 @@ class GenerationClient(ServiceClient):
                 missing -= 1
                 yield decode_rollout(answer.record)
         if missing:
-            raise PeerError(f"{self.name} ended the answer before every rollout was there")
+            raise PeerError(f"{self.name} ended the stream before every rollout was there")

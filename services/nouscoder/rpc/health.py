@@ -1,7 +1,7 @@
-"""grpc.health.v1 of a service: beside its API, and alone on a port that is never encrypted, for probes.
+"""grpc.health.v1 of a service: on the port of its API, and for probes on a port of its own, which is never encrypted.
 
-INVARIANT: "liveness" is SERVING from `start` to the drain; "readiness" and "" only while the API takes calls. From the
-drain on everything is NOT_SERVING, and the health port still answers, until the service has ended.
+INVARIANT: "liveness" is SERVING from `start` to the drain; "readiness" and "" are SERVING while the API takes calls.
+From the drain on all are NOT_SERVING, and the health port still answers until the service has ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STOP_GRACE_S = 0.2
 
 
 class Health:
-    """What a service says of itself. `address` "": there is no port for it alone."""
+    """The health of a service. Without an `address` it has no port of its own."""
 
     def __init__(self, address: str = "") -> None:
         self.bound = ""
@@ -29,11 +29,11 @@ class Health:
         self._is_started = False
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Answer on this server too."""
+        """Serve health checks on this server too."""
         health_pb2_grpc.add_HealthServicer_to_server(self._checks, server)
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Be alive, not ready; listen on the port alone until `stack` is closed. A second call changes nothing.
+        """Report alive and not ready. Listen on its own port until `stack` is closed. A second call does nothing.
 
         Raises AddressError.
         """
@@ -47,12 +47,12 @@ class Health:
             await self._listen(stack)
 
     async def ready(self, full_names: Iterable[str]) -> None:
-        """The API takes calls."""
+        """Report that the API takes calls."""
         for name in ("", "readiness", *full_names):
             await self._checks.set(name, _SERVING)
 
     async def drain(self) -> None:
-        """Nothing is served any more."""
+        """Report that nothing is served any more."""
         await self._checks.enter_graceful_shutdown()
 
     async def _listen(self, stack: AsyncExitStack) -> None:

@@ -42,7 +42,7 @@ class RemoteFile:
 
 
 class LearnerClient(ServiceClient):
-    """Every method raises PeerError, and PeerUnreachable when the learner does not answer: none is repeated here."""
+    """Every method makes one attempt. It raises PeerError, and PeerUnreachable when the learner does not answer."""
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
         super().__init__("learner", address, patience_s=0.0, credentials=credentials)
@@ -68,7 +68,7 @@ class LearnerClient(ServiceClient):
         )
 
     async def pause(self) -> None:
-        """Have it stop before the next batch. A learner that restarts does not know of the pause."""
+        """Stop it before the next batch. A restart of the learner ends the pause."""
         request = learner_pb2.LearnerServicePauseRequest()
         await self._call(lambda: self._stub.Pause(request, timeout=_STATUS_LIMIT_S))
 
@@ -78,7 +78,7 @@ class LearnerClient(ServiceClient):
         await self._call(lambda: self._stub.Resume(request, timeout=_STATUS_LIMIT_S))
 
     async def first_files(self) -> list[RemoteFile]:
-        """The files of the policy that the run began with. Raises PeerNotFound while there are none."""
+        """The files of the run's first policy. Raises PeerNotFound while there are none."""
         request = learner_pb2.ListPolicyFilesRequest()
         answer = await self._call(lambda: self._stub.ListPolicyFiles(request, timeout=_LIST_LIMIT_S))
         return [RemoteFile(file.name, file.sha256, file.num_bytes) for file in answer.files]

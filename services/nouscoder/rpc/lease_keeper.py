@@ -13,7 +13,7 @@ from nouscoder.rpc.channel import PeerError, PeerUnreachable
 
 log = logging.getLogger(__name__)
 
-# A beat three times in a lease's length: two may get lost.
+# Heartbeats in the length of a lease: two may be lost.
 _BEATS_A_LEASE = 3
 
 
@@ -26,9 +26,9 @@ class Heartbeat(Protocol):
 
 
 class LeaseKeeper:
-    """Beats for the leases it was given, so that they live as long as the worker works on them.
+    """Sends heartbeats for leases, so that they last as long as the worker works on them.
 
-    INVARIANT: a lease that was added is beaten for until it is dropped or reported lost, never longer.
+    INVARIANT: each heartbeat contains a lease from when it is added until it is dropped or reported lost.
     """
 
     def __init__(self, heartbeat: Heartbeat, report: Callable[[], WorkReport] | None = None) -> None:
@@ -39,17 +39,17 @@ class LeaseKeeper:
         self._changed = asyncio.Event()
 
     def add(self, lease: Lease) -> None:
-        """Keep this lease alive from now on."""
+        """Send heartbeats for this lease from now on."""
         self._kept[lease.lease_id] = lease
         self._changed.set()
 
     def drop(self, lease_id: str) -> None:
-        """The work is handed in or given up: stop beating for it. Unknown ids are ignored."""
+        """Stop sending heartbeats for this lease: its work is submitted or given up. Unknown ids are ignored."""
         self._kept.pop(lease_id, None)
         self._lost.pop(lease_id, None)
 
     def take_lost(self) -> dict[str, LeaseLoss]:
-        """Leases lost since the last call (and no longer kept), each with the reason: stop the work on them."""
+        """The leases lost since the last call, each with the reason: stop the work on them."""
         lost, self._lost = self._lost, {}
         return lost
 
@@ -78,11 +78,11 @@ class LeaseKeeper:
         try:
             lost = await self._heartbeat(asked, None if self._report is None else self._report())
         except PeerUnreachable:
-            return  # the next beat is soon, and a broker that comes back grants a whole lease's time
+            return  # the next heartbeat comes soon, and leases do not expire while the broker is absent (sweeper.py)
         except PeerError as error:
             log.error("heartbeat refused", extra={"reason": str(error)})
             return
-        # What was dropped while the beat was on its way is not lost but done.
+        # A lease that was dropped during the heartbeat is not lost: its work is done.
         for lease_id, reason in lost.items():
             if self._kept.pop(lease_id, None) is not None:
                 self._lost[lease_id] = reason

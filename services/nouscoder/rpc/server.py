@@ -30,11 +30,11 @@ MAX_MESSAGE_BYTES = 64 * 1024**2
 _OPTIONS = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
-    # Clients ask every few seconds whether we are there (see channel.py): that is no reason to hang up on them.
+    # Clients send a ping every few seconds (see channel.py). By default a server ends such connections.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
-    # A client whose machine is gone never says so: what is kept for it goes after a minute at most.
+    # A connection to a machine that is gone is closed after a minute at most.
     ("grpc.keepalive_time_ms", 30000),
     ("grpc.keepalive_timeout_ms", 20000),
     ("grpc.http2.ping_timeout_ms", 20000),
@@ -46,8 +46,8 @@ _OPTIONS = [
 class Served:
     """What to serve: `register` adds the servicers, `full_names` are their names for health and reflection.
 
-    `status_codes` says which gRPC status each error of the service becomes. `health` may have been started before, to
-    be alive while the service is not ready yet.
+    `status_codes` maps the errors of the service to gRPC status codes. `health` may be started before, so that the
+    service is alive before it is ready.
     """
 
     address: str
@@ -59,7 +59,7 @@ class Served:
     credentials: grpc.ServerCredentials | None = None
     interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
     status_codes: StatusTable = field(default_factory=dict)
-    max_message_bytes: int = MAX_MESSAGE_BYTES  # of one that comes in
+    max_message_bytes: int = MAX_MESSAGE_BYTES  # of an incoming message
     health: Health = field(default_factory=Health)
 
 
@@ -72,10 +72,10 @@ def stop_event() -> asyncio.Event:
 
 
 async def start_grpc(served: Served, stack: AsyncExitStack) -> str:
-    """Start listening; `stack` undoes it by draining. Returns the address in use. Raises AddressError."""
+    """Start listening. Closing `stack` drains the server. Returns the address in use. Raises AddressError."""
     host, port = split_address(served.address)
     options = [*_OPTIONS, ("grpc.max_receive_message_length", served.max_message_bytes)]
-    # The last interceptor is the innermost: the others see the call end with its status.
+    # The last interceptor is the innermost, so the others see the status code of an error.
     errors = StatusCodes(served.status_codes, served.full_names)
     server = grpc.aio.server(options=options, interceptors=[*served.interceptors, errors])
     served.register(server)
@@ -122,7 +122,7 @@ def _start_metrics(served: Served, stack: AsyncExitStack) -> None:
 
 
 async def run_until_stopped(stop: asyncio.Event, *workers: Awaitable[object]) -> None:
-    """Run worker loops until `stop` is set or one of them ends; a worker's exception is raised, the rest cancelled."""
+    """Run worker loops until `stop` is set or one of them ends, then cancel the rest. Raises a worker's exception."""
     tasks = [asyncio.ensure_future(worker) for worker in workers]
     waiter = asyncio.ensure_future(stop.wait())
     try:

@@ -1,7 +1,7 @@
-"""Errors of a service as gRPC status codes: one interceptor for all its methods.
+"""Maps the errors of a service to gRPC status codes: one interceptor for all its methods.
 
-Handlers raise the errors of their own tree. A service passes a table from error classes to status codes; an error gets
-the code of its nearest class in the table. An error that is not in the table is a defect: gRPC logs it and answers
+Handlers raise the errors of their service. The service passes a table from error classes to status codes; an error gets
+the code of its nearest class in the table. An error that is not in the table is a defect: gRPC logs it and sends
 UNKNOWN.
 """
 

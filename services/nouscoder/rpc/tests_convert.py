@@ -1,8 +1,8 @@
 """The tests of a submission, protocol <-> domain.
 
-This project's own clients send tests in their one JSON form (nouscoder.formats.tests), or their digest. The fields
-that are spelled out in the protocol are for clients in other languages: here they become the same JSON form, so that
-one set of rules says what tests are.
+The clients of this project send the JSON form of tests (nouscoder.formats.tests), or a digest. Clients in other
+languages may fill the single fields of the protocol. These are converted to the JSON form, so that the rules for tests
+are in one place.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def tests_from(message: verdict_pb2.Tests) -> Tests | TestsReference:
 
 
 def _record(message: verdict_pb2.Tests) -> dict[str, Any]:
-    """The fields that are spelled out, in the JSON form."""
+    """The single fields of the protocol as the JSON form."""
     match message.WhichOneof("kind"):
         case "stdin":
             return {"type": "stdin", "cases": _cases(message.stdin.cases)}

@@ -1,6 +1,6 @@
 """Mutual TLS between the services of a run, from the files of one section of the configuration.
 
-The one place where credentials of servers and of channels are made. Both are None when the section is empty.
+Only this module makes credentials of servers and channels. Both are None when the section is empty.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class CertificatesUnusable(Unusable):
 
 
 def server_credentials(section: MutualTlsSection) -> grpc.ServerCredentials | None:
-    """For a server that shows its certificate and asks for one of the same authority. Raises CertificatesUnusable."""
+    """For a server, which requires client certificates of the same authority. Raises CertificatesUnusable."""
     if not section.certificate:
         return None
     certificate, key, authority = _files(section)
@@ -27,7 +27,7 @@ def server_credentials(section: MutualTlsSection) -> grpc.ServerCredentials | No
 
 
 def channel_credentials(section: MutualTlsSection) -> grpc.ChannelCredentials | None:
-    """For a client that checks the server's certificate and shows its own. Raises CertificatesUnusable."""
+    """For a client, which checks the server's certificate and sends its own. Raises CertificatesUnusable."""
     if not section.certificate:
         return None
     certificate, key, authority = _files(section)
@@ -35,7 +35,7 @@ def channel_credentials(section: MutualTlsSection) -> grpc.ChannelCredentials | 
 
 
 def _files(section: MutualTlsSection) -> tuple[bytes, bytes, bytes]:
-    """Certificate chain, key and authority, looked at closer than gRPC does, which only fails later."""
+    """Certificate chain, key and authority. They are checked here, because gRPC reports faults only at a call."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     names = (section.certificate, section.key, section.ca)
     try:

@@ -23,7 +23,7 @@ class TokenUnreadable(Unusable):
 
 
 class VerifierClient(ServiceClient):
-    """Grades submissions; `token` is sent to a verifier that has a tokens_file."""
+    """Grades submissions. `token` is for a verifier with a tokens_file."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class VerifierClient(ServiceClient):
         self._stub: verifier_pb2_grpc.VerifierServiceAsyncStub = verifier_pb2_grpc.VerifierServiceStub(channel)
 
     async def grade(self, submission: Submission) -> Verdict:
-        """The verdict. Waits for a verifier that is away or full; raises PeerUnreachable, PeerBusy or PeerError."""
+        """The verdict. Waits while the verifier is unreachable or full. Raises PeerUnreachable, PeerBusy, PeerError."""
         request = verifier_pb2.GradeRequest(submission=submission_to(submission))
 
         async def once() -> verifier_pb2.GradeResponse:

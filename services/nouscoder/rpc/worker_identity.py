@@ -3,8 +3,8 @@
 A worker id is a name and an incarnation. The broker frees the leases of a former incarnation as soon as a newer one
 of the same name asks for work, so that a restarted worker does not wait until its old leases run out.
 
-INVARIANT: two processes that are alive at the same time never have the same name in a run, and a process that is
-restarted where it ran before gets a name that a dead process of its run had there.
+INVARIANT: two live processes of a run never have the same name, and a process that is restarted in its network
+namespace gets the name of a dead process of the run, if there is one.
 
 The name contains a slot. A process holds its slot as an abstract unix socket, which the kernel releases when the
 process ends, however it ends. Such sockets belong to a network namespace, so the name also contains the machine's boot
@@ -34,7 +34,7 @@ class NoFreeSlot(Unusable):
 
 @contextmanager
 def held_worker_id(service: str, run: str) -> Iterator[str]:
-    """A worker id whose name no other live process has. Hold it as long as the process works. Raises NoFreeSlot."""
+    """A worker id whose name no other live process has, for the time of the context. Raises NoFreeSlot."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         slot = _bind_free_slot(sock, service, run)
@@ -44,7 +44,7 @@ def held_worker_id(service: str, run: str) -> Iterator[str]:
 
 
 def sole_worker_id(service: str) -> str:
-    """A worker id of a service of which a lock admits one process a run: its name is the same on every machine."""
+    """A worker id of a service with one process in a run (by a lock). Its name is the same on every machine."""
     return f"{service}-{_incarnation()}"
 
 
@@ -66,7 +66,7 @@ def _bind_free_slot(sock: socket.socket, service: str, run: str) -> int:
 
 
 def _place() -> str:
-    """Identifies this network namespace among all machines and boots. Random where the kernel does not tell."""
+    """Identifies this network namespace among all machines and boots. Random if the kernel hides them."""
     try:
         known = f"{_BOOT_ID.read_text()}/{_NETWORK_NAMESPACE.stat().st_ino}"
     except OSError:

@@ -1,1 +1,1 @@
-"""Bulk records, kept as opaque bytes: their layout and where they are kept."""
+"""Rollout records and tests: their layouts and their stores."""

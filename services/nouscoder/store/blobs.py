@@ -1,7 +1,7 @@
-"""Where files are kept by name: a folder (also a volume that pods share) or an object store.
+"""A store of files by name: a folder (also a volume that pods share) or an object store.
 
-INVARIANT: a blob appears whole or not at all, and its name is made of plain words, so that no name leaves the store.
-Methods block: call them off the event loop.
+INVARIANT: a blob appears whole or not at all, and no name leads out of the store.
+Methods block: call them outside of the event loop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PART = ".part-"
 
 
 class NoSuchBlob(NousCoderError):
-    """There is no blob of this name."""
+    """There is no blob with this name."""
 
 
 class BlobsUnavailable(NousCoderError):
@@ -35,12 +35,12 @@ class BlobsUnavailable(NousCoderError):
 
 
 class BlobsUnusable(Unusable):
-    """The configured store can never work; the message names it."""
+    """The configured store cannot be used; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlobInfo:
-    """A blob there is; `modified_s` is the time of its last `put`, in seconds since 1970."""
+    """A blob in the store. `modified_s` is the time of its last `put`, in seconds since 1970."""
 
     name: str
     num_bytes: int
@@ -51,15 +51,15 @@ class Blobs(Protocol):
     """The store. Every method raises BlobsUnavailable."""
 
     def put(self, name: str, data: bytes | Path) -> None:
-        """Keep `data`, or a file's content, under this name, in the place of what was there."""
+        """Keep `data`, or the content of a file, under this name. Replaces what was there."""
         ...
 
     def copy(self, name: str, source: Blobs) -> None:
-        """Keep the blob of this name of another store. Raises NoSuchBlob."""
+        """Copy the blob of this name from another store. Raises NoSuchBlob."""
         ...
 
     def sync(self) -> None:
-        """After this, all that was put survives a power failure."""
+        """After this, everything that was put survives a power failure."""
         ...
 
     def read(self, name: str) -> Iterator[bytes]:
@@ -67,22 +67,23 @@ class Blobs(Protocol):
         ...
 
     def exists(self, name: str) -> bool:
-        """Whether there is one."""
+        """Whether there is a blob with this name."""
         ...
 
     def delete(self, name: str) -> None:
-        """Forget it; one that is not there is no error."""
+        """Delete the blob, if there is one."""
         ...
 
     def list(self, prefix: str) -> Iterator[BlobInfo]:
-        """All in the folder `prefix`, in no order."""
+        """All blobs in the folder `prefix`, in no order."""
         ...
 
 
 def open_blobs(place: str, *, bulk: bool = False) -> Blobs:
     """The store at `place`: a URL such as s3://bucket/prefix (or memory:///), else a folder.
 
-    With `bulk` a blob survives a power failure only after `sync`, which is much faster for many. Raises BlobsUnusable.
+    With `bulk` a blob survives a power failure only after `sync`; this is much faster for many blobs. Raises
+    BlobsUnusable.
     """
     if "://" not in place:
         return FolderBlobs(Path(place), bulk=bulk)
@@ -139,7 +140,7 @@ class FolderBlobs:
             raise BlobsUnavailable(f"{path} cannot be written: {error.strerror or error}") from error
 
     def copy(self, name: str, source: Blobs) -> None:
-        """See Blobs. Folders of one file system share the file: a blob is never changed in its place."""
+        """See Blobs. On one file system this makes a hard link, because a blob is never changed in place."""
         if not isinstance(source, FolderBlobs):
             _put_pieces(self, name, source)
             return
@@ -149,7 +150,7 @@ class FolderBlobs:
             path.parent.mkdir(parents=True, exist_ok=True)
             os.link(source._folder / name, part)
             part.replace(path)
-            part.unlink(missing_ok=True)  # it stays when both were one file already
+            part.unlink(missing_ok=True)  # it remains when both were the same file
         except OSError:
             _put_pieces(self, name, source)
 
@@ -213,7 +214,7 @@ class ObjectBlobs:
         _put_pieces(self, name, source)
 
     def sync(self) -> None:
-        """See Blobs. An object store keeps each object before it answers."""
+        """See Blobs. Nothing to do: an object is durable when `put` returns."""
 
     def read(self, name: str) -> Iterator[bytes]:
         """See Blobs."""

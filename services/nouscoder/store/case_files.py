@@ -1,15 +1,15 @@
-"""The file that holds one set of tests: compressed, readable case by case, named by its content.
+"""The file of one set of tests: compressed, readable case by case, named by its content.
 
-Layout: zstd frames, then one index. The frames together decompress to the canonical JSON (formats/tests.py), so that
-`zstd -dc FILE | sha256sum` prints the digest. Frame 0 is what comes before the first case. Each further frame holds
-whole cases, about 64 KiB of them. The index stands in a skippable zstd frame, little endian:
+Layout: zstd frames, then one index. The frames decompress to the canonical JSON (formats/tests.py), so
+`zstd -dc FILE | sha256sum` prints the digest. Frame 0 is the text before the first case. Each further frame holds about
+64 KiB of whole cases. The index is a skippable zstd frame, little-endian:
 
     uint32 num_frames, num_cases; then per frame uint64 end in the file, uint64 end in the text;
-    then per case uint64 end in the text, uint32 size of its input; then uint32 CRC-32 of all before it;
-    then uint32 number of the index's bytes up to here; then b"NCT1", the last four bytes of the file
+    then per case uint64 end in the text, uint32 size of its input; then uint32 CRC-32 of the index up to here;
+    then uint32 size of the index up to here; then b"NCT1", the last four bytes of the file
 
-INVARIANT: a case is read by decompressing its own frame only; bytes that are not what was written are never returned:
-each frame has a checksum, the index has one, and `check` compares the whole text with the digest.
+INVARIANT: reading a case decompresses only its frame. Damaged bytes are never returned: each frame and the index have a
+checksum, and `check` compares the whole text with the digest.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ _RECENT_CASES = 8
 
 
 class CaseFileBroken(NousCoderError):
-    """A file of tests is not what was written; the message names it."""
+    """A file of tests is damaged; the message names it."""
 
 
 class _Index:
-    """Where everything is."""
+    """Where the frames and cases are."""
 
     def __init__(self) -> None:
         self.frame_ends: list[tuple[int, int]] = []  # in the file, in the text
@@ -74,7 +74,7 @@ class _Index:
 
     @classmethod
     def read(cls, file: int, num_bytes: int) -> _Index:
-        """Raises ValueError when it is not there whole."""
+        """The index of an open file. Raises ValueError when it is missing or damaged."""
         tail = os.pread(file, 8, max(0, num_bytes - 8))
         if tail[4:] != _MAGIC:
             raise ValueError("it has no index")
@@ -92,7 +92,7 @@ class _Index:
 
 
 def write_tests(tests: Tests, file: BinaryIO) -> tuple[str, int]:
-    """Write `tests`; returns their digest and the size of their text in bytes. Raises what `canonical_parts` raises."""
+    """Write `tests`; returns their digest and the size of their text in bytes. Raises as `canonical_parts` does."""
     packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True, write_content_size=True)
     digest, index = hashlib.sha256(), _Index()
     at, text_bytes, frame = 0, 0, bytearray()
@@ -135,7 +135,7 @@ class CaseFile:
         self._frame: tuple[int, bytes] = (-1, b"")  # the one that was read last
 
     def close(self) -> None:
-        """Close the file; nothing can be read any more."""
+        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -159,7 +159,7 @@ class CaseFile:
         return self._index.frame_ends[-1][1]
 
     def check(self, digest: str) -> None:
-        """Read all of it. Raises CaseFileBroken unless the text has this digest."""
+        """Read the whole file. Raises CaseFileBroken unless its text has this digest."""
         found = hashlib.sha256()
         for number in range(len(self._index.frame_ends)):
             found.update(self._read_frame(number))
@@ -178,7 +178,7 @@ class CaseFile:
             raise CaseFileBroken(f"{self._path}, case {index}: {error}") from None
 
     def tests(self) -> Tests:
-        """The tests, whose cases are read from the file when they are asked for. Raises CaseFileBroken."""
+        """The tests; each case is read from the file when it is used. Raises CaseFileBroken."""
         try:
             head = from_json(self._read_frame(0) + b"]}")
             return _tests(head, self)
@@ -213,7 +213,7 @@ class CaseFile:
 
 
 class StoredCases(Sequence[Case], Generic[Case]):
-    """The cases of a file, read when they are asked for; the few that were read last are kept."""
+    """The cases of a file, each read when it is used. The last few are kept in memory."""
 
     def __init__(self, file: CaseFile, decode: Callable[[Any], Case]) -> None:
         self._file = file
@@ -241,7 +241,7 @@ class StoredCases(Sequence[Case], Generic[Case]):
             try:
                 self._recent[at] = self._decode(self._file.case(at))
             except (TypeError, KeyError) as error:
-                raise CaseFileBroken(f"case {at} is none: {type(error).__name__}: {error}") from None
+                raise CaseFileBroken(f"case {at} is not a case: {type(error).__name__}: {error}") from None
             if len(self._recent) > _RECENT_CASES:
                 self._recent.popitem(last=False)
         return self._recent[at]

@@ -1,6 +1,6 @@
-"""Records as files of a folder that every broker of the run shares, for runs larger than Redis' memory.
+"""Records as files in a folder, for runs whose records do not fit in the memory of Redis.
 
-INVARIANT: a file under a record's name is whole: it was written under another name and renamed.
+INVARIANT: a file with the name of a record is whole: it was written under another name and renamed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FolderRecords:
         return await self._in_thread(f"read {len(ranges)} records", lambda: [self._read(part) for part in ranges])
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Unlink."""
+        """Unlink the files."""
         await self._in_thread(f"delete {len(names)} records", self._delete, names)
 
     def _path(self, name: str) -> Path:

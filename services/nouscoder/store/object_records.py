@@ -1,4 +1,4 @@
-"""Records as objects of an object store (S3 and what speaks it, GCS, Azure), through obstore."""
+"""Records as objects of an object store (S3 and compatible ones, GCS, Azure), through obstore."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from nouscoder.store.record_store import ByteRange, RecordStoreError
 
 
 class ObjectRecords:
-    """The records under the URL of a bucket and prefix; credentials come from the environment, as that cloud's do."""
+    """The records under the URL of a bucket and prefix. Credentials come from the cloud's environment variables."""
 
     def __init__(self, url: str) -> None:
-        """Raises RecordStoreError for a URL of no kind of store."""
+        """Raises RecordStoreError for a URL of an unknown kind."""
         self._url = url
         try:
             self._store: ObjectStore = from_url(url)
@@ -24,7 +24,7 @@ class ObjectRecords:
             raise RecordStoreError(f"broker.records.url {url} names no object store: {error}") from error
 
     async def put(self, records: Mapping[str, bytes]) -> None:
-        """One object a record, all at once."""
+        """Write one object for each record, concurrently."""
         await asyncio.gather(*(self._put(name, record) for name, record in records.items()))
 
     async def _put(self, name: str, record: bytes) -> None:
@@ -34,7 +34,7 @@ class ObjectRecords:
             raise RecordStoreError(f"{self._url} did not take record {name}: {error}") from error
 
     async def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """All ranges at once."""
+        """Read all ranges concurrently."""
         return await asyncio.gather(*(self._read(part) for part in ranges))
 
     async def _read(self, part: ByteRange) -> bytes:
@@ -47,7 +47,7 @@ class ObjectRecords:
             raise RecordStoreError(f"{self._url} did not give record {part.name}: {error}") from error
 
     async def delete(self, names: Sequence[str]) -> None:
-        """All at once."""
+        """Delete all objects concurrently."""
         await asyncio.gather(*(self._delete(name) for name in names))
 
     async def _delete(self, name: str) -> None:

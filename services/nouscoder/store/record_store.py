@@ -1,7 +1,7 @@
-"""Where rollout records are kept while their rollouts are in flight: one interface, chosen by `broker.records`.
+"""The interface of the stores that keep rollout records while their rollouts are in flight (`broker.records`).
 
-A record is opaque bytes. A name is never used twice for different bytes. The writer announces the name first
-(broker/lua/announce_records.lua), so that the record of a refused rollout is found and deleted.
+A record is opaque bytes. A name is never used for different bytes. The broker announces a name before it writes the
+record (broker/lua/announce_records.lua), so the record of a refused rollout can be found and deleted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class RecordStoreError(Exception):
-    """The store does not answer or cannot write; the same call may work later."""
+    """The store does not answer or cannot write; the same call may succeed later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,16 @@ class ByteRange:
 
 
 class RecordStore(Protocol):
-    """Raises RecordStoreError."""
+    """Every method raises RecordStoreError."""
 
     async def put(self, records: Mapping[str, bytes]) -> None:
         """Keep records by name. After an error some are kept; putting the same ones again is allowed."""
         ...
 
     async def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """The bytes of each range: empty where there is no such record, shorter where it ends."""
+        """The bytes of each range: none if there is no such record, fewer if the record ends before."""
         ...
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Forget records; names of none are ignored."""
+        """Delete records. Names without a record are ignored."""
         ...

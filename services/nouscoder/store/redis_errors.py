@@ -1,7 +1,7 @@
-"""Which kind of answer an error of Redis is, whatever its version and however the client library dresses it.
+"""The kind of an error of Redis, such as OOM.
 
-Redis says the kind in a first word in capitals, such as OOM. redis-py turns some of these words into exception classes
-and strips them from the message; Redis 6 puts those that a script met in the middle of its message.
+Redis sends the kind as the first word of the message, in capitals. redis-py turns some kinds into exception classes and
+removes the word. For an error inside a script, Redis 6 puts the word in the middle of the message.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import re
 
 from redis import exceptions
 
-# A Redis that is there and cannot serve now: loading its file, running a long script, its disk or memory full, being
-# replaced by another, or without its replicas; or one that was restarted or wiped between two commands of one call.
+# Redis answers but cannot serve now: it loads its file, runs a long script, its disk or memory is full, another one
+# replaces it, it lacks its replicas, or it was restarted or wiped between two commands of one call.
 PASSING = frozenset(
     {
         *("LOADING", "BUSY", "MISCONF", "OOM", "READONLY", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED"),

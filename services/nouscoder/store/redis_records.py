@@ -1,4 +1,4 @@
-"""Records as strings of the run's own Redis: the default, with nothing more to set up."""
+"""Records as strings in the Redis of the run: the default, which needs no further set-up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RedisRecords:
         self._prefix = f"{prefix}record:"
 
     async def put(self, records: Mapping[str, bytes]) -> None:
-        """All in one command: each command costs this process about as much as 100 kB of a record."""
+        """Write all in one command: a command costs this process about as much CPU as 100 kB of a record."""
         if not records:
             return
         try:
@@ -32,7 +32,7 @@ class RedisRecords:
             ) from error
 
     async def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """All ranges in one exchange."""
+        """Read all ranges in one round trip."""
         try:
             if len(ranges) == 1:
                 (part,) = ranges
@@ -50,7 +50,7 @@ class RedisRecords:
             raise RecordStoreError(f"Redis did not give {len(ranges)} records: {error}") from error
 
     async def delete(self, names: Sequence[str]) -> None:
-        """UNLINK frees the memory off Redis' main thread."""
+        """UNLINK frees the memory outside of Redis' main thread."""
         if not names:
             return
         try:

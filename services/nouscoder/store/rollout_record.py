@@ -1,7 +1,7 @@
-"""The binary record of a rollout: written once by generation, kept by the broker, read by verifier and learner.
+"""The binary record of a rollout: generation writes it once, the broker keeps it, verifier and learner read it.
 
-Version 1. All numbers are little-endian; each section starts at a multiple of 8 bytes, so that numpy.frombuffer reads
-it in place.
+Version 1. All numbers are little-endian. Each section starts at a multiple of 8 bytes, so numpy.frombuffer reads it in
+place.
 
     offset  size  what
          0     4  magic "NCRR"
@@ -65,16 +65,16 @@ _FINISH_OF = {number: reason for reason, number in _FINISH.items()}
 _PLAIN, _ZSTD = 0, 1
 _ZSTD_LEVEL = 3
 _MAX_TEXT_BYTES = 256 * 1024**2
-# Compression has to save a tenth to be worth reading the text through it.
+# The text is compressed only if that makes it smaller than this share of its size.
 _WORTH = 0.9
 
 
 class RecordError(NousCoderError):
-    """These bytes are not a whole record, or a kind of record that this version does not know."""
+    """These bytes are not a whole record, or have a version of the layout that is unknown here."""
 
 
 def encode_rollout(rollout: Rollout) -> tuple[RolloutHeader, bytes]:
-    """The record of a rollout, and the header that the broker keeps beside it."""
+    """The header that the broker keeps for a rollout, and the record."""
     _expect_little_endian()
     ids = json.dumps([rollout.rollout_id, rollout.group_id, rollout.problem_id]).encode()
     text = _encode_text(rollout.text)

@@ -1,6 +1,6 @@
-"""Tests of problems, each set kept once under the digest of its content, on any `Blobs`.
+"""A store of tests: each set is kept once, in `Blobs`, under the digest of its content.
 
-INVARIANT: what is kept under a digest has that digest: it is computed from what is written, before it gets its name.
+INVARIANT: tests kept under a digest have that digest, because it is computed from the bytes that are written.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 class UnknownTests(NousCoderError):
-    """No tests of this digest are kept here."""
+    """The store has no tests with this digest."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTests:
-    """What was kept: `num_bytes` is the size of the tests' JSON form, `file_bytes` that of their compressed file."""
+    """Tests in the store: `num_bytes` is the size of their JSON form, `file_bytes` that of their compressed file."""
 
     digest: str
     num_tests: int
@@ -40,12 +40,12 @@ class TestsSource(Protocol):
     """Where a file of tests comes from."""
 
     def fetch(self, digest: str) -> AsyncIterator[bytes]:
-        """The file in pieces. Raises UnknownTests, or another NousCoderError when it cannot be had now."""
+        """The file in pieces. Raises UnknownTests, and another NousCoderError when it cannot be read now."""
         ...
 
 
 def hex_of(digest: str) -> str:
-    """The 64 digits of a digest. Raises UnknownTests for a text that is none."""
+    """The 64 digits of a digest. Raises UnknownTests for a text that is not a digest."""
     found = _DIGEST.fullmatch(digest)
     if found is None:
         raise UnknownTests(f"{digest[:100]!r} is no digest of tests: sha256: and 64 hex digits")
@@ -53,7 +53,7 @@ def hex_of(digest: str) -> str:
 
 
 class TestStore:
-    """The tests in the folder `folder` of `blobs`. All methods but `fetch` block: call them off the event loop."""
+    """The tests in `folder` of `blobs`. All methods but `fetch` block: call them outside of the event loop."""
 
     __test__ = False  # not a pytest class
 
@@ -62,7 +62,7 @@ class TestStore:
         self._folder = folder
 
     def name_of(self, digest: str) -> str:
-        """The name under which the tests of this digest are kept. Raises UnknownTests for a text that is no digest."""
+        """The name of the blob with the tests of this digest. Raises UnknownTests for a text that is not a digest."""
         digits = hex_of(digest)
         return f"{self._folder}/{digits[:2]}/{digits}"
 
@@ -78,7 +78,7 @@ class TestStore:
         return stored
 
     def copy(self, digest: str, source: TestStore) -> None:
-        """Keep tests of another store. Raises UnknownTests and BlobsUnavailable."""
+        """Copy tests from another store. Raises UnknownTests and BlobsUnavailable."""
         try:
             self._blobs.copy(self.name_of(digest), source._blobs)
         except NoSuchBlob:
@@ -89,11 +89,11 @@ class TestStore:
         self._blobs.sync()
 
     def has(self, digest: str) -> bool:
-        """Whether they are kept."""
+        """Whether the store has these tests."""
         return self._blobs.exists(self.name_of(digest))
 
     def read(self, digest: str) -> Iterator[bytes]:
-        """Their file in pieces. Raises UnknownTests before the first, and BlobsUnavailable."""
+        """The file of these tests in pieces. Raises UnknownTests before the first piece, and BlobsUnavailable."""
         try:
             yield from self._blobs.read(self.name_of(digest))
         except NoSuchBlob:
@@ -101,7 +101,7 @@ class TestStore:
 
     @contextmanager
     def opened(self, digest: str) -> Iterator[Tests]:
-        """The tests, whose cases are read from a local copy when they are needed. Raises what `read` raises."""
+        """The tests; each case is read from a local copy when it is used. Raises as `read` does."""
         with tempfile.TemporaryDirectory(prefix="nouscoder-tests-") as folder:
             path = Path(folder) / "tests"
             with path.open("wb") as copy:
@@ -111,11 +111,11 @@ class TestStore:
                 yield file.tests()
 
     async def fetch(self, digest: str) -> AsyncIterator[bytes]:
-        """As `read`, for TestsSource."""
+        """The same as `read`, for TestsSource."""
         pieces = self.read(digest)
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             yield piece
 
     def delete(self, digest: str) -> None:
-        """Forget them."""
+        """Delete these tests."""
         self._blobs.delete(self.name_of(digest))

@@ -1,9 +1,9 @@
-"""Tests that this process has fetched, in a folder of bounded size.
+"""A cache of tests on disk, in a folder of bounded size.
 
-INVARIANT: the files of the folder, those that are still being fetched among them, never hold more than `max_bytes`;
-the least recently used go first. A file is used only after its content was found to have its digest, once in the life
-of a process; each later read is guarded by the file's own checksums. Of equal fetches only one runs, and the others
-wait for it. What a killed process leaves is either a whole file or one that the next process deletes.
+INVARIANT: the files of the folder, including those being fetched, never hold more than `max_bytes`; the least recently
+used are deleted first. A process uses a file only after it has compared the content with the digest, once; the file's
+checksums protect each later read. Of equal fetches only one runs, and the others wait for it. A killed process leaves
+whole files, and partial ones that the next process deletes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_PROCESSES = 64
 
 
 class TestsTooLarge(NousCoderError):
-    """A set of tests alone is larger than the cache."""
+    """One set of tests is larger than the cache."""
 
     __test__ = False  # not a pytest class
 
@@ -40,7 +40,7 @@ class CacheUnusable(Unusable):
 
 
 class TestsCache:
-    """Use from one event loop. Each process takes a folder of its own below `folder`."""
+    """Use from one event loop. Each process has a folder of its own in `folder`."""
 
     __test__ = False  # not a pytest class
 
@@ -63,9 +63,9 @@ class TestsCache:
 
     @asynccontextmanager
     async def opened(self, digest: str, source: TestsSource) -> AsyncIterator[Tests]:
-        """The tests of this digest, fetched from `source` when they are not here; their cases are read from the file.
+        """The tests of this digest, fetched from `source` if they are not cached. Their cases are read from the file.
 
-        Raises what `source` raises, TestsTooLarge, CaseFileBroken when `source` sends something else, and OSError.
+        Raises what `source` raises, TestsTooLarge, CaseFileBroken when `source` sends other bytes, and OSError.
         """
         name = hex_of(digest)
         file = await self._open(name, digest, source)
@@ -99,19 +99,19 @@ class TestsCache:
                 with suppress(OSError):
                     os.utime(self._folder / name)
             return file
-        raise CaseFileBroken(f"the tests {digest} cannot be had whole")
+        raise CaseFileBroken(f"the tests {digest} cannot be fetched undamaged")
 
     async def _fetch_once(self, name: str, digest: str, source: TestsSource) -> None:
         task = self._fetching.get(name)
         if task is None:
             task = self._fetching[name] = asyncio.create_task(self._fetch(name, digest, source))
             task.add_done_callback(lambda done: self._fetched(name, done))
-        await asyncio.shield(task)  # who leaves does not take the tests from the others
+        await asyncio.shield(task)  # a caller that is cancelled does not stop the fetch for the others
 
     def _fetched(self, name: str, task: asyncio.Task[None]) -> None:
         self._fetching.pop(name, None)
         if not task.cancelled():
-            task.exception()  # whoever waits has it; perhaps nobody does any more
+            task.exception()  # read it, because there may be no caller left to receive it
 
     async def _fetch(self, name: str, digest: str, source: TestsSource) -> None:
         part = f"{_PART}{secrets.token_hex(8)}"
@@ -133,7 +133,7 @@ class TestsCache:
         self._checked.discard(name)
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Delete files until `num_bytes` more fit; False when they cannot. A file stays readable to who has it open."""
+        """Delete files until `num_bytes` more fit; False if that is impossible. Open files stay readable."""
         for name in list(self._sizes):
             if self.num_bytes + num_bytes <= self._max_bytes:
                 return True

@@ -1,2 +1,2 @@
--- Answers what could be leased now: see `available` in common.lua. ARGV: rules.
+-- Returns what could be leased now: see `available` in common.lua. ARGV: rules.
 return available()

@@ -1,8 +1,8 @@
--- A batch was trained on: its rollouts are trained. ARGV: rules, batch, step, then the numbers of its groups (or none).
--- Answers committed, already, unknown, twice (a group of it was trained on before; nothing is changed), or behind (this
+-- A batch was trained on: its rollouts become TRAINED. ARGV: rules, batch, step, then the numbers of its groups (or none).
+-- Returns committed, already, unknown, twice (a group of it was trained on before; nothing is changed), or behind (this
 -- is not the batch that the learner trained on: Redis forgot that one).
--- A large batch takes several calls, each of which answers `more`: from the first on the batch is committed, and
--- neither it nor another is leased until the last.
+-- A large batch takes several calls; all but the last return `more`. The batch counts as committed from the first call
+-- on, and no batch is leased until the last.
 local batch, step = tonumber(ARGV[2]), ARGV[3]
 local record, rollouts, trained = P .. 'batch', P .. 'batch:rollouts', P .. 'trained'
 if batch < meta_number('batches_committed') then return 'already' end
@@ -31,7 +31,7 @@ if redis.call('HEXISTS', record, 'committing') == 0 then
   local groups = groups_of(ids)
   if not is_named(groups) then return 'behind' end
   for number in pairs(groups) do
-    -- One bit for each group ever admitted: cheap enough to keep for the whole run.
+    -- One bit for each group ever admitted is small enough to keep for the whole run.
     if redis.call('GETBIT', trained, number) == 1 then return 'twice' end
   end
   for number in pairs(groups) do redis.call('SETBIT', trained, number, 1) end

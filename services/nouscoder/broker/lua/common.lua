@@ -1,7 +1,7 @@
--- In front of every script. KEYS[1]: prefix of the run's keys. ARGV[1]: the rules of the run, JSON.
--- A rollout in flight is a member of exactly one set live:STATE; a script that moves one checks first and then
--- writes, so that no script stops half-way. Counters are raised whatever the sets say: a script that ends a rollout
--- which is not there makes the ledger unbalanced instead of hiding it. docs/redis-keys.md lists every key.
+-- The beginning of every script. KEYS[1]: prefix of the run's keys. ARGV[1]: the rules of the run, JSON.
+-- A rollout in flight is a member of exactly one set live:STATE. A script makes all its checks before its first write,
+-- so none stops half-way. Counters do not depend on the sets: if a script ends a rollout that is in no set, the ledger
+-- is unbalanced and shows the defect. docs/redis-keys.md lists every key.
 local P = KEYS[1]
 local R = cjson.decode(ARGV[1])
 local META = P .. 'meta'
@@ -16,8 +16,8 @@ local STATES = {'queued', 'sampling', 'sampled', 'grading', 'graded', 'ready', '
 local STREAM_OF = {queued = 'tasks', sampling = 'tasks', sampled = 'grading', grading = 'grading'}
 local HISTORY = 8 -- pass rates kept of one problem
 local CHUNK = 500 -- arguments of one command; Lua's stack holds a few thousand
--- The epoch changes whenever the state is restored from the learner's books: leases of another epoch are lost.
--- The run's clock counts milliseconds in which a broker was at work (sweeper.py); Redis' own clock may jump.
+-- The epoch changes when the state is restored from the learner's books; leases of another epoch are lost.
+-- The run's clock counts the milliseconds in which a broker worked (sweeper.py); Redis' own clock may jump.
 local EPOCH, CLOCK = unpack(redis.call('HMGET', META, 'epoch', 'clock'))
 EPOCH, CLOCK = EPOCH or '0', tonumber(CLOCK or 0)
 
@@ -61,7 +61,7 @@ local function open_streams()
   end
 end
 
--- Rollouts are no longer in flight: their hashes go, and their records become garbage.
+-- Rollouts are no longer in flight: deletes their hashes and marks their records as garbage.
 local function remove_all(ids, from)
   each_chunk(#ids, function(first, last)
     local keys, records = {}, {}
@@ -114,13 +114,13 @@ local function drop_entry(stream, entry)
   redis.call('XDEL', P .. stream, entry)
 end
 
--- A rollout waits for a worker from now on.
+-- Makes a rollout wait for a worker.
 local function enqueue(stream, id)
   redis.call('HSET', rollout_key(id), 'entry', redis.call('XADD', P .. stream, '*', 'rollout', id))
 end
 
--- A group that cannot be trained on any more ends at once, whatever its members are doing: those that wait are not
--- leased any more, and the next heartbeat of a worker learns the reason. Answers how many rollouts end.
+-- Ends a group that cannot be trained on any more, whatever its members are doing. Waiting members are not leased any
+-- more; the worker of a leased one gets the reason at its next heartbeat. Returns how many rollouts end.
 local function cancel_group(group, outcome, reason)
   local unfinished, ended = 0, 0
   for _, id in ipairs(split(redis.call('HGET', group_key(group), 'members'))) do
@@ -148,7 +148,7 @@ local function oldest_allowed()
   return math.max(meta_number('next_batch'), meta_number('policy_version')) - R.max_age
 end
 
--- The group has a token of this policy version: it is stale when that is too old for every batch to come.
+-- The group has a token of this policy version. Ends the group as stale if that is too old for every later batch.
 local function note_token(group, version)
   local known = redis.call('ZSCORE', OLDEST, group)
   if not known or version < tonumber(known) then redis.call('ZADD', OLDEST, version, group) end
@@ -169,16 +169,16 @@ end
 -- What a lease id ends with: which delivery of the entry it is, and the epoch.
 local function ticket(delivery) return delivery .. ':' .. EPOCH end
 
--- The lease counts as alive from now on for its whole length.
+-- Extends the lease by its whole length.
 local function beat(stream, entry) redis.call('ZADD', leased_key(stream), CLOCK, entry) end
 
--- The lease is still this worker's: same consumer, same delivery, same epoch.
+-- Whether the worker still holds the lease: same consumer, same delivery, same epoch.
 local function holds(stream, entry, lease, worker)
   local pending = redis.call('XPENDING', P .. stream, WORKERS, entry, entry, 1)[1]
   return pending and pending[2] == worker and ticket(pending[4]) == lease
 end
 
--- A complete group changes the record of its problem: domain/problem_statistics.py has the form.
+-- Adds a complete group to the record of its problem: domain/problem_statistics.py has the form.
 local function note_problem(problem, place, sampled, accepted, is_filtered)
   local key, recent = P .. 'problem_statistics', {}
   local known = redis.call('HGET', key, problem) or '0 0 0 0 0 -1 '
@@ -198,7 +198,7 @@ local function may_filter()
     and (R.max_filtered_groups == 0 or meta_number('filtered_groups') < R.max_filtered_groups)
 end
 
--- Every member of the group is graded or abandoned, and two at least are graded: what becomes of the group.
+-- Every member of the group is graded or abandoned, and at least two are graded: decides what happens to the group.
 local function complete_group(group)
   local graded, first_reward, oldest, varied = {}, nil, nil, false
   local problem, accepted = nil, 0
@@ -247,7 +247,7 @@ local function drop_letter(letter)
   return fields
 end
 
--- Given up: a bounded list of dead letters keeps what is known of it, and its record, for whoever looks into it.
+-- Gives a rollout up: a bounded list of dead letters keeps what is known of it, and its record, for people to look at.
 local function dead_letter(stream, id, from, reason, worker, delivery)
   local key, letter = rollout_key(id), {'stream', stream, 'rollout', id, 'reason', reason, 'worker', worker or '',
     'delivery', delivery or 0}
@@ -255,7 +255,7 @@ local function dead_letter(stream, id, from, reason, worker, delivery)
     letter[#letter + 1] = field
     letter[#letter + 1] = redis.call('HGET', key, field) or ''
   end
-  redis.call('HDEL', key, 'record') -- so that it is not garbage yet
+  redis.call('HDEL', key, 'record') -- so that it does not become garbage
   redis.call('XADD', P .. 'dead', '*', unpack(letter))
   while redis.call('XLEN', P .. 'dead') > R.dead_letters do
     drop_letter(redis.call('XRANGE', P .. 'dead', '-', '+', 'COUNT', 1)[1][1])
@@ -285,7 +285,7 @@ end
 
 -- What could be leased now: rollouts to sample, rollouts to grade, batches (0 or 1); and which policy is the newest.
 local function available()
-  if is_finished() then return {1, 1, 1, ''} end -- so that everyone who waits learns of it
+  if is_finished() then return {1, 1, 1, ''} end -- wakes everyone who waits
   local newest = redis.call('HMGET', META, 'policy_version', 'policy_digest', 'mode')
   local policy = newest[1] and newest[1] .. ':' .. newest[2] or ''
   if newest[3] == 'paused' then return {0, 0, 0, policy} end

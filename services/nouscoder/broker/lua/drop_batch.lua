@@ -1,5 +1,5 @@
--- The uncommitted batch is given up: its rollouts are abandoned, and the next batch gets its number.
--- ARGV: rules, batch. Answers {dropped, rollouts}, or {unknown, 0}, {committing, 0}, {published, 0} (the policy that it
+-- Gives up the uncommitted batch: its rollouts are abandoned, and the next batch gets its number.
+-- ARGV: rules, batch. Returns {dropped, rollouts}, or {unknown, 0}, {committing, 0}, {published, 0} (the policy that it
 -- made is known), {training, 0} (a learner that is alive holds it).
 local record, rollouts = P .. 'batch', P .. 'batch:rollouts'
 local values = redis.call('HMGET', record, 'id', 'committing', 'held_back', 'clock')

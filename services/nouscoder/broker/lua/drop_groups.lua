@@ -1,5 +1,5 @@
--- Gives up groups whose problem is gone from the problem file. ARGV: rules, then group, problem ...
--- Answers the number of rollouts that are abandoned.
+-- Gives up groups whose problems are not in the problem file any more. ARGV: rules, then group, problem ...
+-- Returns the number of rollouts that are abandoned.
 local dropped = 0
 for i = 2, #ARGV, 2 do
   local group, problem = ARGV[i], ARGV[i + 1]

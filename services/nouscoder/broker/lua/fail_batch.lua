@@ -1,5 +1,5 @@
--- The uncommitted batch could not be trained on. ARGV: rules, batch, reason.
--- Answers {1 if that is the uncommitted batch, 1 if it is held back from now on: no learner gets it until it is dropped}.
+-- Counts a failure to train on the uncommitted batch. ARGV: rules, batch, reason.
+-- Returns {1 if that is the uncommitted batch, 1 if it is held back from now on: no learner gets it until it is dropped}.
 local record = P .. 'batch'
 if redis.call('HGET', record, 'id') ~= ARGV[2] then return {0, 0} end
 redis.call('HSET', record, 'failure', ARGV[3])

@@ -1,5 +1,5 @@
 -- Ends the run: nothing is admitted any more, and what is in flight is abandoned. ARGV: rules, reason.
--- Answers the number of rollouts that are still to be abandoned: call it again until there are none. A batch whose
+-- Returns the number of rollouts that are still to be abandoned: call it again until there are none. A batch whose
 -- commit has begun is left to its commit.
 local is_committing = redis.call('HEXISTS', P .. 'batch', 'committing') == 1
 if not is_finished() then

@@ -1,6 +1,6 @@
 -- Names of records to delete. ARGV: rules, most names, then the names deleted since the last call.
 for i = 3, #ARGV do redis.call('SREM', GARBAGE, ARGV[i]) end
--- A record announced long ago was never taken: its sender died. Whoever hands it in later is refused.
+-- The sender of a record that was announced long ago died. If it submits the record later, it is refused.
 local announced = P .. 'records:announced'
 local before = CLOCK - R.announced_ms
 local late = redis.call('ZRANGEBYSCORE', announced, '-inf', before, 'LIMIT', 0, CHUNK)

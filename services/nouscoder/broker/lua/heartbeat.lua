@@ -1,8 +1,8 @@
 -- Extends leases.
--- ARGV: rules, worker, paused (1 or 0), then stream, entry, delivery with epoch, progress (empty: not told), a policy
--- version that the oldest token sampled so far is not newer than (empty: not told, or no token) ...
+-- ARGV: rules, worker, paused (1 or 0), then stream, entry, delivery with epoch, progress (empty: unknown), and the
+-- newest policy version that the oldest sampled token may have (empty: unknown, or no token) ...
 -- A lease whose progress has stood still for its limit of the run's clock is lost, unless a person paused the worker.
--- Answers {position (from 0), reason (LeaseLoss in domain/lease.py) ...} of lost ones.
+-- Returns {position (from 0), reason (LeaseLoss in domain/lease.py) ...} of lost ones.
 local worker, is_paused, lost, now = ARGV[2], ARGV[3] == '1', {}, now_ms()
 local PROGRESS_MS = {tasks = R.sampling_progress_ms, grading = R.grading_progress_ms}
 
@@ -23,7 +23,7 @@ local function why_lost(stream, entry, lease)
   return redis.call('GET', cancelled_key(stream, entry)) or 'expired'
 end
 
--- Answers why the lease is lost, nil when it goes on.
+-- Returns why the lease is lost, nil when it goes on.
 local function extend(stream, entry, lease, progress)
   if stream == 'batches' then
     local held = redis.call('HMGET', P .. 'batch', 'id', 'delivery', 'worker')
@@ -45,7 +45,7 @@ end
 
 if is_paused then redis.call('HSET', P .. 'workers:paused', worker, now)
 else redis.call('HDEL', P .. 'workers:paused', worker) end
--- First what cancels groups, so that all their leases learn of it now.
+-- Cancel groups first, so that this heartbeat reports all their leases.
 for i = 4, #ARGV, 5 do
   local stream, entry, lease, _, version = unpack(ARGV, i, i + 4)
   if version ~= '' and stream == 'tasks' and holds(stream, entry, lease, worker) then

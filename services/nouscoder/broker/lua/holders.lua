@@ -1,5 +1,5 @@
--- What why-stalled judges, at one instant. ARGV: rules, most leases a stream.
--- Answers {now in ms, leases, batch record, ready groups, meta, the last commits (newest first), paused workers,
+-- The snapshot for why-stalled, at one instant. ARGV: rules, most leases a stream.
+-- Returns {now in ms, leases, batch record, ready groups, meta, the last commits (newest first), paused workers,
 -- faults of Redis}. A lease is {stream, rollout, worker, ms since the heartbeat, leased at, ms since it moved,
 -- delivery}.
 local held = {}
@@ -14,7 +14,7 @@ for _, stream in ipairs({'tasks', 'grading'}) do
 end
 
 local function info(section)
-  local answer = redis.pcall('INFO', section) -- an account may not be allowed to
+  local answer = redis.pcall('INFO', section) -- the user may lack the permission
   return type(answer) == 'string' and answer or ''
 end
 

@@ -1,7 +1,7 @@
 -- Leases entries of `tasks` or `grading`; for tasks it admits whole groups while there is room.
 -- ARGV: rules, stream, worker, name, wanted, then the curriculum's offer: the cursor that it begins at, then place,
 -- problem ... in the order of the places. Places that are left out are skipped.
--- Answers {finished, cursor, next group, how many more could be leased, leases}. A lease on a task is
+-- Returns {finished, cursor, next group, how many more could be leased, leases}. A lease on a task is
 -- {entry, rollout, delivery with epoch, problem, group, minimum policy version}; one to grade is
 -- {entry, rollout, delivery with epoch, header, record}.
 local stream, worker, name, wanted = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
@@ -12,7 +12,7 @@ local function answer(finished, left) return {finished, cursor, meta_number('nex
 if is_finished() then return answer(1, 1) end
 redis.call('HSET', META, 'asked:' .. stream, now)
 
--- A restarted worker: what its former incarnation held is free at once.
+-- A restarted worker: the leases of its former incarnation are free at once.
 local holders = P .. 'workers:' .. stream
 local former = redis.call('HGET', holders, name)
 if former ~= worker then
@@ -87,7 +87,7 @@ local function next_problem()
   return problem, place
 end
 
--- Admits groups until there is enough to lease; answers how many more could be admitted.
+-- Admits groups until there is enough to lease; returns how many more could be admitted.
 local function admit()
   local free, missing = groups_free(), wanted - #leased
   while missing > 0 and free > 0 do
@@ -104,7 +104,7 @@ if redis.call('SCARD', live(WAITING[stream])) > 0 then
   take_released()
   take_new()
 end
--- Before a policy is published there is nothing to sample under. The curriculum offered may be older than the
+-- Without a published policy nothing can be sampled. The offered curriculum may be older than the
 -- cursor, never newer.
 local has_policy = redis.call('HEXISTS', META, 'policy_version') == 1
 if stream == 'tasks' and not mode and has_policy and cursor >= tonumber(ARGV[6]) then

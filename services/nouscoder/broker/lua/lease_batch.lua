@@ -1,6 +1,6 @@
--- Leases the batch that has not been committed, or makes the next one of the oldest groups that are complete.
+-- Leases the uncommitted batch, or makes the next one from the oldest complete groups.
 -- ARGV: rules, worker, name, the learner's run (or nothing), and the batches that its disk holds.
--- Answers {finished}, {-1} (not the learner's run, or not as many batches: see restore.lua), or
+-- Returns {finished}, {-1} (another run, or another number of batches: see restore.lua), or
 -- {finished, batch, policy version, lease, rollouts}.
 local worker, name, now = ARGV[2], ARGV[3], now_ms()
 local record = P .. 'batch'

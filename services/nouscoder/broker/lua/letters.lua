@@ -1,2 +1,2 @@
--- Dead letters, newest first. ARGV: rules, how many at most. Answers {now in ms, {{letter, {field, value ...}} ...}}.
+-- Dead letters, newest first. ARGV: rules, how many at most. Returns {now in ms, {{letter, {field, value ...}} ...}}.
 return {now_ms(), redis.call('XREVRANGE', P .. 'dead', '+', '-', 'COUNT', ARGV[2])}

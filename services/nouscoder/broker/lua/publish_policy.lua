@@ -1,5 +1,5 @@
 -- Announces a policy. ARGV: rules, version, digest, manifest.
--- Answers {1 if taken or known, newest version or -1}.
+-- Returns {1 if taken or known, newest version or -1}.
 local version, digest, manifest = tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local newest = tonumber(redis.call('HGET', META, 'policy_version') or -1)
 if version == newest then

@@ -1,6 +1,6 @@
--- A worker gives leases back: the work waits again at once, and these deliveries do not count.
+-- Takes back leases that a worker gives back: the work waits again at once, and these deliveries do not count.
 -- ARGV: rules, worker, name, then stream, entry, delivery with epoch of each lease; without any: all, the worker stops.
--- Answers {leases given back, what could be leased now}.
+-- Returns {leases given back, what could be leased now}.
 local worker, name, released = ARGV[2], ARGV[3], 0
 
 local function release(stream, entry, delivery)

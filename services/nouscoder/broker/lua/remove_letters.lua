@@ -1,5 +1,5 @@
 -- Removes dead letters. ARGV: rules, requeue (1 or 0), then letters ... With requeue each group among them has its problem
--- asked again, in a new group, before the curriculum goes on. Answers {removed, {problems requeued}, what could be leased}.
+-- asked again, in a new group, before the curriculum goes on. Returns {removed, {problems requeued}, what could be leased}.
 local removed, problems, groups = 0, {}, {}
 for i = 3, #ARGV do
   local letter = drop_letter(ARGV[i])

@@ -1,7 +1,7 @@
 -- Compares the state with the learner's books, and restores it from them where Redis forgot a part.
 -- ARGV: rules, run id, identity (JSON), a new epoch, then the books: batches, step, rollouts, next group, bitmap of the
 -- trained groups, newest policy version (-1: none), its digest, its manifest; and a cursor that the curriculum reached.
--- Answers {another, identity, batches} (the state is of another run), {ahead, batches, policy version}, {weights} (the
+-- Returns {another, identity, batches} (the state is of another run), {ahead, batches, policy version}, {weights} (the
 -- newest policy has other weights), {commit} or {publish} (only that is missing: do it and ask again), {same}, or
 -- {restored, rollouts lost, 1 unless the run only begins}.
 local run_id, identity, epoch = ARGV[2], ARGV[3], ARGV[4]
@@ -19,7 +19,7 @@ local function is_trained(group)
   return math.floor(byte / 2 ^ (7 - number % 8)) % 2 == 1
 end
 
--- How many rollouts of the batch at hand are of trained groups, and how many there are.
+-- How many rollouts of the uncommitted batch are of trained groups, and how many it has.
 local function count_batch()
   local ids, trained = redis.call('LRANGE', members, 0, -1), 0
   for _, id in ipairs(ids) do
@@ -29,7 +29,7 @@ local function count_batch()
 end
 
 if known_run and known_run ~= run_id then return {'another', redis.call('HGET', META, 'identity'), committed} end
--- A learner may lose the batch that it trains on after it published the policy that the batch makes.
+-- Redis may lose the batch after the learner has published the policy that the batch made.
 if committed > batches or newest > batches + 1 then return {'ahead', committed, newest} end
 if newest >= 0 and newest == version and redis.call('HGET', META, 'policy_digest') ~= digest then return {'weights'} end
 local num_trained, num_held = count_batch()
@@ -39,7 +39,7 @@ if known_run and committed == batches and (redis.call('GET', P .. 'trained') or 
   if version <= newest then return {'same'} end
 end
 
--- What is in flight goes on, unless the learner has trained on it. Groups are dropped whole.
+-- Rollouts in flight continue, unless the learner has trained on their group: such groups are dropped whole.
 open_streams()
 local keeps_batch = held == batches and num_trained == 0 and redis.call('HEXISTS', record, 'committing') == 0
 local closed = {}
@@ -58,7 +58,7 @@ end
 for group in pairs(closed) do close_group(group) end
 if not keeps_batch then redis.call('DEL', record, members) end
 
--- Every lease ends, and counts as no delivery: it was not the worker's fault.
+-- Every lease ends. Its delivery does not count, because the worker did nothing wrong.
 for _, stream in ipairs({'tasks', 'grading'}) do
   local key = P .. stream
   for _, entry in ipairs(redis.call('XRANGE', key, '-', '+')) do
@@ -73,7 +73,7 @@ for _, stream in ipairs({'tasks', 'grading'}) do
   redis.call('DEL', leased_key(stream))
 end
 
--- The groups that Redis forgot had places: the curriculum goes on after them.
+-- The curriculum continues after the places of the groups that Redis lost.
 local new_next = math.max(meta_number('next_group'), next_group)
 redis.call('HSET', META, 'run_id', run_id, 'identity', identity, 'epoch', epoch, 'trained', rollouts, 'step', step,
   'batches_committed', batches, 'next_batch', keeps_batch and batches + 1 or batches,

@@ -1,5 +1,5 @@
--- Takes over what Redis forgot of the curriculum. ARGV: rules, cursor, then problem, groups, record ...
--- Of two records of a problem the one with more groups holds. Answers how many are taken over.
+-- Writes the records of the curriculum that Redis lost. ARGV: rules, cursor, then problem, groups, record ...
+-- Of two records of a problem the one with more groups is kept. Returns how many were written.
 local key, restored = P .. 'problem_statistics', 0
 if tonumber(ARGV[2]) > meta_number('cursor') then redis.call('HSET', META, 'cursor', ARGV[2]) end
 for i = 3, #ARGV, 3 do

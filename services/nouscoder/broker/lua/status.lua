@@ -1,4 +1,4 @@
--- The run at one instant. Answers {counters as field, value ...}, {size of each live set}, for tasks, grading and
+-- The run at one instant. Returns {counters as field, value ...}, {size of each live set}, for tasks, grading and
 -- batches {entries nobody holds, entries under lease}, the groups that may be admitted, and some of the problems that
 -- are gone from the problem file {problem, rollouts given up ...}. ARGV: rules.
 local sizes = {}

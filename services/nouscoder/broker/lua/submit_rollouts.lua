@@ -1,6 +1,6 @@
--- Takes sampled rollouts, whose records are written already.
+-- Takes sampled rollouts; their records are written before.
 -- ARGV: rules, worker, then entry, delivery with epoch, rollout, problem, header, oldest version, newest version, record ...
--- Answers {for each: ok, lost, mismatch (the lease is on another rollout or problem), or unpublished (a version is newer
+-- Returns {for each: ok, lost, mismatch (the lease is on another rollout or problem), or unpublished (a version is newer
 -- than the newest policy); what could be leased now}.
 local worker, answers = ARGV[2], {}
 local published = tonumber(redis.call('HGET', META, 'policy_version') or -1)
@@ -12,7 +12,7 @@ local function submit(entry, delivery, id, problem, header, oldest, newest, reco
   end
   if rollout_of('tasks', entry) ~= id or redis.call('HGET', key, 'problem') ~= problem then return 'mismatch' end
   if tonumber(newest) > published then return 'unpublished' end
-  -- The janitor may have given the record up meanwhile.
+  -- garbage.lua may have chosen the record for deletion meanwhile.
   if not redis.call('ZSCORE', P .. 'records:announced', record) then return 'lost' end
   drop_entry('tasks', entry)
   redis.call('HSET', key, 'header', header, 'record', record, 'oldest', oldest, 'lease:tasks', lease,
@@ -26,7 +26,7 @@ end
 for i = 3, #ARGV, 8 do
   local answer, record = submit(unpack(ARGV, i, i + 7)), ARGV[i + 7]
   redis.call('ZREM', P .. 'records:announced', record)
-  -- Handed in twice, a rollout has its first record. The same call may also be made twice, so the names are compared.
+  -- A rollout that is submitted twice keeps its first record. A repeated call has the same name, which is not garbage.
   if redis.call('HGET', rollout_key(ARGV[i + 2]), 'record') ~= record then redis.call('SADD', GARBAGE, record) end
   answers[#answers + 1] = answer
 end

@@ -1,5 +1,5 @@
 -- Takes verdicts. ARGV: rules, worker, then entry, delivery with epoch, rollout, payload, reward (empty: internal_error),
--- accepted (1 or 0) ... Answers {for each: ok, lost, or mismatch (the lease is on another rollout); what could be leased
+-- accepted (1 or 0) ... Returns {for each: ok, lost, or mismatch (the lease is on another rollout); what could be leased
 -- now}.
 local worker, answers = ARGV[2], {}
 

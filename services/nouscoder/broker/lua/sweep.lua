@@ -1,5 +1,5 @@
--- Takes back leases that had no heartbeat for their whole length of the run's clock, and forgets consumers long gone.
--- ARGV: rules, most leases. Answers the number of leases taken back: that many means that there may be more.
+-- Takes back leases without a heartbeat for their length of the run's clock, and deletes consumers that are long gone.
+-- ARGV: rules, most leases. Returns how many leases it took back; if that is the most, there may be more.
 local room, swept = tonumber(ARGV[2]), 0
 for _, stream in ipairs({'tasks', 'grading'}) do
   local key = P .. stream

@@ -1,6 +1,6 @@
--- Advances the run's clock. ARGV: rules, who asks, the tick that it saw last, milliseconds that it observed since.
--- One broker keeps the clock: another takes over only when the tick has stood still between two of its own looks.
--- Answers the tick.
+-- Advances the run's clock. ARGV: rules, the broker, the tick that it saw last, the milliseconds that it observed since.
+-- One broker advances the clock. Another one takes over only when the tick did not change between two of its calls.
+-- Returns the tick.
 local me, seen, elapsed = ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local tick = meta_number('tick')
 if redis.call('HGET', META, 'clock_keeper') ~= me and tick ~= seen then return tick end
