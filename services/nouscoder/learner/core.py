@@ -31,7 +31,7 @@ from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
 from nouscoder.learner.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, sample_lines
 from nouscoder.learner.saved_batches import SavedBatches
 from nouscoder.learner.trainer import TrainedBatch, Trainer
-from nouscoder.learner.weights import empty_model, load_model
+from nouscoder.learner.weights import empty_model, load_model, stored_dtypes
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -110,6 +110,7 @@ class LearnerCore:
         self._lock: TextIO | None = None
         self._trainer: Trainer | None = None
         self._tokenizer: PolicyTokenizer | None = None
+        self._dtypes: dict[str, torch.dtype] = {}
         self._progress = Progress()
         self._newest: Checkpoint | None = None
         self._identity: RunIdentity | None = None
@@ -141,6 +142,7 @@ class LearnerCore:
             self._tokenizer = load_tokenizer(self._files.policy)
         except TokenizerError as error:
             raise Unusable(str(error)) from error
+        self._dtypes = stored_dtypes(self._files.policy)
         checkpoint = self._store.newest()
         if checkpoint is None:
             self._trainer = _trainer(load_model(self._files.policy), self._config)
@@ -208,8 +210,8 @@ class LearnerCore:
         return self.train(self._batches.load(batch_id))
 
     def stage_policy(self) -> StagedPolicy:
-        """Copy the weights, so that they can be written while training continues."""
-        return StagedPolicy.of(self.model, self._progress.policy_version, self._progress.step)
+        """Copy the weights in the types of the policy folder, so that they can be written while training continues."""
+        return StagedPolicy.of(self.model, self._progress.policy_version, self._progress.step, self._dtypes)
 
     def write_policy(self, policy: StagedPolicy) -> PolicyManifest:
         """Write a policy as files that generation can load. Any thread, one at a time. Raises StorageError."""

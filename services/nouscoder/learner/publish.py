@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
+import torch
 from safetensors.torch import save, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -21,6 +24,7 @@ from nouscoder.learner.weights import weights_of
 from nouscoder.policy_folder.weights_files import INDEX_FILE, WEIGHTS_FILE
 
 _NO_LIMIT = 2**63
+_OWN: Mapping[str, torch.dtype] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +36,14 @@ class StagedPolicy:
     weights: dict[str, Tensor]
 
     @classmethod
-    def of(cls, model: PreTrainedModel, policy_version: int, step: int) -> StagedPolicy:
-        """Copy the current weights of the model."""
-        weights = weights_of(model)
-        if model.device.type == "cpu":  # on another device `weights_of` has copied them already
-            weights = {name: tensor.clone() for name, tensor in weights.items()}
+    def of(
+        cls, model: PreTrainedModel, policy_version: int, step: int, dtypes: Mapping[str, torch.dtype] = _OWN
+    ) -> StagedPolicy:
+        """Copy the current weights of the model, each rounded to its type in `dtypes`, or in the model's own type."""
+        copy = model.device.type == "cpu"  # on another device `weights_of` has copied them already
+        weights = {
+            name: tensor.to(dtypes.get(name, tensor.dtype), copy=copy) for name, tensor in weights_of(model).items()
+        }
         return cls(policy_version, step, weights)
 
 

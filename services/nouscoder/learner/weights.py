@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -13,10 +13,15 @@ from transformers.utils import logging as transformers_logging
 
 from nouscoder.errors import Unusable
 from nouscoder.learner.packed_attention import PACKED_ATTENTION
+from nouscoder.policy_folder.weights_files import WeightsMissing, weights_files
 
 
 class WeightsError(Unusable):
     """A model or its weights cannot be used. The message names the file."""
+
+
+# The names that safetensors gives to the types of weights that can be trained.
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def load_model(folder: Path) -> PreTrainedModel:
@@ -42,6 +47,25 @@ def empty_model(folder: Path) -> PreTrainedModel:
             config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
         )
     return model
+
+
+def stored_dtypes(folder: Path) -> dict[str, torch.dtype]:
+    """The type in which the weights files of `folder` hold each tensor, by name. Reads only the files' headers.
+
+    Raises WeightsError when a file cannot be read, or holds a type other than float32, bfloat16 and float16.
+    """
+    found: dict[str, torch.dtype] = {}
+    try:
+        for file in weights_files(folder):
+            with safe_open(file, framework="pt") as shard:
+                for name in shard.keys():  # noqa: SIM118 - a shard is not iterable
+                    stored = shard.get_slice(name).get_dtype()
+                    if stored not in _DTYPES:
+                        raise WeightsError(f"{file}: {name} is {stored}, and only {', '.join(_DTYPES)} can be trained")
+                    found[name] = _DTYPES[stored]
+    except (OSError, SafetensorError, WeightsMissing) as error:
+        raise WeightsError(f"{folder} does not hold a usable policy: {error}") from error
+    return found
 
 
 def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:

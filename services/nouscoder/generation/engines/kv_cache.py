@@ -4,7 +4,7 @@ INVARIANT: columns 0 .. length - 1 of slot s hold the keys and values of the req
 columns hold finite values and are never attended to.
 
 A pass through the model gets one of the two small objects below as `past_key_values`. Each attention layer calls its
-`update` once.
+`update` once. transformers asks PromptPass for sizes, to see that the mask is plainly causal and none is to be made.
 """
 
 from __future__ import annotations
@@ -29,6 +29,14 @@ class PromptPass:
         self._store[layer, 0, self._slots, :, :width] = keys[self._source_rows]
         self._store[layer, 1, self._slots, :, :width] = values[self._source_rows]
         return keys, values
+
+    def get_query_offset(self, layer: int) -> int:
+        """The number of tokens before the prompt: none."""
+        return 0
+
+    def get_mask_sizes(self, width: int, layer: int) -> tuple[int, int]:
+        """A prompt of `width` tokens attends to `width` tokens, from the first on."""
+        return width, 0
 
 
 class DecodePass:

@@ -27,7 +27,7 @@ from nouscoder.generation.engines.slots import Row, Slots
 from nouscoder.generation.engines.weights import copy_weights, read_weights
 
 # Architectures with full attention whose logits are the output layer applied to the last hidden state.
-SUPPORTED = ("qwen2", "qwen3")
+SUPPORTED = ("llama", "qwen2", "qwen3")
 _MAX_PROMPT_PASS_TOKENS = 16384
 # A pass over prompts costs about as much as a decoding step, so new requests are admitted several at a time.
 _JOIN_SHARE = 8
@@ -165,11 +165,11 @@ class TorchEngine:
         return self._sample(range(len(self._slots)), self._head(hidden[:, 0]))
 
     def _forward(self, token_ids: Tensor, positions: Tensor, mask: Tensor | None, passing: Any) -> Tensor:
-        """Last hidden states [rows, width, hidden]. The mask is complete, so that the model does not build one."""
+        """Last hidden states [rows, width, hidden]. A mask is complete; without one, attention is plainly causal."""
         output = self._model.model(
             input_ids=token_ids,
             position_ids=positions,
-            attention_mask={"full_attention": mask},
+            attention_mask=mask,
             past_key_values=passing,
             use_cache=False,
         )
@@ -214,7 +214,9 @@ def _build(folder: Path, device: torch.device) -> Any:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError) as error:
         raise EngineUnusable(f"{folder} holds no config.json of a model: {str(error).splitlines()[0]}") from error
-    if config.model_type not in SUPPORTED or set(config.layer_types) != {"full_attention"}:
+    # A Llama has no layer types: its attention is always full.
+    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if config.model_type not in SUPPORTED or layers != {"full_attention"}:
         raise EngineUnusable(f"{folder}: the torch engine runs {', '.join(SUPPORTED)} with full attention only")
     build: Any = AutoModelForCausalLM.from_config
     model = build(config, attn_implementation="sdpa", dtype=torch.float32)
