@@ -129,6 +129,7 @@ def test_a_completely_killed_run_resumes_at_the_next_step(loop_run: MakeRun) -> 
     run.kill_tree()
     run.wait_until_gone()
     resume_and_compare(run)
+    assert run.summary()["steps"] == NUM_STEPS
 
 
 def resume_and_compare(run: Any) -> None:

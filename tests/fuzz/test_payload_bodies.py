@@ -202,3 +202,4 @@ def test_a_client_that_disconnects_during_its_body_causes_no_error(verifier: Ver
     for path in (*ONE_BODY, BATCH):
         with socket.create_connection((host, int(port)), timeout=ANSWER_S) as connection:
             connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n".encode() + b"{")
+    assert verifier.post("/v1/grade", grade_body()).json()["verdict"] == "accepted"

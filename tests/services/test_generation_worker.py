@@ -260,8 +260,10 @@ async def test_heartbeats_tell_how_far_each_rollout_is(working: Working, tmp_pat
         await bench.engine.pause(60)
         broker.tasks = tasks(1)
         await until(lambda: ({"r000": 0}, True) in broker.told)
+        assert broker.told[-1] == ({"r000": 0}, True)
         await bench.engine.resume()
         await until(lambda: len(broker.submitted) == 1)
+        assert broker.ids == ["r000"]
 
 
 async def test_an_engine_that_hangs_ends_the_worker_when_its_leases_are_lost(

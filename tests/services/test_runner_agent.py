@@ -142,8 +142,10 @@ async def test_invalid_connections_are_closed_and_do_not_affect_others(
         _, writer = await asyncio.open_connection(*address)
         writer.write(sent)
         writer.close()
-    link, _ = await opened(address)
+    link, pid = await opened(address)
+    assert link.is_open
     await link.close(Ending.DOUBT)
+    assert await is_gone(pid)
 
 
 async def test_a_recorded_handshake_is_refused(agent: tuple[Address, object]) -> None:
@@ -175,8 +177,10 @@ async def test_connections_that_dribble_do_not_lock_the_gateway_out(agent: tuple
     writers = [(await asyncio.open_connection(*address))[1] for _ in range(40)]
     for writer in writers:
         writer.write(b"\0")
-    link, _ = await opened(address)
+    link, pid = await opened(address)
+    assert link.is_open
     await link.close(Ending.DOUBT)
+    assert await is_gone(pid)
     for writer in writers:
         writer.close()
 

@@ -244,6 +244,8 @@ async def test_a_client_that_disconnects_frees_its_sandbox(service: Running) -> 
     await settled(lambda: service.sandbox.open == 1)
     call.cancel()
     await settled(lambda: service.sandbox.open == 0 and service.grader.unfinished == 0)
+    answer = await service.http.post("/v1/grade", json=request())
+    assert answer.json()["verdict"] == "accepted"
 
 
 async def test_a_deadline_frees_the_sandbox(service: Running) -> None:
