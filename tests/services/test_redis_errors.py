@@ -10,8 +10,8 @@ import pytest
 import redis
 from redis import exceptions
 from redis._parsers.base import BaseParser
-from tests.services.forgetful_redis import ForgetfulRedis
 
+from nouscoder.bench.forgetful_redis import ForgetfulRedis
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import BrokerError, BrokerUnavailable, RedisAddressUnusable, RedisFull
 from nouscoder.broker.pressure import Pressure

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
-from tests.services.forgetful_redis import ForgetfulRedis
 
+from nouscoder.bench.forgetful_redis import ForgetfulRedis
 from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import Behind, BrokerUnavailable, Refused
 from nouscoder.broker.serving import serve_broker

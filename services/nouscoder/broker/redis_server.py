@@ -49,6 +49,17 @@ class RedisServer:
             return self._process.poll() is None
         return self.pid is None or _answers(self.url)
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to it, if it is ours."""
+        if self.pid is not None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once, if it is ours, as a crash would."""
+        self.signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+
     def close(self) -> None:
         """Stop it, unless it is external. It finishes writing its file first. A second call does nothing."""
         if self.pid is None or not self.is_running():

@@ -44,6 +44,22 @@ def bench_broker(
     typer.echo(json.dumps(broker.as_record(result), indent=1) if as_json else broker.as_text(result))
 
 
+@bench_app.command("chaos")
+def bench_chaos(
+    minutes: Annotated[float, typer.Option(min=0.1, help="how long services and Redis fail at random")] = 5.0,
+    seed: Annotated[int, typer.Option(min=0, help="decides the faults and their order")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Kill and stop the services of a run, and fill, wipe and roll back its Redis. Exit code 0 if the run holds."""
+    import json
+
+    from nouscoder.bench import chaos
+
+    result = asyncio.run(chaos.bench_chaos(minutes, seed, lambda line: typer.echo(line, err=True)))
+    typer.echo(json.dumps(chaos.as_record(result), indent=1) if as_json else chaos.as_text(result))
+    raise typer.Exit(0 if result.is_good else 1)
+
+
 @bench_app.command("verifier-load")
 def bench_verifier_load(
     seconds: Annotated[float, typer.Option(min=1, help="duration of the overload")] = 600.0,

@@ -1,8 +1,11 @@
-"""A Redis of a test's own that forgets: it goes back to what it held a moment ago, or is wiped."""
+"""A Redis of one's own that fails: it forgets, fills, stands still, or dies.
+
+INVARIANT: a copy that `remember` makes holds every write that Redis acknowledged before it, because the append-only
+file is written before each answer.
+"""
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 from pathlib import Path
@@ -13,7 +16,7 @@ from nouscoder.broker.redis_server import RedisServer, start_redis
 
 
 class ForgetfulRedis:
-    """`folder` holds its append-only file. Each acknowledged write is in it, so that a copy is of one instant."""
+    """Its append-only file is in `folder`. Raises RedisServerError when this machine has no Redis."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -29,10 +32,10 @@ class ForgetfulRedis:
 
     def roll_back(self) -> None:
         """Dies, and comes back as it was when `remember` was called: all later writes are lost."""
-        self._kill()
+        self.die()
         shutil.rmtree(self._folder)
         shutil.copytree(self._copy, self._folder)
-        self._server = self._start()
+        self.come_back()
 
     def wipe(self) -> None:
         """Loses everything."""
@@ -51,15 +54,15 @@ class ForgetfulRedis:
 
     def stop(self) -> None:
         """Stands still until `go_on`."""
-        self._signal(signal.SIGSTOP)
+        self._server.signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
         """Goes on where it stood still."""
-        self._signal(signal.SIGCONT)
+        self._server.signal(signal.SIGCONT)
 
     def die(self) -> None:
         """Is killed, and gone until `come_back`."""
-        self._kill()
+        self._server.kill()
 
     def come_back(self) -> None:
         """Starts again with what it held."""
@@ -73,13 +76,5 @@ class ForgetfulRedis:
         server = start_redis(self._folder)
         with redis.Redis.from_url(server.url) as client:
             client.config_set("appendfsync", "always")
+            client.config_set("auto-aof-rewrite-percentage", 0)  # a rewrite would change files while they are copied
         return server
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._server.pid is not None
-        os.kill(self._server.pid, number)
-
-    def _kill(self) -> None:
-        self._signal(signal.SIGKILL)
-        assert self._server._process is not None
-        self._server._process.wait()

@@ -1,0 +1,106 @@
+"""The run that chaos disturbs: all services of a local run as processes, and a Redis that fails on request.
+
+Generation has the fake engine, the verifier the fake sandbox. The learner trains a small policy. Two generation
+workers run on this host, so each lease must tell twins apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from nouscoder.bench.errors import BenchError
+from nouscoder.bench.forgetful_redis import ForgetfulRedis
+from nouscoder.config import Config, load_config
+from nouscoder.data.problems import save_problems
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import StdinCase, StdinTests
+from nouscoder.learner.saved_batches import SavedBatches
+from nouscoder.run.folder import RunFolder
+from nouscoder.run.local import rewrite_addresses, service_spec
+from nouscoder.run.supervisor import ProcessSpec, Supervised, Supervisor
+
+GROUP_SIZE = 4
+_BATCH_SIZE = 8
+_NUM_PROBLEMS = 8
+_NEVER = 1_000_000
+_POLICY_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosRun:
+    """A run in progress, its processes and its Redis."""
+
+    config: Config
+    supervisor: Supervisor
+    redis: ForgetfulRedis
+
+    @property
+    def services(self) -> dict[str, Supervised]:
+        """The processes that may be killed and stopped, by name."""
+        return {process.spec.name: process for process in self.supervisor.processes}
+
+
+def trained_rollouts(batches: Path) -> Counter[str]:
+    """How often the learner trained on each rollout, by its own books: the folder of saved batches."""
+    saved = SavedBatches(batches, _NEVER)
+    return Counter(graded.rollout.rollout_id for number in saved.numbers() for graded in saved.load(number).rollouts)
+
+
+@asynccontextmanager
+async def chaos_run(folder: Path, seed: int) -> AsyncIterator[ChaosRun]:
+    """Start the run in `folder`. All processes end with it. Raises BenchError, RedisServerError."""
+    redis = await asyncio.to_thread(ForgetfulRedis, folder / "redis")
+    run_folder = RunFolder.create(_config(folder, seed, redis.url))
+    config = rewrite_addresses(run_folder, load_config(run_folder.config_file))
+    supervisor = Supervisor(max_restarts_per_hour=_NEVER)
+    try:
+        await _write_policy(config.run.folder / "policy", seed)
+        for name in ("broker", "verifier", "generation", "learner"):
+            supervisor.start(service_spec(run_folder, name))
+        supervisor.start(_twin(run_folder))
+        yield ChaosRun(config, supervisor, redis)
+    finally:
+        await supervisor.close()
+        await asyncio.to_thread(redis.close)
+        run_folder.close()
+
+
+def _config(folder: Path, seed: int, redis_url: str) -> Config:
+    tests = StdinTests((StdinCase("1\n", "1\n"),))
+    problems = [Problem(f"p{number}", f"Problem {number}.", tests) for number in range(_NUM_PROBLEMS)]
+    save_problems(folder / "train.jsonl", problems)
+    settings = [f"run.name=chaos-{seed}", f"run.root={folder}", f"run.seed={seed}", f"run.total_batches={_NEVER}"]
+    settings += [f"problems.train={folder / 'train.jsonl'}", f"broker.redis_url={redis_url}"]
+    settings += [f"broker.group_size={GROUP_SIZE}", f"broker.batch_size={_BATCH_SIZE}", "broker.pipeline_k=3"]
+    # No program of the fake engine is right, so all rewards of a group are equal.
+    settings += ["broker.drop_zero_variance=false", "generation.engine=fake", "verifier.sandbox.backend=fake"]
+    settings += ["generation.sampling.max_new_tokens=16", "learner.steps_per_batch=1", "learner.peak_flops=1e9"]
+    settings += [f"learner.keep_batches={_NEVER}", "learner.checkpoint_every_batches=5"]
+    return load_config(None, settings)
+
+
+def _twin(folder: RunFolder) -> ProcessSpec:
+    """A second generation worker on this host, with addresses of its own."""
+    command = (*service_spec(folder, "generation").command, "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+    return ProcessSpec("twin", command, folder.logs / "twin.log")
+
+
+async def _write_policy(folder: Path, seed: int) -> None:
+    command = [sys.executable, "-m", "nouscoder.bench.chaos_policy", str(folder), str(seed)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
+    try:
+        async with asyncio.timeout(_POLICY_LIMIT_S):
+            if await process.wait():
+                raise BenchError("the first policy could not be written")
+    except TimeoutError:
+        raise BenchError(f"writing the first policy took longer than {_POLICY_LIMIT_S:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
