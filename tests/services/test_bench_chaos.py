@@ -45,10 +45,12 @@ def test_a_seed_decides_the_faults_and_each_fault_comes() -> None:
     assert set(drawn(0, 2000)) == {fault.name for fault in FAULTS}
 
 
-@pytest.mark.parametrize("fault", [{"trained_twice": 1}, {"balanced": False}, {"ended": False}])
-def test_a_run_that_breaks_one_promise_is_not_good(fault: dict[str, bool]) -> None:
+@pytest.mark.parametrize(
+    "broken", [replace(GOOD, trained_twice=1), replace(GOOD, balanced=False), replace(GOOD, ended=False)]
+)
+def test_a_run_that_breaks_one_promise_is_not_good(broken: ChaosResult) -> None:
     assert GOOD.is_good
-    assert not replace(GOOD, **fault).is_good
+    assert not broken.is_good
 
 
 def test_the_text_has_every_figure() -> None:

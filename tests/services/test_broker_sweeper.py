@@ -129,6 +129,34 @@ async def test_two_brokers_do_not_make_the_runs_clock_faster(swept: Rig, broker_
     assert await in_flight(swept.broker) == (16, 0), "counted twice, the leases would have expired"
 
 
+async def test_a_broker_that_starts_beside_a_running_clock_goes_on_with_it_at_once(swept: Rig) -> None:
+    """Otherwise brokers that are killed in turn would keep a dead worker's leases for long."""
+    await swept.pass_s(2 * LEASE_S - 3)
+    other_clock = Clock()
+    other = Sweeper(swept.broker.store, LEASE_S, other_clock)
+    for _ in range(2):
+        other_clock.now_s += 1.0
+        await other.sweep()
+        await swept.pass_s(1.0)
+    for _ in range(5):  # the first broker is dead
+        other_clock.now_s += 1.0
+        await other.sweep()
+    assert await in_flight(swept.broker) == (8, 8)
+
+
+async def test_a_clock_that_stands_still_does_not_show_that_another_broker_served_the_holders(swept: Rig) -> None:
+    other_clock = Clock()
+    other = Sweeper(swept.broker.store, LEASE_S, other_clock)
+    for _ in range(3):
+        other_clock.now_s += 1.0
+        await other.sweep()
+        await swept.pass_s(1.0)
+    for _ in range(int(LEASE_S) + 3):
+        other_clock.now_s += 1.0
+        await other.sweep()
+    assert await in_flight(swept.broker) == (16, 0)
+
+
 async def test_a_broker_that_ends_is_followed_by_another_as_keeper_of_the_clock(swept: Rig) -> None:
     await swept.pass_s(LEASE_S)
     other_clock = Clock()

@@ -4,6 +4,7 @@ Redis' own clock may be set forwards or back, and a worker cannot send heartbeat
 still. So leases are measured by the run's clock in Redis. Once a period the broker advances it by the monotonic time
 that it observed. The clock does not advance while the broker is stopped, its event loop is blocked, or Redis does not
 answer (an absence), nor for lease_s seconds after that, so every live worker can send a heartbeat first.
+This extra time ends when the clock advances by another broker, because that one served the workers meanwhile.
 
 INVARIANT: a lease expires only after lease_s seconds without a heartbeat in which the broker and Redis worked. The
 lease of a dead worker is taken back after lease_s, plus, for each absence, its length and lease_s.
@@ -40,17 +41,23 @@ class Sweeper:
         self._now_s = now_s
         self._name = secrets.token_hex(8)
         self._seen_tick = -1
+        self._seen_clock_ms = 0
         self._last_s: float | None = None
+        self._was_away = False  # an absence ended at the last look
         self._still_s = lease_s  # the clock starts after this time: before its start the broker was absent
 
     async def sweep(self) -> int:
         """Advance the clock, then take back expired leases; returns how many. Raises BrokerUnavailable."""
         counted_ms = round(1000 * self._observe())
         try:
-            self._seen_tick = int(await self._store.run("tick", self._name, self._seen_tick, counted_ms))
+            tick, clock_ms = map(int, await self._store.run("tick", self._name, self._seen_tick, counted_ms))
+            if clock_ms > self._seen_clock_ms and self._seen_tick >= 0 and not self._was_away:
+                self._still_s = 0.0  # the clock runs: another broker served the holders all the time
+            self._seen_tick, self._seen_clock_ms = tick, clock_ms
             return await streams.sweep(self._store)
         except BrokerUnavailable:
             self._still_s = self._lease_s
+            self._seen_tick = -1  # what was seen before this absence tells nothing about now
             raise
 
     def _observe(self) -> float:
@@ -61,7 +68,7 @@ class Sweeper:
         now_s = self._now_s()
         gap_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
-        was_away = gap_s > self.period_s + _GAP_SHARE * self._lease_s
+        self._was_away = was_away = gap_s > self.period_s + _GAP_SHARE * self._lease_s
         observed_s = self.period_s if was_away else gap_s
         if not self._still_s:
             self._still_s = self._lease_s if was_away else 0.0
