@@ -130,7 +130,7 @@ STALLS: dict[str, tuple[Snapshot, StallCause, str]] = {
     "the learner crashes again and again": (
         replace(LATE, batch=HeldBatch(9, LEARNER, held_s=4.0, silent_s=1.0, delivery=7, failure="loss is NaN")),
         CAUSE.LEARNER_CRASHES,
-        "given to 7 learner processes, and none has committed it, last with: loss is NaN",
+        "leased to 7 learner processes, and none has committed it, last with: loss is NaN",
     ),
     "a batch is held back": (
         replace(LATE, batch=HeldBatch(9, LEARNER, 60.0, 60.0, 3, failures=3, failure="loss is NaN", held_back=True)),

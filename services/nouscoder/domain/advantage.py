@@ -1,4 +1,4 @@
-"""Advantages from rewards. Each estimator has its source; all are zero for a group or batch without signal."""
+"""Advantages from rewards. Each estimator has its source; all give zeros for a group or batch without signal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The learner's books: what its disk says of a run. The broker's state is restored from them when Redis forgot a part.
+"""The learner's books: what was trained on, as the learner's disk records it. They restore what Redis has forgotten.
 
-The disk holds checkpoints and saved batches, so the books outlive every fault of Redis. A group is trained on in one
-batch as a whole, so the books note groups and not single rollouts.
+The disk holds checkpoints and saved batches, so the books survive every fault of Redis. A group is trained on as a
+whole, in one batch, so the books list groups and not single rollouts.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TrainedGroups:
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """Which run this is. `run_id` is random and made once, in the run folder; the rest says what a person knows of it.
+    """Which run this is. `run_id` is random and made once, in the run folder. The rest is for people.
 
     `folder` is where the learner keeps the run. `seed` and `group_size` cannot change within a run.
     """
@@ -92,7 +92,7 @@ class Books:
 class Restored:
     """What the broker did with the books.
 
-    `rollouts_lost` were admitted once, and are neither final nor in flight now.
+    `rollouts_lost`: admitted rollouts that are now neither final nor in flight.
     """
 
     was_behind: bool

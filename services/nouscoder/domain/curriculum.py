@@ -1,10 +1,10 @@
 """Which problem a group gets, and which seed a rollout: pure functions of the seed, a place and the statistics.
 
 A curriculum is a schedule and gates. The schedule puts a problem at each place 0, 1, 2, ...: stages of shuffled epochs
-over pools of problems. A gate skips places because of what is known of their problems.
+over pools of problems. A gate skips places because of the statistics of their problems.
 
-INVARIANT: seed, place and statistics decide alone, so a restarted broker goes on exactly. Every epoch has each problem
-of its pool at exactly one place.
+INVARIANT: the choice depends only on seed, place and statistics, so a restarted broker continues with the same choices.
+Every epoch has each problem of its pool at exactly one place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nouscoder.domain.problem_statistics import ProblemStatistics
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A pool of problems that is asked for some epochs. The last stage of a schedule lasts for ever."""
+    """A pool of problems and its number of epochs. The last stage of a schedule never ends."""
 
     problem_ids: tuple[str, ...]
     epochs: int = 1
@@ -72,7 +72,7 @@ class Schedule:
 
 
 class Gate(Protocol):
-    """Decides whether the problem at a place is asked there."""
+    """Decides whether the problem at a place is used there."""
 
     def admits(self, choice: Choice, record: ProblemStatistics | None) -> bool:
         """`record` is None while no group of the problem is complete."""
@@ -81,7 +81,7 @@ class Gate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OnlineFilter:
-    """Retires a problem after `retire_after` solved groups in a row; asks it again after `recheck_epochs` epochs."""
+    """Retires a problem after `retire_after` solved groups in a row; uses it again after `recheck_epochs` epochs."""
 
     schedule: Schedule
     retire_after: int
@@ -96,9 +96,9 @@ class OnlineFilter:
 
 @dataclass(frozen=True, slots=True)
 class Priorities:
-    """Asks a problem at a share of its places: its weight, or its failure rate in the run if there are no weights.
+    """Uses a problem at a share of its places: its weight, or its failure rate in the run if there are no weights.
 
-    The share is at least `least`, so each problem is asked again.
+    The share is at least `least`, so each problem is used again.
     """
 
     seed: int
@@ -139,7 +139,7 @@ def potential(pass_rate: float) -> float:
 
 
 def potential_stages(pass_rates: Mapping[str, float], num_stages: int, epochs: int) -> list[Stage]:
-    """Stage i of n asks the i / n of the problems with the highest potential, so the last asks all."""
+    """Stage i of n has the i / n of the problems with the highest potential, so the last has all."""
     ranked = sorted(pass_rates, key=lambda problem_id: (-potential(pass_rates[problem_id]), problem_id))
     sizes = [-(-len(ranked) * number // num_stages) for number in range(1, num_stages + 1)]
     return [Stage(tuple(ranked[:size]), epochs) for size in sizes]

@@ -1,4 +1,4 @@
-"""A dead letter: a rollout that was given up, with what is known of it."""
+"""A dead letter: a rollout that was abandoned after too many failures, with its last failure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from nouscoder.domain.rollout import RolloutHeader
 
 
 class GivenUpFor(StrEnum):
-    """Why a rollout was given up."""
+    """Why a rollout became a dead letter."""
 
     DELIVERIES = "deliveries"  # its leases were lost too often
-    PROGRESS = "progress"  # the same, and the last one was lost for want of progress
-    INTERNAL_ERROR = "internal_error"  # grading it failed too often for reasons of ours
+    PROGRESS = "progress"  # the same, and the last lease was lost because the work made no progress
+    INTERNAL_ERROR = "internal_error"  # the infrastructure failed too often while grading it
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """`stream` is where it was given up: tasks or grading. `detail` is what is known of the last failure.
+    """`stream` is where it failed: tasks or grading. `detail` describes the last failure.
 
     `header` is None and `record` empty for a rollout that was never sampled.
     """

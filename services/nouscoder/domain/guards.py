@@ -1,6 +1,6 @@
 """Guards: signs that a policy collapses or that rewards are hacked, from the figures of batches and from texts.
 
-INVARIANT: a guard says the same of the same figures: nothing here reads a clock, a file or a random number.
+INVARIANT: warnings depend only on the figures: nothing here reads a clock, a file or a random number.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ WINDOW = 5  # batches whose mean a guard judges
 def warnings(batches: Sequence[BatchFigures], thresholds: Thresholds) -> dict[Guard, str]:
     """A sentence for each guard that warns of the last WINDOW batches. `batches` are all of the run, oldest first.
 
-    Nothing is said before there are WINDOW batches, and of the length before there are twice as many.
+    No guard warns before there are WINDOW batches, and the guard of the length needs twice as many.
     """
     if len(batches) < WINDOW:
         return {}

@@ -13,7 +13,7 @@ from nouscoder.domain.rollout import RolloutHeader, Task
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Lost when no heartbeat comes for `expires_in_s` seconds. `delivery` is 1 the first time the entry is given."""
+    """Lost when no heartbeat comes for `expires_in_s` seconds. `delivery` is 1 the first time the entry is leased."""
 
     lease_id: str
     expires_in_s: float
@@ -21,12 +21,12 @@ class Lease:
 
 
 class LeaseLoss(StrEnum):
-    """Why a lease is lost. Of the first three the rollout goes to another worker; of the others it has ended."""
+    """Why a lease is lost. After the first three another worker gets the rollout; after the others it has ended."""
 
-    EXPIRED = "expired"  # no heartbeat in time, a newer incarnation of the worker, or the work is submitted already
-    PROGRESS = "progress"  # the work stood still
-    RESTORED = "restored"  # Redis forgot a part, and all leases of before ended
-    STALE = "stale"  # its group is too old for every batch to come
+    EXPIRED = "expired"  # no heartbeat in time, a newer incarnation of the worker, or the work was submitted
+    PROGRESS = "progress"  # the work made no progress
+    RESTORED = "restored"  # Redis forgot a part of the state, which ended all earlier leases
+    STALE = "stale"  # its group is too old for every future batch
     TOO_SMALL = "too_small"  # its group lost so many members that it cannot be trained on
     PROBLEM_GONE = "problem_gone"  # its problem is gone from the problem file
     FINISHED = "finished"  # the run is finished
@@ -103,10 +103,10 @@ class LeasedBatch:
 
 @dataclass(frozen=True, slots=True)
 class WorkReport:
-    """How far the work on leases is: by lease id a number that changes when the work moves. `paused`: by a person.
+    """The progress of the work on leases. `paused`: a person has paused the worker.
 
-    `oldest_versions`: of work that has sampled tokens, by lease id a policy version that the oldest of them is not
-    newer than.
+    `progress`: by lease id, a number that changes when the work makes progress. `oldest_versions`: by lease id, for
+    work that has sampled tokens, a policy version that is at least that of the oldest token.
     """
 
     progress: Mapping[str, int]
@@ -115,5 +115,5 @@ class WorkReport:
 
 
 def worker_name(worker_id: str) -> str:
-    """`worker_id` without its incarnation, which is what follows the last hyphen: the same over restarts."""
+    """`worker_id` without its incarnation, the part after the last hyphen. A restart does not change the result."""
     return worker_id.rpartition("-")[0] or worker_id

@@ -1,7 +1,7 @@
 """A plan trains in stages, one run after the other. Which stage is next, from which policy, and when a stage is over.
 
-All decisions follow from the history of the stages, which is read from the disk: so a plan that was killed continues
-with the decisions that it would have made.
+All decisions follow from the history of the stages, which is read from the disk. So a plan that was killed continues
+with the same decisions.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EarlyEnd:
 
 @dataclass(frozen=True, slots=True)
 class StageHistory:
-    """What is known of a stage. `evaluations` are in order of their versions."""
+    """The state of a stage. `evaluations` are in order of their versions."""
 
     begun: bool = False
     finished: bool = False

@@ -64,7 +64,7 @@ class ProblemStatistics:
 
 @dataclass(frozen=True, slots=True)
 class CurriculumState:
-    """The place that the curriculum asks next, and the records of the problems."""
+    """The place that the curriculum uses next, and the records of the problems."""
 
     cursor: int = 0
     problems: tuple[ProblemStatistics, ...] = ()

@@ -1,6 +1,6 @@
-"""What a rollout is worth. `reward_of` is the only place that decides it by rule; the broker calls it once a verdict.
+"""The reward of a rollout. Only `reward_of` applies the rules; the broker calls it once for each verdict.
 
-An infrastructure failure is worth nothing, not even a bad reward: asking raises.
+An infrastructure failure has no reward: asking for one raises ValueError.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from nouscoder.domain.length_control import soft_overlong_punishment
 from nouscoder.domain.rollout import FinishReason, RolloutHeader
 from nouscoder.domain.verdict import Verdict, VerdictKind
 
-# R1-Code-Interpreter: more turns than this cost a tenth.
+# R1-Code-Interpreter: a rollout with more turns than this loses 0.1.
 _FREE_TURNS = 6
 
 

@@ -1,4 +1,4 @@
-"""A rollout: what a policy was given and what it sampled, with the policy version behind each sampled token.
+"""A rollout: the tokens given to a policy and those that it sampled, with the policy version of each sampled token.
 
 Bulk values are memoryviews of int32 (format "i") and float32 (format "f"): one buffer, never one Python object a token.
 """
@@ -148,11 +148,11 @@ class Rollout:
 
     @property
     def is_overlong(self) -> bool:
-        """It was cut at max_new_tokens."""
+        """Whether it was cut at max_new_tokens."""
         return self.finish_reason is FinishReason.LENGTH
 
     def sampled_ranges(self) -> list[tuple[int, int]]:
-        """Where the sampled segments stand in `token_ids`: (start, end) of each, in order."""
+        """(start, end) of each sampled segment in `token_ids`, in order."""
         ranges, start = [], 0
         for segment in self.segments:
             if segment.is_sampled:
@@ -165,7 +165,7 @@ class Rollout:
 class RolloutHeader:
     """What the broker knows of a rollout; the rest is in its record, which the broker never decodes.
 
-    The text stands at `text_offset` in the record and takes `text_bytes`. A turn is a sampled segment.
+    The text starts at `text_offset` in the record and has `text_bytes`. A turn is a sampled segment.
     """
 
     rollout_id: str

@@ -9,11 +9,11 @@ from nouscoder.domain.ledger import Ledger
 
 
 class RunMode(StrEnum):
-    """What an operator told the run to do; any mode may follow any other."""
+    """The mode that an operator has set. Any mode may follow any other."""
 
     RUNNING = "running"
-    DRAINING = "draining"  # nothing is admitted; what is in flight is worked on to its end
-    PAUSED = "paused"  # nothing is leased; what is leased may be handed in
+    DRAINING = "draining"  # nothing is admitted; rollouts in flight are finished
+    PAUSED = "paused"  # nothing is leased; work under a lease may be submitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class StreamStatus:
 class RunStatus:
     """All values are of the same time. `policy_version` is None before the first publication.
 
-    `run_id` names the run folder that the state belongs to; empty while no learner has been there. `back_pressure` says
+    `run_id` names the run folder that the state belongs to; empty until a learner has started. `back_pressure` says
     why rollouts are not admitted or not taken; empty when they are. `missing_problems` are gone from the problem file:
     how many rollouts of each were abandoned (some of them, when there are many). `cancelled` counts the rollouts that
     ended before they had a verdict, because their group or the run had ended, by LeaseLoss.

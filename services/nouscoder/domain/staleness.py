@@ -24,8 +24,8 @@ class StalePolicy(StrEnum):
 class StalenessBound:
     """The bound that a policy gives.
 
-    `pipeline_k`: at most so many batches of groups are open. `max_age`: no token is more policy versions old when it is
-    trained on. `waits_for_older`: a batch is not made while an older group would miss its last batch for it.
+    `pipeline_k`: the maximum number of batches of open groups. `max_age`: the maximum age of a token in training, in
+    policy versions. `waits_for_older`: a batch is not made if an older group would then miss its last batch.
     """
 
     pipeline_k: int

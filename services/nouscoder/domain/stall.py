@@ -1,4 +1,4 @@
-"""What stops a run, and the snapshot of a run on which stall_judge.py decides it."""
+"""The causes that stop a run, and the snapshot from which stall_judge.py finds them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A lease on a rollout. `silent_s`: since its heartbeat; `still_s`: since the work moved."""
+    """A lease on a rollout. `silent_s`: seconds since its last heartbeat; `still_s`: since its last progress."""
 
     item_id: str
     worker_id: str
@@ -68,7 +68,10 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class HeldBatch:
-    """The uncommitted batch. `failures` of learners to train on it, `failure` the last; `delivery`: learners so far."""
+    """The uncommitted batch. `delivery`: how many learners have leased it.
+
+    `failures`: how often a learner reported that it cannot train on it; `failure`: the last report.
+    """
 
     batch_id: int
     worker_id: str
@@ -94,10 +97,10 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything the judgement needs. Streams are tasks, grading and batches.
+    """Everything that `judge` needs. Streams are tasks, grading and batches. Times are in seconds.
 
-    `since_commit_s`: since the last committed batch, or since the first admission; `usual_batch_s`: the median of the
-    last batches, 0 before there are two. `asked_s`: since a worker last asked for work of a stream; absent: never.
+    `since_commit_s`: since the last committed batch, or since the first admission. `usual_batch_s`: the median time of
+    the last batches, 0 before there are two. `asked_s`: by stream, since a worker last asked for work; absent: never.
     `lease_s` and `batch_lease_s` are the lengths of leases. A batch has `batch_groups` groups of `group_size` rollouts.
     """
 

@@ -25,17 +25,17 @@ from nouscoder.domain.stall_workers import (
     sampling_blockers,
 )
 
-# A batch is late when it takes so many times as long as usual.
+# A batch is late when it takes this many times as long as usual.
 _LATE = 3.0
-# A batch in training is slow when it takes so many times as long as usual, and never before _SLOW_S.
+# A batch in training is slow when it takes this many times as long as usual, but at least _SLOW_S.
 _SLOW, _SLOW_S = 10.0, 600.0
-# A batch that was given to so many learner processes kills them.
+# A batch that was leased to this many learner processes makes them crash.
 _CRASHES = 3
 _WATCH = "`nouscoder status` shows where every rollout is."
 
 
 def judge(snapshot: Snapshot) -> tuple[Blocker, ...]:
-    """What holds the next batch up, the learner's part first; empty when nothing does."""
+    """What delays the next batch, the learner's causes first. Empty when nothing does."""
     if snapshot.status.finished:
         return ()
     blockers = tuple(_at_once(snapshot)) or tuple(_when_late(snapshot))
@@ -52,13 +52,13 @@ def _lateness(snapshot: Snapshot) -> str:
 
 
 def _at_once(snapshot: Snapshot) -> Iterator[Blocker]:
-    """What stops a run whenever it is so."""
+    """Causes that stop a run immediately, so they are reported even when the next batch is not late."""
     for fault in snapshot.redis_faults:
         yield Blocker(fault, _REDIS[fault])
     if snapshot.status.back_pressure and StallCause.REDIS_FULL not in snapshot.redis_faults:
         yield Blocker(StallCause.REDIS_FULL, f"{snapshot.status.back_pressure}.")
     if snapshot.status.mode is not RunMode.RUNNING:
-        yield _told_to(snapshot.status.mode)
+        yield _stopped_by_operator(snapshot.status.mode)
         return
     if snapshot.status.policy_version is None:
         yield Blocker(
@@ -89,7 +89,7 @@ _REDIS = {
 }
 
 
-def _told_to(mode: RunMode) -> Blocker:
+def _stopped_by_operator(mode: RunMode) -> Blocker:
     if mode is RunMode.PAUSED:
         return Blocker(StallCause.PAUSED, "The run was paused by `nouscoder pause`: `nouscoder resume` goes on.")
     return Blocker(
@@ -103,7 +103,7 @@ def _of_batch(batch: HeldBatch) -> tuple[str, str, float, int]:
 
 
 def _when_late(snapshot: Snapshot) -> Iterator[Blocker]:
-    """What stands, if the next batch is late: the learner's part first."""
+    """Causes that count only when the next batch is late, the learner's first."""
     if snapshot.since_commit_s < max(snapshot.lease_s, _LATE * snapshot.usual_batch_s):
         return
     if snapshot.batch is not None:
@@ -133,15 +133,15 @@ def _training(snapshot: Snapshot, batch: HeldBatch) -> Iterator[Blocker]:
         why = f", last with: {batch.failure}" if batch.failure else ""
         yield Blocker(
             StallCause.LEARNER_CRASHES,
-            f"Batch {batch.batch_id} has been given to {batch.delivery} learner processes, and none has committed"
-            f" it{why}. See the learner's log. A batch that nobody can train on is held back in the end.",
+            f"Batch {batch.batch_id} has been leased to {batch.delivery} learner processes, and none has committed"
+            f" it{why}. See the learner's log. After more failures the batch is held back.",
             *_of_batch(batch),
         )
     elif batch.silent_s >= snapshot.batch_lease_s / 2:
         yield Blocker(
             StallCause.LEARNER_SILENT,
-            f"{name}, and that learner has sent no heartbeat for {batch.silent_s:.0f} s: it is dead, stopped or cut"
-            " off from the broker. Start it again: it goes on with this batch.",
+            f"{name}, and that learner has sent no heartbeat for {batch.silent_s:.0f} s: it is dead, stopped or"
+            " cannot reach the broker. Start it again: it continues with this batch.",
             *_of_batch(batch),
         )
     elif batch.held_s >= max(_SLOW_S, _SLOW * snapshot.usual_batch_s):
@@ -153,13 +153,13 @@ def _training(snapshot: Snapshot, batch: HeldBatch) -> Iterator[Blocker]:
 
 
 def _outcomes(snapshot: Snapshot) -> Iterator[Blocker]:
-    """What was worked on since the last batch, and came to nothing."""
+    """Causes that the counts since the last batch show: work was done, but its rollouts reach no batch."""
     since, batch_size = snapshot.since, snapshot.batch_groups * snapshot.group_size
     if since.internal_errors > max(snapshot.group_size - 1, since.graded):
         yield Blocker(
             StallCause.INTERNAL_ERRORS,
-            f"Grading failed {since.internal_errors} times since then for reasons of ours and gave {since.graded}"
-            " verdicts: the sandboxes are broken. `nouscoder dead-letters list` tells the errors.",
+            f"Grading failed {since.internal_errors} times since then because of the infrastructure and gave"
+            f" {since.graded} verdicts: the sandboxes are broken. `nouscoder dead-letters list` shows the errors.",
             num_items=since.internal_errors,
         )
     ended = since.filtered + since.stale + since.abandoned
@@ -185,19 +185,19 @@ def _outcomes(snapshot: Snapshot) -> Iterator[Blocker]:
         yield Blocker(
             StallCause.ALL_GIVEN_UP,
             f"{since.abandoned} rollouts were given up since then: their leases were lost too often, or their batch was"
-            " dropped. `nouscoder dead-letters list` tells why.",
+            " dropped. `nouscoder dead-letters list` shows why.",
             num_items=since.abandoned,
         )
 
 
 def _nothing_moves(snapshot: Snapshot) -> Iterator[Blocker]:
-    """No worker holds a rollout, and none of the causes above."""
+    """Causes when nothing makes progress and none of the causes above applies."""
     status = snapshot.status
     waiting = num_waiting(snapshot, "tasks") + num_waiting(snapshot, "grading")
     if not waiting and status.admission_slots_free and not snapshot.num_problems:
         yield Blocker(
             StallCause.EMPTY_CURRICULUM,
-            "The curriculum has no problem left to ask: give the run more problems, or end it.",
+            "The curriculum has no problem left to sample: give the run more problems, or end it.",
         )
     elif not waiting and not status.admission_slots_free:
         unpublished = max(0, status.batches_committed - (status.policy_version or 0))
@@ -210,7 +210,7 @@ def _nothing_moves(snapshot: Snapshot) -> Iterator[Blocker]:
     elif waiting or status.admission_slots_free:
         yield Blocker(
             StallCause.LEASES_FAIL,
-            f"{waiting} rollouts wait, workers ask for work and none gets any: see the broker's log for calls that"
+            f"{waiting} rollouts wait, and workers that ask for work get none: see the broker's log for calls that"
             " fail.",
             num_items=waiting,
         )
