@@ -1,4 +1,4 @@
-"""The known name that a wrong one was probably meant to be."""
+"""The known name that is nearest to an unknown one."""
 
 from __future__ import annotations
 

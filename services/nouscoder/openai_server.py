@@ -75,7 +75,7 @@ class OpenAIServer:
         except httpx.TransportError as error:
             raise _Unavailable(f"{type(error).__name__}: {error}") from None
         except httpx.InvalidURL as error:
-            raise CompletionFailed(f"{self._url!r} is no URL: {error}") from None
+            raise CompletionFailed(f"{self._url!r} is not a URL: {error}") from None
         status = answer.status_code
         if status in _PASSING_STATUSES or status >= 500:
             raise _Unavailable(f"HTTP {status}: {answer.text[:200]}")

@@ -1,6 +1,6 @@
-"""How work is tried again: every retry is named, bounded in time or in tries, and logged.
+"""Retry policies: every retry has a name and a bound in time or in tries, and is logged.
 
-A `Retry` is a constant beside the work that it repeats, or is made from a setting. tenacity does the waiting; waits
+A `Retry` is a constant next to the work that it repeats, or is made from a setting. tenacity does the waiting; waits
 double from `wait_s` to `max_wait_s`, with jitter.
 
 INVARIANT: `call` returns what the work returned, or raises the error of the last try; it never tries again after an
@@ -36,8 +36,8 @@ Errors = tuple[type[BaseException], ...]
 class Retry:
     """A policy. `name` says in the log what is tried; `on` names the errors after which it is tried again.
 
-    `is_passing` narrows `on` by the error's value. Troubles shorter than `log_after_s` are not logged; longer ones are
-    logged when they begin and when they end.
+    `is_passing` narrows `on` by the error's value. Failures shorter than `log_after_s` are not logged. Longer ones
+    are logged once that time has passed, and when they end.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Retry:
     async def call(
         self, work: Callable[[], Awaitable[Answer]], on_retry: Callable[[BaseException], None] = lambda error: None
     ) -> Answer:
-        """What `work` answers in the end; `on_retry` gets the error before each further try.
+        """The result of `work`. `on_retry` gets the error before each further try.
 
         Raises what the last try raised.
         """
@@ -82,7 +82,7 @@ class Retry:
 
 
 class _Trouble:
-    """Logs a trouble once when it has lasted, and once when it is over."""
+    """Logs a failure that lasts: once after `log_after_s`, and once when it is over."""
 
     def __init__(self, policy: Retry, on_retry: Callable[[BaseException], None]) -> None:
         self._policy = policy

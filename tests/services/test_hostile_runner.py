@@ -42,7 +42,7 @@ class HostileLink:
         self.reader, self.writer, self.tools = reader, writer, tools
         self.is_open = True
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         return ""
 
     async def close(self, ending: Ending) -> None:

@@ -1,4 +1,4 @@
-"""One recorded batch under every published objective: losses, gradients and what each clips, side by side.
+"""Compares all published objectives on one recorded batch: losses, gradients and clipped tokens.
 
 All objectives see the same log-probabilities, advantages and correction. The gradients are those of one minibatch that
 holds the whole batch; on the CPU they take one float32 vector of the model's size for each objective.

@@ -167,7 +167,7 @@ class LearnerCore:
         return Books(self.identity, done.batch_id + 1, done.step, done.rollouts, done.groups, policy)
 
     def next_was_trained(self) -> bool:
-        """The next batch is saved and was trained by an earlier process, wholly: its last log line is there."""
+        """Whether an earlier process saved and completely trained the next batch, so that its last log line exists."""
         next_batch = self._progress.batch_id + 1
         is_logged = self._run_log.has_step((next_batch + 1) * self._config.learner.steps_per_batch)
         return is_logged and next_batch in self._batches.numbers()

@@ -1,7 +1,7 @@
-"""A copy of the curriculum's state on the learner's disk: what a wiped Redis gets back of it.
+"""A copy of the curriculum's state on the learner's disk, from which a wiped Redis is restored.
 
-INVARIANT: the file is a whole state of this run as the broker told it. A copy that is missing, damaged or older loses
-statistics and may ask some problems again; it never stops a run.
+INVARIANT: the file holds a complete state of this run, as the broker reported it. A copy that is missing,
+damaged or old costs statistics, and some problems may be sampled again. It never stops a run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EVERY_S = 60.0
 class CurriculumCopy:
     """The copy in a run folder, made again after a batch when the last one is a minute old.
 
-    A broker that is away holds the learner up for one attempt of at most 10 seconds.
+    A broker that does not answer delays the learner by one attempt of at most 10 seconds.
     """
 
     def __init__(self, run_folder: Path, broker: Broker) -> None:
@@ -35,7 +35,7 @@ class CurriculumCopy:
         self._made_at: float | None = None
 
     async def state(self) -> CurriculumState:
-        """What the copy holds; nothing when there is none."""
+        """The state in the copy; an empty state when there is none."""
         try:
             return await asyncio.to_thread(read_copy, self._file) or CurriculumState()
         except ValueError as error:
@@ -59,7 +59,7 @@ class CurriculumCopy:
 
 
 def read_copy(file: Path) -> CurriculumState | None:
-    """What a copy holds; None when there is none. Raises ValueError when it is damaged."""
+    """The state in a copy; None when there is none. Raises ValueError when it is damaged."""
     try:
         found = json.loads(file.read_bytes())
         return CurriculumState.of_records(int(found["cursor"]), found["problems"].items())

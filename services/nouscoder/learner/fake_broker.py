@@ -80,7 +80,7 @@ class FakeBroker:
         )
 
     async def restore_run(self, books: Books) -> Restored:
-        """Take over what the learner did beyond what is known here."""
+        """Take over the progress of the learner."""
         if self.run_id not in ("", books.identity.run_id):
             raise PeerRefused(f"broker: this is run {self.run_id}")
         if len(self.commits) > books.batches or len(self.policies) > books.batches + 2:
@@ -134,7 +134,7 @@ class FakeBroker:
         return False
 
     async def report_batch_failure(self, batch_id: int, reason: str) -> bool:
-        """Noted; no batch is held back here."""
+        """Record the failure. This broker holds no batch back."""
         self.failures.append((batch_id, reason))
         return False
 

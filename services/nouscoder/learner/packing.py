@@ -1,7 +1,7 @@
 """Micro-batches: rollouts packed one after another in one row, within a budget of tokens, without padding.
 
-Each rollout's positions start from 0, and attention stays inside it (packed_attention.py), so a rollout's scores are
-those that it has alone.
+Each rollout's positions start from 0, and attention stays inside it (packed_attention.py), so a rollout has
+the same scores as alone.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Broker(Protocol):
         ...
 
     async def report_batch_failure(self, batch_id: int, reason: str) -> bool:
-        """Say that a batch cannot be trained on. True: nobody gets it any more until an operator drops it."""
+        """Say that a batch cannot be trained on. Returns True if the batch is now held back."""
         ...
 
     async def finish_run(self, reason: str) -> Ledger:

@@ -1,6 +1,6 @@
-"""The learner's side of recovery: it sends its books when the broker finds itself behind them.
+"""The learner's side of recovery: it sends its books when the broker is behind them.
 
-INVARIANT: after `settle` the broker holds what the learner trained, or the learner ends with a sentence that says why.
+INVARIANT: after `settle` the broker holds what the learner trained, or the learner exits with a message that says why.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Recovery:
         self._one_at_a_time = asyncio.Lock()
 
     async def settle(self, policy: PolicyManifest | None) -> bool:
-        """Have the broker hold all that was trained, with `policy` as the newest. True: it had forgotten something.
+        """Have the broker hold all that was trained, with `policy` as the newest.
 
-        Raises Unusable when the broker's state is of another run, or ahead of the learner's disk.
+        Returns True if it had forgotten something. Raises Unusable when the broker's state is of another run, or ahead of the learner's disk.
         """
         async with self._one_at_a_time:
             books = replace(self._core.books(policy), curriculum=await self._curriculum.state())

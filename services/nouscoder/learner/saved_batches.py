@@ -32,7 +32,7 @@ class SavedBatchError(NousCoderError):
 
 
 class RecordsMissing(SavedBatchError):
-    """The broker gave fewer bytes of records than the batch has: Redis forgot some."""
+    """The broker sent fewer bytes of records than the batch has, because Redis forgot some."""
 
 
 class SavedBatches:

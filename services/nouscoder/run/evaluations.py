@@ -1,7 +1,7 @@
-"""The evaluations of a run on its disk, and the policy that did best in them.
+"""The evaluations of a run on its disk, and the policy with the best one.
 
-evaluation_before.json and evaluation_after.json are those of the first and the last policy; evaluations/00000012.json
-is that of version 12, measured during the run.
+evaluation_before.json and evaluation_after.json hold those of the first and the last policy. evaluations/00000012.json
+holds that of version 12, measured during the run.
 
 INVARIANT: the weights of the best evaluated policy of a run are on its disk: its first policy, a folder of kept/, or
 the newest of policies/.

@@ -1,6 +1,6 @@
-"""Judges the batches of a run by the guards (domain/guards.py), from metrics.jsonl, for the person who watches it.
+"""Applies the guards (domain/guards.py) to the batches in metrics.jsonl, and returns their warnings.
 
-INVARIANT: a warning of a guard is said once; it is said again only after a batch of which the guard does not warn.
+INVARIANT: a guard's warning is returned once. It is returned again only after a batch for which the guard is silent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GuardWatch:
         return new
 
     def _read(self) -> bool:
-        """Take the lines that were added. Returns whether there were any. The learner may write a line just now."""
+        """Take the lines that were added. Returns whether there were any. The learner may be writing a line."""
         try:
             with self._file.open("rb") as file:
                 size = file.seek(0, 2)

@@ -1,6 +1,6 @@
 """Notices that a run learns nothing because all of its groups are filtered.
 
-INVARIANT: while rollouts are filtered and no group is kept, a sentence is due within WARN_AFTER_S of the first filtered
+INVARIANT: while rollouts are filtered and no group is kept, a warning is due within WARN_AFTER_S of the first filtered
 group, and after `run.max_filtered_batches` batches of filtered rollouts `judge` raises NothingToLearn.
 """
 
@@ -45,7 +45,7 @@ class LearningSignal:
         self._warn_at = self._batch_size
 
     def judge(self, status: RunStatus) -> str | None:
-        """A sentence when one is due: first WARN_AFTER_S or a batch later, then each time the count has doubled.
+        """A warning if one is due: first after WARN_AFTER_S or one batch, then each time the count has doubled.
 
         Raises NothingToLearn.
         """

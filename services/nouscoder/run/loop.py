@@ -20,11 +20,11 @@ The services do the work. Each runs its own loop, and they communicate only with
       unblocked by a submission or a commit (broker/wakeups.py); broker/sweeper.py takes back expired leases
     RolloutWorker._pull, _submit; follow_policies                generation/worker.py, policy_follower.py
       consumes  tasks (lease_tasks) and policies (watch_policy)
-      produces  rollouts (submit_rollouts), sampled token by token in an engine thread
+      produces  rollouts (submit_rollouts), sampled by the engine token by token
       waits     for a policy, for room in the engine, for a task
       unblocked by publish_policy, by a rollout that ends, by admission: unconsumed rollouts <= k * B
     GradingWorker._lease, _work                                                  verifier/worker.py
-      consumes  rollouts (lease_grading) and the tests of their problems (get_tests)
+      consumes  rollouts (lease_grading) and the tests of their problems (fetch_tests, or problems.tests)
       produces  verdicts (submit_verdicts)
       waits     for a free sandbox, for a rollout
       unblocked by a submission that is graded, by submit_rollouts

@@ -2,8 +2,8 @@
 
     runs/PLAN/config.toml     the plan, as it was begun
     runs/PLAN/01-NAME/        the run of the first stage
-    runs/PLAN/02-NAME/policy  what the second stage begins with: the chosen policy of the first
-    runs/PLAN/plan.json       what came of each stage
+    runs/PLAN/02-NAME/policy  the policy that the second stage begins with, chosen from those of the first
+    runs/PLAN/plan.json       the state and the result of each stage
 
 INVARIANT: the state of a plan is the state of its stages' run folders. A stage whose summary.json is there is not run
 again, one whose config.toml is there continues, and the policy of a new stage is complete before its config.toml is.
@@ -88,7 +88,7 @@ def stage_config(config: Config, index: int) -> Config:
 
 
 def histories(config: Config) -> list[StageHistory]:
-    """What the run folder of each stage says."""
+    """The history of each stage, from its run folder."""
     found = []
     for index in range(len(config.plan.stages)):
         run = config.of_stage(index).run.folder

@@ -151,8 +151,8 @@ def _fault_of(key: str, check: Callable[[], object], errors: type[Exception] = N
 
 
 def _missing(config: Config, path: Path) -> str:
-    """Says that the path does not exist, where it was looked for, and the nearest name there."""
+    """A message that the path does not exist, with the folder and the nearest name in it."""
     whole = config.in_run_folder(path)
-    beside = [each.name for each in whole.parent.iterdir()] if whole.parent.is_dir() else []
-    where = "" if path.is_absolute() else ", and nothing of that name is beside the configuration"
-    return f"{whole} does not exist{where}{did_you_mean(whole.name, beside)}"
+    names = [each.name for each in whole.parent.iterdir()] if whole.parent.is_dir() else []
+    where = "" if path.is_absolute() else ", and the folder of the configuration has no file of that name"
+    return f"{whole} does not exist{where}{did_you_mean(whole.name, names)}"

@@ -27,7 +27,7 @@ class RunsError(NousCoderError):
 
 @dataclass(frozen=True, slots=True)
 class RunInFolder:
-    """A run folder. `run_id` is empty while no learner has been there; `step` is of the newest checkpoint."""
+    """A run folder. `run_id` is empty until a learner has started in it; `step` is that of the newest checkpoint."""
 
     folder: str
     run_id: str
@@ -62,7 +62,7 @@ async def list_runs(config: Config) -> list[Found]:
 
 
 async def remove_run(config: Config) -> list[str]:
-    """Remove the run `config.run.name` from Redis and from the folder; answers what was removed.
+    """Remove the run `config.run.name` from Redis and from the folder. Returns what was removed.
 
     Raises RunsError when there is no such run, the folder is not a run folder, or a broker serves the run. Raises
     FolderInUse when a process works in its folder.

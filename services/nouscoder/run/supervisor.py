@@ -81,19 +81,19 @@ class Supervised:
                 return
             self.state = ProcessState.RESTARTING
             if code == EXIT_UNUSABLE:
-                raise SupervisionError(f"{self.spec.name} cannot run here; {self.last_words()}")
+                raise SupervisionError(f"{self.spec.name} cannot run here; {self.last_log_line()}")
             self.num_restarts += 1
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             num_deaths = self._count_death()
             if num_deaths > self._max_restarts:
                 raise SupervisionError(
-                    f"{self.spec.name} died {num_deaths} times within an hour, last with {how}; {self.last_words()}"
+                    f"{self.spec.name} died {num_deaths} times within an hour, last with {how}; {self.last_log_line()}"
                 )
             log.warning("%s died with %s and is started again", self.spec.name, how)
             await asyncio.sleep(self._restart_delay_s)
 
     def _count_death(self) -> int:
-        """Note a death now; answers how many there were in the last hour."""
+        """Record a death. Returns the number of deaths in the last hour."""
         now_s = self._now_s()
         self._deaths_s.append(now_s)
         while self._deaths_s[0] <= now_s - _HOUR_S:
@@ -141,13 +141,13 @@ class Supervised:
         if self._process is not None:
             await self._process.wait()
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """The last line of its log."""
         try:
             lines = self.spec.log_file.read_text(encoding="utf8", errors="replace").strip().splitlines()
         except OSError:
             lines = []
-        return f"its last words in {self.spec.log_file}: {lines[-1][:300] if lines else '(none)'}"
+        return f"the last line of {self.spec.log_file}: {lines[-1][:300] if lines else '(none)'}"
 
 
 class Supervisor:

@@ -1,4 +1,4 @@
-"""The grading service: gRPC and REST over one grader. It runs alone, or with a broker whose rollouts it grades too.
+"""The grading service: gRPC and REST over one grader. It runs alone, or also grades the rollouts of a broker.
 
 Drain on SIGTERM: the REST API answers 503 and gRPC accepts no new call. Submissions in progress have `drain_s` seconds
 to get their verdict. Then the sandboxes close.

@@ -1,10 +1,10 @@
 """The grading worker: a client of the broker and of this service's own grader.
 
 lease rollouts -> open their tests by digest (fetched once) -> grade -> submit each verdict at once, together with those
-that came while the submission before was on its way.
+that came while the call before was in progress.
 
 INVARIANT: the worker holds at most `capacity` leases. Each ends exactly once: its verdict is submitted, its work is
-cancelled because the lease was lost, or it is given back when the worker stops. An infrastructure failure is submitted
+cancelled because the lease was lost, or it is released when the worker stops. An infrastructure failure is submitted
 as internal_error and never as another verdict; the broker then leases the rollout again. While the broker does not
 answer, the worker waits and keeps only its leases.
 """
@@ -59,11 +59,11 @@ class Broker(Protocol):
         ...
 
     async def release_leases(self) -> None:
-        """Give back all that this worker holds."""
+        """Release all leases of this worker."""
         ...
 
     def keep_leases(self, report: Callable[[], WorkReport]) -> AbstractAsyncContextManager[Keeper]:
-        """Renew leases; `report` is asked at each heartbeat how far the work is."""
+        """Renew leases. `report` returns the progress of the work, at each heartbeat."""
         ...
 
 
@@ -129,7 +129,7 @@ class GradingWorker:
         self._room = asyncio.Event()
 
     async def run(self) -> None:
-        """Work until cancelled, then submit the verdicts there are and give the rest back."""
+        """Work until cancelled, then submit finished verdicts and release the other leases."""
         async with self._broker.keep_leases(self._report) as keeper:
             self._keeper = keeper
             try:
@@ -148,12 +148,12 @@ class GradingWorker:
                     await self._submit_all(self._graded)
                 await self._broker.release_leases()
         except (TimeoutError, PeerError) as error:
-            log.warning("leases not given back, they run out", extra={"detail": str(error)})
+            log.warning("leases not released, they will expire", extra={"detail": str(error)})
         for lease_id in list(self._in_hand):
             self._keeper.drop(lease_id)
 
     def _report(self) -> WorkReport:
-        """Tests graded, of work that has not begun those of all work: it waits for others to end."""
+        """Tests graded under each lease. Work that still waits for a slot counts the tests of all leases."""
         return WorkReport({lease_id: held.num_tests or self._num_tests for lease_id, held in self._in_hand.items()})
 
     async def _lease(self, group: asyncio.TaskGroup) -> None:
@@ -209,7 +209,7 @@ class GradingWorker:
         graded = _Graded(grading.lease.lease_id, grading.rollout_id, verdict)
         self._graded.append(graded)
         self._some_graded.set()
-        await graded.submitted.wait()  # bounded: each submission has the client's patience
+        await graded.submitted.wait()  # bounded: the call has a time limit
 
     async def _submit(self) -> None:
         while True:
@@ -222,7 +222,7 @@ class GradingWorker:
                 item.submitted.set()
 
     async def _submit_all(self, graded: Sequence[_Graded]) -> None:
-        """Submit together, or one by one when the broker refuses that. A verdict not taken is only work lost."""
+        """Submit together, or one by one if the broker refuses that. A refused rollout is graded again."""
         try:
             refused = await self._broker.submit_verdicts([(g.lease_id, g.rollout_id, g.verdict) for g in graded])
         except PeerError as error:

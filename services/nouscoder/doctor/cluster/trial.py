@@ -1,6 +1,6 @@
 """Trial pods that test what no API object shows: whether gVisor starts, and whether a NetworkPolicy is enforced.
 
-INVARIANT: all trial objects are in one namespace with a unique name, whose removal is requested however the trial ends.
+INVARIANT: all trial objects are in one namespace with a unique name. Its removal is requested however the trial ends.
 Each pod ends after `_POD_LIFE_S`, so that a killed trial leaves nothing running.
 """
 

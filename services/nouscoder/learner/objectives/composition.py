@@ -1,4 +1,4 @@
-"""The loss that every objective shares, around the surrogate in which they differ.
+"""The loss that all objectives share. They differ only in the surrogate.
 
 To be minimised, with the share s_t of each token (aggregation.py), the weight w_t (correction.py), the penalty kl_t
 (reference_kl.py), the entropy H_t and the coefficients b = reference_kl.coefficient and c = entropy_coefficient:

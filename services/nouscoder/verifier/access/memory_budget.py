@@ -1,7 +1,7 @@
 """The memory that all requests in progress may hold together.
 
 INVARIANT: the requests in progress hold at most `budget_bytes` together, by their size on the wire. A request that
-would exceed it is refused and can be repeated; its bytes are given back when it ends.
+would exceed it is refused and can be repeated; its bytes are free again when it ends.
 """
 
 from __future__ import annotations

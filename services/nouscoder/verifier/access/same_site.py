@@ -1,4 +1,4 @@
-"""Which requests a service without API keys takes from browsers. Pure.
+"""Which requests from browsers a service without API keys accepts. Pure.
 
 Any web page can make a visitor's browser send requests to a service on the visitor's machine or network. Such a request
 names the page in `Origin`. A page whose own DNS name is pointed at the service (DNS rebinding) shows that name in

@@ -7,7 +7,7 @@ INVARIANT: outcomes and verdict equal those of one worker that runs the position
 which tests are recorded. An outcome becomes final, and is reported, once all earlier positions are final. No outcome
 counts after the one that ends grading: the first failure of a submission that stops there, or the outcome with which
 the submission exceeds its total time. At most one worker has a test at a time, and a test is recorded at most once. A
-test that is given back is handed out again before all others.
+returned test is handed out again before all others.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Progress:
         return self._position[index] < self._end
 
     def take(self) -> int | None:
-        """Take a test, which must be recorded or given back. None when every test is taken or recorded."""
+        """Take a test, which must be recorded or returned. None when every test is taken or recorded."""
         if self._given_back and self._given_back[0] < self._end:
             position = heapq.heappop(self._given_back)
         elif self._next < self._end:

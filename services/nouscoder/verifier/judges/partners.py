@@ -24,7 +24,7 @@ _LIMITS = (Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT)
 # Errors of programs that read or write after their partner has ended.
 _PARTNER_ENDED = (b"BrokenPipeError", b"Broken pipe", b"EOFError", b"NoSuchElementException")
 _REMARK_CHARS = 500
-_LARGE_BYTES, _MANY_TIMES = 1_000_000, 8  # a larger output than this is none that the judge was made for
+_LARGE_BYTES, _MANY_TIMES = 1_000_000, 8  # the judge is not expected to read a larger output than this
 
 
 @dataclass(frozen=True, slots=True)

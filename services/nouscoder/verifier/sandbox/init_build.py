@@ -1,7 +1,7 @@
 """Compiles init, the C sources of the harness, into a library in this user's cache when it is first needed.
 
-INVARIANT: a library in its place is complete and made of exactly these sources: the folder's name holds their digest,
-and the library is written under another name and then renamed.
+INVARIANT: a library under its final name is complete and compiled from exactly these sources. The folder's
+name holds their digest, and the library is written under another name and then renamed.
 """
 
 from __future__ import annotations

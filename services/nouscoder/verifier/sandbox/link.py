@@ -43,7 +43,7 @@ class Link(Protocol):
         """Whether the link is open, as far as is known."""
         ...
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """The last line of the harness's log."""
         ...
 
@@ -95,7 +95,7 @@ class ProcessLink:
         """See `Link`."""
         return self._process.returncode is None
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """See `Link`."""
         return self._log.decode("utf-8", "replace").strip().rpartition("\n")[2]
 

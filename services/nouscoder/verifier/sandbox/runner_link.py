@@ -68,7 +68,7 @@ class SocketLink:
         """See `Link`: neither side has closed the connection, as far as TCP has reported."""
         return not (self.writer.is_closing() or self.reader.at_eof())
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """See `Link`."""
         return f"See the log of runner {self._name}"
 

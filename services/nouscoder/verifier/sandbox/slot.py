@@ -94,7 +94,7 @@ class Slot:
             self._num_owed -= kind is Kind.READY
 
     def begin(self, most_bytes: int) -> None:
-        """Give the sandbox to a session, none of whose frames has more than `most_bytes`.
+        """Give the sandbox to a session whose frames have at most `most_bytes` bytes each.
 
         The session may send at once and must then `await_ready`.
         """
@@ -153,7 +153,7 @@ class Slot:
         except TimeoutError as error:
             raise SandboxError(f"slot {self.index} did not answer within {limit_s:.0f} s") from error
         except (asyncio.IncompleteReadError, OSError) as error:
-            raise SlotEnded(f"slot {self.index} ended. {link.last_words()}") from error
+            raise SlotEnded(f"slot {self.index} ended. {link.last_log_line()}") from error
         except ValueError as error:
             raise SandboxError(f"slot {self.index} sent a frame of an unknown kind") from error
         if kind is Kind.FAILED:
