@@ -137,7 +137,7 @@ STALLS: dict[str, tuple[Snapshot, StallCause, str]] = {
         CAUSE.BATCH_HELD_BACK,
         "`nouscoder batch drop 9` abandons its rollouts",
     ),
-    "a batch is held back after deaths without a word": (
+    "a batch is held back after deaths without a report": (
         replace(LATE, since_commit_s=1.0, batch=HeldBatch(9, LEARNER, 60.0, 60.0, 21, held_back=True)),
         CAUSE.BATCH_HELD_BACK,
         "21 learners that died with it",
@@ -193,7 +193,7 @@ STALLS: dict[str, tuple[Snapshot, StallCause, str]] = {
         CAUSE.ALL_GIVEN_UP,
         "leases were lost too often",
     ),
-    "every lease fails": (replace(LATE, status=status(queued=16)), CAUSE.LEASES_FAIL, "none gets any"),
+    "every lease fails": (replace(LATE, status=status(queued=16)), CAUSE.LEASES_FAIL, "ask for work get none"),
     "a hung engine holds the group that the next batch waits for": (
         replace(LATE, ready_groups=9, sampling=(*stand(GEN)[:1], *holders(8, "generation-h-1-1"))),
         CAUSE.ENGINE_HUNG,

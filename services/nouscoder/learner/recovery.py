@@ -31,7 +31,8 @@ class Recovery:
     async def settle(self, policy: PolicyManifest | None) -> bool:
         """Have the broker hold all that was trained, with `policy` as the newest.
 
-        Returns True if it had forgotten something. Raises Unusable when the broker's state is of another run, or ahead of the learner's disk.
+        Returns True if it had forgotten something. Raises Unusable when the broker's state is of another run, or ahead
+        of the learner's disk.
         """
         async with self._one_at_a_time:
             books = replace(self._core.books(policy), curriculum=await self._curriculum.state())
