@@ -1,4 +1,4 @@
-"""The invariant of toolchain_cache.py, and Go programs compiled with the prepared cache."""
+"""The invariant of toolchain_cache.py, and Go programs compiled with the cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import CompileFailed, Exit, Program, SandboxConfig, open_sandbox
 from nouscoder.verifier.toolchains.languages import Language, find_installed, forget_installed, installed, registry
-from nouscoder.verifier.toolchains.toolchain_cache import NotPrepared, folder_of, prepare
+from nouscoder.verifier.toolchains.toolchain_cache import ToolchainCacheFailed, folder_of, prepare
 
 LIMITS = Limits(wall_time_s=10, cpu_time_s=10, memory_bytes=256 << 20)
 
@@ -22,7 +22,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """An empty cache folder of this test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     forget_installed()
-    yield tmp_path / "cache" / "nouscoder" / "prepared"
+    yield tmp_path / "cache" / "nouscoder" / "toolchains"
     forget_installed()
 
 
@@ -30,13 +30,11 @@ def language(tool: Path, script: str) -> Language:
     """A language whose `prepare` is a script."""
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
-    argv = ("sh", "-c", script, "sh", "{prepared}", "{final}")
-    return dataclasses.replace(
-        registry()["c"], detect=(str(tool),), prepare=argv, compile_prepared=("cc", "{prepared}")
-    )
+    argv = ("sh", "-c", script, "sh", "{cache}", "{final}")
+    return dataclasses.replace(registry()["c"], detect=(str(tool),), prepare=argv, compile_with_cache=("cc", "{cache}"))
 
 
-def test_a_prepared_folder_is_complete_or_missing(cache: Path, tmp_path: Path) -> None:
+def test_a_cache_folder_is_complete_or_missing(cache: Path, tmp_path: Path) -> None:
     made = language(tmp_path / "tool", 'test "$1" != "$2" && test ! -e "$2" && echo "$2" > "$1/final"')
     folder = prepare(made)
     assert folder.parent == cache
@@ -45,7 +43,7 @@ def test_a_prepared_folder_is_complete_or_missing(cache: Path, tmp_path: Path) -
     assert prepare(made) == folder  # the script would fail a second time
 
     failing = dataclasses.replace(made, prepare=("sh", "-c", "echo half > half; echo why >&2; exit 3"))
-    with pytest.raises(NotPrepared, match="c cannot be prepared: sh exited with status 3: why"):
+    with pytest.raises(ToolchainCacheFailed, match="cache of c cannot be filled: sh exited with status 3: why"):
         prepare(failing)
     assert list(cache.iterdir()) == [folder]
 
@@ -60,7 +58,7 @@ def test_another_tool_or_command_gives_another_folder(cache: Path, tmp_path: Pat
 
 def test_a_cache_that_cannot_be_written_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
-    with pytest.raises(NotPrepared, match="/proc/none/nouscoder/prepared cannot be written"):
+    with pytest.raises(ToolchainCacheFailed, match="/proc/none/nouscoder/toolchains cannot be written"):
         prepare(language(tmp_path / "tool", "true"))
 
 
@@ -69,10 +67,10 @@ GO += " fmt.Fscan(r, &n); s := []int{3, n}; sort.Ints(s); fmt.Println(s, len(os.
 
 
 @pytest.mark.parametrize("backend", ["local", "runsc"])
-async def test_go_programs_are_compiled_with_the_prepared_cache(backend: str) -> None:
+async def test_go_programs_are_compiled_with_the_cache(backend: str) -> None:
     """Needs the result of `nouscoder prepare`, which takes a minute."""
     go = installed().get("go")
-    if go is None or go.prepared is None:
+    if go is None or go.cache is None:
         pytest.skip("go is not installed, or `nouscoder prepare` has not been run")
     try:
         sandbox = open_sandbox(SandboxConfig(backend=backend, slots=1))
@@ -101,8 +99,8 @@ async def test_go_programs_are_compiled_with_the_prepared_cache(backend: str) ->
         await sandbox.close()
 
 
-def test_without_a_prepared_cache_go_is_compiled_normally(cache: Path) -> None:
+def test_without_a_cache_go_is_compiled_normally(cache: Path) -> None:
     found = find_installed(registry())
     if "go" in found:
         assert installed()["go"].compile == found["go"].compile
-        assert installed()["go"].prepared is None
+        assert installed()["go"].cache is None

@@ -101,8 +101,8 @@ class BrokerSection(Section):
     max_staleness: int = Field(
         8,
         ge=0,
-        description="policy versions: the age above which groups are cancelled; of no effect above pipeline_k - 1,"
-        " unless stale_policy is keep",
+        description="policy versions: the age above which groups are cancelled; no effect above pipeline_k - 1, unless"
+        " stale_policy is keep",
     )
     lease_s: float = Field(10.0, gt=0, description="seconds after which a lease without a heartbeat expires")
     batch_lease_s: float = Field(
@@ -117,10 +117,10 @@ class BrokerSection(Section):
     max_deliveries: int = Field(5, ge=1, description="deliveries of one rollout before it is dead-lettered")
     max_regrades: int = Field(3, ge=1, description="internal errors in grading one rollout before it is abandoned")
     max_batch_failures: int = Field(
-        3, ge=1, description="times that a learner may fail to train on a batch before the batch is held back"
+        3, ge=1, description="failures of learners to train on a batch after which it is held back"
     )
     max_batch_deliveries: int = Field(
-        20, ge=1, description="learner processes that may get a batch before the batch is held back"
+        20, ge=1, description="learner processes that lease a batch and die, after which it is held back"
     )
     dead_letters: int = Field(200, ge=1, description="dead letters that are kept, with their records")
     drop_zero_variance: bool = Field(
@@ -135,12 +135,12 @@ class BrokerSection(Section):
     over_sampling: float = Field(
         1.0,
         ge=1,
-        description="for dynamic sampling: admission admits so many times the groups of pipeline_k batches; groups that"
-        " find no place end up stale",
+        description="for dynamic sampling: factor on the number of groups that admission allows; groups that find no"
+        " place in a batch become stale",
     )
 
     curriculum: CurriculumSection = Field(
-        EpochsCurriculum(), description="which problems are asked: one of several sections, chosen by its key name"
+        EpochsCurriculum(), description="which problems are sampled: one of several sections, chosen by its key name"
     )
     reward: RewardSection = RewardSection()
     records: RecordsSection = RecordsSection()

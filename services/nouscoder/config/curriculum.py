@@ -16,7 +16,7 @@ _NAMES = "epochs, subset, pass_rates, pools, potential, priorities"
 
 
 def _name(name: str) -> Any:
-    return Field(name, description=f"which problems are asked, one of {_NAMES}; docs/recipes.md has the keys of each")
+    return Field(name, description=f"which problems are sampled, one of {_NAMES}; docs/recipes.md has the keys of each")
 
 
 def _pass_rates() -> Any:
@@ -36,7 +36,7 @@ class PassRateBounds(Section):
     drop_unsolved: bool = Field(False, description="problems of base pass rate 0 are left out")
 
     def keeps(self, pass_rate: float) -> bool:
-        """Whether a problem of this base pass rate is asked."""
+        """Whether a problem of this base pass rate is kept."""
         if (self.drop_solved and pass_rate == 1) or (self.drop_unsolved and pass_rate == 0):
             return False
         return self.min_pass_rate <= pass_rate <= self.max_pass_rate
@@ -49,7 +49,7 @@ class _CurriculumSection(Section):
         0, ge=0, description="online filter: solved groups in a row after which a problem is retired; 0: never"
     )
     retire_pass_rate: float = Field(1.0, gt=0, le=1, description="a group counts as solved from this pass rate on")
-    recheck_epochs: int = Field(2, ge=1, description="epochs that leave a retired problem out before it is asked again")
+    recheck_epochs: int = Field(2, ge=1, description="epochs that leave a retired problem out before it returns")
 
 
 class EpochsCurriculum(_CurriculumSection):
@@ -63,7 +63,7 @@ class SubsetCurriculum(_CurriculumSection):
 
     name: Literal["subset"] = _name("subset")
     problem_ids: tuple[str, ...] = Field((), description="for subset: the problems; excludes size")
-    size: int = Field(0, ge=0, description="for subset: so many problems, chosen by run.seed")
+    size: int = Field(0, ge=0, description="for subset: the number of problems, chosen by run.seed")
     pass_rates: InputFile = _pass_rates()
 
     @model_validator(mode="after")
@@ -92,7 +92,7 @@ class PassRatesCurriculum(_NeedsPassRates, PassRateBounds):
 
 
 class PoolStage(PassRateBounds):
-    """A difficulty pool, and for how many epochs it is asked."""
+    """A difficulty pool and its number of epochs."""
 
     epochs: int = Field(1, ge=1, description="epochs of this pool; the last pool lasts for ever")
 
@@ -116,12 +116,12 @@ class PotentialCurriculum(_NeedsPassRates):
     """The problems of highest potential 4p(1-p) first, then more of them (R1-Code-Interpreter)."""
 
     name: Literal["potential"] = _name("potential")
-    parts: int = Field(4, ge=1, description="for potential: stage i asks the i / parts of highest potential")
+    parts: int = Field(4, ge=1, description="for potential: stage i has the i / parts of highest potential")
     epochs: int = Field(1, ge=1, description="for potential: epochs of each stage; the last lasts for ever")
 
 
 class PrioritiesCurriculum(_CurriculumSection):
-    """Each problem is asked in a share of the epochs: by its weight, or by its failure rate in the run."""
+    """Each problem is sampled in a share of the epochs: by its weight, or by its failure rate in the run."""
 
     name: Literal["priorities"] = _name("priorities")
     priorities: InputFile = Field(

@@ -20,7 +20,7 @@ def _kind(kind: str) -> Any:
 
 
 class EnvironmentSection(Section):
-    """What every environment has: how a problem becomes a prompt."""
+    """Settings of every environment: how a problem becomes a prompt."""
 
     prompt_as: Literal["auto", "text", "messages"] = Field(
         "text",
@@ -37,12 +37,12 @@ class EnvironmentSection(Section):
 
 
 class ToolsSection(EnvironmentSection):
-    """What environments with tools have. The tool of today is the verifier."""
+    """Settings of environments with tools. The only tool today is the verifier."""
 
     tool_limit_s: float = Field(
         120.0,
         gt=0,
-        description="seconds to wait for an answer of the verifier; then the rollout is given back to the broker",
+        description="seconds to wait for an answer of the verifier; then the lease of the rollout is released",
     )
 
 
@@ -67,7 +67,7 @@ class EntryPointSection(ToolsSection):
 
     kind: Literal["entry_point"] = _kind("entry_point")
     entry_point: str = Field(pattern=r"^[\w.]+:\w+$", description="package.module:Class")
-    options: dict[str, str | int | float | bool] = Field({}, description="what the class is given, unchecked")
+    options: dict[str, str | int | float | bool] = Field({}, description="options of the class, passed to it unchecked")
 
 
 # Tags begin with the key, so that the report of a fault can leave them out of the path.

@@ -35,8 +35,8 @@ def _nearest(loc: list[str], model: type[BaseModel]) -> str:
     if namesakes:
         return f": did you mean {' or '.join(namesakes[:3])}?"
     section = tuple(loc[:-1])
-    beside = {path[len(section)] for path in keys if path[: len(section)] == section and len(path) > len(section)}
-    near = did_you_mean(loc[-1], beside)
+    siblings = {path[len(section)] for path in keys if path[: len(section)] == section and len(path) > len(section)}
+    near = did_you_mean(loc[-1], siblings)
     if near and section:
         return near.replace("mean ", f"mean {'.'.join(section)}.")
     return near or did_you_mean(".".join(loc), [".".join(path) for path in keys])

@@ -52,7 +52,7 @@ def _aggregation(default: Aggregation) -> Any:
 
 
 class _ObjectiveSection(Section):
-    """What every objective has."""
+    """Settings of every objective."""
 
     aggregation: Aggregation = _aggregation(Aggregation.TOKEN_MEAN)
     divisor_tokens: int = Field(
@@ -67,7 +67,7 @@ class _ObjectiveSection(Section):
 
 
 class ClippedSettings(_ObjectiveSection):
-    """What the objectives with PPO's clip have."""
+    """Settings of the objectives with PPO's clip."""
 
     clip_low: float = _clip_low(0.2)
     clip_high: float = _clip_high(0.2)

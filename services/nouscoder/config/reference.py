@@ -22,8 +22,8 @@ name ends in .json. `--set a.b=value` changes one key. Unknown keys are refused.
 with. This document is generated: `python -m nouscoder.config.reference > docs/configuration.md`.
 
 A key marked *path* is relative to the folder of the file, or with `--set` to the working directory. The defaults of
-`problems.train`, `problems.held_out` and `policy.path` are relative to the run folder when nothing of that name lies
-beside the file.
+`problems.train`, `problems.held_out` and `policy.path` are relative to the run folder when the folder of the file has
+nothing of that name.
 """
 
 

@@ -100,7 +100,7 @@ class ProblemsSection(Section):
         0.0, ge=0, lt=1, description="share of `train` that is held out of training instead of the file `held_out`"
     )
     index: OutputFile = Field(
-        "", description="folder of the index of `train`; empty: beside the file, if that can be written"
+        "", description="folder of the index of `train`; empty: next to the file, if that can be written"
     )
     tests: OutputFile = Field(
         "", description="folder or URL (s3://...) of the tests, for broker and verifiers; empty: the broker sends them"
@@ -118,7 +118,7 @@ class PolicySection(Section):
 
 
 class DemoSection(Section):
-    """What `nouscoder demo` and `nouscoder prepare-run` prepare; `nouscoder train` leaves it alone."""
+    """What `nouscoder demo` and `nouscoder prepare-run` prepare; `nouscoder train` does not read it."""
 
     train_problems: int = Field(1200, ge=1, description="problems to train on")
     held_out_problems: int = Field(180, ge=1, description="problems for pass@1 before and after")

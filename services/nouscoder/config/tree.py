@@ -171,14 +171,14 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text
     *parents, leaf = key.split(".")
-    given: dict[str, Any] = {leaf: value}
+    override: dict[str, Any] = {leaf: value}
     for parent in reversed(parents):
-        given = {parent: given}
-    place_paths(given, Config, Path.cwd())
+        override = {parent: override}
+    place_paths(override, Config, Path.cwd())
     node = tree
     for parent in parents:
         node = node.setdefault(parent, {})
-        given = given[parent]
+        override = override[parent]
         if not isinstance(node, dict):
             raise ConfigError(f"--set {key}: {parent} is a value, not a section")
-    node[leaf] = given[leaf]
+    node[leaf] = override[leaf]

@@ -122,7 +122,7 @@ def _gvisor() -> Finding:
 def _languages() -> Finding:
     there = installed()
     missing = [name for name in registry() if name not in there]
-    slow = [name for name, language in there.items() if language.prepare is not None and language.prepared is None]
+    slow = [name for name, language in there.items() if language.prepare is not None and language.cache is None]
     fixes = ["install " + ", ".join(_PACKAGES.get(name, name) for name in missing)] if missing else []
     fixes += [f"{HOW_TO_PREPARE} (so that {', '.join(slow)} compiles in less than a second)"] if slow else []
     detail = " ".join(there) + (f"; not here: {' '.join(missing)}" if missing else "")

@@ -25,7 +25,7 @@ from nouscoder.verifier.sandbox.init_build import init_library_path
 from nouscoder.verifier.sandbox.launch import HostLaunch
 from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Slot, host_is_root
-from nouscoder.verifier.toolchains.languages import prepared_folders
+from nouscoder.verifier.toolchains.languages import cache_folders
 
 _FIRST_UID = 1_000_000_000  # above any user of the host; two per slot, different for each service process
 _UIDS_A_SERVICE = 4096
@@ -197,7 +197,7 @@ def _slot_settings(config: SandboxConfig, index: int) -> SlotSettings:
     return SlotSettings(
         site_packages=tuple(str(folder.resolve()) for folder in config.site_packages),
         preload=config.preload,
-        read_only=prepared_folders(),
+        read_only=cache_folders(),
         init_library=str(init_library_path()),
         tmp_bytes=config.tmp_bytes,
         uid_init=first if host_is_root() else None,

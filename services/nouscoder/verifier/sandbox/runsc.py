@@ -36,7 +36,7 @@ from nouscoder.verifier.sandbox.link import ENVIRONMENT, Link, ProcessLink, kill
 from nouscoder.verifier.sandbox.local import LocalSandbox
 from nouscoder.verifier.sandbox.runsc_folders import SANDBOX_NAME, new_folder, runsc_command, sweep
 from nouscoder.verifier.sandbox.slot import Slot
-from nouscoder.verifier.toolchains.languages import prepared_folders
+from nouscoder.verifier.toolchains.languages import cache_folders
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class RunscLaunch:
         self._runsc = runsc
         self._python = interpreter(config)
         site_packages = tuple(str(folder.resolve()) for folder in config.site_packages)
-        self._visible = (_prefix_of(self._python), *site_packages, *prepared_folders())
+        self._visible = (_prefix_of(self._python), *site_packages, *cache_folders())
         self._settings = SlotSettings(
             site_packages=site_packages,
             preload=config.preload,

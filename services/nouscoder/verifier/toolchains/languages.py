@@ -20,7 +20,7 @@ from nouscoder.verifier.toolchains.toolchain_cache import PLACE, folder_of
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
 _REGISTRY = Path(__file__).with_name("languages.toml")
 _MEMORY = "{memory_bytes}"
-_OPTIONAL = {"compile", "run", "prepare", "compile_prepared"}
+_OPTIONAL = {"compile", "run", "prepare", "compile_with_cache"}
 _KEYS = _OPTIONAL | {"source", "time_factor", "memory_extra_bytes", "detect"}
 
 
@@ -28,7 +28,7 @@ _KEYS = _OPTIONAL | {"source", "time_factor", "memory_extra_bytes", "detect"}
 class Language:
     """How programs of one language are compiled and run. `run` is None for Python: the warm interpreter runs it.
 
-    For an installed language, the tools in every command and in `detect` are absolute paths. `prepared` is the folder
+    For an installed language, the tools in every command and in `detect` are absolute paths. `cache` is the folder
     of its toolchain cache (toolchain_cache.py): `compile` needs it, and candidates must see it.
     """
 
@@ -40,8 +40,8 @@ class Language:
     memory_extra_bytes: int
     detect: tuple[str, ...]
     prepare: tuple[str, ...] | None = None
-    compile_prepared: tuple[str, ...] | None = None
-    prepared: Path | None = None
+    compile_with_cache: tuple[str, ...] | None = None
+    cache: Path | None = None
 
 
 def registry(path: Path = _REGISTRY) -> Mapping[str, Language]:
@@ -114,17 +114,17 @@ def all_tools() -> tuple[str, ...]:
     return tuple(sorted({tool for language in registry().values() for tool in language.detect}))
 
 
-def prepared_folders() -> tuple[str, ...]:
+def cache_folders() -> tuple[str, ...]:
     """The folders of the toolchain cache, which candidates must see."""
-    return tuple(str(language.prepared) for language in installed().values() if language.prepared is not None)
+    return tuple(str(language.cache) for language in installed().values() if language.cache is not None)
 
 
 def _with_cache(language: Language) -> Language:
     """The language with its toolchain cache, if the cache exists."""
-    if language.compile_prepared is None or not (folder := folder_of(language)).is_dir():
+    if language.compile_with_cache is None or not (folder := folder_of(language)).is_dir():
         return language
-    argv = tuple(word.replace(PLACE, str(folder)) for word in language.compile_prepared)
-    return replace(language, compile=argv, prepared=folder)
+    argv = tuple(word.replace(PLACE, str(folder)) for word in language.compile_with_cache)
+    return replace(language, compile=argv, cache=folder)
 
 
 def _language(name: str, table: Mapping[str, Any]) -> Language:
@@ -143,7 +143,7 @@ def _language(name: str, table: Mapping[str, Any]) -> Language:
         memory_extra_bytes=int(table["memory_extra_bytes"]),
         detect=tuple(table["detect"]),
         prepare=_argv(table, "prepare"),
-        compile_prepared=_argv(table, "compile_prepared"),
+        compile_with_cache=_argv(table, "compile_with_cache"),
     )
 
 
@@ -157,6 +157,6 @@ def _resolved(language: Language, tools: Mapping[str, str]) -> Language:
         compile=with_tools(language.compile, tools),
         run=with_tools(language.run, tools),
         prepare=with_tools(language.prepare, tools),
-        compile_prepared=with_tools(language.compile_prepared, tools),
+        compile_with_cache=with_tools(language.compile_with_cache, tools),
         detect=tuple(tools[tool] for tool in language.detect),
     )

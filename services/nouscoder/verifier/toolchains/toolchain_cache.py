@@ -1,7 +1,7 @@
 """The toolchain cache: files that a compiler needs once per host. Go's standard library, for example, takes 15 s.
 
 The `prepare` command of a language fills a folder of this user's cache, outside of any sandbox. Candidates see the
-folder read-only at the same path, and `compile_prepared` replaces `compile`. The folder's name holds a digest of the
+folder read-only at the same path, and `compile_with_cache` replaces `compile`. The folder's name holds a digest of the
 tools and the commands, so that another version of the compiler does not use it.
 
 INVARIANT: a folder of that name is complete, because it is filled under another name and then renamed.
@@ -22,27 +22,27 @@ from nouscoder.errors import Unusable
 if TYPE_CHECKING:
     from nouscoder.verifier.toolchains.languages import Language
 
-PLACE = "{prepared}"
+PLACE = "{cache}"
 HOW_TO_PREPARE = "nouscoder prepare"
 _PREPARE_LIMIT_S = 1800.0
 
 
-class NotPrepared(Unusable):
+class ToolchainCacheFailed(Unusable):
     """The cache of a language could not be filled. The message gives language and reason."""
 
 
 def folder_of(language: Language) -> Path:
     """The cache folder of a language, whether or not it exists. The tools of `language` must be absolute paths."""
-    made = hashlib.sha256(repr((language.prepare, language.compile_prepared)).encode())
+    made = hashlib.sha256(repr((language.prepare, language.compile_with_cache)).encode())
     for tool in language.detect:
         stat = os.stat(tool)
         made.update(f"{os.path.realpath(tool)} {stat.st_size} {stat.st_mtime_ns}".encode())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "nouscoder" / "prepared" / f"{language.name}-{made.hexdigest()[:16]}"
+    return cache / "nouscoder" / "toolchains" / f"{language.name}-{made.hexdigest()[:16]}"
 
 
 def prepare(language: Language) -> Path:
-    """Fill the cache folder of a language, which may take a minute. Raises NotPrepared."""
+    """Fill the cache folder of a language, which may take a minute. Raises ToolchainCacheFailed."""
     folder = folder_of(language)
     if folder.is_dir() or language.prepare is None:
         return folder
@@ -50,29 +50,30 @@ def prepare(language: Language) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     except OSError as error:
-        raise NotPrepared(f"{folder.parent} cannot be written: {error.strerror}") from error
+        raise ToolchainCacheFailed(f"{folder.parent} cannot be written: {error.strerror}") from error
     try:
         _run(language, part, folder)
         part.chmod(0o755)
         part.rename(folder)
     except OSError as error:
         if not folder.is_dir():  # otherwise another process has filled it
-            raise NotPrepared(f"{language.name} cannot be prepared: {error}") from error
+            raise ToolchainCacheFailed(f"the toolchain cache of {language.name} cannot be filled: {error}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return folder
 
 
 def _run(language: Language, part: Path, folder: Path) -> None:
-    """Run `prepare`, with `{prepared}` as the folder to fill and `{final}` as its final path."""
+    """Run `prepare`, with `{cache}` as the folder to fill and `{final}` as its final path."""
     argv = [word.replace(PLACE, str(part)).replace("{final}", str(folder)) for word in language.prepare or ()]
     environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(part)}
     try:
         subprocess.run(argv, check=True, capture_output=True, cwd=part, env=environment, timeout=_PREPARE_LIMIT_S)
     except subprocess.CalledProcessError as error:
         last_line = error.stderr.decode("utf8", "replace").strip().rpartition("\n")[2]
-        raise NotPrepared(
-            f"{language.name} cannot be prepared: {argv[0]} exited with status {error.returncode}: {last_line}"
+        raise ToolchainCacheFailed(
+            f"the toolchain cache of {language.name} cannot be filled: {argv[0]} exited with status"
+            f" {error.returncode}: {last_line}"
         ) from error
     except (OSError, subprocess.SubprocessError) as error:
-        raise NotPrepared(f"{language.name} cannot be prepared: {error}") from error
+        raise ToolchainCacheFailed(f"the toolchain cache of {language.name} cannot be filled: {error}") from error
