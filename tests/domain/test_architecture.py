@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,3 +59,16 @@ def test_light_modules_load_neither_torch_nor_transformers(module: str) -> None:
 
 def test_no_module_is_named_utils() -> None:
     assert not list(SOURCE.rglob("*util*.py"))
+
+
+def test_the_loop_names_functions_that_exist() -> None:
+    """run/loop.py describes the four services by the names of their functions."""
+    text = ast.get_docstring(ast.parse((SOURCE / "run" / "loop.py").read_text(encoding="utf8"))) or ""
+    named = re.findall(r"^ +(?:\w+\.)?(\w+(?:, \w+)*)(?: and the other calls)? +(\w+/\w+\.py)$", text, re.MULTILINE)
+    assert len(named) == 4
+    for functions, file in named:
+        nodes = ast.walk(ast.parse((SOURCE / file).read_text(encoding="utf8")))
+        defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+        assert set(functions.split(", ")) <= defined, file
+    for module in re.findall(r"\w+/\w+\.py", text):
+        assert (SOURCE / module).is_file(), module

@@ -73,7 +73,7 @@ class RunIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """What was trained on: so many batches, optimizer steps, rollouts, and which groups.
+    """What was trained on: the numbers of batches, optimizer steps and rollouts, and the groups.
 
     `policy` is the newest policy that was published; None before the first. `curriculum` is the last copy of
     the curriculum's state; it may be older than the rest.

@@ -37,7 +37,7 @@ class Broker(Protocol):
     async def lease_batch(self, wait_s: float = ..., run_id: str = ..., batches: int = ...) -> LeasedBatch:
         """The next batch, or the previous one again if it has not been committed.
 
-        Raises PeerBehind unless the broker holds this run and so many batches.
+        Raises PeerBehind unless the broker holds this run and this number of batches.
         """
         ...
 

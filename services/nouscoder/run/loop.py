@@ -24,7 +24,7 @@ The services do the work. Each runs its own loop, and they communicate only with
       waits     for a policy, for room in the engine, for a task
       unblocked by publish_policy, by a rollout that ends, by admission: unconsumed rollouts <= k * B
     GradingWorker._lease, _work                                                  verifier/worker.py
-      consumes  rollouts (lease_grading) and the tests of their problems (fetch_tests, or problems.tests)
+      consumes  rollouts (lease_grading) and the tests of their problems (FetchTests, or problems.tests)
       produces  verdicts (submit_verdicts)
       waits     for a free sandbox, for a rollout
       unblocked by a submission that is graded, by submit_rollouts

@@ -37,7 +37,7 @@ _PAUSED = "paused"  # the learner's state
 
 
 class PeriodicEvaluation:
-    """The evaluations during one run. `step` is called again and again while the run goes on."""
+    """The evaluations during one run. `step` is called repeatedly during the run."""
 
     def __init__(self, folder: RunFolder, services: RunServices, view: View) -> None:
         run = services.config.run
@@ -86,7 +86,7 @@ class PeriodicEvaluation:
         view.say(f"pass@1 on held-out problems of version {evaluated.policy_version}: {evaluated.pass_at_1:.3f}")
 
     async def _measure(self) -> dict[str, Any] | None:
-        """The record of the newest policy; None when the run has finished meanwhile."""
+        """The record of the newest policy; None when the run has finished."""
         self._may_be_paused = True
         manifest = await self._pause()
         if manifest is None:
@@ -127,7 +127,7 @@ class PeriodicEvaluation:
         self._view.say(f"the run ends early: {reason}")
 
     async def _end_pause(self) -> None:
-        """Let the learner go on. One that does not answer is asked again at the next step, or has restarted."""
+        """End the pause. If the learner does not answer, the next step repeats this."""
         config = self._services.config
         with suppress(PeerError):
             async with LearnerClient(config.learner.grpc, channel_credentials(config.tls)) as learner:
