@@ -171,14 +171,14 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text
     *parents, leaf = key.split(".")
-    override: dict[str, Any] = {leaf: value}
+    given: dict[str, Any] = {leaf: value}
     for parent in reversed(parents):
-        override = {parent: override}
-    place_paths(override, Config, Path.cwd())
+        given = {parent: given}
+    place_paths(given, Config, Path.cwd())
     node = tree
     for parent in parents:
         node = node.setdefault(parent, {})
-        override = override[parent]
+        given = given[parent]
         if not isinstance(node, dict):
             raise ConfigError(f"--set {key}: {parent} is a value, not a section")
-    node[leaf] = override[leaf]
+    node[leaf] = given[leaf]
