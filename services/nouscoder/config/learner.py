@@ -87,6 +87,9 @@ class LearnerSection(Section):
         False, description="after the last batch, keep serving the policies until SIGTERM instead of exiting"
     )
     peak_flops: float = Field(0.0, ge=0, description="the device's peak for the MFU; 0 measures a matrix product")
+    rank_patience_s: float = Field(
+        600.0, gt=0, description="seconds without an answer after which another rank of the learner counts as lost"
+    )
     threads: int = Field(1, ge=1, description="CPU threads of the training")
     device: str = Field("cpu", description="torch device")
 

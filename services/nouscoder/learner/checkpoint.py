@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -25,13 +26,14 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.tensor import DTensor
 
 from nouscoder.atomic_files import numbered, prune, sha256_of, whole_folder
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.books import TrainedGroups, group_number
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.trainer import Trainer
-from nouscoder.learner.weights import put_weights, weights_of
+from nouscoder.learner.weights import own_weights, put_weights
 
 log = logging.getLogger(__name__)
 
@@ -90,11 +92,35 @@ class Checkpoint:
     progress: Progress
 
 
+class PartOfCheckpoint:
+    """What this rank writes of a checkpoint, from a copy of its state."""
+
+    def __init__(self, written: Future[Metadata]) -> None:
+        self._written = written
+
+    def wait(self) -> None:
+        """Wait until all ranks have written their parts. Raises the OSError of the first that could not."""
+        try:
+            self._written.result()
+        except CheckpointException as error:
+            raise next(iter(error.failures.values()))[0] from error
+
+
+def begin_part(trainer: Trainer, folder: Path) -> PartOfCheckpoint:
+    """Copy the state of this rank and start to write it into `folder`. All ranks must call it."""
+    writer = FileSystemWriter(folder, sync_files=False)  # whole_folder flushes every file
+    ranks = trainer.ranks
+    alone = ranks.size == 1
+    written = async_save(_state_of(trainer), storage_writer=writer, process_group=ranks.files, no_dist=alone)
+    assert isinstance(written, Future)
+    return PartOfCheckpoint(written)
+
+
 class PendingCheckpoint:
     """A checkpoint that is being written from a copy of the state."""
 
     def __init__(
-        self, final: Path, part: Path, progress: Progress, written: Future[Metadata], folder: ExitStack
+        self, final: Path, part: Path, progress: Progress, written: PartOfCheckpoint, folder: ExitStack
     ) -> None:
         self._final = final
         self._part = part
@@ -105,10 +131,7 @@ class PendingCheckpoint:
     def finish(self) -> Checkpoint:
         """Wait until it is written and durable. Call it once. Raises StorageError, and then leaves no files."""
         with self._folder:
-            try:
-                self._written.result()
-            except CheckpointException as error:
-                raise next(iter(error.failures.values()))[0] from error
+            self._written.wait()
             (self._part / _STATE).write_text(json.dumps({"progress": self._progress.to_json()}))
             checksums = {file.name: sha256_of(file) for file in sorted(self._part.iterdir())}
             (self._part / _MANIFEST).write_text(json.dumps({"sha256": checksums}, indent=1))
@@ -122,15 +145,18 @@ class CheckpointStore:
         self._folder = folder
         self._keep = keep
 
-    def begin(self, trainer: Trainer, progress: Progress) -> PendingCheckpoint:
-        """Copy the state and start to write it. Raises StorageError. At most one may be pending."""
+    def begin(
+        self, trainer: Trainer, progress: Progress, tell: Callable[[Path], None] = lambda _folder: None
+    ) -> PendingCheckpoint:
+        """Copy the state and start to write it. `tell` gives other ranks the folder of their parts.
+
+        Raises StorageError. At most one may be pending.
+        """
         final = self._folder / f"{progress.step:08d}"
         with ExitStack() as folder:
             part = folder.enter_context(whole_folder(final))
-            writer = FileSystemWriter(part, sync_files=False)  # whole_folder flushes every file
-            written = async_save(_state_of(trainer), storage_writer=writer, no_dist=True)
-            assert isinstance(written, Future)
-            return PendingCheckpoint(final, part, progress, written, folder.pop_all())
+            tell(part)
+            return PendingCheckpoint(final, part, progress, begin_part(trainer, part), folder.pop_all())
 
     def prune(self) -> None:
         """Remove all but the newest `keep`, and incomplete ones of a crash. No checkpoint may be pending."""
@@ -169,7 +195,7 @@ class CheckpointStore:
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """Load a checkpoint into the trainer. Raises CheckpointError or WeightsError when it belongs to another model."""
-    tensors = _load(checkpoint.path)
+    tensors = _load(checkpoint.path, _shapes_of(trainer))
     torch.set_rng_state(tensors.pop(_RANDOM_STATE))
     trainer.entropy_coefficient = float(tensors.pop(_ENTROPY_COEFFICIENT))
     weights = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)}
@@ -190,7 +216,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
 
 def _state_of(trainer: Trainer) -> dict[str, Tensor]:
     """All tensors of a checkpoint, by name. They are the trainer's own tensors, which `async_save` copies."""
-    weights = {f"{_MODEL}{name}": tensor for name, tensor in weights_of(trainer.model).items()}
+    weights = {f"{_MODEL}{name}": tensor for name, tensor in own_weights(trainer.model).items()}
     optimizer = {
         f"{_OPTIMIZER}{index}.{key}": tensor.detach()
         for index, values in trainer.optimizer.state_dict()["state"].items()
@@ -200,11 +226,25 @@ def _state_of(trainer: Trainer) -> dict[str, Tensor]:
     return {**weights, **optimizer, _ENTROPY_COEFFICIENT: coefficient, _RANDOM_STATE: torch.get_rng_state()}
 
 
-def _load(path: Path) -> dict[str, Tensor]:
+def _shapes_of(trainer: Trainer) -> dict[str, Tensor]:
+    """A tensor sharded as each one of a checkpoint, by name. Those of the optimizer are sharded as their weights."""
+    parameters = [parameter for group in trainer.optimizer.param_groups for parameter in group["params"]]
+    moments = {
+        f"{_OPTIMIZER}{index}.{key}": parameter.detach()
+        for index, parameter in enumerate(parameters)
+        for key in ("exp_avg", "exp_avg_sq")
+    }
+    return {f"{_MODEL}{name}": tensor for name, tensor in own_weights(trainer.model).items()} | moments
+
+
+def _load(path: Path, shapes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a checkpoint by name; of sharded ones, this rank's part."""
     reader = FileSystemReader(path)
     stored = reader.read_metadata().state_dict_metadata
     tensors: dict[str, Any] = {
-        name: torch.empty(item.size, dtype=item.properties.dtype)
+        name: torch.empty_like(shapes[name])
+        if isinstance(shapes.get(name), DTensor) and shapes[name].shape == item.size
+        else torch.empty(item.size, dtype=item.properties.dtype)
         for name, item in stored.items()
         if isinstance(item, TensorStorageMetadata)
     }

@@ -26,8 +26,10 @@ from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.folder_lock import lock_file
 from nouscoder.learner.batch_settings import BatchSettings
 from nouscoder.learner.checkpoint import Checkpoint, CheckpointStore, PendingCheckpoint, Progress, restore
+from nouscoder.learner.commands import Command, Leader, Work
 from nouscoder.learner.identity import open_identity
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
+from nouscoder.learner.ranks import Ranks, naming_lost_ranks
 from nouscoder.learner.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, sample_lines
 from nouscoder.learner.saved_batches import SavedBatches
 from nouscoder.learner.trainer import TrainedBatch, Trainer
@@ -87,8 +89,10 @@ class LearnerCore:
     All methods must be called from one thread, unless their docstring allows others.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, ranks: Ranks | None = None) -> None:
         settings = config.learner
+        self._ranks = ranks or Ranks()
+        self._leader = Leader(self._ranks)
         num_groups = config.broker.batch_size // config.broker.group_size
         if settings.steps_per_batch > num_groups:
             raise Unusable(
@@ -144,12 +148,11 @@ class LearnerCore:
             raise Unusable(str(error)) from error
         self._dtypes = stored_dtypes(self._files.policy)
         checkpoint = self._store.newest()
-        if checkpoint is None:
-            self._trainer = _trainer(load_model(self._files.policy), self._config)
-        else:
-            self._trainer = _trainer(empty_model(self._files.policy), self._config)
-            restore(self._trainer, checkpoint)
+        if checkpoint is not None:
             self._progress, self._newest = checkpoint.progress, checkpoint
+        self._leader.tell(Command(Work.LOAD, self._progress.step))
+        with naming_lost_ranks(self._ranks.patience_s):
+            self._trainer = trainer_at(self._config, checkpoint, self._ranks)
         last_batch = max([self._progress.batch_id, *self._batches.numbers()])
         self._run_log.open((last_batch + 1) * self._config.learner.steps_per_batch)
         log.info("state loaded", extra={"step": self._progress.step, "batch_id": self._progress.batch_id})
@@ -197,7 +200,9 @@ class LearnerCore:
         try:
             self._progress.after(batch, self._started.step)  # refuses a group that was trained on before
             self._started.use(self._settings.fix(batch.batch_id, self._config.learner))
-            trained = self._started.train_batch(batch)
+            self._leader.tell(Command(Work.TRAIN, batch.batch_id))
+            with naming_lost_ranks(self._ranks.patience_s):
+                trained = self._started.train_batch(batch)
         except ValueError as error:
             raise LearnerError(f"batch {batch.batch_id} cannot be trained on: {error}") from error
         self._run_log.append(self._lines(trained, seconds or BatchSeconds()))
@@ -211,7 +216,9 @@ class LearnerCore:
 
     def stage_policy(self) -> StagedPolicy:
         """Copy the weights in the types of the policy folder, so that they can be written while training continues."""
-        return StagedPolicy.of(self.model, self._progress.policy_version, self._progress.step, self._dtypes)
+        self._leader.tell(Command(Work.GATHER))
+        with naming_lost_ranks(self._ranks.patience_s):
+            return StagedPolicy.of(self.model, self._progress.policy_version, self._progress.step, self._dtypes)
 
     def write_policy(self, policy: StagedPolicy) -> PolicyManifest:
         """Write a policy as files that generation can load. Any thread, one at a time. Raises StorageError."""
@@ -221,7 +228,9 @@ class LearnerCore:
         """Copy the state and start to write it. Raises StorageError, and HalfTrained inside a batch."""
         if self._in_batch:
             raise HalfTrained("a checkpoint holds only whole batches, and the batch in training is incomplete")
-        return self._store.begin(self._started, self._progress)
+        return self._store.begin(
+            self._started, self._progress, lambda part: self._leader.tell(Command(Work.SAVE, folder=str(part)))
+        )
 
     def finish_checkpoint(self, pending: PendingCheckpoint) -> Checkpoint:
         """Wait until it is durable, then remove files that are no longer needed. Any thread. Raises StorageError."""
@@ -238,7 +247,8 @@ class LearnerCore:
             self._trainer.interrupt()
 
     def close(self) -> None:
-        """Unlock the run folder."""
+        """Stop the other ranks and unlock the run folder."""
+        self._leader.close()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -265,12 +275,20 @@ class LearnerCore:
             self._lock = lock_file(path, f"another learner is working in {self._files.run}")
 
 
-def _trainer(model: PreTrainedModel, config: Config) -> Trainer:
-    """A trainer of `model`. Objectives that need a reference policy get the initial one."""
+def trainer_at(config: Config, checkpoint: Checkpoint | None, ranks: Ranks | None = None) -> Trainer:
+    """A trainer of the initial policy, or with the state of a checkpoint. All ranks must call it together.
+
+    Objectives that need a reference policy get the initial one. Raises Unusable, CheckpointError or WeightsError.
+    """
+    policy = RunFiles.of(config).policy
+    model = load_model(policy) if checkpoint is None else empty_model(policy)
     try:
-        return Trainer(model, config, lambda: load_model(RunFiles.of(config).policy))
+        trainer = Trainer(model, config, lambda: load_model(policy), ranks=ranks)
     except ValueError as error:
         raise Unusable(str(error)) from error
+    if checkpoint is not None:
+        restore(trainer, checkpoint)
+    return trainer
 
 
 def replay(config: Config, step: int, batch_id: int) -> TrainedBatch:
@@ -280,10 +298,7 @@ def replay(config: Config, step: int, batch_id: int) -> TrainedBatch:
     """
     files = RunFiles.of(config)
     prepare_thread(config.learner.threads)
-    if step == 0:
-        trainer = _trainer(load_model(files.policy), config)
-    else:
-        trainer = _trainer(empty_model(files.policy), config)
-        restore(trainer, CheckpointStore(files.checkpoints, config.learner.keep_checkpoints).at_step(step))
+    store = CheckpointStore(files.checkpoints, config.learner.keep_checkpoints)
+    trainer = trainer_at(config, store.at_step(step) if step else None)
     trainer.use(BatchSettings(files.batches).kept(batch_id, config.learner) or config.learner)
     return trainer.train_batch(SavedBatches(files.batches, config.learner.keep_batches).load(batch_id))

@@ -10,6 +10,7 @@ from torch import Tensor
 from nouscoder.learner.mismatch import MismatchFigures
 from nouscoder.learner.objectives.base import Diagnostic, LossInputs, Reduction
 from nouscoder.learner.objectives.ratios import bounded_ratio
+from nouscoder.learner.ranks import Ranks
 
 _REDUCE: Mapping[Reduction, Callable[[Tensor], Tensor]] = {
     Reduction.MEAN: torch.sum,
@@ -75,6 +76,17 @@ class StepDiagnostics:
             self._reductions[name] = item.reduction
         self._mismatch.add(inputs)
         self._num_tokens += inputs.logprobs.numel()
+
+    def over(self, ranks: Ranks) -> StepDiagnostics:
+        """Those of all ranks."""
+        total = StepDiagnostics()
+        for num_tokens, values, reductions in ranks.gather((self._num_tokens, self._values, self._reductions)):
+            total._num_tokens += num_tokens
+            total._reductions |= reductions
+            for name, value in values.items():
+                known = total._values.get(name)
+                total._values[name] = value if known is None else _COMBINE[reductions[name]](known, value)
+        return total
 
     def result(self) -> dict[str, float]:
         """The figures by name, with those of mismatch.py.

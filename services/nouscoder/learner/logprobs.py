@@ -16,6 +16,19 @@ from nouscoder.learner.packing import MicroBatch
 _MAX_LOGITS = 2**26  # 256 MiB of float32
 
 
+class Scorer(nn.Module):
+    """`score_tokens` as a module: the root through which all forward passes of a sharded model go."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, micro_batch: MicroBatch, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+        """(log-probabilities, entropies): FSDP looks for gradients in tuples, and not in TokenScores."""
+        scores = score_tokens(self.model, micro_batch, entropy_gradient=entropy_gradient)
+        return scores.logprobs, scores.entropies
+
+
 @dataclass(frozen=True, slots=True)
 class TokenScores:
     """The scores of the loss tokens of a micro-batch: logprobs [tokens] with gradient, entropies [tokens] in nats."""

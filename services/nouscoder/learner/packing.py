@@ -65,23 +65,29 @@ def plan(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def pack(rollouts: Sequence[Rollout], max_tokens: int, device: torch.device) -> list[MicroBatch]:
-    """Micro-batches of the rollouts. Raises ValueError for temperature 0: such tokens have no importance ratio."""
+    """Micro-batches of the rollouts, see `plan` and `pack_row`."""
+    return [pack_row(rollouts, row, device) for row in plan(input_lengths(rollouts), max_tokens)]
+
+
+def input_lengths(rollouts: Sequence[Rollout]) -> list[int]:
+    """The tokens of each rollout in a row. Its last token predicts no loss token, so it is not an input."""
+    return [len(rollout.token_ids) - 1 for rollout in rollouts]
+
+
+def pack_row(rollouts: Sequence[Rollout], indices: Sequence[int], device: torch.device) -> MicroBatch:
+    """The micro-batch of the rollouts at `indices`; without any, a row of one token and without loss tokens.
+
+    Raises ValueError for temperature 0: such tokens have no importance ratio.
+    """
+    if not indices:
+        return _empty_row(device)
+    rollouts = [rollouts[index] for index in indices]
     for rollout in rollouts:
         if rollout.sampling.temperature <= 0:
             raise ValueError(
                 f"rollout {rollout.rollout_id} was sampled at temperature 0: train on a temperature above 0"
             )
-    lengths = [input_length(rollout) for rollout in rollouts]
-    return [_row([rollouts[i] for i in row], row, device) for row in plan(lengths, max_tokens)]
-
-
-def input_length(rollout: Rollout) -> int:
-    """The rollout's tokens in a row. Its last token predicts no loss token, so it is not an input."""
-    return len(rollout.token_ids) - 1
-
-
-def _row(rollouts: Sequence[Rollout], indices: Sequence[int], device: torch.device) -> MicroBatch:
-    lengths = [input_length(rollout) for rollout in rollouts]
+    lengths = input_lengths(rollouts)
     starts = [0, *accumulate(lengths)]
     tokens = [np.frombuffer(rollout.token_ids, np.int32) for rollout in rollouts]
     sampled = [_sampled_positions(rollout) for rollout in rollouts]
@@ -102,6 +108,12 @@ def _row(rollouts: Sequence[Rollout], indices: Sequence[int], device: torch.devi
         sampler_logprobs=row([np.frombuffer(item.logprobs.cast("B"), np.float32) for item in rollouts], np.float32),
         temperatures=row([np.repeat(temperatures, num_sampled)], np.float32),
     )
+
+
+def _empty_row(device: torch.device) -> MicroBatch:
+    one = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    indices, numbers = torch.zeros(0, dtype=torch.int64, device=device), torch.zeros(0, device=device)
+    return MicroBatch((), one, one, RowLayout.of([1], device), indices, indices, indices, numbers, numbers)
 
 
 def _sampled_positions(rollout: Rollout) -> npt.NDArray[np.int64]:

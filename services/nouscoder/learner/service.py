@@ -20,8 +20,10 @@ from prometheus_client import CollectorRegistry
 from nouscoder.config import Config
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.core import LearnerCore, RunFiles
+from nouscoder.learner.follower import Follower
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.policy_files import NoSuchPolicyFile, PolicyFiles, chunks
+from nouscoder.learner.ranks import Ranks
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.health import Health
@@ -146,6 +148,10 @@ async def serve(config: Config) -> None:
 
     With learner.serve_after_run it then serves the policies until SIGTERM.
     """
+    ranks = await asyncio.to_thread(Ranks.join, config.learner.device, config.learner.rank_patience_s)
+    if ranks.rank:
+        await asyncio.to_thread(Follower(config, ranks).run)
+        return
     registry = CollectorRegistry()
     async with AsyncExitStack() as stack:
         stop = stop_event()
@@ -156,7 +162,7 @@ async def serve(config: Config) -> None:
             credentials=channel_credentials(config.tls),
         )
         broker = await stack.enter_async_context(client)
-        worker = LearnerWorker(config, broker, LearnerMetrics(registry), LearnerCore(config))
+        worker = LearnerWorker(config, broker, LearnerMetrics(registry), LearnerCore(config, ranks))
         stack.push_async_callback(worker.stop)
         servicer = LearnerServicer(worker, config.total_steps, PolicyFiles(RunFiles.of(config)))
 

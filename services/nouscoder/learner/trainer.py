@@ -18,19 +18,22 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from nouscoder.config import Config, LearnerSection
 from nouscoder.domain.batch import Batch
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.activation_checkpointing import checkpoint_activations
+from nouscoder.learner.balance import Cost, rounds
 from nouscoder.learner.batch_statistics import BatchStatistics, ScoredRollout, minibatches, score, statistics_of
 from nouscoder.learner.diagnostics import StepDiagnostics
 from nouscoder.learner.entropy_control import active_coefficient, next_coefficient
-from nouscoder.learner.logprobs import TokenScores, score_tokens
+from nouscoder.learner.logprobs import Scorer, TokenScores
 from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, Objective
 from nouscoder.learner.objectives.registry import objective_of
-from nouscoder.learner.packing import MicroBatch, pack
+from nouscoder.learner.packing import MicroBatch, input_lengths, pack_row
+from nouscoder.learner.ranks import Ranks, whole
 from nouscoder.learner.schedule import learning_rate_factor
 
 
@@ -93,8 +96,9 @@ class _Minibatch:
     @property
     def counts(self) -> MinibatchCounts:
         """The numbers that normalise its loss."""
-        accepted = sum(item.graded.rollout.num_sampled_tokens for item in self.scored if item.accepted)
-        return MinibatchCounts(sum(part.num_tokens for part in self.parts), len(self.scored), accepted)
+        tokens = [item.graded.rollout.num_sampled_tokens for item in self.scored]
+        accepted = sum(size for size, item in zip(tokens, self.scored, strict=True) if item.accepted)
+        return MinibatchCounts(sum(tokens), len(self.scored), accepted)
 
 
 class Trainer:
@@ -110,14 +114,18 @@ class Trainer:
         config: Config,
         load_reference: Callable[[], PreTrainedModel] | None = None,
         objective: Objective | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         settings = config.learner
         self.model = model.to(settings.device)  # type: ignore[arg-type]
         # The ratios need exactly the distribution that was sampled from, so dropout is off.
         self.model.eval()
         checkpoint_activations(self.model, settings.activation_checkpointing)
+        self.ranks = ranks or Ranks()
+        self._cost = Cost.of(self.model)
+        self._scorer = self._sharded(self.model)
         self._load_reference = load_reference
-        self._reference: PreTrainedModel | None = None
+        self._reference: Scorer | None = None
         self._given_objective = objective
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
@@ -143,7 +151,12 @@ class Trainer:
         if self._objective.needs.reference_logprobs and self._reference is None:
             if self._load_reference is None:
                 raise ValueError("the objective needs a reference policy")
-            self._reference = self._load_reference().to(settings.device).eval()  # type: ignore[arg-type]
+            self._reference = self._sharded(self._load_reference().to(settings.device).eval())  # type: ignore[arg-type]
+
+    def _sharded(self, model: PreTrainedModel) -> Scorer:
+        scorer = Scorer(model).eval()
+        self.ranks.shard(scorer, model)
+        return scorer
 
     def interrupt(self) -> None:
         """Make `train_batch` raise TrainingInterrupted before its next step. Callable from any thread."""
@@ -167,7 +180,7 @@ class Trainer:
         """One step on each minibatch, with the entropy coefficient of the batch."""
         if not self._objective.needs.batch_entropy:
             return tuple(self._take_step(minibatch, self.entropy_coefficient) for minibatch in minibatches)
-        settings, entropy = self._settings.entropy, _mean_entropy(minibatches)
+        settings, entropy = self._settings.entropy, self._mean_entropy(minibatches)
         active = active_coefficient(settings, self.entropy_coefficient, entropy)
         steps = tuple(self._take_step(minibatch, active) for minibatch in minibatches)
         self.entropy_coefficient = next_coefficient(settings, self.entropy_coefficient, entropy)
@@ -176,33 +189,36 @@ class Trainer:
     def _pack(self, scored: Sequence[ScoredRollout]) -> _Minibatch:
         scored = [item for item in scored if not item.masked]
         rollouts = [item.graded.rollout for item in scored]
-        parts = pack(rollouts, self._settings.microbatch_tokens, self.model.device)
+        rows = rounds(input_lengths(rollouts), self._settings.microbatch_tokens, self.ranks.size, self._cost)
+        parts = [pack_row(rollouts, row[self.ranks.rank], self.model.device) for row in rows]
         reference: Sequence[Tensor | None] = [None] * len(parts)
         if self._reference is not None and self._objective.needs.reference_logprobs:
             reference = [scores.logprobs for scores in self._scores(self._reference, parts)]
         return _Minibatch(scored, parts, [None] * len(parts), reference)
 
     def _with_old_scores(self, minibatch: _Minibatch) -> _Minibatch:
-        return replace(minibatch, old_scores=self._scores(self.model, minibatch.parts))
+        return replace(minibatch, old_scores=self._scores(self._scorer, minibatch.parts))
 
     @torch.no_grad()
-    def _scores(self, model: PreTrainedModel, parts: Sequence[MicroBatch]) -> list[TokenScores]:
-        scores = [score_tokens(model, part) for part in parts]
-        if not all(bool(part.logprobs.isfinite().all()) for part in scores):
+    def _scores(self, scorer: Scorer, parts: Sequence[MicroBatch]) -> list[TokenScores]:
+        scores = [TokenScores(*scorer(part, entropy_gradient=False)) for part in parts]
+        if any(self.ranks.sum([sum(_num_odd(part.logprobs) for part in scores)])):
             raise TrainingError(f"a log-probability of the policy at step {self.step} is not finite")
         return scores
 
     def _take_step(self, minibatch: _Minibatch, entropy_coefficient: float) -> StepMetrics:
-        if self._interrupted.is_set():
+        if any(self.ranks.sum([self._interrupted.is_set()])):
             raise TrainingInterrupted
         started = time.monotonic()
         counts = minibatch.counts
         self.optimizer.zero_grad(set_to_none=True)
         diagnostics = StepDiagnostics()
-        loss = 0.0
+        loss, num_odd = 0.0, 0
         for index in range(len(minibatch.parts)):
             inputs = self._loss_inputs(minibatch, index, entropy_coefficient)
             loss += self._backward(inputs, counts, diagnostics)
+            num_odd += _num_odd(inputs.logprobs)
+        loss = self._sum_of_ranks(loss, num_odd)
         norm = self._clip_gradient(loss) if minibatch.parts else 0.0
         limit = self._settings.skip_gradient_norm
         skipped = not minibatch.parts or (limit > 0 and norm > limit)
@@ -222,25 +238,32 @@ class Trainer:
             num_tokens=counts.num_tokens,
             model_tokens=sum(len(rollout.token_ids) - 1 for rollout in rollouts),
             duration_s=time.monotonic() - started,
-            diagnostics=diagnostics.result() if minibatch.parts else {},
+            diagnostics=diagnostics.over(self.ranks).result() if minibatch.parts else {},
         )
 
     def _backward(self, inputs: LossInputs, counts: MinibatchCounts, diagnostics: StepDiagnostics) -> float:
         """Add the gradient of one micro-batch. Returns its share of the loss."""
+        if not inputs.logprobs.numel():  # other ranks have a row in this round, and they need this one's backward pass
+            torch.autograd.backward(inputs.logprobs.sum())
+            return 0.0
         terms = self._objective(inputs, counts)
-        loss = float(terms.loss.detach())
-        if not math.isfinite(loss):
-            raise TrainingError(f"the loss of step {self.step + 1} is {loss}")
-        if not bool(inputs.logprobs.isfinite().all()):
-            raise TrainingError(f"a log-probability in step {self.step + 1} is not finite")
         torch.autograd.backward(terms.loss)
         diagnostics.add(inputs, terms.diagnostics)
+        return float(terms.loss.detach())
+
+    def _sum_of_ranks(self, loss: float, num_odd: int) -> float:
+        """The loss of all ranks. Raises TrainingError, on all of them, when a value on one is not finite."""
+        loss, total_odd = self.ranks.sum([loss, num_odd])
+        if not math.isfinite(loss):
+            raise TrainingError(f"the loss of step {self.step + 1} is {loss}")
+        if total_odd:
+            raise TrainingError(f"a log-probability in step {self.step + 1} is not finite")
         return loss
 
     def _loss_inputs(self, minibatch: _Minibatch, index: int, entropy_coefficient: float) -> LossInputs:
         part, old = minibatch.parts[index], minibatch.old_scores[index]
         needs = self._objective.needs
-        scores = score_tokens(self.model, part, entropy_gradient=needs.entropy_gradient)
+        scores = TokenScores(*self._scorer(part, entropy_gradient=needs.entropy_gradient))
         rollouts = [minibatch.scored[position] for position in part.rollout_indices]
         advantages = torch.tensor(
             [item.advantage for item in rollouts], dtype=torch.float32, device=part.input_ids.device
@@ -258,15 +281,20 @@ class Trainer:
             entropy_coefficient=entropy_coefficient,
         )
 
+    def _mean_entropy(self, minibatches: Sequence[_Minibatch]) -> float:
+        """The mean entropy, in nats, of the loss tokens of the whole batch. 0 when there are none."""
+        old = [scores.entropies.double() for part in minibatches for scores in part.old_scores if scores is not None]
+        total, count = self.ranks.sum([sum(float(part.sum()) for part in old), sum(map(len, old))])
+        return total / count if count else 0.0
+
     def _clip_gradient(self, loss: float) -> float:
         """Clip the norm of the gradient. Returns the norm before. Raises TrainingError when it is not finite."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.max_gradient_norm))
+        norm = float(whole(clip_grad_norm_(self.model.parameters(), self._settings.max_gradient_norm)))
         if not math.isfinite(norm):
             raise TrainingError(f"the gradient of step {self.step + 1} has norm {norm} (its loss is {loss})")
         return norm
 
 
-def _mean_entropy(minibatches: Sequence[_Minibatch]) -> float:
-    """The mean entropy, in nats, of the loss tokens of the whole batch. 0 when there are none."""
-    entropies = [scores.entropies.double() for part in minibatches for scores in part.old_scores if scores is not None]
-    return float(torch.cat(entropies).mean()) if entropies else 0.0
+def _num_odd(values: Tensor) -> int:
+    """How many are not finite."""
+    return int((~values.isfinite()).sum())

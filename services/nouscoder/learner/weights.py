@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from nouscoder.errors import Unusable
 from nouscoder.learner.packed_attention import PACKED_ATTENTION
+from nouscoder.learner.ranks import whole
 from nouscoder.policy_folder.weights_files import WeightsMissing, weights_files
 
 
@@ -68,15 +69,20 @@ def stored_dtypes(folder: Path) -> dict[str, torch.dtype]:
     return found
 
 
-def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Contiguous tensors on the CPU, by name. Of tensors that share storage only the first is included."""
+def own_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The model's own tensors, by name, possibly sharded. Of tied tensors only the first is included."""
     seen: set[int] = set()
     weights: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            weights[name] = tensor.detach().cpu().contiguous()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            weights[name] = tensor.detach()
     return weights
+
+
+def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Whole contiguous tensors on the CPU, by name as in `own_weights`. All ranks must call it together."""
+    return {name: whole(tensor).cpu().contiguous() for name, tensor in own_weights(model).items()}
 
 
 def load_weights(model: PreTrainedModel, file: Path) -> None:
@@ -94,7 +100,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 def put_weights(model: PreTrainedModel, weights: dict[str, Tensor], source: Path) -> None:
     """Load weights, named as in `weights_of`, into the model. Raises WeightsError naming `source` if they differ."""
-    expected = set(weights_of(model))
+    expected = set(own_weights(model))
     if set(weights) != expected:
         odd = sorted(set(weights) ^ expected)[0]
         raise WeightsError(f"{source} belongs to another model: {odd} is in only one of the two")

@@ -1,0 +1,118 @@
+"""The processes that train one policy together: data parallel, with the weights sharded by FSDP2.
+
+Zhao et al., "PyTorch FSDP", arXiv 2304.11277. torchrun starts the ranks and names them by environment variables.
+
+INVARIANT: all ranks make the same calls of a Ranks in the same order. A call that another rank does not answer ends
+with RankLost within `patience_s`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from nouscoder.errors import NousCoderError, Unusable
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+Item = TypeVar("Item")
+
+
+class RankLost(NousCoderError):
+    """Another rank died or does not answer. The group must be started again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """One process among `size`. `figures` is a group for numbers, `files` one for checkpoints; None in one process."""
+
+    rank: int = 0
+    size: int = 1
+    store: Store | None = None
+    figures: dist.ProcessGroup | None = None
+    files: dist.ProcessGroup | None = None
+    patience_s: float = 0.0
+
+    @classmethod
+    def join(cls, device: str, patience_s: float) -> Ranks:
+        """Join the group that the environment variables of torchrun name; without them, one process alone.
+
+        Raises Unusable for an incomplete environment, and RankLost when the others do not come within `patience_s`.
+        """
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return cls()
+        if missing := [name for name in _VARIABLES if name not in os.environ]:
+            raise Unusable(f"WORLD_SIZE is set, but {missing[0]} is not: start the learner with torchrun")
+        limit = timedelta(seconds=patience_s)
+        with naming_lost_ranks(patience_s):
+            store, rank, size = next(iter(rendezvous("env://", timeout=limit)))
+            store.set_timeout(limit)
+            if torch.device(device).type == "cuda":
+                torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            backend = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+            figures, files = (dist.new_group(backend="gloo", timeout=limit) for _ in range(2))
+        return cls(rank, size, PrefixStore("learner", store), figures, files, patience_s)
+
+    def leave(self) -> None:
+        """Leave the group."""
+        if self.size > 1:
+            dist.destroy_process_group()
+
+    def shard(self, root: nn.Module, model: PreTrainedModel) -> None:
+        """Shard the weights of `root`, through which all forward passes go, and of the layers of its `model`.
+
+        Gradients are summed over ranks, because each loss has its share of the whole minibatch already.
+        """
+        if self.size == 1:
+            return
+        for module in [*getattr(model.base_model, "layers", ()), root]:
+            sharded = fully_shard(module)
+            assert isinstance(sharded, FSDPModule)
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """The sums over ranks of each value."""
+        if self.size == 1:
+            return [*values]
+        return [sum(of_ranks) for of_ranks in zip(*self.gather(tuple(values)), strict=True)]
+
+    def gather(self, item: Item) -> list[Item]:
+        """The item of each rank, in the order of ranks."""
+        if self.size == 1:
+            return [item]
+        items: list[Item | None] = [None] * self.size
+        dist.all_gather_object(items, item, group=self.figures)
+        return [found for found in items if found is not None]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor of all ranks; every rank must call this for a sharded one."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@contextmanager
+def naming_lost_ranks(patience_s: float) -> Iterator[None]:
+    """Raise RankLost for an error of communication between ranks."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
+            raise
+        raise RankLost(
+            f"another rank of the learner died or did not answer within {patience_s:.0f} s"
+            f" ({str(error).splitlines()[0][:200]}): see its log, and start the group again"
+        ) from error

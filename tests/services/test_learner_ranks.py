@@ -1,0 +1,101 @@
+"""Ranks that train together have the gradients of one process, and a lost rank ends the group with a sentence."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from nouscoder.learner.balance import Cost, rounds
+from nouscoder.learner.synthetic import random_policy, write_policy_folder
+
+SCRIPT = Path(__file__).with_name("learner_rank.py")
+
+
+class Start(Protocol):
+    """Runs a learner of several ranks; see learner_rank.py."""
+
+    def __call__(self, what: str, folder: Path, size: int) -> list[int]:
+        """The exit codes of the ranks."""
+        ...
+
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[Start]:
+    with subprocess.Popen([sys.executable, SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+
+        def ask(what: str, folder: Path, size: int) -> list[int]:
+            assert parent.stdin is not None
+            assert parent.stdout is not None
+            print(json.dumps([what, str(folder), size]), file=parent.stdin, flush=True)
+            codes: list[int] = json.loads(parent.stdout.readline())
+            return codes
+
+        yield ask
+
+
+def log_of(folder: Path, rank: int) -> str:
+    return (folder / f"rank{rank}.log").read_text()
+
+
+def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The largest relative difference of a tensor."""
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).norm() / other[name].norm().clamp(min=1e-12)) for name in other)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 200), st.integers(2, 5))
+def test_rounds_have_every_rollout_once_within_the_budget(lengths: list[int], budget: int, num_ranks: int) -> None:
+    of_rounds = rounds(lengths, budget, num_ranks, Cost(0.1))
+    assert all(len(rows) == num_ranks for rows in of_rounds)
+    rows = [row for rows in of_rounds for row in rows]
+    assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
+    assert all(len(row) <= 1 or sum(lengths[index] for index in row) <= budget for row in rows)
+
+
+def test_ranks_have_about_equal_work_in_each_round() -> None:
+    cost = Cost(1e-3)
+    lengths = [100 + 37 * index % 900 for index in range(200)]
+    for rows in rounds(lengths, 4000, 4, cost):
+        work = [sum(cost.of_length(lengths[index]) for index in row) for row in rows]
+        assert max(work) < 1.1 * min(work)
+
+
+@pytest.mark.soak
+def test_ranks_have_the_gradients_and_figures_of_one_process(start: Start, tmp_path: Path) -> None:
+    for size in (1, 2, 4):
+        assert start("gradient", tmp_path, size) == [0] * size, log_of(tmp_path, 0)
+    alone, two, four = (torch.load(tmp_path / f"gradient{size}.pt") for size in (1, 2, 4))
+    assert difference(two, alone) < 1e-5
+    assert difference(four, alone) < 1e-5
+
+
+def run_folder(root: Path) -> Path:
+    root.mkdir()
+    write_policy_folder(root / "run" / "policy", random_policy(0))
+    return root
+
+
+def final_policy(root: Path) -> dict[str, torch.Tensor]:
+    return load_file(root / "run" / "policies" / "00000004" / "model.safetensors")
+
+
+@pytest.mark.soak
+def test_a_lost_rank_ends_the_group_and_any_number_of_ranks_resumes(start: Start, tmp_path: Path) -> None:
+    plain, killed = run_folder(tmp_path / "plain"), run_folder(tmp_path / "killed")
+    assert start("run", plain, 1) == [0], log_of(plain, 0)
+    assert start("die", killed, 2) == [1, -9], log_of(killed, 0)
+    sentence = log_of(killed, 0).splitlines()[-1]
+    assert sentence.startswith("RankLost: another rank of the learner died or did not answer"), sentence
+    assert [*(killed / "run" / "checkpoints").glob("0000000[24]")], "a checkpoint of two ranks is there"
+    assert start("run", killed, 3) == [0, 0, 0], log_of(killed, 0)
+    assert difference(final_policy(killed), final_policy(plain)) < 1e-5
