@@ -32,6 +32,7 @@ from nouscoder.atomic_files import numbered, prune, sha256_of, whole_folder
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.books import TrainedGroups, group_number
 from nouscoder.errors import NousCoderError
+from nouscoder.learner.ranks import naming_lost_ranks
 from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.weights import own_weights, put_weights
 
@@ -95,13 +96,15 @@ class Checkpoint:
 class PartOfCheckpoint:
     """What this rank writes of a checkpoint, from a copy of its state."""
 
-    def __init__(self, written: Future[Metadata]) -> None:
+    def __init__(self, written: Future[Metadata], patience_s: float) -> None:
         self._written = written
+        self._patience_s = patience_s
 
     def wait(self) -> None:
-        """Wait until all ranks have written their parts. Raises the OSError of the first that could not."""
+        """Wait until all ranks have written their parts. Raises RankLost, or the OSError of one that could not."""
         try:
-            self._written.result()
+            with naming_lost_ranks(self._patience_s):
+                self._written.result()
         except CheckpointException as error:
             raise next(iter(error.failures.values()))[0] from error
 
@@ -113,7 +116,7 @@ def begin_part(trainer: Trainer, folder: Path) -> PartOfCheckpoint:
     alone = ranks.size == 1
     written = async_save(_state_of(trainer), storage_writer=writer, process_group=ranks.files, no_dist=alone)
     assert isinstance(written, Future)
-    return PartOfCheckpoint(written)
+    return PartOfCheckpoint(written, ranks.patience_s)
 
 
 class PendingCheckpoint:

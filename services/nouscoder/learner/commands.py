@@ -1,10 +1,10 @@
 """Commands of rank 0 to the other ranks. Rank 0 owns the protocol; the others do what it tells them.
 
-Commands are numbered entries in the store of the group. Rank 0 also counts in the store while it lives, so a rank that
-waits knows whether rank 0 does.
+Commands are numbered entries in the store of the group. Each rank also counts in the store while it lives, so a rank
+that waits knows whether the others live.
 
-INVARIANT: each rank gets each command once, in order. A rank that waits ends with RankLost when rank 0 has not counted
-for `patience_s`.
+INVARIANT: each rank gets each command once, in order. A rank that waits ends with RankLost when a rank that it waits
+for has not counted for `patience_s`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
@@ -20,9 +21,10 @@ from torch.distributed.distributed_c10d import Store
 
 from nouscoder.learner.ranks import RankLost, Ranks, naming_lost_ranks
 
-_ALIVE = "alive"
+_NUM_LEFT = "left"
 _COUNT_EVERY_S = 1.0
 _LOOK_AGAIN_S = 0.02
+_STOP_LIMIT_S = 60.0
 
 
 class Work(StrEnum):
@@ -48,69 +50,126 @@ class Command:
     folder: str = ""
 
 
+class Pulse:
+    """Counts in the store while this rank lives, and watches the counts of other ranks."""
+
+    def __init__(self, ranks: Ranks, watched: Sequence[int]) -> None:
+        self._ranks = ranks
+        self._counts = dict.fromkeys(watched, -1)
+        self._counted_at = dict.fromkeys(watched, time.monotonic())
+        self._fault = ""
+        self._closed = threading.Event()
+        if ranks.store is not None:
+            threading.Thread(target=self._run, args=(ranks.store,), name="pulse", daemon=True).start()
+
+    def check(self) -> None:
+        """Raises RankLost when a watched rank has not counted for `patience_s`."""
+        if self._fault:
+            raise RankLost(self._fault)
+
+    def close(self) -> None:
+        """Stop counting."""
+        self._closed.set()
+
+    def _run(self, store: Store) -> None:
+        try:
+            while not self._fault and not self._closed.wait(_COUNT_EVERY_S):
+                store.add(_count_of(self._ranks.rank), 1)
+                for rank in self._counts:
+                    self._look_at(store, rank)
+        except RuntimeError as error:
+            self._fault = f"rank 0 of the learner is gone, and its store with it ({str(error).splitlines()[0][:200]})"
+
+    def _look_at(self, store: Store, rank: int) -> None:
+        count, now = store.add(_count_of(rank), 0), time.monotonic()
+        if count != self._counts[rank]:
+            self._counts[rank], self._counted_at[rank] = count, now
+        elif now - self._counted_at[rank] > self._ranks.patience_s:
+            self._fault = (
+                f"rank {rank} of the learner has not answered for {self._ranks.patience_s:.0f} s:"
+                " see its log, and start the group again"
+            )
+
+
 class Leader:
-    """Rank 0's side. It does nothing in a group of one."""
+    """Rank 0's side. In a group of one it does nothing."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._next = 0
-        self._closed = threading.Event()
-        if ranks.size > 1:
-            threading.Thread(target=self._count, name="alive", daemon=True).start()
+        self._is_lost = False
+        self._pulse = Pulse(ranks, range(1, ranks.size))
 
     def tell(self, command: Command) -> None:
-        """Give all other ranks the command. Raises RankLost when the store is gone."""
-        if self._ranks.store is None or self._closed.is_set():
+        """Give all other ranks the command. Raises RankLost."""
+        if self._ranks.store is None:
             return
+        self._pulse.check()
         with naming_lost_ranks(self._ranks.patience_s):
             self._ranks.store.set(_key(self._next), json.dumps(asdict(command)))
         self._next += 1
 
-    def close(self) -> None:
-        """Tell the others to stop. Safe to call twice."""
-        with suppress(RankLost):  # then the store is gone, and whoever waits for it has noticed
-            self.tell(Command(Work.STOP))
-        self._closed.set()
-
-    def _count(self) -> None:
-        assert self._ranks.store is not None
+    @contextmanager
+    def together(self, command: Command) -> Iterator[None]:
+        """Give all other ranks the command; the block is this rank's part of it. Raises RankLost."""
         try:
-            while not self._closed.wait(_COUNT_EVERY_S):
-                self._ranks.store.add(_ALIVE, 1)
-        except RuntimeError:
-            return  # the next command reports that the store is gone
+            self.tell(command)
+            with naming_lost_ranks(self._ranks.patience_s):
+                yield
+        except RankLost:
+            self._is_lost = True
+            raise
+
+    def check(self) -> None:
+        """Raises RankLost when another rank has not answered for `patience_s`. For use while rank 0 waits."""
+        self._pulse.check()
+
+    def close(self) -> None:
+        """Tell the others to stop, and wait until they have left, because they need the store of this process.
+
+        It waits at most 60 s, and not at all after a rank was lost.
+        """
+        store = self._ranks.store
+        if store is not None and not self._is_lost:
+            with suppress(RankLost), naming_lost_ranks(self._ranks.patience_s):
+                self.tell(Command(Work.STOP))
+                until = time.monotonic() + _STOP_LIMIT_S
+                while store.add(_NUM_LEFT, 0) < self._ranks.size - 1 and time.monotonic() < until:
+                    self._pulse.check()
+                    time.sleep(_LOOK_AGAIN_S)
+        self._is_lost = True  # a second call has nothing to do
+        self._pulse.close()
 
 
 class Listener:
     """The side of another rank."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, store: Store) -> None:
         self._ranks = ranks
+        self._store = store
         self._next = 0
+        self._pulse = Pulse(ranks, [0])
 
     def next(self) -> Command:
         """Wait for the next command. Raises RankLost."""
-        assert self._ranks.store is not None
-        store, known, since = self._ranks.store, -1, time.monotonic()
         with naming_lost_ranks(self._ranks.patience_s):
-            while not _has(store, _key(self._next)):
-                count = store.add(_ALIVE, 0)
-                if count != known:
-                    known, since = count, time.monotonic()
-                elif time.monotonic() - since > self._ranks.patience_s:
-                    raise RankLost(f"rank 0 of the learner has not lived for {self._ranks.patience_s:.0f} s")
-            command = json.loads(store.get(_key(self._next)))
+            while not self._store.check([_key(self._next)]):
+                self._pulse.check()
+                time.sleep(_LOOK_AGAIN_S)
+            command = json.loads(self._store.get(_key(self._next)))
         self._next += 1
         return Command(**{**command, "work": Work(command["work"])})
 
-
-def _has(store: Store, key: str) -> bool:
-    """Whether the key is there. Waits a moment when it is not."""
-    if store.check([key]):
-        return True
-    time.sleep(_LOOK_AGAIN_S)
-    return False
+    def leave(self) -> None:
+        """Let rank 0 know that this rank needs it no longer. Call it once."""
+        self._pulse.close()
+        with suppress(RuntimeError):  # the store is gone, and rank 0 with it
+            self._store.add(_NUM_LEFT, 1)
 
 
 def _key(number: int) -> str:
     return f"command/{number}"
+
+
+def _count_of(rank: int) -> str:
+    return f"alive/{rank}"

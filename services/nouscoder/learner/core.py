@@ -29,7 +29,7 @@ from nouscoder.learner.checkpoint import Checkpoint, CheckpointStore, PendingChe
 from nouscoder.learner.commands import Command, Leader, Work
 from nouscoder.learner.identity import open_identity
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
-from nouscoder.learner.ranks import Ranks, naming_lost_ranks
+from nouscoder.learner.ranks import Ranks
 from nouscoder.learner.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, sample_lines
 from nouscoder.learner.saved_batches import SavedBatches
 from nouscoder.learner.trainer import TrainedBatch, Trainer
@@ -150,8 +150,7 @@ class LearnerCore:
         checkpoint = self._store.newest()
         if checkpoint is not None:
             self._progress, self._newest = checkpoint.progress, checkpoint
-        self._leader.tell(Command(Work.LOAD, self._progress.step))
-        with naming_lost_ranks(self._ranks.patience_s):
+        with self._leader.together(Command(Work.LOAD, self._progress.step)):
             self._trainer = trainer_at(self._config, checkpoint, self._ranks)
         last_batch = max([self._progress.batch_id, *self._batches.numbers()])
         self._run_log.open((last_batch + 1) * self._config.learner.steps_per_batch)
@@ -199,9 +198,9 @@ class LearnerCore:
         self._in_batch = True
         try:
             self._progress.after(batch, self._started.step)  # refuses a group that was trained on before
-            self._started.use(self._settings.fix(batch.batch_id, self._config.learner))
-            self._leader.tell(Command(Work.TRAIN, batch.batch_id))
-            with naming_lost_ranks(self._ranks.patience_s):
+            settings = self._settings.fix(batch.batch_id, self._config.learner)
+            with self._leader.together(Command(Work.TRAIN, batch.batch_id)):
+                self._started.use(settings)
                 trained = self._started.train_batch(batch)
         except ValueError as error:
             raise LearnerError(f"batch {batch.batch_id} cannot be trained on: {error}") from error
@@ -216,8 +215,7 @@ class LearnerCore:
 
     def stage_policy(self) -> StagedPolicy:
         """Copy the weights in the types of the policy folder, so that they can be written while training continues."""
-        self._leader.tell(Command(Work.GATHER))
-        with naming_lost_ranks(self._ranks.patience_s):
+        with self._leader.together(Command(Work.GATHER)):
             return StagedPolicy.of(self.model, self._progress.policy_version, self._progress.step, self._dtypes)
 
     def write_policy(self, policy: StagedPolicy) -> PolicyManifest:
@@ -240,6 +238,10 @@ class LearnerCore:
         self._settings.prune(min(self._batches.numbers(), default=0))
         self._newest = checkpoint
         return checkpoint
+
+    def check_ranks(self) -> None:
+        """Raises RankLost when another rank has not answered for learner.rank_patience_s. Any thread."""
+        self._leader.check()
 
     def interrupt(self) -> None:
         """Stop before the next step. Any thread."""

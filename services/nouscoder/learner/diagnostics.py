@@ -80,12 +80,13 @@ class StepDiagnostics:
     def over(self, ranks: Ranks) -> StepDiagnostics:
         """Those of all ranks."""
         total = StepDiagnostics()
-        for num_tokens, values, reductions in ranks.gather((self._num_tokens, self._values, self._reductions)):
-            total._num_tokens += num_tokens
-            total._reductions |= reductions
-            for name, value in values.items():
+        for part in ranks.gather(self):
+            total._num_tokens += part._num_tokens
+            total._reductions |= part._reductions
+            total._mismatch.join(part._mismatch)
+            for name, value in part._values.items():
                 known = total._values.get(name)
-                total._values[name] = value if known is None else _COMBINE[reductions[name]](known, value)
+                total._values[name] = value if known is None else _COMBINE[part._reductions[name]](known, value)
         return total
 
     def result(self) -> dict[str, float]:

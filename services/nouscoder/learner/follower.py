@@ -19,7 +19,7 @@ from nouscoder.learner.commands import Command, Listener, Work
 from nouscoder.learner.core import RunFiles, prepare_thread, trainer_at
 from nouscoder.learner.ranks import Ranks, naming_lost_ranks
 from nouscoder.learner.saved_batches import SavedBatches
-from nouscoder.learner.trainer import Trainer
+from nouscoder.learner.trainer import Trainer, TrainingInterrupted
 from nouscoder.learner.weights import weights_of
 
 log = logging.getLogger(__name__)
@@ -44,14 +44,20 @@ class Follower:
         }
 
     def run(self) -> None:
-        """Work until rank 0 says STOP. Raises NousCoderError, RankLost among others."""
+        """Work until rank 0 says STOP or is interrupted. Raises NousCoderError, RankLost among others."""
+        assert self._ranks.store is not None, "a learner of one rank has no followers"
         prepare_thread(self._config.learner.threads)
-        listener = Listener(self._ranks)
-        while (command := listener.next()).work is not Work.STOP:
-            log.info("command", extra={"work": command.work.value, "number": command.number})
-            with naming_lost_ranks(self._ranks.patience_s):
-                self._works[command.work](command)
-        self._finish_saving()
+        listener = Listener(self._ranks, self._ranks.store)
+        try:
+            while (command := listener.next()).work is not Work.STOP:
+                log.info("command", extra={"work": command.work.value, "number": command.number})
+                with naming_lost_ranks(self._ranks.patience_s):
+                    self._works[command.work](command)
+            self._finish_saving()
+        except TrainingInterrupted:
+            log.info("rank 0 was interrupted inside a batch: a resume trains the batch again")
+        finally:
+            listener.leave()
 
     @property
     def _loaded(self) -> Trainer:
@@ -76,6 +82,9 @@ class Follower:
         self._saving = begin_part(self._loaded, Path(command.folder))
 
     def _finish_saving(self) -> None:
-        if self._saving is not None:
-            self._saving.wait()
-            self._saving = None
+        saving, self._saving = self._saving, None
+        try:
+            if saving is not None:
+                saving.wait()
+        except OSError as error:
+            log.warning("a checkpoint failed: rank 0 decides when to try again", extra={"fault": str(error)})

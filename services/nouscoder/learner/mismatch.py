@@ -43,6 +43,11 @@ class MismatchFigures:
         self._differences.append(differences.double().cpu())
         self._positions.append(positions_in_rollouts(inputs.rollout_of_token.cpu()))
 
+    def join(self, other: MismatchFigures) -> None:
+        """Add the tokens that `other` has."""
+        self._differences += other._differences
+        self._positions += other._positions
+
     def result(self) -> dict[str, float]:
         """The figures by name; a bucket without tokens has none. Raises ValueError when no token was added."""
         if not self._differences:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, closing
 from functools import partial
@@ -150,6 +151,9 @@ async def serve(config: Config) -> None:
     """
     ranks = await asyncio.to_thread(Ranks.join, config.learner.device, config.learner.rank_patience_s)
     if ranks.rank:
+        # Supervisors signal every rank. Rank 0 decides: it completes its step and tells the others to stop.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         await asyncio.to_thread(Follower(config, ranks).run)
         return
     registry = CollectorRegistry()

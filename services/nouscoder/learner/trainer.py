@@ -284,7 +284,7 @@ class Trainer:
     def _mean_entropy(self, minibatches: Sequence[_Minibatch]) -> float:
         """The mean entropy, in nats, of the loss tokens of the whole batch. 0 when there are none."""
         old = [scores.entropies.double() for part in minibatches for scores in part.old_scores if scores is not None]
-        total, count = self.ranks.sum([sum(float(part.sum()) for part in old), sum(map(len, old))])
+        total, count = self.ranks.sum([float(torch.cat(old).sum()) if old else 0.0, sum(map(len, old))])
         return total / count if count else 0.0
 
     def _clip_gradient(self, loss: float) -> float:

@@ -143,7 +143,7 @@ class LearnerWorker:
         await asyncio.to_thread(self._thread.shutdown, wait=True)
         await self._publication.close()
         await self._checkpoints.close()
-        self._core.close()
+        await asyncio.to_thread(self._core.close)
 
     def pause(self) -> None:
         """Lease no further batch. The one in training is completed."""
@@ -244,6 +244,7 @@ class LearnerWorker:
         started = counted = time.monotonic()
         while True:
             self._publication.raise_if_failed()
+            self._core.check_ranks()
             leased = await self._lease()
             now = time.monotonic()
             self._metrics.waited(WaitReason.BATCH, now - counted)
