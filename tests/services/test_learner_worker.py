@@ -34,7 +34,7 @@ from nouscoder.learner.worker import LearnerState, LearnerWorker
 
 EVALUATION_BEFORE = "evaluation_before.json"
 NUM_BATCHES, STEPS_PER_BATCH = 3, 2
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 
 
 @pytest.fixture(autouse=True)
