@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -14,8 +16,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch._C._distributed_c10d import HashStore
 
 from nouscoder.learner.balance import Cost, rounds
+from nouscoder.learner.commands import Command, Leader, Listener, Work
+from nouscoder.learner.ranks import RankLost, Ranks
 from nouscoder.learner.synthetic import random_policy, write_policy_folder
 
 SCRIPT = Path(__file__).with_name("learner_rank.py")
@@ -68,6 +73,39 @@ def test_ranks_have_about_equal_work_in_each_round() -> None:
     for rows in rounds(lengths, 4000, 4, cost):
         work = [sum(cost.of_length(lengths[index]) for index in row) for row in rows]
         assert max(work) < 1.1 * min(work)
+
+
+def test_a_rank_gets_each_command_once_and_in_order_and_rank_0_waits_until_it_has_left() -> None:
+    store = HashStore()
+    leader = Leader(Ranks(0, 2, store, patience_s=600.0))
+    listener = Listener(Ranks(1, 2, store, patience_s=600.0), store)
+    told = [Command(Work.LOAD, 4), Command(Work.TRAIN, 2), Command(Work.SAVE, folder="there")]
+    for command in told:
+        leader.tell(command)
+    assert [listener.next() for _ in told] == told
+    with ThreadPoolExecutor(1) as thread:
+        closed = thread.submit(leader.close)
+        assert listener.next() == Command(Work.STOP)
+        assert not closed.done()
+        listener.leave()
+        closed.result()
+
+
+def test_a_rank_that_no_longer_counts_is_lost_for_those_that_wait() -> None:
+    store = HashStore()
+    with pytest.raises(RankLost, match="rank 0 of the learner has not answered for 0 s"):
+        Listener(Ranks(1, 2, store, patience_s=0.1), store).next()
+    leader = Leader(Ranks(0, 2, store, patience_s=0.1))
+    with pytest.raises(RankLost, match="rank 1 of the learner has not answered"), leader.together(Command(Work.LOAD)):
+        wait_until_lost(leader)
+    leader.close()
+
+
+def wait_until_lost(leader: Leader) -> None:
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        leader.check()
+        time.sleep(0.01)
 
 
 @pytest.mark.soak
