@@ -18,7 +18,7 @@ from nouscoder.generation.metrics import GenerationMetrics
 
 MAX_RUNNING, MAX_TOKENS_TOTAL, VOCABULARY = 4, 40, 64
 STOP = frozenset({2})
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 # The tensors are tiny, so more threads would only wait for each other.
 torch.set_num_threads(1)

@@ -78,7 +78,7 @@ def test_a_run_completes_after_a_service_is_killed(loop_run: MakeRun, service: s
     run.until(lambda: len(run.steps()) >= 2, "the first batch")
     first = run.pid(service)
     os.kill(first, signal.SIGKILL)
-    run.until(lambda: run.pids(f"serve {service} ") and first not in run.pids(f"serve {service} "), "the restart", 30)
+    run.until(lambda: run.pids(f"serve {service} ") and first not in run.pids(f"serve {service} "), "the restart", 60)
     assert_complete(run)
 
 

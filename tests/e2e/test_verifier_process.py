@@ -23,7 +23,7 @@ from nouscoder.verifier.access.api_keys import new_api_key
 BODY = {"code": "print(3)", "tests": {"type": "stdin", "cases": [{"input": "", "output": "3"}]}}
 
 
-def until(condition: Callable[[], bool], what: str, limit_s: float = 30) -> None:
+def until(condition: Callable[[], bool], what: str, limit_s: float = 60) -> None:
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, what

@@ -19,7 +19,7 @@ from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import OnOutcome
 
 PATIENCE_S = 0.3
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 class Accepting:

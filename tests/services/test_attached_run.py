@@ -140,7 +140,7 @@ class Site:
         time.sleep(0.4)
         self.redis = start_redis(self.root / "redis")
 
-    def stop(self, name: str, limit_s: float = 20) -> int:
+    def stop(self, name: str, limit_s: float = 60) -> int:
         process = self.processes.pop(name)
         process.terminate()
         return process.wait(limit_s)

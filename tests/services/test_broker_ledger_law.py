@@ -335,7 +335,7 @@ class RunHistory(RuleBasedStateMachine):
         self.runner.close()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_the_laws_hold_after_every_step_of_random_histories(broker_rig: Any) -> None:
     machine = type("RunHistoryOnRig", (RunHistory,), {"rig": broker_rig})
     run_state_machine_as_test(
@@ -350,7 +350,7 @@ def test_the_laws_hold_after_every_step_of_random_histories(broker_rig: Any) -> 
     )
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("k", "seed"), [(1, 0), (2, 1), (3, 2)])
 def test_the_laws_hold_in_long_histories_that_meet_every_end(broker_rig: Any, k: int, seed: int) -> None:
     history = type("RunHistoryOnRig", (RunHistory,), {"rig": broker_rig, "k": k})()
@@ -370,7 +370,7 @@ def test_the_laws_hold_in_long_histories_that_meet_every_end(broker_rig: Any, k:
         history.teardown()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("policy", "k", "max_staleness"), [(StalePolicy.KEEP, 2, 3), (StalePolicy.FINISH_FIRST, 3, 1)])
 def test_the_laws_hold_under_the_other_policies_of_staleness(
     broker_rig: Any, policy: StalePolicy, k: int, max_staleness: int

@@ -147,7 +147,7 @@ async def ended(process: asyncio.subprocess.Process) -> AsyncIterator[None]:
         await process.wait()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 async def test_a_killed_broker_process_is_replaced_and_the_clients_do_not_notice(
     tmp_path: Path, broker_rig: Any
 ) -> None:

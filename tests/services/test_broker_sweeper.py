@@ -198,7 +198,7 @@ def test_leases_are_judged_by_the_runs_clock_alone() -> None:
         assert "pending[3]" not in text
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_a_real_broker_process_that_is_stopped_for_three_leases_takes_no_live_lease_back(
     tmp_path: Path, broker_rig: Any
 ) -> None:

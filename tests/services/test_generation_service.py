@@ -99,7 +99,7 @@ async def bench(single_turn: SingleTurn) -> AsyncIterator[Bench]:
         yield Bench(generation_pb2_grpc.GenerationServiceStub(channel), engine, metrics)
 
 
-async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], limit_s: float = 60) -> None:
     async with asyncio.timeout(limit_s):
         while not condition():
             await asyncio.sleep(0.005)

@@ -160,7 +160,7 @@ def working(single_turn: SingleTurn) -> Working:
     return work
 
 
-async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], limit_s: float = 60) -> None:
     async with asyncio.timeout(limit_s):
         while not condition():
             await asyncio.sleep(0.005)

@@ -27,7 +27,7 @@ from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
 
 NAME = "nouscoder.v1.LearnerService"
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 
 
 @pytest.fixture(autouse=True)

@@ -122,7 +122,7 @@ class Service:
         return self.process.wait(60)
 
 
-def until(condition: Callable[[], bool], what: str, limit_s: float = 30) -> None:
+def until(condition: Callable[[], bool], what: str, limit_s: float = 60) -> None:
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, what
