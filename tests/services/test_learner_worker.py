@@ -28,9 +28,10 @@ from nouscoder.learner.fake_broker import FakeBroker, recorded
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.publish import StagedPolicy
 from nouscoder.learner.run_log import BatchSeconds
+from nouscoder.learner.state import LearnerState
 from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.trainer import TrainedBatch
-from nouscoder.learner.worker import LearnerState, LearnerWorker
+from nouscoder.learner.worker import LearnerWorker
 
 EVALUATION_BEFORE = "evaluation_before.json"
 NUM_BATCHES, STEPS_PER_BATCH = 3, 2

@@ -16,20 +16,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from nouscoder.config import Config
 from nouscoder.domain.batch import RecordedBatch
-from nouscoder.domain.lease import Lease, LeasedBatch
 from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import NousCoderError
 from nouscoder.folder_lock import FolderInUse
+from nouscoder.learner.batch_source import BatchSource
 from nouscoder.learner.checkpoints import Checkpoints
 from nouscoder.learner.core import LearnerCore, LearnerError
 from nouscoder.learner.curriculum_copy import CurriculumCopy
@@ -39,38 +38,16 @@ from nouscoder.learner.peers import Broker
 from nouscoder.learner.publication import Publication
 from nouscoder.learner.recovery import Recovery
 from nouscoder.learner.run_log import BatchSeconds
-from nouscoder.learner.saved_batches import RecordsMissing
+from nouscoder.learner.state import LearnerState, StateClock
 from nouscoder.learner.trainer import TrainedBatch, TrainingError
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerBehind, PeerError
-from nouscoder.store.record_store import ByteRange
 
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
-_LEASE_WAIT_S = 5.0
 _CHECKPOINT_LIMIT_S = 600.0
 _LOOK_AGAIN_S = 0.3
-# Leases of a batch whose records Redis had forgotten, one after another. Redis forgets a batch with its records, so the
-# next lease gives another batch.
-_MAX_FORGOTTEN_BATCHES = 5
-
-
-class LearnerState(StrEnum):
-    """STARTING -> (WAITING_FOR_BATCH <-> PAUSED -> TRAINING -> PUBLISHING -> CHECKPOINTING)* -> FINISHED.
-
-    PUBLISHING and CHECKPOINTING last until the state is copied; the copies are written in the background.
-    WAITING_FOR_EVALUATION comes after STARTING when learner.start_after names a file.
-    """
-
-    STARTING = "starting"
-    WAITING_FOR_EVALUATION = "waiting_for_evaluation"
-    WAITING_FOR_BATCH = "waiting_for_batch"
-    TRAINING = "training"
-    CHECKPOINTING = "checkpointing"
-    PUBLISHING = "publishing"
-    PAUSED = "paused"
-    FINISHED = "finished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +74,13 @@ class LearnerWorker:
         self._recovery = Recovery(core, broker, self._curriculum)
         self._publication = Publication(core, broker, metrics, self._thread, self._recovery)
         self._checkpoints = Checkpoints(config.learner, core, metrics, self._thread, self._publication)
-        self._state = LearnerState.STARTING
-        self._state_since = time.monotonic()
-        self._may_run = asyncio.Event()
-        self._may_run.set()
+        self._clock = StateClock()
+        self._batches = BatchSource(
+            config.learner, broker, metrics, core, self._publication, self._recovery, self._clock
+        )
         self._last: TrainedBatch | None = None
         self._peak_flops = config.learner.peak_flops
         self._is_closing = False
-        self._num_forgotten = 0
 
     async def run(self) -> None:
         """Train until the run's batches are done, then finish the run. Raises NousCoderError."""
@@ -117,18 +93,18 @@ class LearnerWorker:
             await self._recovery.settle(None)  # refuses, and says whose state it is
         if status.finished:
             log.info("the run is finished: nothing is left to train on", extra={"step": self._core.progress.step})
-            self._enter(LearnerState.FINISHED)
+            self._clock.enter(LearnerState.FINISHED)
             return
         await self._catch_up(status)
         await self._train_batches()
-        self._enter(LearnerState.FINISHED)
+        self._clock.enter(LearnerState.FINISHED)
 
     async def stop(self) -> None:
         """Stop before the next optimizer step, write a checkpoint if no batch is incomplete, and close."""
         self._core.interrupt()
         self._is_closing = True
         try:
-            if self._state is not LearnerState.STARTING:
+            if self._clock.state is not LearnerState.STARTING:
                 async with asyncio.timeout(_CHECKPOINT_LIMIT_S):
                     await self._checkpoints.now()
         except (NousCoderError, TimeoutError) as error:
@@ -147,11 +123,11 @@ class LearnerWorker:
 
     def pause(self) -> None:
         """Lease no further batch. The one in training is completed."""
-        self._may_run.clear()
+        self._batches.pause()
 
     def resume(self) -> None:
         """End a pause."""
-        self._may_run.set()
+        self._batches.resume()
 
     async def checkpoint(self) -> tuple[Path, int]:
         """Write the state after the batch in training to disk. Returns its path and its step.
@@ -160,7 +136,7 @@ class LearnerWorker:
         """
         if self._is_closing:
             raise LearnerError("the learner is stopping: resume from its newest checkpoint")
-        if self._state is LearnerState.STARTING:
+        if self._clock.state is LearnerState.STARTING:
             raise LearnerError("the learner is still starting: there is nothing to checkpoint yet")
         try:
             async with asyncio.timeout(_CHECKPOINT_LIMIT_S):
@@ -172,8 +148,7 @@ class LearnerWorker:
     def status(self) -> LearnerStatus:
         """The current state."""
         progress = self._core.progress
-        state_s = time.monotonic() - self._state_since
-        return LearnerStatus(self._state, state_s, progress.step, progress.policy_version, self._last)
+        return LearnerStatus(self._clock.state, self._clock.state_s, progress.step, progress.policy_version, self._last)
 
     async def _start(self) -> None:
         """Load the state. Waits up to learner.folder_patience_s while another learner holds the run folder."""
@@ -188,7 +163,7 @@ class LearnerWorker:
         file = self._config.run.folder / self._config.learner.start_after
         if file.exists():
             return
-        self._enter(LearnerState.WAITING_FOR_EVALUATION)
+        self._clock.enter(LearnerState.WAITING_FOR_EVALUATION)
         log.info("waiting for the evaluation of the first policy", extra={"file": str(file)})
         started = counted = time.monotonic()
         while not file.exists():
@@ -218,7 +193,7 @@ class LearnerWorker:
         """Train the remaining batches of the run. At the end all are published and in a checkpoint."""
         seconds = BatchSeconds()
         while self._core.progress.policy_version < self._config.run.total_batches:
-            leased, wait_s = await self._next_batch()
+            leased, wait_s = await self._batches.next()
             if leased is None:
                 log.warning("another client finished the run", extra={"step": self._core.progress.step})
                 await self._checkpoints.now()
@@ -226,7 +201,8 @@ class LearnerWorker:
             batch, lease = leased
             async with self._broker.keep_leases() as keeper:
                 keeper.add(lease)
-                if not await self._save(batch):
+                self._clock.enter(LearnerState.TRAINING)
+                if not await self._batches.save(batch):
                     continue
                 await self._train_on(batch, replace(seconds, wait_for_batch=wait_s))
                 seconds = await self._hand_over(batch)
@@ -236,68 +212,6 @@ class LearnerWorker:
         await self._curriculum.now()
         await self._recovery.settle(self._publication.newest)
         await self._broker.finish_run("every batch is trained")
-
-    async def _next_batch(self) -> tuple[tuple[RecordedBatch, Lease] | None, float]:
-        """The next batch with its lease (None when the run is finished), and the seconds waited."""
-        await self._pass_pause()
-        self._enter(LearnerState.WAITING_FOR_BATCH)
-        started = counted = time.monotonic()
-        while True:
-            self._publication.raise_if_failed()
-            self._core.check_ranks()
-            leased = await self._lease()
-            now = time.monotonic()
-            self._metrics.waited(WaitReason.BATCH, now - counted)
-            counted = now
-            wait_s = now - started
-            if leased.batch is not None and leased.lease is not None:
-                return (leased.batch, leased.lease), wait_s
-            if leased.run_finished:
-                return None, wait_s
-            if wait_s > self._config.learner.batch_patience_s:
-                raise LearnerError(f"no batch within {wait_s:.0f} s: `nouscoder why-stalled` shows the reason")
-            if not self._may_run.is_set():
-                await self._pass_pause()
-                started = counted = time.monotonic()  # a pause does not count for batch_patience_s
-                self._enter(LearnerState.WAITING_FOR_BATCH)
-
-    async def _lease(self) -> LeasedBatch:
-        """A lease on the next batch; none also when the broker had to be restored first. Raises LearnerError."""
-        done = self._core.progress
-        try:
-            leased = await self._broker.lease_batch(_LEASE_WAIT_S, self._core.identity.run_id, done.batch_id + 1)
-        except PeerBehind:
-            if not await self._recovery.settle(self._publication.newest):
-                await asyncio.sleep(_LOOK_AGAIN_S)
-            return LeasedBatch()
-        if leased.batch is None or not any(number in done.groups for number in leased.batch.group_numbers):
-            return leased
-        if not await self._recovery.settle(self._publication.newest):
-            raise LearnerError(f"batch {leased.batch.batch_id} holds a group that was trained on before")
-        return LeasedBatch()
-
-    async def _pass_pause(self) -> None:
-        if self._may_run.is_set():
-            return
-        self._enter(LearnerState.PAUSED)
-        started = time.monotonic()
-        await self._may_run.wait()  # unbounded: a person ends the pause, or the process exits
-        self._metrics.waited(WaitReason.PAUSED, time.monotonic() - started)
-
-    async def _save(self, batch: RecordedBatch) -> bool:
-        """Have the batch on the disk. False: Redis has forgotten it since it was leased. Raises SavedBatchError."""
-        self._enter(LearnerState.TRAINING)
-        try:
-            await self._core.save_batch(batch, self._records_of(batch))
-        except RecordsMissing as error:
-            self._num_forgotten += 1
-            if self._num_forgotten > _MAX_FORGOTTEN_BATCHES:
-                raise
-            log.warning("a leased batch was forgotten: asking for another", extra={"reason": str(error)})
-            await self._recovery.settle(self._publication.newest)
-            return False
-        self._num_forgotten = 0
-        return True
 
     async def _train_on(self, recorded: RecordedBatch, seconds: BatchSeconds) -> None:
         """Take the steps of a saved batch. `seconds` are those since the batch before."""
@@ -318,7 +232,7 @@ class LearnerWorker:
 
     async def _hand_over(self, batch: RecordedBatch) -> BatchSeconds:
         """Begin to publish the new policy, commit the batch, and begin a checkpoint if it is due."""
-        self._enter(LearnerState.PUBLISHING)
+        self._clock.enter(LearnerState.PUBLISHING)
         started = time.monotonic()
         await self._publication.begin()
         publish_s = time.monotonic() - started
@@ -329,22 +243,12 @@ class LearnerWorker:
         except PeerBehind:
             await self._recovery.settle(self._publication.newest)
 
-        self._enter(LearnerState.CHECKPOINTING)
+        self._clock.enter(LearnerState.CHECKPOINTING)
         started = time.monotonic()
         await self._checkpoints.after_batch()
         checkpoint_s = time.monotonic() - started
         self._metrics.waited(WaitReason.CHECKPOINT, checkpoint_s)
         return BatchSeconds(checkpoint=checkpoint_s, publish=publish_s)
-
-    async def _records_of(self, batch: RecordedBatch) -> AsyncIterator[bytes]:
-        """The bytes of the batch's records, as they arrive."""
-        ranges = [ByteRange(recorded.record, 0, recorded.header.record_bytes) for recorded in batch.rollouts]
-        async for _, data in self._broker.stream_records(ranges):
-            yield data
-
-    def _enter(self, state: LearnerState) -> None:
-        self._state = state
-        self._state_since = time.monotonic()
 
     async def _in_thread(self, work: Callable[[], Answer]) -> Answer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
