@@ -60,12 +60,13 @@ def test_the_document_names_many_paths() -> None:
 
 
 def test_the_loops_in_the_docstring_of_the_run_exist() -> None:
-    """`Class._method, _other ... path/file.py` in the docstring of run/loop.py."""
+    """Lines such as `Class.method, other_function   folder/file.py, other_file.py` in the docstring of run/loop.py."""
     text = (PACKAGE / "run" / "loop.py").read_text(encoding="utf8")
-    loops = re.findall(r"^    ([A-Z]\w+)\.(.*?)  +(\w+/\w+\.py)$", text, flags=re.M)
+    loops = re.findall(r"^    ([A-Z]\w+\..*?)  +(\w+)/(\w+\.py.*)$", text, flags=re.M)
     assert len(loops) == 4
-    for kind, methods, file in loops:
-        source = (PACKAGE / file).read_text(encoding="utf8")
-        assert f"class {kind}" in source, f"{file} has no class {kind}"
-        for method in re.findall(r"_?[a-z]\w+_\w+|_[a-z]\w+", methods):
-            assert f"def {method}(" in source, f"{file} has no {kind}.{method}"
+    for names, folder, files in loops:
+        source = "".join((PACKAGE / folder / file).read_text(encoding="utf8") for file in files.split(", "))
+        for kind in re.findall(r"\b[A-Z]\w+", names):
+            assert f"class {kind}" in source, f"{folder}/{files} has no class {kind}"
+        for method in re.findall(r"(?<=\.)[a-z]\w+|_?[a-z]\w+_\w+|_[a-z]\w+", names):
+            assert f"def {method}(" in source, f"{folder}/{files} has no {method}"

@@ -414,8 +414,8 @@ class RealRun:
         self.client = await self._stack.enter_async_context(BrokerClient(address, "learner-1", PATIENCE_S))
         section = self.config.broker.model_copy(update={"grpc": address})
         self._at_address = self.config.model_copy(update={"broker": section})
-        others = asyncio.ensure_future(self._sample_and_grade())
-        self._stack.callback(others.cancel)
+        self._others = asyncio.ensure_future(self._sample_and_grade())
+        self._stack.callback(self._others.cancel)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -448,7 +448,10 @@ class RealRun:
         run = asyncio.ensure_future(worker.run())
         try:
             await while_it_runs(run)
-            await asyncio.wait_for(run, LIMIT_S)
+            await asyncio.wait({run, self._others}, timeout=LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+            assert not self._others.done(), self._others.exception()
+            assert run.done(), f"{worker.status()}, {await self.client.status()}"
+            run.result()
         finally:
             run.cancel()
             await asyncio.gather(run, return_exceptions=True)
