@@ -157,6 +157,24 @@ async def test_committed_batches_that_redis_forgot_are_restored_and_the_run_goes
 
 
 @forgets
+async def test_a_learner_that_waits_for_a_batch_notices_at_its_next_call_what_redis_forgot(
+    learner: BookKeeper, redis: ForgetfulRedis, broker_rig: Any, forget: Callable[[ForgetfulRedis], None]
+) -> None:
+    """Nobody else may wake it: no rollout can be submitted before the learner has restored the policy."""
+    redis.remember()
+    await work(learner, broker_rig)
+    while await learner.train():
+        pass
+    for _ in range(3):  # from the second call on the broker knows that there is nothing to lease
+        assert (
+            await learner.broker.lease_batch("learner-1", 0.01, IDENTITY.run_id, learner.books.batches)
+        ).batch is None
+    forget(redis)
+    with pytest.raises(Behind):
+        await learner.broker.lease_batch("learner-1", 0.01, IDENTITY.run_id, learner.books.batches)
+
+
+@forgets
 async def test_a_batch_in_training_that_redis_forgot_counts_once_it_is_trained(
     learner: BookKeeper, redis: ForgetfulRedis, broker_rig: Any, forget: Callable[[ForgetfulRedis], None]
 ) -> None:

@@ -175,7 +175,10 @@ class Broker:
             lease = Lease(str(answer.ref), self._config.broker.batch_lease_s, answer.ref.delivery)
             return Found(LeasedBatch(answer.batch, lease), is_enough=True)
 
-        leased = await self.waits.until(self.waits.batches, worker_id, look, LeasedBatch(), wait_s)
+        found = await look()  # in every call: nothing wakes a learner whose run Redis has forgotten
+        leased = found.answer
+        if not found.is_enough:
+            leased = await self.waits.until(self.waits.batches, worker_id, look, LeasedBatch(), wait_s)
         if leased.batch is not None:
             self.waits.tasks.wake()  # groups that went stale freed slots
         return leased
