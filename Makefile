@@ -12,7 +12,7 @@ demo: .venv/demo.ready
 
 # One process per core. The tests of a file run in one process, because some share fixtures that start slowly.
 test: .venv/dev.ready
-	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations=15
 
 # Takes minutes: the demo, killed and resumed exactly; a Redis that forgets; a large batch.
 test-heavy: .venv/dev.ready
