@@ -165,7 +165,7 @@ class Site:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "nouscoder", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
     def steps(self) -> list[int]:
         file = self.folder / "metrics.jsonl"
