@@ -119,8 +119,11 @@ def _when_late(snapshot: Snapshot) -> Iterator[Blocker]:
             num_items=num_batches,
         )
         return
-    must_stand = not num_batches
-    blockers = [*grading_blockers(snapshot, must_stand=must_stand), *sampling_blockers(snapshot, must_stand=must_stand)]
+    only_if_nothing_moves = not num_batches
+    blockers = [
+        *grading_blockers(snapshot, only_if_nothing_moves=only_if_nothing_moves),
+        *sampling_blockers(snapshot, only_if_nothing_moves=only_if_nothing_moves),
+    ]
     blockers += _outcomes(snapshot)
     if not blockers and not is_moving(snapshot):
         blockers += _nothing_moves(snapshot)

@@ -30,13 +30,13 @@ def _is_silent(snapshot: Snapshot, holder: Holder) -> bool:
     return holder.silent_s >= snapshot.lease_s / 2
 
 
-def _stands(snapshot: Snapshot, holder: Holder) -> bool:
+def _is_still(snapshot: Snapshot, holder: Holder) -> bool:
     return holder.paused or holder.still_s >= _STILL_S or _is_silent(snapshot, holder)
 
 
 def is_moving(snapshot: Snapshot) -> bool:
     """Some rollout under lease moves."""
-    return not all(_stands(snapshot, holder) for holder in (*snapshot.sampling, *snapshot.grading))
+    return not all(_is_still(snapshot, holder) for holder in (*snapshot.sampling, *snapshot.grading))
 
 
 def num_waiting(snapshot: Snapshot, stream: str) -> int:
@@ -44,8 +44,8 @@ def num_waiting(snapshot: Snapshot, stream: str) -> int:
     return next((s.lag for s in snapshot.status.streams if s.stream == stream), 0)
 
 
-def grading_blockers(snapshot: Snapshot, *, must_stand: bool) -> Iterator[Blocker]:
-    """What holds grading up. `must_stand`: workers that stand still count only when no rollout moves."""
+def grading_blockers(snapshot: Snapshot, *, only_if_nothing_moves: bool) -> Iterator[Blocker]:
+    """What blocks grading. `only_if_nothing_moves`: workers without progress count only when no rollout moves."""
     lag, alive = num_waiting(snapshot, "grading"), [h for h in snapshot.grading if not _is_silent(snapshot, h)]
     if lag and not alive and is_unasked(snapshot, "grading"):
         yield Blocker(
@@ -56,10 +56,10 @@ def grading_blockers(snapshot: Snapshot, *, must_stand: bool) -> Iterator[Blocke
             num_items=lag,
         )
         return
-    if must_stand and is_moving(snapshot):
+    if only_if_nothing_moves and is_moving(snapshot):
         return
     silent = [h for h in snapshot.grading if _is_silent(snapshot, h)]
-    still = [h for h in alive if _stands(snapshot, h)]
+    still = [h for h in alive if _is_still(snapshot, h)]
     if silent:
         yield _standing(StallCause.VERIFIER_SILENT, silent, "being graded", _SILENT)
     if still:
@@ -68,8 +68,8 @@ def grading_blockers(snapshot: Snapshot, *, must_stand: bool) -> Iterator[Blocke
         )
 
 
-def sampling_blockers(snapshot: Snapshot, *, must_stand: bool) -> Iterator[Blocker]:
-    """What holds sampling up. `must_stand` is as in grading_blockers."""
+def sampling_blockers(snapshot: Snapshot, *, only_if_nothing_moves: bool) -> Iterator[Blocker]:
+    """What blocks sampling. `only_if_nothing_moves` is as in grading_blockers."""
     alive = [h for h in snapshot.sampling if not _is_silent(snapshot, h)]
     slots = num_waiting(snapshot, "tasks") + snapshot.status.admission_slots_free
     if slots and not alive and snapshot.num_problems and is_unasked(snapshot, "tasks"):
@@ -81,15 +81,15 @@ def sampling_blockers(snapshot: Snapshot, *, must_stand: bool) -> Iterator[Block
             num_items=slots,
         )
         return
-    if must_stand and is_moving(snapshot):
+    if only_if_nothing_moves and is_moving(snapshot):
         return
     silent = [h for h in snapshot.sampling if _is_silent(snapshot, h)]
     paused = [h for h in alive if h.paused]
-    still = [h for h in alive if not h.paused and _stands(snapshot, h)]
+    still = [h for h in alive if not h.paused and _is_still(snapshot, h)]
     if silent:
         yield _standing(StallCause.GENERATION_SILENT, silent, "being sampled", _SILENT)
     if paused:
-        what = "a person paused the engine: it goes on after Resume, or when the pause is over."
+        what = "a person paused the engine: it continues after Resume, or when the pause ends."
         yield _standing(StallCause.ENGINE_PAUSED, paused, "being sampled", what)
     if still:
         what = "no token has been sampled meanwhile: the engine hangs. See the log of generation."
