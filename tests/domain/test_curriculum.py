@@ -266,7 +266,7 @@ def test_a_curriculum_that_the_problems_do_not_allow_is_refused(tmp_path: Path) 
         (["name=pass_rates", f'pass_rates="{solved}"'], "leaves no problem"),
         (
             ["name=pass_rates", f'pass_rates="{too_high}"'],
-            "high.jsonl, record 1: body: passed 8 is more than sampled 1",
+            "high.jsonl, record 1: passed 8 is more than sampled 1",
         ),
         (["name=potential", f'pass_rates="{no_rate}"'], "none.jsonl, record 1: passed: Field required"),
         (["name=priorities", f'priorities="{nothing}"'], "no problem has a priority above 0"),

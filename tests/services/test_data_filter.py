@@ -329,7 +329,7 @@ def test_a_wrong_recipe_gets_one_clear_sentence(tmp_path: Path, line: str, sente
 @pytest.mark.parametrize(
     ("lines", "sentence"),
     [
-        ('{"problem_id": "half", "passed": 9, "sampled": 8}', "record 1: body: passed 9 is more than sampled 8"),
+        ('{"problem_id": "half", "passed": 9, "sampled": 8}', "record 1: passed 9 is more than sampled 8"),
         ('{"problem_id": "half", "sampled": 8}', "record 1: passed: Field required"),
         ('{"problem_id": "stranger", "passed": 1, "sampled": 8}', "has none of the problems"),
     ],

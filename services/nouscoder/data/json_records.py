@@ -67,7 +67,9 @@ def checked_records(path: Path, form: type[AnyBody]) -> Iterator[AnyBody]:
         try:
             yield form.model_validate(record.value)
         except ValidationError as error:
-            raise BadRecord(f"{path}, record {record.number}: {': '.join(first_fault(error))}") from None
+            field, fault = first_fault(error)
+            what = fault if field == "body" else f"{field}: {fault}"
+            raise BadRecord(f"{path}, record {record.number}: {what}") from None
 
 
 def _is_line_of_arrays(head: bytes) -> bool:
