@@ -95,7 +95,7 @@ CASES = "\n".join(f'if s == "{k}":\n    print("{k * k}")' for k in range(4))
         ("```python\n" + "if " * 50_000, False),
     ],
 )
-def test_hard_coded_programs_are_told_from_solutions(text: str, found: bool) -> None:
+def test_hard_coded_programs_are_distinguished_from_solutions(text: str, found: bool) -> None:
     assert looks_hard_coded(text) is found
 
 

@@ -54,7 +54,7 @@ def test_a_whole_batch_of_filtered_rollouts_is_named_at_once_and_again_when_it_d
     ("accepted", "reason"),
     [(0, "the policy solves none"), (64, "the policy always solves"), (32, "each problem is solved always or never")],
 )
-def test_the_reason_is_told_from_the_counts(accepted: int, reason: str) -> None:
+def test_the_reason_follows_from_the_counts(accepted: int, reason: str) -> None:
     signal = LearningSignal(config(), Clock())
     signal.judge(status(0))
     assert reason in (signal.judge(status(64, accepted=accepted)) or "")

@@ -233,7 +233,7 @@ def test_there_are_at_least_twenty_staged_stalls_and_each_cause_is_among_them() 
 
 
 @pytest.mark.parametrize("name", STALLS)
-def test_a_staged_stall_is_told_by_its_cause(name: str) -> None:
+def test_a_staged_stall_is_named_by_its_cause(name: str) -> None:
     snapshot, cause, words = STALLS[name]
     blockers = judge(snapshot)
     assert [blocker.cause for blocker in blockers] == [cause], blockers
@@ -246,7 +246,7 @@ def test_a_run_that_moves_is_not_stalled(name: str) -> None:
     assert judge(HEALTHY_RUNS[name]) == ()
 
 
-def test_a_cause_is_told_once_however_many_rollouts_stand_for_it() -> None:
+def test_a_cause_is_named_once_for_any_number_of_rollouts() -> None:
     many = replace(LATE, sampling=(*stand(GEN), *stand("generation-h-1-1")), grading=stand(VER))
     blockers = judge(many)
     assert [(b.cause, b.num_items) for b in blockers] == [(CAUSE.VERIFIER_HUNG, 16), (CAUSE.ENGINE_HUNG, 32)]

@@ -214,7 +214,7 @@ def test_what_is_stored_is_neither_sampled_nor_graded_again(
     assert {name: (whole / name).read_bytes() for name in before} == before
 
 
-def test_a_busy_server_is_asked_again_and_a_refusal_is_told(problems: Path, config: Config, tmp_path: Path) -> None:
+def test_a_busy_server_is_asked_again_and_a_refusal_is_reported(problems: Path, config: Config, tmp_path: Path) -> None:
     with serving(MockServer(mixed, statuses=[429, 503])) as mock:
         request = replace(request_of(problems, tmp_path / "busy", mock.url), sampling=SamplingSettings("mock", 1))
         assert evaluate(request, config)["num_samples"] == 4
@@ -294,7 +294,7 @@ def test_a_window_evaluates_only_its_problems(whole: Path, problems: Path, confi
         ("absent.jsonl --url http://x --model m", "absent.jsonl cannot be read"),
     ],
 )
-def test_what_cannot_be_evaluated_is_told_in_one_sentence(
+def test_what_cannot_be_evaluated_is_reported_in_one_sentence(
     problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

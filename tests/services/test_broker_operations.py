@@ -41,7 +41,7 @@ async def in_flight(broker: Broker) -> dict[str, int]:
 # Progress
 
 
-async def test_a_lease_that_stands_still_is_lost_and_one_that_moves_slowly_is_kept(
+async def test_a_lease_without_progress_is_lost_and_one_with_slow_progress_is_kept(
     new_broker: NewBroker, broker_rig: Any
 ) -> None:
     broker = await opened(new_broker, broker_rig, "broker.sampling_progress_s=50", "broker.lease_s=100")

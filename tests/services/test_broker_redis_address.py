@@ -1,4 +1,4 @@
-"""Which Redis a broker was given; its password is never told."""
+"""Which Redis a broker was given; its password is never reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nouscoder.config import BrokerSection, Config
 SECRET = "hunter2"
 
 
-def test_the_url_may_stand_in_a_file(tmp_path: Path) -> None:
+def test_the_url_may_be_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "url"
     file.write_text(f"redis://:{SECRET}@redis:6379/0\n")
     assert configured_url(BrokerSection(redis_url_file=str(file))) == f"redis://:{SECRET}@redis:6379/0"
@@ -36,7 +36,7 @@ def test_a_file_of_no_use_is_one_sentence(tmp_path: Path, content: str | None, s
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "reported"),
     [
         (f"redis://:{SECRET}@redis:6379/0", "redis://redis:6379/0"),
         (f"rediss://user:{SECRET}@10.0.0.1:6380", "rediss://10.0.0.1:6380"),
@@ -44,8 +44,8 @@ def test_a_file_of_no_use_is_one_sentence(tmp_path: Path, content: str | None, s
         ("unix:///run/redis.sock", "unix:///run/redis.sock"),
     ],
 )
-def test_what_is_told_holds_no_password(url: str, told: str) -> None:
-    assert without_password(url) == told
+def test_the_reported_address_holds_no_password(url: str, reported: str) -> None:
+    assert without_password(url) == reported
 
 
 async def test_an_error_about_redis_holds_no_password(broker_rig: Any) -> None:

@@ -142,7 +142,7 @@ async def test_a_watcher_hears_of_the_newest_policy_and_of_each_newer_one(servic
     assert (await asyncio.wait_for(anext(watched), 60)) == broker_rig.manifest(3)
 
 
-async def test_a_kept_lease_lives_and_a_lost_one_is_told(service: Service, broker_rig: Any) -> None:
+async def test_a_kept_lease_lives_and_a_lost_one_is_reported(service: Service, broker_rig: Any) -> None:
     client = await service.connect("generation-h-0-1")
     await client.publish_policy(broker_rig.manifest(0))
     kept, lost, dropped = (await client.lease_tasks(3)).tasks

@@ -70,7 +70,7 @@ async def test_a_run_that_moves_is_not_stalled(broker: Broker, broker_rig: Any) 
     assert causes(later(await snapshot_of(broker), 5000, moving=True)) == [], "long rollouts"
 
 
-async def test_what_stands_at_generation_is_told(broker: Broker, broker_rig: Any) -> None:
+async def test_a_stall_at_generation_is_named(broker: Broker, broker_rig: Any) -> None:
     idle = later(await snapshot_of(broker), 60)
     assert causes(idle) == [StallCause.GENERATION_ABSENT]
     (leased,) = (await broker.lease_tasks(GEN, 1, 0)).tasks
@@ -88,7 +88,7 @@ async def test_what_stands_at_generation_is_told(broker: Broker, broker_rig: Any
     assert causes(later(await snapshot_of(broker), 300)) == [StallCause.ENGINE_HUNG], "the pause is over"
 
 
-async def test_what_stands_at_the_verifier_is_told(broker: Broker, broker_rig: Any) -> None:
+async def test_a_stall_at_the_verifier_is_named(broker: Broker, broker_rig: Any) -> None:
     await broker_rig.sample(broker)
     assert causes(later(await snapshot_of(broker), 60)) == [StallCause.VERIFIER_ABSENT]
     await broker.lease_grading(VER, 100, 0)
@@ -96,7 +96,7 @@ async def test_what_stands_at_the_verifier_is_told(broker: Broker, broker_rig: A
     assert causes(later(await snapshot_of(broker), 300, beating=False)) == [StallCause.VERIFIER_SILENT]
 
 
-async def test_what_stands_at_the_learner_is_told(broker: Broker, broker_rig: Any) -> None:
+async def test_a_stall_at_the_learner_is_named(broker: Broker, broker_rig: Any) -> None:
     await broker_rig.sample(broker)
     await broker_rig.grade(broker, broker_rig.mixed)
     (blocker,) = judge(later(await snapshot_of(broker), 60))
@@ -131,7 +131,7 @@ async def test_it_is_judged_on_the_last_committed_batch(broker: Broker, broker_r
     assert blocker.reason.startswith("No batch has been committed for 1300 s (one usually takes 400 s). ")
 
 
-async def test_work_that_comes_to_nothing_is_told(new_broker: NewBroker, broker_rig: Any) -> None:
+async def test_work_that_comes_to_nothing_is_reported(new_broker: NewBroker, broker_rig: Any) -> None:
     async def worked(kind: VerdictKind, *overrides: str) -> Broker:
         made = new_broker("broker.max_regrades=1", *overrides)
         await made.publish_policy(broker_rig.manifest(0))
@@ -151,7 +151,7 @@ async def test_work_that_comes_to_nothing_is_told(new_broker: NewBroker, broker_
     assert "failed 28 times" in judge(failed)[0].reason
 
 
-async def test_groups_that_all_went_stale_are_told(new_broker: NewBroker, broker_rig: Any) -> None:
+async def test_groups_that_all_went_stale_are_reported(new_broker: NewBroker, broker_rig: Any) -> None:
     broker = new_broker("broker.max_staleness=0")
     await broker.publish_policy(broker_rig.manifest(0))
     await broker_rig.sample(broker)
@@ -163,7 +163,7 @@ async def test_groups_that_all_went_stale_are_told(new_broker: NewBroker, broker
     assert causes(snapshot) == [StallCause.ALL_STALE]
 
 
-async def test_admission_that_waits_for_unpublished_policies_is_told(broker: Broker, broker_rig: Any) -> None:
+async def test_admission_that_waits_for_unpublished_policies_is_reported(broker: Broker, broker_rig: Any) -> None:
     await broker_rig.sample(broker)
     await broker_rig.grade(broker, broker_rig.mixed)
     for number in range(2):
@@ -174,7 +174,7 @@ async def test_admission_that_waits_for_unpublished_policies_is_told(broker: Bro
     assert "2 trained batches have no published policy" in blocker.reason
 
 
-async def test_what_people_and_redis_do_is_told_at_once(new_broker: NewBroker, broker_rig: Any) -> None:
+async def test_what_people_and_redis_do_is_reported_at_once(new_broker: NewBroker, broker_rig: Any) -> None:
     broker = new_broker()
     assert causes(await snapshot_of(broker)) == [StallCause.NO_POLICY]
     await broker.publish_policy(broker_rig.manifest(0))

@@ -144,7 +144,7 @@ async def test_a_broker_that_starts_beside_a_running_clock_goes_on_with_it_at_on
     assert await in_flight(swept.broker) == (8, 8)
 
 
-async def test_a_clock_that_stands_still_does_not_show_that_another_broker_served_the_holders(swept: Rig) -> None:
+async def test_a_stopped_clock_does_not_show_that_another_broker_served_the_holders(swept: Rig) -> None:
     other_clock = Clock()
     other = Sweeper(swept.broker.store, LEASE_S, other_clock)
     for _ in range(3):

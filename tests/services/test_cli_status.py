@@ -69,7 +69,7 @@ async def test_over_mutual_tls_the_broker_and_certificates_come_from_the_configu
 
 
 @pytest.mark.timeout(300)
-async def test_status_and_why_stalled_name_a_redis_that_stands_still(tmp_path: Path, broker_rig: Any) -> None:
+async def test_status_and_why_stalled_name_a_redis_that_is_stopped(tmp_path: Path, broker_rig: Any) -> None:
     """It accepts connections and answers nothing. The answer comes long before redis-py gives its attempts up."""
     redis = ForgetfulRedis(tmp_path / "redis")
     config = broker_rig.config("broker.grpc=127.0.0.1:0")

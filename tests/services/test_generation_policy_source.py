@@ -21,8 +21,8 @@ from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
 from nouscoder.generation.policy_cache import CacheUnusable, PolicyCache
 from nouscoder.generation.policy_source import LearnerSource
-from nouscoder.learner.core import RunFiles
 from nouscoder.learner.policy_files import CHUNK_BYTES, NoSuchPolicyFile, PolicyFiles
+from nouscoder.learner.run_files import RunFiles
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
 from nouscoder.policy_folder.weights_files import shards_of
 from nouscoder.rpc.channel import PeerUnreachable

@@ -14,10 +14,11 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config, LearnerSection, RunSection
-from nouscoder.learner.core import LearnerCore, RunFiles
+from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.fake_broker import FakeBroker
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.policy_files import PolicyFiles
+from nouscoder.learner.run_files import RunFiles
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
 from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.worker import LearnerWorker

@@ -23,10 +23,11 @@ from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import Unusable
 from nouscoder.folder_lock import FolderInUse
 from nouscoder.learner.checkpoint import Checkpoint, PendingCheckpoint
-from nouscoder.learner.core import LearnerCore, LearnerError, RunFiles, replay
+from nouscoder.learner.core import LearnerCore, LearnerError, replay
 from nouscoder.learner.fake_broker import FakeBroker, recorded
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.publish import StagedPolicy
+from nouscoder.learner.run_files import RunFiles
 from nouscoder.learner.run_log import BatchSeconds
 from nouscoder.learner.state import LearnerState
 from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder

@@ -170,7 +170,7 @@ async def test_a_kill_while_the_policy_of_a_stage_is_made_leaves_nothing_that_is
     assert_end(config)
 
 
-async def test_faults_of_later_stages_are_told_before_the_first_begins(config: Config, tmp_path: Path) -> None:
+async def test_faults_of_later_stages_are_reported_before_the_first_begins(config: Config, tmp_path: Path) -> None:
     text = PLAN.replace('from = "best"', 'from = "best"\nset.problems.train = "missing.jsonl"')
     (tmp_path / "mine.toml").write_text(text)
     faulty = load_config(tmp_path / "mine.toml", [f'run.root="{tmp_path / "runs"}"'])

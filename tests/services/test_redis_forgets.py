@@ -542,7 +542,7 @@ async def test_a_learner_at_work_restores_what_redis_forgets_and_ends_the_run(
 )
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("_restore_determinism")
-async def test_a_redis_that_is_full_or_stands_still_for_a_while_costs_a_run_nothing(
+async def test_a_redis_that_is_full_or_stopped_for_a_while_costs_a_run_nothing(
     tmp_path: Path,
     redis: ForgetfulRedis,
     broker_rig: Any,

@@ -194,7 +194,7 @@ async def test_a_verdict_that_the_broker_refuses_costs_only_itself_and_others_go
     assert max(broker.messages) > 1
 
 
-async def test_progress_is_told_as_tests_graded() -> None:
+async def test_progress_is_reported_as_tests_graded() -> None:
     broker = ListBroker(["cat"])
     broker.tests_known.clear()
     async with working(broker, await new_grader(1)) as worker:

@@ -45,7 +45,7 @@ from nouscoder.store.tests import UnknownTests
 
 # A script that leases more keeps Redis busy for too long.
 MAX_LEASED = 1024
-# Those who ask for the state of the run are told soon that Redis is away.
+# Calls that ask for the state of the run soon report that Redis is away.
 _STATUS_LIMIT_S = 5.0
 _CODEC = batches.Codec(decode_header, decode_verdict)
 SubmittedRecord = tuple[str, RolloutHeader, bytes]  # lease id, header, record

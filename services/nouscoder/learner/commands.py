@@ -28,7 +28,7 @@ _STOP_LIMIT_S = 60.0
 
 
 class Work(StrEnum):
-    """What a rank is told to do.
+    """The work of a command.
 
     LOAD the checkpoint of step `number`, 0 for the initial policy. TRAIN on the saved batch `number`. GATHER the
     weights on rank 0. SAVE its part of a checkpoint into `folder`. STOP.

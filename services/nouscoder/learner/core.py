@@ -10,8 +10,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import AsyncIterable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TextIO
 
 import torch
@@ -30,6 +28,7 @@ from nouscoder.learner.commands import Command, Leader, Work
 from nouscoder.learner.identity import open_identity
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
 from nouscoder.learner.ranks import Ranks
+from nouscoder.learner.run_files import RunFiles
 from nouscoder.learner.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, sample_lines
 from nouscoder.learner.saved_batches import SavedBatches
 from nouscoder.learner.trainer import TrainedBatch, Trainer
@@ -45,34 +44,6 @@ class LearnerError(NousCoderError):
 
 class HalfTrained(LearnerError):
     """The batch in training is incomplete, so the state in memory is not that after a whole number of batches."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunFiles:
-    """The paths of a run's files. `policy` holds the initial policy; the learner writes the others."""
-
-    run: Path
-    policy: Path
-
-    @classmethod
-    def of(cls, config: Config) -> RunFiles:
-        """The paths for a configuration."""
-        return cls(config.run.folder, config.in_run_folder(config.policy.path))
-
-    @property
-    def checkpoints(self) -> Path:
-        """Holds one folder per checkpoint."""
-        return self.run / "checkpoints"
-
-    @property
-    def policies(self) -> Path:
-        """Holds one folder per published version."""
-        return self.run / "policies"
-
-    @property
-    def batches(self) -> Path:
-        """Holds one file per batch."""
-        return self.run / "batches"
 
 
 def prepare_thread(num_threads: int) -> None:

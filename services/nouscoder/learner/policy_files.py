@@ -14,8 +14,8 @@ from typing import BinaryIO
 
 from nouscoder.atomic_files import sha256_of
 from nouscoder.errors import NousCoderError
-from nouscoder.learner.core import RunFiles
 from nouscoder.learner.publish import version_folder
+from nouscoder.learner.run_files import RunFiles
 
 CHUNK_BYTES = 1024**2
 # The files of a policy in a Hugging Face folder.

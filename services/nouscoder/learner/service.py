@@ -20,11 +20,12 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config
 from nouscoder.errors import NousCoderError
-from nouscoder.learner.core import LearnerCore, RunFiles
+from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.follower import Follower
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.policy_files import NoSuchPolicyFile, PolicyFiles, chunks
 from nouscoder.learner.ranks import Ranks
+from nouscoder.learner.run_files import RunFiles
 from nouscoder.learner.worker import LearnerWorker
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.health import Health

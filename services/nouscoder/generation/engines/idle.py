@@ -11,7 +11,7 @@ from nouscoder.generation.metrics import GenerationMetrics, IdleReason
 
 
 class IdleClock:
-    """Is told each change of the reason, and adds the time between two changes to the reason's counter."""
+    """Takes each change of the reason, and adds the time between two changes to the reason's counter."""
 
     def __init__(self, metrics: GenerationMetrics) -> None:
         self._metrics = metrics

@@ -75,7 +75,7 @@ class Feedback:
 
 
 def feedback_on(verdict: Verdict, max_chars: int) -> str:
-    """What the policy is told of a verdict that is not accepted. Each text in it has at most `max_chars` characters."""
+    """The message about a verdict that is not accepted. Each text in it has at most `max_chars` characters."""
     lines = [_FAULTS[verdict.kind]]
     failure = verdict.first_failure
     if failure is None:
