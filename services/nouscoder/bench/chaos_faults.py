@@ -1,48 +1,66 @@
-"""The faults of chaos. Each is undone when it ends, also when it is cancelled; what was lost stays lost."""
+"""Causes the faults of a plan. Each is undone when it ends, also when it is cancelled; what was lost stays lost.
+
+INVARIANT: faults of one strike come at the same moment, and two faults of Redis never overlap.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
+from nouscoder.bench.chaos_plan import REDIS, Fault, FaultKind, Strike
 from nouscoder.bench.chaos_run import ChaosRun
 from nouscoder.run.supervisor import ProcessState
 
-# Longer than a lease, so that leases of live workers are in question.
-_LONGEST_STOP_S = 12.0
-_LONGEST_AWAY_S = 5.0
-
-Act = Callable[[ChaosRun, random.Random], Awaitable[None]]
+Act = Callable[[ChaosRun, Fault], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What is done to the run, by name. `weight` is relative to the other faults."""
-
-    name: str
-    act: Act
-    weight: int = 2
-
-
-def _kill(service: str) -> Act:
-    async def act(run: ChaosRun, source: random.Random) -> None:
-        _signal(run, service, signal.SIGKILL)
-
-    return act
+async def cause(run: ChaosRun, strike: Strike) -> None:
+    """Cause the faults of the strike, and return when all of them have ended. Raises RedisServerError."""
+    of_redis = [fault for fault in strike.faults if fault.target == REDIS]
+    if not of_redis:
+        await _all_at_once(run, strike)
+        return
+    async with run.redis_turn:
+        for fault in of_redis:
+            if fault.kind is FaultKind.ROLL_BACK:
+                await asyncio.to_thread(run.redis.remember)
+                await asyncio.sleep(fault.seconds)
+        await _all_at_once(run, strike)
 
 
-def _stop(service: str) -> Act:
-    async def act(run: ChaosRun, source: random.Random) -> None:
-        _signal(run, service, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(source.uniform(0.1, _LONGEST_STOP_S))
-        finally:
-            _signal(run, service, signal.SIGCONT)
+async def _all_at_once(run: ChaosRun, strike: Strike) -> None:
+    acts = [asyncio.ensure_future(_act_of(fault)(run, fault)) for fault in strike.faults]
+    try:
+        await asyncio.gather(*acts)
+    finally:
+        for act in acts:
+            act.cancel()
+        await asyncio.gather(*acts, return_exceptions=True)
 
-    return act
+
+def _act_of(fault: Fault) -> Act:
+    return (_OF_REDIS if fault.target == REDIS else _OF_OTHERS)[fault.kind]
+
+
+async def _kill(run: ChaosRun, fault: Fault) -> None:
+    _signal(run, fault.target, signal.SIGKILL)
+
+
+async def _stop(run: ChaosRun, fault: Fault) -> None:
+    with _stopped(run, fault.target):
+        await asyncio.sleep(fault.seconds)
+
+
+@contextmanager
+def _stopped(run: ChaosRun, service: str) -> Iterator[None]:
+    _signal(run, service, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _signal(run, service, signal.SIGCONT)
 
 
 def _signal(run: ChaosRun, service: str, number: signal.Signals) -> None:
@@ -51,52 +69,57 @@ def _signal(run: ChaosRun, service: str, number: signal.Signals) -> None:
         process.signal_group(number)
 
 
-async def _kill_redis(run: ChaosRun, source: random.Random) -> None:
+async def _twin(run: ChaosRun, fault: Fault) -> None:
+    async with run.twin_of(fault.target):
+        await asyncio.sleep(fault.seconds)
+
+
+async def _set_clock(run: ChaosRun, fault: Fault) -> None:
+    run.clock.step(fault.seconds)
+
+
+async def _kill_redis(run: ChaosRun, fault: Fault) -> None:
     await asyncio.to_thread(run.redis.die)
     try:
-        await asyncio.sleep(source.uniform(0.1, _LONGEST_AWAY_S))
+        await asyncio.sleep(fault.seconds)
     finally:
         await asyncio.to_thread(run.redis.come_back)
 
 
-async def _stop_redis(run: ChaosRun, source: random.Random) -> None:
+async def _stop_redis(run: ChaosRun, fault: Fault) -> None:
     run.redis.stop()
     try:
-        await asyncio.sleep(source.uniform(0.1, _LONGEST_STOP_S))
+        await asyncio.sleep(fault.seconds)
     finally:
         run.redis.go_on()
 
 
-async def _fill_redis(run: ChaosRun, source: random.Random) -> None:
+async def _fill_redis(run: ChaosRun, fault: Fault) -> None:
     await asyncio.to_thread(run.redis.fill)
     try:
-        await asyncio.sleep(source.uniform(0.1, _LONGEST_STOP_S))
+        await asyncio.sleep(fault.seconds)
     finally:
         await asyncio.to_thread(run.redis.empty)
 
 
-async def _roll_back_redis(run: ChaosRun, source: random.Random) -> None:
-    await asyncio.to_thread(run.redis.remember)
-    await asyncio.sleep(source.uniform(0.1, _LONGEST_AWAY_S))
+async def _roll_back_redis(run: ChaosRun, fault: Fault) -> None:
     await asyncio.to_thread(run.redis.roll_back)
 
 
-async def _wipe_redis(run: ChaosRun, source: random.Random) -> None:
+async def _wipe_redis(run: ChaosRun, fault: Fault) -> None:
     await asyncio.to_thread(run.redis.wipe)
 
 
-_SERVICES = ("broker", "verifier", "generation", "twin", "learner")
-FAULTS = (
-    *(Fault(f"kill {service}", _kill(service)) for service in _SERVICES),
-    *(Fault(f"stop {service}", _stop(service), weight=1) for service in _SERVICES),
-    Fault("kill redis", _kill_redis),
-    Fault("stop redis", _stop_redis, weight=1),
-    Fault("full redis", _fill_redis),
-    Fault("redis rolled back", _roll_back_redis, weight=4),
-    Fault("redis wiped", _wipe_redis),
-)
-
-
-def choose(source: random.Random) -> Fault:
-    """One fault, by weight."""
-    return source.choices(FAULTS, [fault.weight for fault in FAULTS])[0]
+_OF_OTHERS: dict[FaultKind, Act] = {
+    FaultKind.KILL: _kill,
+    FaultKind.STOP: _stop,
+    FaultKind.TWIN: _twin,
+    FaultKind.SET_CLOCK: _set_clock,
+}
+_OF_REDIS: dict[FaultKind, Act] = {
+    FaultKind.KILL: _kill_redis,
+    FaultKind.STOP: _stop_redis,
+    FaultKind.FILL: _fill_redis,
+    FaultKind.ROLL_BACK: _roll_back_redis,
+    FaultKind.WIPE: _wipe_redis,
+}

@@ -1,28 +1,28 @@
 """The run that chaos disturbs: all services of a local run as processes, and a Redis that fails on request.
 
-Generation has the fake engine, the verifier the fake sandbox. The learner trains a small policy. Two generation
-workers run on this host, so each lease must tell twins apart.
+Generation has the fake engine, the verifier the fake sandbox. The learner trains a small policy.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
-from collections import Counter
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nouscoder.bench.errors import BenchError
 from nouscoder.bench.forgetful_redis import ForgetfulRedis
+from nouscoder.bench.stepped_clock import SteppedClock
 from nouscoder.config import Config, load_config
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import StdinCase, StdinTests
-from nouscoder.learner.saved_batches import SavedBatches
 from nouscoder.run.folder import RunFolder
-from nouscoder.run.local import rewrite_addresses, service_spec
+from nouscoder.run.local import SERVICES, rewrite_addresses, service_spec
 from nouscoder.run.supervisor import ProcessSpec, Supervised, Supervisor
 
 GROUP_SIZE = 4
@@ -30,41 +30,55 @@ _BATCH_SIZE = 8
 _NUM_PROBLEMS = 8
 _NEVER = 1_000_000
 _POLICY_LIMIT_S = 300.0
+_RESTART_DELAY_S = 0.5
+# Longer than a twin of the learner lives: it may hold the run folder when the learner starts again.
+_FOLDER_PATIENCE_S = 120
 
 
 @dataclass(frozen=True, slots=True)
 class ChaosRun:
-    """A run in progress, its processes and its Redis."""
+    """A run in progress, its processes, its Redis, and Redis' wall clock. A fault of Redis holds `redis_turn`."""
 
     config: Config
+    folder: RunFolder
     supervisor: Supervisor
     redis: ForgetfulRedis
+    clock: SteppedClock
+    redis_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def services(self) -> dict[str, Supervised]:
         """The processes that may be killed and stopped, by name."""
         return {process.spec.name: process for process in self.supervisor.processes}
 
-
-def trained_rollouts(batches: Path) -> Counter[str]:
-    """How often the learner trained on each rollout, by its own books: the folder of saved batches."""
-    saved = SavedBatches(batches, _NEVER)
-    return Counter(graded.rollout.rollout_id for number in saved.numbers() for graded in saved.load(number).rollouts)
+    @asynccontextmanager
+    async def twin_of(self, service: str) -> AsyncIterator[None]:
+        """A second process of the service, with addresses of its own. It is killed at the end."""
+        command = (*service_spec(self.folder, service).command, "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+        spec = ProcessSpec(f"twin of {service}", command, self.folder.logs / f"twin-{service}.log")
+        twin = Supervised(spec, _NEVER, _RESTART_DELAY_S, time.monotonic)
+        alive = asyncio.create_task(twin.keep_alive())
+        try:
+            yield
+        finally:
+            alive.cancel()
+            twin.signal_group(signal.SIGKILL)
+            await asyncio.gather(alive, twin.wait(), return_exceptions=True)
 
 
 @asynccontextmanager
 async def chaos_run(folder: Path, seed: int) -> AsyncIterator[ChaosRun]:
     """Start the run in `folder`. All processes end with it. Raises BenchError, RedisServerError."""
-    redis = await asyncio.to_thread(ForgetfulRedis, folder / "redis")
+    clock = await asyncio.to_thread(SteppedClock, folder / "clock")
+    redis = await asyncio.to_thread(ForgetfulRedis, folder / "redis", clock.environment)
     run_folder = RunFolder.create(_config(folder, seed, redis.url))
     config = rewrite_addresses(run_folder, load_config(run_folder.config_file))
-    supervisor = Supervisor(max_restarts_per_hour=_NEVER)
+    supervisor = Supervisor(max_restarts_per_hour=_NEVER, restart_delay_s=_RESTART_DELAY_S)
     try:
         await _write_policy(config.run.folder / "policy", seed)
-        for name in ("broker", "verifier", "generation", "learner"):
+        for name in SERVICES:
             supervisor.start(service_spec(run_folder, name))
-        supervisor.start(_twin(run_folder))
-        yield ChaosRun(config, supervisor, redis)
+        yield ChaosRun(config, run_folder, supervisor, redis, clock)
     finally:
         await supervisor.close()
         await asyncio.to_thread(redis.close)
@@ -82,13 +96,8 @@ def _config(folder: Path, seed: int, redis_url: str) -> Config:
     settings += ["broker.drop_zero_variance=false", "generation.engine=fake", "verifier.sandbox.backend=fake"]
     settings += ["generation.sampling.max_new_tokens=16", "learner.steps_per_batch=1", "learner.peak_flops=1e9"]
     settings += [f"learner.keep_batches={_NEVER}", "learner.checkpoint_every_batches=5"]
+    settings += [f"learner.folder_patience_s={_FOLDER_PATIENCE_S}"]
     return load_config(None, settings)
-
-
-def _twin(folder: RunFolder) -> ProcessSpec:
-    """A second generation worker on this host, with addresses of its own."""
-    command = (*service_spec(folder, "generation").command, "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
-    return ProcessSpec("twin", command, folder.logs / "twin.log")
 
 
 async def _write_policy(folder: Path, seed: int) -> None:

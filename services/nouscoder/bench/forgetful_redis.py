@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
 import redis
@@ -16,10 +17,14 @@ from nouscoder.broker.redis_server import RedisServer, start_redis
 
 
 class ForgetfulRedis:
-    """Its append-only file is in `folder`. Raises RedisServerError when this machine has no Redis."""
+    """Its append-only file is in `folder`. `environment` extends that of this process.
 
-    def __init__(self, folder: Path) -> None:
+    Raises RedisServerError when this machine has no Redis.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
         self._folder = folder
+        self._environment = environment
         self._copy = folder.with_name(folder.name + ".copy")
         self._server = self._start()
         self.url = self._server.url
@@ -73,7 +78,7 @@ class ForgetfulRedis:
         self._server.close()
 
     def _start(self) -> RedisServer:
-        server = start_redis(self._folder)
+        server = start_redis(self._folder, environment=self._environment)
         with redis.Redis.from_url(server.url) as client:
             client.config_set("appendfsync", "always")
             client.config_set("auto-aof-rewrite-percentage", 0)  # a rewrite would change files while they are copied

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,10 +77,11 @@ class RedisServer:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def start_redis(folder: Path, url: str = "") -> RedisServer:
+def start_redis(folder: Path, url: str = "", environment: Mapping[str, str] | None = None) -> RedisServer:
     """The Redis at `url`, or without a URL one with its files in `folder`, ready to answer.
 
-    A Redis that a killed parent left running on the folder is used again. Raises RedisServerError.
+    A Redis that a killed parent left running on the folder is used again. `environment` extends that of this process.
+    Raises RedisServerError.
     """
     if url:
         if not _answers(url):
@@ -92,7 +94,7 @@ def start_redis(folder: Path, url: str = "") -> RedisServer:
             pid = int(client.info("server")["process_id"])
         log.info("taking over a running Redis", extra={"redis_pid": pid, "url": own_url})
         return RedisServer(own_url, pid)
-    process = _spawn(redis_command(folder))
+    process = _spawn(redis_command(folder), environment or {})
     _wait_until_ready(process, own_url, folder)
     return RedisServer(own_url, process.pid, process)
 
@@ -143,7 +145,7 @@ def redis_command(folder: Path) -> list[str]:
     return [find_redis_binary(), *(word for key, value in settings.items() for word in (f"--{key}", value))]
 
 
-def _spawn(command: list[str]) -> subprocess.Popen[bytes]:
+def _spawn(command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     try:
         # A new session: Ctrl-C in the terminal must not end Redis before the services that drain into it. No shared
         # output: a reader of our output would wait until Redis ends, which may outlive this process.
@@ -153,6 +155,7 @@ def _spawn(command: list[str]) -> subprocess.Popen[bytes]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            env={**os.environ, **environment},
         )
     except OSError as error:
         raise RedisServerError(f"{command[0]} cannot be started: {error.strerror}") from error
