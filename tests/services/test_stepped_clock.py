@@ -25,7 +25,7 @@ def seconds_ahead(server: ForgetfulRedis) -> float:
 def in_script_ahead(server: ForgetfulRedis) -> float:
     """The same, as a script sees it."""
     with redis.Redis.from_url(server.url) as client:
-        return int(client.eval("return redis.call('TIME')[1]", 0)) - time.time()  # type: ignore[arg-type]
+        return int(client.eval("return redis.call('TIME')[1]", 0)) - time.time()
 
 
 @pytest.fixture
