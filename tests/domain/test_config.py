@@ -97,6 +97,23 @@ def test_a_bad_value_is_named(override: str, sentence: str) -> None:
         load_config(None, [override])
 
 
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("run.name=/bad-name", "run.name: expected: name of the run, of its folder .* \\(given: '/bad-name'\\)"),
+        (
+            "broker.reward.entry_point=mine",
+            "broker.reward.entry_point: expected: for callable: package.module:function",
+        ),
+        ('plan.stages=[{name = "a/b"}]', "plan.stages.0.name: expected: name of the stage: letters"),
+    ],
+)
+def test_a_value_of_another_form_is_answered_with_what_the_key_is(override: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence) as raised:
+        load_config(None, [override])
+    assert "pattern" not in str(raised.value)
+
+
 def test_training_with_truncated_probabilities_is_refused_for_vllm() -> None:
     truncated = ["generation.sampling.top_p=0.9"]
     assert load_config(None, truncated).generation.sampling.top_p == 0.9

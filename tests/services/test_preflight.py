@@ -134,7 +134,10 @@ WRONG: list[tuple[Callable[[Home], object], str]] = [
     (key("generation.max_tokens_total", "8192"), r"^generation.max_tokens_total 8192 is more than the 4096 positions"),
     (key("generation.environment.prompt_as", '"messages"'), r"prompt_as is \"messages\", but .* has no chat template"),
     (key("generation.environment.prompt_as", '"chat"'), r"prompt_as: Input should be 'auto', 'text' or 'messages'"),
-    (key("generation.environment.prompt_template", '"Solve."'), r"prompt_template: .*pattern"),
+    (
+        key("generation.environment.prompt_template", '"Solve."'),
+        r"prompt_template: expected: text around \{prompt\}.*'Solve\.'",
+    ),
     (key("verifier.tokens_file", '"tokens"'), r"^verifier.tokens_file: .*home/tokens does not exist"),
     (key("broker.redis_url", '"redis://127.0.0.1:1/0"'), r"^broker.redis_url: redis://127.0.0.1:1/0 cannot be used"),
     (key("broker.redis_url", '"127.0.0.1:6379"'), r"^broker.redis_url: .* cannot be used: .*scheme"),

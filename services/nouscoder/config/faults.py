@@ -23,9 +23,17 @@ def _sentence(fault: Any, model: type[BaseModel]) -> str:
     where = ".".join(loc) or "configuration"
     if fault["type"] == "extra_forbidden":
         return f"unknown key {where}{_nearest(loc, model)}"
+    if fault["type"] == "string_pattern_mismatch":
+        return f"{where}: expected: {_description(loc, model)} (given: {fault['input']!r:.80})"
     if where == "configuration" or isinstance(fault["input"], dict):
         return f"{where}: {fault['msg'].removeprefix('Value error, ')}"
     return f"{where}: {fault['msg']} (given: {fault['input']!r:.80})"
+
+
+def _description(loc: list[str], model: type[BaseModel]) -> str:
+    """What the key is. `loc` may have the index of a section in a list, which keys do not have."""
+    path = tuple(part for part in loc if not part.isdigit())
+    return next((key.field.description or "" for key in keys_of(model) if key.path == path), "another text")
 
 
 def _nearest(loc: list[str], model: type[BaseModel]) -> str:

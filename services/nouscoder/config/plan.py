@@ -35,7 +35,9 @@ class YarnSection(Section):
 class StageSection(Section):
     """One stage: a run in the folder NN-NAME of the plan's folder."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,49}$", description="name of the stage")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,49}$", description="name of the stage: letters, digits, dots, _ and -"
+    )
     start: StartFrom = Field(
         StartFrom.LAST,
         alias="from",

@@ -37,7 +37,8 @@ class RunSection(Section):
     name: str = Field(
         "run",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}(/[0-9]{2}-[A-Za-z0-9][A-Za-z0-9._-]{0,49})?$",
-        description="name of the run, its folder runs/NAME and its keys in Redis; a stage of a plan is PLAN/NN-STAGE",
+        description="name of the run, of its folder runs/NAME and of its keys in Redis: letters, digits, dots, _ and -,"
+        " a letter or digit first; a stage of a plan is PLAN/NN-STAGE",
     )
     seed: int = Field(0, ge=0, description="seed of every random choice")
     root: OutputPath = Field(Path("runs"), description="folder that holds the run folders")
