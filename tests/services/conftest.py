@@ -166,3 +166,14 @@ async def new_broker(broker_rig: BrokerRig) -> AsyncIterator[Callable[..., Broke
     yield make
     for broker in made:
         await broker.close()
+
+
+@pytest.fixture
+def _restore_determinism() -> Iterator[None]:
+    """What a learner sets for all of torch is as before after the test."""
+    import torch
+
+    threads = torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)

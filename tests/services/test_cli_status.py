@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-import subprocess
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.certificates import make_certificate
 
 from nouscoder.bench.forgetful_redis import ForgetfulRedis
 from nouscoder.broker.core import Broker
@@ -24,20 +23,7 @@ from nouscoder.rpc.channel import PeerUnreachable
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with tls.crt, tls.key and ca.crt for 127.0.0.1."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is missing: install it to make the certificates of this test")
-    folder = tmp_path_factory.mktemp("tls")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
-
-    new_key = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl(*new_key, "-x509", "-days", "2", "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=authority")
-    openssl(*new_key, "-keyout", "tls.key", "-out", "tls.csr", "-subj", "/CN=broker")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-    sign = ("x509", "-req", "-days", "2", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial")
-    openssl(*sign, "-in", "tls.csr", "-out", "tls.crt", "-extfile", "names")
-    return folder
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 async def nouscoder(*arguments: str) -> tuple[int, str, str]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from prometheus_client import CollectorRegistry
 
 from nouscoder.bench.forgetful_redis import ForgetfulRedis
@@ -407,18 +406,10 @@ FULL = r"Redis (uses \d+ of its 0 MiB \(maxmemory\): no group is admitted|holds 
 AWAY = r"broker at .* has not answered for 3 s: Redis at .* does not answer"
 
 
-@pytest.fixture
-def _restore_determinism() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
-
-
 class RealRun:
-    """A learner's worker and a broker over gRPC, with workers that sample and grade at once."""
+    """A learner's worker and a broker over gRPC, with workers that sample and grade at once. `redis` has a url."""
 
-    def __init__(self, root: Path, redis: ForgetfulRedis, rig: Any, num_batches: int = NUM_BATCHES) -> None:
+    def __init__(self, root: Path, redis: Any, rig: Any, num_batches: int = NUM_BATCHES) -> None:
         settings = ["run.name=real", f"run.root={root}", f"run.total_batches={num_batches}", "broker.grpc=127.0.0.1:0"]
         settings += ["learner.steps_per_batch=1", "learner.peak_flops=1e9", "learner.keep_batches=10000"]
         self.config: Config = rig.config(*settings, "learner.checkpoint_every_batches=3")

@@ -1,0 +1,91 @@
+"""Redis servers for tests: those that this machine has, started as processes with a folder of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from nouscoder.broker.redis_server import find_redis_binary
+
+LIMIT_S = 120.0
+
+
+def installed_servers() -> dict[str, str]:
+    """The binary of each server that this machine has, by a name such as "redis 7.0.15".
+
+    It looks at the one of a local run, on PATH, and at the paths in NOUSCODER_REDIS_SERVERS, separated by colons.
+    """
+    paths = [find_redis_binary(), shutil.which("redis-server"), shutil.which("valkey-server")]
+    paths += os.environ.get("NOUSCODER_REDIS_SERVERS", "").split(":")
+    return {_version(path): path for path in paths if path}
+
+
+def _version(binary: str) -> str:
+    told = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
+    number = re.search(r"v=([\d.]+)", told)
+    assert number is not None, told
+    return f"{told.partition(' ')[0].lower()} {number[1]}"
+
+
+def until(condition: Any, what: str) -> None:
+    """Return once `condition()` is true. Raises AssertionError after two minutes."""
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class RedisProcess:
+    """A server on a port of this machine; its memory is not saved. `arguments` follow the name of the binary."""
+
+    def __init__(self, binary: str, folder: Path, *arguments: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        command = [binary, *arguments, "--port", str(self.port), "--dir", str(folder)]
+        with (folder / "redis.out").open("wb") as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=output)
+        until(lambda: self.process.poll() is not None or self._listens(), f"{command} answers")
+
+    def client(self) -> redis.Redis:
+        """A new client."""
+        return redis.Redis(port=self.port)
+
+    def ask(self, *words: str | int) -> Any:
+        """The answer to a command."""
+        with self.client() as client:
+            send: Any = client.execute_command
+            return send(*words)
+
+    def log(self) -> str:
+        """What it printed."""
+        return (self.folder / "redis.out").read_text(errors="replace")
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.process.kill()
+        self.process.wait()
+
+    def _listens(self) -> bool:
+        try:
+            return bool(self.ask("PING"))
+        except redis.ResponseError:  # it answers, though not yet or not to everybody
+            return True
+        except redis.RedisError:
+            return False
