@@ -10,6 +10,7 @@ from nouscoder.config import ConfigError, load_config
 from nouscoder.domain.staleness import StalenessBound, StalePolicy
 
 _K, _S = st.integers(1, 12), st.integers(0, 12)
+_RATIO_TO_THE_SAMPLER = ('learner.objective={name = "ppo", proximal = "sampler"}', "learner.correction.kind=none")
 
 
 @given(k=_K, staleness=_S)
@@ -38,3 +39,16 @@ def test_keep_without_importance_weights_is_refused() -> None:
     load_config(None, ["broker.stale_policy=keep"])
     with pytest.raises(ConfigError, match=r"stale_policy keep needs importance weights: choose a learner\.correction"):
         load_config(None, ["broker.stale_policy=keep", "learner.correction.kind=none"])
+
+
+def test_replay_without_importance_weights_or_with_more_batches_than_are_kept_is_refused() -> None:
+    load_config(None, ["learner.replay_batches=4"])
+    with pytest.raises(ConfigError, match="replay_batches needs importance weights"):
+        load_config(None, ["learner.replay_batches=1", "learner.correction.kind=none"])
+    with pytest.raises(ConfigError, match="replay_batches 20 is more than keep_batches 16"):
+        load_config(None, ["learner.replay_batches=20"])
+
+
+@pytest.mark.parametrize("setting", ["broker.stale_policy=keep", "learner.replay_batches=1"])
+def test_a_ratio_to_the_sampler_is_an_importance_weight(setting: str) -> None:
+    load_config(None, [setting, *_RATIO_TO_THE_SAMPLER])

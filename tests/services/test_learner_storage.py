@@ -353,6 +353,19 @@ async def test_saved_batches_load_equal_and_are_kept_until_checkpoints_include_t
             saved.load(3)
 
 
+async def test_the_batches_before_one_are_those_that_there_are(tmp_path: Path) -> None:
+    saved = SavedBatches(tmp_path, keep=2)
+    batches = [random_batch(b, seed=1, policy_version=b) for b in range(3)]
+    for batch in batches:
+        await save_batch(saved, batch)
+    assert saved.before(0, 2) == []
+    assert saved.before(2, 1) == batches[1:2]
+    assert saved.before(2, 5) == batches[:2]
+    saved.prune(0)
+    with pytest.raises(SavedBatchError, match=r"00000000\.batch cannot be read"):
+        saved.before(2, 2)
+
+
 async def test_a_batch_with_missing_records_is_not_saved(tmp_path: Path) -> None:
     saved = SavedBatches(tmp_path, keep=2)
     with pytest.raises(SavedBatchError, match="bytes of records, not"):

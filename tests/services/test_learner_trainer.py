@@ -306,3 +306,21 @@ def test_an_interrupted_trainer_stops_before_its_next_step() -> None:
     with pytest.raises(TrainingInterrupted):
         trainer.train_batch(random_batch(0, seed=1))
     assert trainer.step == 0
+
+
+# ---- replay ----
+
+
+def test_replayed_batches_are_trained_on_beside_the_new_one_and_its_figures_are_its_own() -> None:
+    earlier, batch = random_batch(0, seed=1), random_batch(1, seed=1, policy_version=1)
+    runs = []
+    for replayed in ([], [earlier], [earlier]):
+        trainer = Trainer(random_policy(0), config(steps_per_batch=2))
+        runs.append((trainer.train_batch(batch, replayed), weights(trainer)))
+    (alone, _), (trained, once), (_, again) = runs
+    tokens = [sum(rollout.num_sampled_tokens for rollout in rollouts_of(one)) for one in (batch, earlier)]
+    assert sum(step.num_tokens for step in alone.steps) == tokens[0]
+    assert sum(step.num_tokens for step in trained.steps) == sum(tokens)
+    assert (alone.num_replayed, trained.num_replayed) == (0, len(earlier.rollouts))
+    assert (trained.scored, trained.statistics) == (alone.scored, alone.statistics)
+    assert all(torch.equal(tensor, again[name]) for name, tensor in once.items()), "bit for bit"

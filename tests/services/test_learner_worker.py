@@ -229,6 +229,25 @@ async def test_a_batch_trained_again_keeps_its_settings_when_the_run_is_resumed_
     assert run.history() == undisturbed.history()
 
 
+async def test_recent_batches_are_replayed_and_a_resumed_run_replays_the_same_ones(tmp_path: Path) -> None:
+    """The files that a replay needs outlive every checkpoint, and replayed rollouts are in no book."""
+    many = {"replay_batches": 1, "keep_batches": 1, "keep_checkpoints": 1, "checkpoint_every_batches": 1}
+    run = Run.create(tmp_path / "run", **many)
+    await run.start()
+    num_rollouts = len(make_batch(0, 0).rollouts)
+    assert [line["replayed_rollouts"] for line in run.lines()] == [0, 0, *[num_rollouts] * 4]
+    assert run.core.progress.rollouts == NUM_BATCHES * num_rollouts
+
+    other = Run.create(tmp_path / "other", **{**many, "keep_batches": 3, "keep_checkpoints": 3})
+    await other.start()
+    other.broker.finished = False
+    shutil.rmtree(RunFiles.of(other.config).checkpoints)
+    without = other.config.learner.model_copy(update={"replay_batches": 0})
+    other.config = other.config.model_copy(update={"learner": without})
+    await other.start()
+    assert other.history() == run.history(), "every batch was trained again as the first time"
+
+
 async def test_a_failed_checkpoint_is_counted_logged_and_retried(
     undisturbed: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -75,6 +75,12 @@ class LearnerSection(Section):
     keep_batches: int = Field(
         16, ge=1, description="newest saved batches kept; those that no checkpoint holds yet are kept as well"
     )
+    replay_batches: int = Field(
+        0,
+        ge=0,
+        description="newest earlier batches that are trained on again, together with each new one; at most"
+        " keep_batches; needs importance weights",
+    )
     samples_per_batch: int = Field(8, ge=0, description="rollouts of a batch written to samples.jsonl")
     batch_patience_s: float = Field(3600.0, gt=0, description="seconds without a batch before the learner gives up")
     start_after: str = Field(
@@ -93,9 +99,25 @@ class LearnerSection(Section):
     threads: int = Field(1, ge=1, description="CPU threads of the training")
     device: str = Field("cpu", description="torch device")
 
+    @property
+    def corrects_other_policies(self) -> bool:
+        """Whether importance weights correct tokens that another policy version has sampled."""
+        return self.correction.kind is not CorrectionKind.NONE or self._ratio_is_to_the_sampler
+
+    @property
+    def _ratio_is_to_the_sampler(self) -> bool:
+        return isinstance(self.objective, PpoSettings) and self.objective.proximal is Proximal.SAMPLER
+
     @model_validator(mode="after")
     def _one_correction(self) -> LearnerSection:
-        coupled = isinstance(self.objective, PpoSettings) and self.objective.proximal is Proximal.SAMPLER
-        if coupled and self.correction.kind is not CorrectionKind.NONE:
+        if self._ratio_is_to_the_sampler and self.correction.kind is not CorrectionKind.NONE:
             raise ValueError("with objective.proximal sampler the ratio corrects already: set correction.kind to none")
+        return self
+
+    @model_validator(mode="after")
+    def _replayed_batches_are_kept_and_corrected(self) -> LearnerSection:
+        if self.replay_batches > self.keep_batches:
+            raise ValueError(f"replay_batches {self.replay_batches} is more than keep_batches {self.keep_batches}")
+        if self.replay_batches and not self.corrects_other_policies:
+            raise ValueError("replay_batches needs importance weights: choose a correction.kind other than none")
         return self

@@ -17,7 +17,6 @@ from nouscoder.config.environment import ToolsSection
 from nouscoder.config.faults import sentences
 from nouscoder.config.generation import GenerationSection
 from nouscoder.config.learner import LearnerSection
-from nouscoder.config.loss_terms import CorrectionKind
 from nouscoder.config.paths import place_paths
 from nouscoder.config.plan import PlanSection, merged
 from nouscoder.config.run import DemoSection, PolicySection, ProblemsSection, RunSection
@@ -58,8 +57,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _kept_groups_are_corrected(self) -> Config:
-        is_corrected = self.learner.correction.kind is not CorrectionKind.NONE
-        if self.broker.stale_policy is StalePolicy.KEEP and not is_corrected:
+        if self.broker.stale_policy is StalePolicy.KEEP and not self.learner.corrects_other_policies:
             raise ValueError(
                 "broker.stale_policy keep needs importance weights: choose a learner.correction.kind other than none"
             )

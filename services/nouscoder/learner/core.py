@@ -2,7 +2,8 @@
 
 INVARIANT: the state after every batch that was trained can be reproduced from the disk, bit for bit, from the newest
 undamaged checkpoint and the saved batches after it. Each batch is trained with the settings of its first training. A
-batch counts as trained once its log lines are durable, and no group is trained on twice.
+batch counts as trained once its log lines are durable, and no group is in two batches. Only learner.replay_batches
+has a group trained on again, beside a new batch.
 """
 
 from __future__ import annotations
@@ -170,9 +171,10 @@ class LearnerCore:
         try:
             self._progress.after(batch, self._started.step)  # refuses a group that was trained on before
             settings = self._settings.fix(batch.batch_id, self._config.learner)
+            replayed = self._batches.before(batch.batch_id, settings.replay_batches)
             with self._leader.together(Command(Work.TRAIN, batch.batch_id)):
                 self._started.use(settings)
-                trained = self._started.train_batch(batch)
+                trained = self._started.train_batch(batch, replayed)
         except ValueError as error:
             raise LearnerError(f"batch {batch.batch_id} cannot be trained on: {error}") from error
         self._run_log.append(self._lines(trained, seconds or BatchSeconds()))
@@ -205,10 +207,17 @@ class LearnerCore:
         """Wait until it is durable, then remove files that are no longer needed. Any thread. Raises StorageError."""
         checkpoint = pending.finish()
         self._store.prune()
-        self._batches.prune(self._store.fallback_batch())
+        self._batches.prune(self._last_unneeded_batch())
         self._settings.prune(min(self._batches.numbers(), default=0))
         self._newest = checkpoint
         return checkpoint
+
+    def _last_unneeded_batch(self) -> int:
+        """No batch after the fallback checkpoint can be trained again without those after this one."""
+        fallback, current = self._store.fallback_batch(), self._config.learner
+        later = [number for number in self._batches.numbers() if number > fallback]
+        settings = [self._settings.kept(number, current) or current for number in later]
+        return fallback - max(one.replay_batches for one in [current, *settings])
 
     def check_ranks(self) -> None:
         """Raises RankLost when another rank has not answered for learner.rank_patience_s. Any thread."""
@@ -273,5 +282,7 @@ def replay(config: Config, step: int, batch_id: int) -> TrainedBatch:
     prepare_thread(config.learner.threads)
     store = CheckpointStore(files.checkpoints, config.learner.keep_checkpoints)
     trainer = trainer_at(config, store.at_step(step) if step else None)
-    trainer.use(BatchSettings(files.batches).kept(batch_id, config.learner) or config.learner)
-    return trainer.train_batch(SavedBatches(files.batches, config.learner.keep_batches).load(batch_id))
+    settings = BatchSettings(files.batches).kept(batch_id, config.learner) or config.learner
+    trainer.use(settings)
+    batches = SavedBatches(files.batches, settings.keep_batches)
+    return trainer.train_batch(batches.load(batch_id), batches.before(batch_id, settings.replay_batches))

@@ -71,9 +71,10 @@ class Follower:
         self._trainer = trainer_at(self._config, checkpoint, self._ranks)
 
     def _train(self, command: Command) -> None:
-        settings = self._config.learner
-        self._loaded.use(self._settings.kept(command.number, settings) or settings)
-        self._loaded.train_batch(self._batches.load(command.number))
+        settings = self._settings.kept(command.number, self._config.learner) or self._config.learner
+        replayed = self._batches.before(command.number, settings.replay_batches)
+        self._loaded.use(settings)
+        self._loaded.train_batch(self._batches.load(command.number), replayed)
 
     def _gather(self, command: Command) -> None:
         weights_of(self._loaded.model)

@@ -51,7 +51,9 @@ def metrics_lines(trained: TrainedBatch, policy_version: int, seconds: BatchSeco
     """One line per step. `policy_version` is the version that the batch makes.
 
     Rewards, pass rate, staleness and lengths are those of the whole batch; loss, tokens and diagnostics are those of
-    the step. Only the line of the first step has `seconds`. The `train` times add up to the batch's training time.
+    the step, which may have replayed rollouts as well. Only the line of the first step has `seconds`. The `train` times
+    add up to the batch's training time.
+
     Raises ValueError when a diagnostic has the name of another field.
     """
     preparation_s = trained.duration_s - sum(step.duration_s for step in trained.steps)
@@ -63,6 +65,7 @@ def metrics_lines(trained: TrainedBatch, policy_version: int, seconds: BatchSeco
             "step": step.step,
             "batch_id": trained.batch_id,
             "policy_version": policy_version,
+            "replayed_rollouts": trained.num_replayed,
             "loss": step.loss,
             "skipped": step.skipped,
             **asdict(trained.statistics),

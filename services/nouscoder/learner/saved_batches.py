@@ -81,6 +81,13 @@ class SavedBatches:
         except Exception as error:
             raise SavedBatchError(f"{path} is not a saved batch: {error}") from error
 
+    def before(self, batch_id: int, count: int) -> list[Batch]:
+        """The `count` batches before this one, the oldest first; fewer at the beginning of a run.
+
+        Raises SavedBatchError.
+        """
+        return [self.load(number) for number in range(max(0, batch_id - count), batch_id)]
+
     def _path(self, batch_id: int) -> Path:
         return self._folder / f"{batch_id:08d}{_SUFFIX}"
 

@@ -1,6 +1,6 @@
 """The optimizer loop over one batch: k steps over disjoint minibatches of whole groups (PPO-off-policy-k).
 
-INVARIANT: the state after `train_batch` depends, bit for bit, only on the state before, the batch and the settings. A
+INVARIANT: the state after `train_batch` depends, bit for bit, only on the state before, the batches and the settings. A
 replay of a batch from a checkpoint therefore gives the same losses as the first time. If a loss, log-probability or
 gradient is not finite, TrainingError is raised before the weights of that step change.
 
@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -66,13 +67,17 @@ class StepMetrics:
 
 @dataclass(frozen=True, slots=True)
 class TrainedBatch:
-    """The result of `train_batch`. duration_s includes the computation of the old log-probabilities."""
+    """The result of `train_batch`. `duration_s` includes the computation of the old log-probabilities.
+
+    `scored` and `statistics` are of the batch itself, without the `num_replayed` rollouts of earlier batches.
+    """
 
     batch_id: int
     steps: tuple[StepMetrics, ...]
     scored: tuple[ScoredRollout, ...]
     statistics: BatchStatistics
     duration_s: float
+    num_replayed: int = 0
 
     @property
     def tokens_per_second(self) -> float:
@@ -162,11 +167,15 @@ class Trainer:
         """Make `train_batch` raise TrainingInterrupted before its next step. Callable from any thread."""
         self._interrupted.set()
 
-    def train_batch(self, batch: Batch) -> TrainedBatch:
-        """Take `steps_per_batch` optimizer steps on the batch. Raises TrainingError, or ValueError for a bad batch."""
-        started = time.monotonic()
-        groups = score(batch, self._settings.advantage)
-        cut = minibatches(groups, self._settings.steps_per_batch, self._seed, batch.batch_id)
+    def train_batch(self, batch: Batch, replayed: Sequence[Batch] = ()) -> TrainedBatch:
+        """Take `steps_per_batch` optimizer steps on the batch, mixed with the groups of earlier, `replayed` batches.
+
+        Raises TrainingError, or ValueError for a bad batch.
+        """
+        started, settings = time.monotonic(), self._settings.advantage
+        groups = score(batch, settings)
+        again = [score(replace(earlier, policy_version=batch.policy_version), settings) for earlier in replayed]
+        cut = minibatches([*groups, *chain(*again)], self._settings.steps_per_batch, self._seed, batch.batch_id)
         prepared = [self._pack(scored) for scored in cut]
         # Old log-probabilities are those before the first of the k steps, so they are computed before it. The first
         # step starts from the old policy and needs no separate pass, except for the entropy of the whole batch.
@@ -174,7 +183,8 @@ class Trainer:
         prepared[first:] = [self._with_old_scores(minibatch) for minibatch in prepared[first:]]
         steps = self._take_steps(prepared)
         everyone = tuple(scored for group in groups for scored in group)
-        return TrainedBatch(batch.batch_id, steps, everyone, statistics_of(everyone), time.monotonic() - started)
+        duration_s, num_replayed = time.monotonic() - started, sum(len(earlier.rollouts) for earlier in replayed)
+        return TrainedBatch(batch.batch_id, steps, everyone, statistics_of(everyone), duration_s, num_replayed)
 
     def _take_steps(self, minibatches: Sequence[_Minibatch]) -> tuple[StepMetrics, ...]:
         """One step on each minibatch, with the entropy coefficient of the batch."""
