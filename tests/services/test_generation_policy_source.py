@@ -6,14 +6,14 @@ import hashlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from nouscoder.domain.policy import PolicyManifest, Shard, Transport
+from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard, Transport
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.errors import PolicyGone, PolicyUnusable
@@ -24,6 +24,7 @@ from nouscoder.generation.policy_source import LearnerSource
 from nouscoder.learner.policy_files import CHUNK_BYTES, NoSuchPolicyFile, PolicyFiles
 from nouscoder.learner.run_files import RunFiles
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
+from nouscoder.policy_folder.delta import write_delta
 from nouscoder.policy_folder.weights_files import shards_of
 from nouscoder.rpc.channel import PeerUnreachable
 from nouscoder.rpc.learner_client import LearnerClient
@@ -196,6 +197,52 @@ async def test_only_missing_shards_of_a_policy_are_fetched(rig: Rig) -> None:
     assert rig.servicer.names == [*names, names[2]]
 
 
+def published_changes(rig: Rig, base: PolicyManifest, version: int) -> PolicyManifest:
+    """A version with its delta from `base`."""
+    folder = rig.files.policies / f"{version:08d}"
+    manifest = rig.publish(version, weights(version, BIG + 1))
+    before = rig.files.policies / f"{base.policy_version:08d}" / "model.safetensors"
+    write_delta(before, folder / "model.safetensors", folder / "model.delta")
+    data = (folder / "model.delta").read_bytes()
+    assert len(data) < BIG / 10
+    file = Shard("model.delta", hashlib.sha256(data).hexdigest(), len(data))
+    return replace(manifest, delta=PolicyDelta(base.policy_version, base.digest, (file,)))
+
+
+async def test_only_the_changes_are_fetched_where_the_policy_before_is_here(rig: Rig) -> None:
+    manifest = rig.publish(1, weights(1, BIG + 1))
+    await rig.source.files_of(manifest)
+    for version in (2, 3):
+        manifest = published_changes(rig, manifest, version)
+        (path,) = await rig.source.files_of(manifest)
+        assert path.read_bytes() == weights(version, BIG + 1)
+        assert [file.name for file in path.parent.iterdir()] == ["model.safetensors"]
+    # Version 4 was skipped, as by a worker that comes late.
+    late = published_changes(rig, published_changes(rig, manifest, 4), 5)
+    (path,) = await rig.source.files_of(late)
+    assert path.read_bytes() == weights(5, BIG + 1)
+    assert rig.servicer.names == ["model.safetensors", "model.delta", "model.delta", "model.safetensors"]
+    assert (rig.fetches("fetched"), rig.fetches("changes")) == (2, 2)
+
+
+@pytest.mark.parametrize("fault", ["damaged on the way", "a changed base", "gone"])
+async def test_a_delta_that_does_not_give_the_policy_is_replaced_by_the_whole_one(rig: Rig, fault: str) -> None:
+    first = rig.publish(1, weights(1, BIG + 1))
+    (base,) = await rig.source.files_of(first)
+    manifest = published_changes(rig, first, 2)
+    if fault == "damaged on the way":
+        rig.servicer.flip = 1
+    elif fault == "a changed base":
+        base.write_bytes(weights(9, BIG + 1))
+    else:
+        (rig.files.policies / "00000002" / "model.delta").unlink()
+    (path,) = await rig.source.files_of(manifest)
+    assert path.read_bytes() == weights(2, BIG + 1)
+    assert [file.name for file in path.parent.iterdir()] == ["model.safetensors"]
+    assert rig.servicer.names == ["model.safetensors", "model.delta", "model.safetensors"]
+    assert rig.fetches("changes") == 0
+
+
 async def test_a_pruned_or_replaced_policy_is_reported_as_gone_without_a_retry(rig: Rig) -> None:
     with pytest.raises(PolicyGone, match="of policy version 7 with the SHA-256"):
         await rig.source.files_of(manifest_of(7, weights(7)))
@@ -229,7 +276,8 @@ def test_a_cache_belongs_to_one_process_and_starts_without_partial_files(tmp_pat
     folder = tmp_path / "cache"
     folder.mkdir()
     (folder / "00000001-aa").mkdir()
-    (folder / "00000001-aa/model.safetensors.part").write_bytes(b"half")
+    for ending in ("part", "delta", "delta.part"):
+        (folder / f"00000001-aa/model.safetensors.{ending}").write_bytes(b"half")
     cache = PolicyCache(folder)
     assert [path.name for path in folder.rglob("*") if path.is_file()] == [".lock"]
     with pytest.raises(CacheUnusable, match=r"another process uses generation\.cache"):

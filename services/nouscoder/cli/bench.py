@@ -44,6 +44,21 @@ def bench_broker(
     typer.echo(json.dumps(broker.as_record(result), indent=1) if as_json else broker.as_text(result))
 
 
+@bench_app.command("learner")
+def bench_learner(
+    rounds: Annotated[int, typer.Option(min=1, help="how often everything is measured; the medians count")] = 5,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of the training")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a batch of random rollouts, compared with a bare forward and backward pass on the same tokens."""
+    import json
+
+    from nouscoder.bench import learner
+
+    result = learner.bench_learner(rounds, threads)
+    typer.echo(json.dumps(learner.as_record(result), indent=1) if as_json else learner.as_text(result))
+
+
 @bench_app.command("chaos")
 def bench_chaos(
     minutes: Annotated[float, typer.Option(min=0.1, help="how long services and Redis fail at random")] = 5.0,

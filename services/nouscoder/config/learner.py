@@ -72,6 +72,11 @@ class LearnerSection(Section):
     policy_shard_bytes: int = Field(
         4 * 1024**3, ge=1, description="a published policy is cut into safetensors files of at most this size"
     )
+    policy_deltas: bool = Field(
+        False,
+        description="with generation.policy_from learner: publish also what changed since the policy before, and"
+        " download only that where the policy before is at hand",
+    )
     keep_batches: int = Field(
         16, ge=1, description="newest saved batches kept; those that no checkpoint holds yet are kept as well"
     )

@@ -1,4 +1,4 @@
-"""A published policy: its version, the files with its weights, and their encoding and transport."""
+"""A published policy: its version, the files with its weights, their transport, and what changed in them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,8 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-_SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\.safetensors")
+_SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\.(safetensors|delta)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-class Encoding(StrEnum):
-    """The contents of the shards. FULL: every tensor of the policy."""
-
-    FULL = "full"
 
 
 class Transport(StrEnum):
@@ -26,7 +20,7 @@ class Transport(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One safetensors file. Raises ValueError when the name is not a plain file name or the digest is malformed."""
+    """A safetensors file, or a delta of one. Raises ValueError for a name or a digest that none of them has."""
 
     name: str
     sha256: str
@@ -34,17 +28,30 @@ class Shard:
 
     def __post_init__(self) -> None:
         if not _SHARD_NAME.fullmatch(self.name):
-            raise ValueError(f"{self.name[:100]!r} is not the name of a safetensors file")
+            raise ValueError(f"{self.name[:100]!r} is not the name of a safetensors file or a delta")
         if not _SHA256.fullmatch(self.sha256):
             raise ValueError(f"{self.name}: a SHA-256 has 64 hexadecimal digits")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyDelta:
+    """What changes the weights of version `base_version`, of digest `base_digest`, into those of its successor.
+
+    `files` has one delta for each shard, in their order.
+    """
+
+    base_version: int
+    base_digest: str
+    files: tuple[Shard, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyManifest:
     """One published set of weights, after `step` optimizer steps. The first version is 0; each set adds 1.
 
-    `folder` is the folder of the shards on the disk of their writer. `base_version` is the version that an encoding
-    needs; FULL has none. Raises ValueError on construction when there is no shard or a name occurs twice.
+    `folder` is the folder of the shards on the disk of their writer. The shards hold every tensor. With `delta` they
+    can also be made from those of an earlier version. Raises ValueError on construction when there is no shard, a name
+    occurs twice, or the delta has another number of files.
     """
 
     policy_version: int
@@ -52,16 +59,15 @@ class PolicyManifest:
     folder: str
     shards: tuple[Shard, ...]
     transport: Transport = Transport.FOLDER
-    encoding: Encoding = Encoding.FULL
-    base_version: int | None = None
+    delta: PolicyDelta | None = None
 
     def __post_init__(self) -> None:
         if not self.shards:
             raise ValueError(f"the manifest of policy version {self.policy_version} names no shard")
         if len({shard.name for shard in self.shards}) != len(self.shards):
             raise ValueError(f"the manifest of policy version {self.policy_version} names a shard twice")
-        if self.encoding is Encoding.FULL and self.base_version is not None:
-            raise ValueError(f"policy version {self.policy_version} is encoded in full, so it has no base version")
+        if self.delta is not None and len(self.delta.files) != len(self.shards):
+            raise ValueError(f"the delta of policy version {self.policy_version} has not one file for each shard")
 
     @property
     def num_bytes(self) -> int:
@@ -70,7 +76,6 @@ class PolicyManifest:
 
     @property
     def digest(self) -> str:
-        """Identifies the weights, hexadecimal: equal for equal shards, encoding and base, in any folder."""
-        lines = [f"{self.encoding} {self.base_version}"]
-        lines += [f"{shard.sha256} {shard.num_bytes} {shard.name}" for shard in self.shards]
+        """Identifies the weights, hexadecimal: equal for equal shards, in any folder, with any delta."""
+        lines = [f"{shard.sha256} {shard.num_bytes} {shard.name}" for shard in self.shards]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()

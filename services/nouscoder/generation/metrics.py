@@ -19,6 +19,7 @@ class FetchResult(StrEnum):
     """The results of fetching a policy from the learner."""
 
     FETCHED = "fetched"
+    CHANGES = "changes"  # only what changed since the policy before was fetched
     GONE = "gone"
     FAILED = "failed"
 

@@ -18,9 +18,11 @@ from typing import TextIO
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.errors import Unusable
 from nouscoder.generation.errors import PolicyUnusable
+from nouscoder.policy_folder.delta import DeltaUnusable, apply_delta
 
 KEPT = 2
 _PART = ".part"
+_DELTA = ".delta"
 _POLICIES = "????????-*"
 
 
@@ -39,8 +41,16 @@ class PolicyCache:
 
     def paths_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
         """The paths of this policy's shards, whether or not they exist, in the order of the manifest."""
-        folder = self._folder / f"{manifest.policy_version:08d}-{manifest.digest[:16]}"
+        folder = self._of(manifest.policy_version, manifest.digest)
         return tuple(folder / shard.name for shard in manifest.shards)
+
+    def bases_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
+        """The files that the manifest's delta changes, in the order of its shards; () unless all are here."""
+        if manifest.delta is None:
+            return ()
+        folder = self._of(manifest.delta.base_version, manifest.delta.base_digest)
+        paths = tuple(folder / shard.name for shard in manifest.shards)
+        return paths if all(path.is_file() for path in paths) else ()
 
     async def keep_shard(self, path: Path, shard: Shard, pieces: AsyncIterator[bytes]) -> None:
         """Store a shard under one of `paths_of`. Raises PolicyUnusable when its size or SHA-256 is wrong."""
@@ -48,6 +58,19 @@ class PolicyCache:
             await _write(path, pieces, shard.sha256, shard.num_bytes)
         finally:
             with suppress(OSError):  # the folder is not empty, or was never made
+                path.parent.rmdir()
+
+    async def keep_changed(
+        self, path: Path, shard: Shard, base: Path, delta: Shard, pieces: AsyncIterator[bytes]
+    ) -> None:
+        """Make a shard, under one of `paths_of`, from `base` and the pieces of its delta. Raises PolicyUnusable."""
+        changes = path.with_name(path.name + _DELTA)
+        try:
+            await _write(changes, pieces, delta.sha256, delta.num_bytes)
+            await asyncio.to_thread(_make, path, shard, base, changes)
+        finally:
+            changes.unlink(missing_ok=True)
+            with suppress(OSError):
                 path.parent.rmdir()
 
     async def keep_first(self, name: str, sha256: str, num_bytes: int, pieces: AsyncIterator[bytes]) -> None:
@@ -63,6 +86,9 @@ class PolicyCache:
         """Release the lock on the folder."""
         self._lock.close()
 
+    def _of(self, policy_version: int, digest: str) -> Path:
+        return self._folder / f"{policy_version:08d}-{digest[:16]}"
+
     def _take(self) -> TextIO:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -74,8 +100,9 @@ class PolicyCache:
         except OSError:
             lock.close()
             raise CacheUnusable(f"another process uses generation.cache {self._folder}: each needs its own") from None
-        for part in self._folder.glob(f"{_POLICIES}/*{_PART}"):
-            part.unlink(missing_ok=True)
+        for ending in (_PART, _DELTA):
+            for part in self._folder.glob(f"{_POLICIES}/*{ending}"):
+                part.unlink(missing_ok=True)
         # The first policy's files may belong to another run. They are small, so each start fetches them again.
         shutil.rmtree(self.first_folder, ignore_errors=True)
         return lock
@@ -100,6 +127,22 @@ async def _write(final: Path, pieces: AsyncIterator[bytes], sha256: str, num_byt
             if digest.hexdigest() != sha256:
                 raise PolicyUnusable(f"{final.name} has the SHA-256 {digest.hexdigest()}, not {sha256}")
             part.replace(final)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _make(final: Path, shard: Shard, base: Path, delta: Path) -> None:
+    part = final.with_name(final.name + _PART)
+    try:
+        with _naming_faults(final):
+            apply_delta(base, delta, part)
+            with part.open("rb") as made:
+                sha256 = hashlib.file_digest(made, "sha256").hexdigest()
+            if sha256 != shard.sha256:
+                raise PolicyUnusable(f"{final.name} made from a delta has the SHA-256 {sha256}, not {shard.sha256}")
+            part.replace(final)
+    except DeltaUnusable as error:
+        raise PolicyUnusable(str(error)) from error
     finally:
         part.unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
 """The sources of the weights of a manifest: a folder shared with the learner, or the learner itself.
 
 INVARIANT: each path that a source returns is a file with the size and SHA-256 of the manifest, checked here. For every
-encoding and transport of a policy, the returned files hold all tensors of the policy.
+transport of a policy, and with or without a delta, the returned files hold all tensors of the policy.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -69,7 +69,10 @@ class FolderSource:
 
 
 class LearnerSource:
-    """Fetches shards from the learner into a cache, one at a time. Waits `patience_s` seconds for an absent learner."""
+    """Fetches shards from the learner into a cache, one at a time. Waits `patience_s` seconds for an absent learner.
+
+    Where the policy before is in the cache, it fetches only the changes, if the manifest has them.
+    """
 
     def __init__(
         self, client: LearnerClient, cache: PolicyCache, metrics: GenerationMetrics, patience_s: float
@@ -96,23 +99,26 @@ class LearnerSource:
         async with self._one_at_a_time:
             paths = self._cache.paths_of(manifest)
             missing = [
-                (path, shard)
-                for path, shard in zip(paths, manifest.shards, strict=True)
+                index
+                for index, (path, shard) in enumerate(zip(paths, manifest.shards, strict=True))
                 if not await asyncio.to_thread(_is_whole, shard, path)
             ]
             if missing:
-                await self._fetch(manifest.policy_version, missing)
+                await self._fetch(manifest, missing)
                 self._cache.prune()
             return paths
 
-    async def _fetch(self, version: int, missing: list[tuple[Path, Shard]]) -> None:
+    async def _fetch(self, manifest: PolicyManifest, missing: Sequence[int]) -> None:
+        """Get the missing shards, of which these are the indices."""
+        version = manifest.policy_version
         started_s = time.monotonic()
         result = FetchResult.FAILED
         try:
-            for path, shard in missing:
-                what = f"policy version {version}, {shard.name}"
-                await self._patiently(what, lambda path=path, shard=shard: self._keep(version, path, shard))  # type: ignore[misc]
-            result = FetchResult.FETCHED
+            if await self._fetch_changes(manifest, missing):
+                result = FetchResult.CHANGES
+            else:
+                await self._fetch_whole(manifest, missing)
+                result = FetchResult.FETCHED
         except PeerNotFound as error:
             result = FetchResult.GONE
             raise PolicyGone(str(error)) from error
@@ -122,7 +128,31 @@ class LearnerSource:
             self._metrics.policy_fetches.labels(result.value).inc()
         seconds = time.monotonic() - started_s
         self._metrics.policy_fetch_seconds.observe(seconds)
-        log.info("policy fetched", extra={"policy_version": version, "fetch_s": round(seconds, 3)})
+        log.info(
+            "policy fetched",
+            extra={"policy_version": version, "fetch_s": round(seconds, 3), "result": result.value},
+        )
+
+    async def _fetch_whole(self, manifest: PolicyManifest, missing: Sequence[int]) -> None:
+        version, paths = manifest.policy_version, self._cache.paths_of(manifest)
+        for path, shard in ((paths[index], manifest.shards[index]) for index in missing):
+            what = f"policy version {version}, {shard.name}"
+            await self._patiently(what, lambda path=path, shard=shard: self._keep(version, path, shard))  # type: ignore[misc]
+
+    async def _fetch_changes(self, manifest: PolicyManifest, missing: Sequence[int]) -> bool:
+        """Make the missing shards from the policy before. False when it is not here or the shards came out wrong."""
+        bases, paths = self._cache.bases_of(manifest), self._cache.paths_of(manifest)
+        if manifest.delta is None or not bases:
+            return False
+        try:
+            for index in missing:
+                shard, delta = manifest.shards[index], manifest.delta.files[index]
+                pieces = self._client.shard(manifest.policy_version, delta)
+                await self._cache.keep_changed(paths[index], shard, bases[index], delta, pieces)
+        except (PolicyUnusable, PeerError) as error:
+            log.warning("a delta is of no use, the whole policy is fetched", extra={"reason": str(error)})
+            return False
+        return True
 
     async def _keep(self, version: int, path: Path, shard: Shard) -> None:
         await self._cache.keep_shard(path, shard, self._client.shard(version, shard))

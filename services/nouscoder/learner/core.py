@@ -20,7 +20,7 @@ from nouscoder.atomic_files import naming_storage_faults
 from nouscoder.config import Config
 from nouscoder.domain.batch import Batch, RecordedBatch
 from nouscoder.domain.books import Books, RunIdentity
-from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.policy import PolicyManifest, Transport
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.folder_lock import lock_file
 from nouscoder.learner.batch_settings import BatchSettings
@@ -79,6 +79,7 @@ class LearnerCore:
             settings.keep_policies,
             config.generation.policy_from,
             settings.policy_shard_bytes,
+            deltas=settings.policy_deltas and config.generation.policy_from is Transport.LEARNER,
         )
         self._batches = SavedBatches(self._files.batches, settings.keep_batches)
         self._settings = BatchSettings(self._files.batches)

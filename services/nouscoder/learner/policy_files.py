@@ -18,8 +18,8 @@ from nouscoder.learner.publish import version_folder
 from nouscoder.learner.run_files import RunFiles
 
 CHUNK_BYTES = 1024**2
-# The files of a policy in a Hugging Face folder.
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\.(json|txt|model|jinja|safetensors)")
+# The files of a policy in a Hugging Face folder, and deltas.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\.(json|txt|model|jinja|safetensors|delta)")
 
 
 class NoSuchPolicyFile(NousCoderError):

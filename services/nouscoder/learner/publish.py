@@ -1,13 +1,16 @@
 """Published policies: policies/00000007/ holds the complete weights as safetensors files, with their digests.
 
+Beside them it may hold deltas (policy_folder/delta.py): what changed since the version before.
+
 INVARIANT: a published file never changes while its version is among the newest `keep`. Publishing the same weights as
-the same version again gives the same manifest.
+the same version again gives a manifest of the same digest.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +22,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from nouscoder.atomic_files import prune, sha256_of, whole_folder
-from nouscoder.domain.policy import PolicyManifest, Shard, Transport
+from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard, Transport
 from nouscoder.learner.weights import weights_of
+from nouscoder.policy_folder.delta import DeltaUnusable, write_delta
 from nouscoder.policy_folder.weights_files import INDEX_FILE, WEIGHTS_FILE
+
+log = logging.getLogger(__name__)
 
 _NO_LIMIT = 2**63
 _OWN: Mapping[str, torch.dtype] = MappingProxyType({})
@@ -48,27 +54,62 @@ class StagedPolicy:
 
 
 class PolicyPublisher:
-    """The folder policies/. Old versions are kept for some time, because a generation worker may still read one."""
+    """The folder policies/. Old versions are kept for some time, because a generation worker may still read one.
+
+    With `deltas` each version has also what changed since the one before, if this process wrote that.
+    """
 
     def __init__(
-        self, folder: Path, keep: int, transport: Transport = Transport.FOLDER, shard_bytes: int = _NO_LIMIT
+        self,
+        folder: Path,
+        keep: int,
+        transport: Transport = Transport.FOLDER,
+        shard_bytes: int = _NO_LIMIT,
+        *,
+        deltas: bool = False,
     ) -> None:
         self._folder = folder
         self._keep = keep
         self._transport = transport
         self._shard_bytes = shard_bytes
+        self._deltas = deltas
+        self._before: PolicyManifest | None = None  # the newest that this process has written
 
     def write(self, policy: StagedPolicy) -> PolicyManifest:
         """Write a version and remove the oldest. Raises StorageError."""
         final = version_folder(self._folder, policy.policy_version)
         parts = _cut(policy.weights, self._shard_bytes)
+        delta = None
         # After a crash the same version is often published again. Workers may be reading its files, so they stay.
         if not all(_is_written(final / name, weights) for name, weights in parts.items()):
             with whole_folder(final) as part:
                 _write(part, parts)
+                delta = self._write_delta(part, policy.policy_version, tuple(parts))
         prune(self._folder, self._keep)
-        shards = tuple(Shard(name, sha256_of(final / name), (final / name).stat().st_size) for name in parts)
-        return PolicyManifest(policy.policy_version, policy.step, str(final), shards, self._transport)
+        shards = tuple(_shard(final / name) for name in parts)
+        manifest = PolicyManifest(policy.policy_version, policy.step, str(final), shards, self._transport, delta)
+        self._before = manifest
+        return manifest
+
+    def _write_delta(self, folder: Path, policy_version: int, names: tuple[str, ...]) -> PolicyDelta | None:
+        """Write what changed since the version before. None, and no file, when that version has not the same files."""
+        before = self._before
+        if not self._deltas or before is None or before.policy_version + 1 != policy_version:
+            return None
+        deltas = [folder / name.replace(".safetensors", ".delta") for name in names]
+        try:
+            for name, delta in zip(names, deltas, strict=True):
+                write_delta(Path(before.folder) / name, folder / name, delta)
+        except (DeltaUnusable, FileNotFoundError) as error:
+            log.warning("a policy has no delta", extra={"policy_version": policy_version, "reason": str(error)})
+            for delta in deltas:
+                delta.unlink(missing_ok=True)
+            return None
+        return PolicyDelta(before.policy_version, before.digest, tuple(map(_shard, deltas)))
+
+
+def _shard(file: Path) -> Shard:
+    return Shard(file.name, sha256_of(file), file.stat().st_size)
 
 
 def version_folder(folder: Path, policy_version: int) -> Path:

@@ -19,26 +19,6 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _PolicyEncoding:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _PolicyEncodingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PolicyEncoding.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    POLICY_ENCODING_UNSPECIFIED: _PolicyEncoding.ValueType  # 0
-    """Never sent."""
-    POLICY_ENCODING_FULL: _PolicyEncoding.ValueType  # 1
-    """Every tensor of the policy."""
-
-class PolicyEncoding(_PolicyEncoding, metaclass=_PolicyEncodingEnumTypeWrapper):
-    """What the shards of a policy hold."""
-
-POLICY_ENCODING_UNSPECIFIED: PolicyEncoding.ValueType  # 0
-"""Never sent."""
-POLICY_ENCODING_FULL: PolicyEncoding.ValueType  # 1
-"""Every tensor of the policy."""
-Global___PolicyEncoding: _TypeAlias = PolicyEncoding  # noqa: Y015
-
 class _PolicyTransport:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -65,7 +45,7 @@ Global___PolicyTransport: _TypeAlias = PolicyTransport  # noqa: Y015
 
 @_typing.final
 class PolicyShard(_message.Message):
-    """One safetensors file of a policy."""
+    """One safetensors file of a policy, or a delta of one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -94,6 +74,38 @@ class PolicyShard(_message.Message):
 Global___PolicyShard: _TypeAlias = PolicyShard  # noqa: Y015
 
 @_typing.final
+class PolicyDelta(_message.Message):
+    """What changes the shards of an earlier policy into those of a manifest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASE_VERSION_FIELD_NUMBER: _builtins.int
+    BASE_DIGEST_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    base_version: _builtins.int
+    """The policy version that it changes."""
+    base_digest: _builtins.str
+    """The digest of that version's manifest, hexadecimal."""
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyShard]:
+        """One delta for each shard of the manifest, in their order."""
+
+    def __init__(
+        self,
+        *,
+        base_version: _builtins.int = ...,
+        base_digest: _builtins.str = ...,
+        files: _abc.Iterable[Global___PolicyShard] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_digest", b"base_digest", "base_version", b"base_version", "files", b"files"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyDelta: _TypeAlias = PolicyDelta  # noqa: Y015
+
+@_typing.final
 class PolicyManifest(_message.Message):
     """A published set of weights."""
 
@@ -104,8 +116,7 @@ class PolicyManifest(_message.Message):
     FOLDER_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
     TRANSPORT_FIELD_NUMBER: _builtins.int
-    ENCODING_FIELD_NUMBER: _builtins.int
-    BASE_VERSION_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
     """Integer, +1 for each published set; the first is 0."""
     step: _builtins.int
@@ -114,13 +125,13 @@ class PolicyManifest(_message.Message):
     """The folder of the shards, on the learner's disk."""
     transport: Global___PolicyTransport.ValueType
     """How a generation worker gets the shards."""
-    encoding: Global___PolicyEncoding.ValueType
-    """What the shards hold."""
-    base_version: _builtins.int
-    """The version that the encoding builds on; absent for POLICY_ENCODING_FULL."""
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyShard]:
-        """At least one."""
+        """At least one. Together they hold every tensor."""
+
+    @_builtins.property
+    def delta(self) -> Global___PolicyDelta:
+        """Another way to get the shards; absent when there is none."""
 
     def __init__(
         self,
@@ -130,15 +141,12 @@ class PolicyManifest(_message.Message):
         folder: _builtins.str = ...,
         shards: _abc.Iterable[Global___PolicyShard] | None = ...,
         transport: Global___PolicyTransport.ValueType = ...,
-        encoding: Global___PolicyEncoding.ValueType = ...,
-        base_version: _builtins.int | None = ...,
+        delta: Global___PolicyDelta | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_version", b"_base_version", "base_version", b"base_version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_version", b"_base_version", "base_version", b"base_version", "encoding", b"encoding", "folder", b"folder", "policy_version", b"policy_version", "shards", b"shards", "step", b"step", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "folder", b"folder", "policy_version", b"policy_version", "shards", b"shards", "step", b"step", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__base_version: _TypeAlias = _typing.Literal["base_version"]  # noqa: Y015
-    _WhichOneofArgType__base_version: _TypeAlias = _typing.Literal["_base_version", b"_base_version"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__base_version) -> _WhichOneofReturnType__base_version | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PolicyManifest: _TypeAlias = PolicyManifest  # noqa: Y015
