@@ -1,9 +1,10 @@
 """Learners of several ranks, each in a process with torchrun's environment variables.
 
-As a script it reads lines `["what", "folder", size]`, forks `size` ranks for each, and prints their exit codes. What:
-`gradient` writes the gradient of one step to the folder; `run` trains the run in the folder, with a broker in a file;
-`die` is `run` in which the last rank is killed in the third batch. The parent process has imported torch but computed
-nothing.
+`learner_rank.py WHAT FOLDER` is one rank, for torchrun. Without arguments the script reads lines `["what", "folder",
+size]`, forks `size` ranks for each, and prints their exit codes. What: `gradient` writes the gradient of one step to
+the folder; `run` trains the run in the folder, with a broker in a file; `die` is `run` in which the last rank is killed
+in the third batch, `die0` one in which rank 0 is, and `hang` one in which the last rank stops without an end: each only
+once in a folder. The parent process has imported torch but computed nothing.
 """
 
 from __future__ import annotations
@@ -16,23 +17,27 @@ import socket
 import sys
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from learner_process import FileBroker  # type: ignore[import-not-found]
 from prometheus_client import CollectorRegistry
 
 from nouscoder.config import Config, LearnerSection, RunSection
+from nouscoder.domain.batch import Batch
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.commands import Command
 from nouscoder.learner.core import LearnerCore, prepare_thread
 from nouscoder.learner.follower import Follower
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.ranks import Ranks, whole
+from nouscoder.learner.run_log import BatchSeconds
 from nouscoder.learner.synthetic import random_batch, random_policy
-from nouscoder.learner.trainer import Trainer
+from nouscoder.learner.trainer import TrainedBatch, Trainer
 from nouscoder.learner.worker import LearnerWorker
 
-NUM_BATCHES, PATIENCE_S, DEADLY_BATCH = 4, 120.0, 2
+NUM_BATCHES, DEADLY_BATCH = 4, 2
+PATIENCE_S = {"hang": 20.0}  # else 120
 
 
 def gradient_of_a_step(ranks: Ranks) -> dict[str, torch.Tensor]:
@@ -47,7 +52,7 @@ def gradient_of_a_step(ranks: Ranks) -> dict[str, torch.Tensor]:
     return {**gradients, **figures, "loss": torch.tensor(step.loss), "norm": torch.tensor(step.gradient_norm)}
 
 
-def config_of(root: Path) -> Config:
+def config_of(what: str, root: Path) -> Config:
     """Two steps a batch, and a checkpoint after each batch."""
     learner = LearnerSection(
         steps_per_batch=2,
@@ -55,55 +60,80 @@ def config_of(root: Path) -> Config:
         peak_flops=1e9,
         checkpoint_every_batches=1,
         microbatch_tokens=64,
-        rank_patience_s=PATIENCE_S,
+        rank_patience_s=PATIENCE_S.get(what, 120.0),
     )
     return Config(run=RunSection(root=root, seed=5, total_batches=NUM_BATCHES), learner=learner)
 
 
-async def train(config: Config, ranks: Ranks) -> None:
+async def train(config: Config, core: LearnerCore) -> None:
     """Rank 0 trains the run's batches."""
     broker = FileBroker(config.run.folder / "broker")
-    worker = LearnerWorker(config, broker, LearnerMetrics(CollectorRegistry()), LearnerCore(config, ranks))
+    worker = LearnerWorker(config, broker, LearnerMetrics(CollectorRegistry()), core)
     try:
         await worker.run()
     finally:
         await worker.close()
 
 
-class DeadlyFollower(Follower):
-    """Is killed when it is told to train on DEADLY_BATCH. By then a checkpoint is complete."""
+def strike(config: Config, number: signal.Signals) -> None:
+    """Send the signal to this process, once in a run folder."""
+    mark = config.run.folder / "struck"
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), number)
+
+
+class StruckFollower(Follower):
+    """Gets the signal when it is told to train on DEADLY_BATCH. By then a checkpoint is complete."""
+
+    signal = signal.SIGKILL
 
     def _train(self, command: Command) -> None:
         if command.number == DEADLY_BATCH:
             self._finish_saving()
-            os.kill(os.getpid(), signal.SIGKILL)
+            strike(self._config, self.signal)
         super()._train(command)
+
+
+class HangingFollower(StruckFollower):
+    """Stops as if it hung."""
+
+    signal = signal.SIGSTOP
+
+
+class DeadlyCore(LearnerCore):
+    """Is killed before it trains on DEADLY_BATCH."""
+
+    def train(self, batch: Batch, seconds: BatchSeconds | None = None) -> TrainedBatch:
+        """See LearnerCore."""
+        if batch.batch_id == DEADLY_BATCH:
+            strike(self._config, signal.SIGKILL)
+        return super().train(batch, seconds)
 
 
 def main(what: str, folder: Path) -> None:
     """Do it as the rank that the environment names."""
-    ranks = Ranks.join("cpu", PATIENCE_S)
+    config = config_of(what, folder)
+    ranks = Ranks.join("cpu", config.learner.rank_patience_s)
     if what == "gradient":
         gradient = gradient_of_a_step(ranks)
         if ranks.rank == 0:
             torch.save(gradient, folder / f"gradient{ranks.size}.pt")
     elif ranks.rank:
-        kind = DeadlyFollower if what == "die" and ranks.rank == ranks.size - 1 else Follower
-        kind(config_of(folder), ranks).run()
+        is_last = ranks.rank == ranks.size - 1
+        follower = {"die": StruckFollower, "hang": HangingFollower}.get(what, Follower) if is_last else Follower
+        follower(config, ranks).run()
     else:
-        asyncio.run(train(config_of(folder), ranks))
+        core = DeadlyCore(config, ranks) if what == "die0" else LearnerCore(config, ranks)
+        asyncio.run(train(config, core))
     ranks.leave()
 
 
-def _as_rank(what: str, folder: Path, environment: dict[str, str]) -> int:
-    """Fork a rank. Its output goes to the file rank<RANK>.log in the folder. Returns its process id."""
-    child = os.fork()
-    if child:
-        return child
+def run_rank(what: str, folder: Path) -> NoReturn:
+    """Do it and exit. The output is added to the file rank<RANK>.log in the folder."""
     code = 1
     try:
-        os.environ.update(environment)
-        with (folder / f"rank{environment['RANK']}.log").open("w") as output:
+        with (folder / f"rank{os.environ['RANK']}.log").open("a") as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
         main(what, folder)
@@ -117,17 +147,28 @@ def _as_rank(what: str, folder: Path, environment: dict[str, str]) -> int:
         os._exit(code)
 
 
+def fork_rank(what: str, folder: Path, environment: dict[str, str]) -> int:
+    """Fork a rank. Returns its process id."""
+    child = os.fork()
+    if not child:
+        os.environ.update(environment)
+        run_rank(what, folder)
+    return child
+
+
 def start(what: str, folder: Path, size: int) -> list[int]:
     """Fork the ranks of a learner and wait for them. Returns their exit codes, negative for signals."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     group = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    children = [_as_rank(what, folder, {**group, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(size)]
+    children = [fork_rank(what, folder, {**group, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(size)]
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and len(sys.argv) > 1:
+    run_rank(sys.argv[1], Path(sys.argv[2]))
+elif __name__ == "__main__":
     for line in sys.stdin:
         asked, place, count = json.loads(line)
         print(json.dumps(start(asked, Path(place), count)), flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from torch._C._distributed_c10d import HashStore
 
 from nouscoder.learner.balance import Cost, rounds
 from nouscoder.learner.commands import Command, Leader, Listener, Work
+from nouscoder.learner.meeting import NobodyCame, meet
 from nouscoder.learner.ranks import RankLost, Ranks
 from nouscoder.learner.synthetic import random_policy, write_policy_folder
 
@@ -101,6 +103,25 @@ def test_a_rank_that_no_longer_counts_is_lost_for_those_that_wait() -> None:
     leader.close()
 
 
+def test_ranks_meet_in_a_store_that_an_earlier_start_of_the_group_has_used() -> None:
+    store = HashStore()
+    parts: set[bytes] = set()
+    for start in range(3):
+        with ThreadPoolExecutor(3) as threads:
+            met = [*threads.map(lambda rank: meet(store, rank, 3, 120.0), range(3))]
+        assert not any(part.check(["command/0"]) for part in met), "a command of an earlier start"
+        met[0].set("command/0", f"of start {start}")
+        parts |= {part.get("command/0") for part in met}
+    assert parts == {b"of start 0", b"of start 1", b"of start 2"}
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    with pytest.raises(NobodyCame, match="rank 1 of the learner did not come"):
+        meet(HashStore(), 0, 3, 0.1)
+    with pytest.raises(NobodyCame, match="rank 0 of the learner did not come"):
+        meet(HashStore(), 2, 3, 0.1)
+
+
 def wait_until_lost(leader: Leader) -> None:
     until = time.monotonic() + 120
     while time.monotonic() < until:
@@ -137,3 +158,43 @@ def test_a_lost_rank_ends_the_group_and_any_number_of_ranks_resumes(start: Start
     assert [*(killed / "run" / "checkpoints").glob("0000000[24]")], "a checkpoint of two ranks is there"
     assert start("run", killed, 3) == [0, 0, 0], log_of(killed, 0)
     assert difference(final_policy(killed), final_policy(plain)) < 1e-5
+
+
+@pytest.mark.soak
+def test_the_other_ranks_end_when_rank_0_is_killed(start: Start, tmp_path: Path) -> None:
+    root = run_folder(tmp_path / "run0")
+    assert start("die0", root, 2) == [-9, 1], log_of(root, 1)
+    assert log_of(root, 1).splitlines()[-1].startswith("RankLost: "), log_of(root, 1)
+
+
+def torchrun(what: str, root: Path) -> int:
+    """The exit code of a group of two ranks that torchrun starts, and starts again when one fails."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3"]
+    with (root / "torchrun.log").open("w") as output:
+        return subprocess.run([*command, SCRIPT, what, root], stdout=output, stderr=output, timeout=900).returncode
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two ranks that nothing disturbed."""
+    root = run_folder(tmp_path_factory.mktemp("torchrun") / "plain")
+    assert torchrun("run", root) == 0, log_of(root, 0)
+    return root
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("what", ["die", "die0", "hang"])
+def test_a_group_that_torchrun_starts_again_ends_as_an_undisturbed_one_bit_for_bit(
+    what: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    root = run_folder(tmp_path / what)
+    assert torchrun(what, root) == 0, log_of(root, 0)
+    assert (root / "run" / "struck").exists()
+    expected, found = final_policy(undisturbed), final_policy(root)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    commits, policies, finished = pickle.loads((root / "run" / "broker").read_bytes())
+    assert commits == [(batch, 2 * batch + 2) for batch in range(4)]
+    assert [manifest.policy_version for manifest in policies] == [0, 1, 2, 3, 4]
+    assert finished

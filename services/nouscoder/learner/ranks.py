@@ -1,6 +1,6 @@
 """The processes that train one policy together: data parallel, with the weights sharded by FSDP2.
 
-Zhao et al., "PyTorch FSDP", arXiv 2304.11277. torchrun starts the ranks and names them by environment variables.
+Zhao et al., "PyTorch FSDP", arXiv 2304.11277. place.py says how each rank knows its number.
 
 INVARIANT: all ranks make the same calls of a Ranks in the same order. A call that another rank does not answer ends
 with RankLost within `patience_s`.
@@ -24,9 +24,10 @@ from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.errors import NousCoderError
+from nouscoder.learner.meeting import NobodyCame, meet
+from nouscoder.learner.place import Place, place_of
 
-_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 Item = TypeVar("Item")
 
 
@@ -47,24 +48,23 @@ class Ranks:
 
     @classmethod
     def join(cls, device: str, patience_s: float) -> Ranks:
-        """Join the group that the environment variables of torchrun name; without them, one process alone.
+        """Join the group that the environment variables name (place.py); without them, one process alone.
 
         Raises Unusable for an incomplete environment, and RankLost when the others do not come within `patience_s`.
         """
-        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        place = place_of(os.environ)
+        if place is None:
             return cls()
-        if missing := [name for name in _VARIABLES if name not in os.environ]:
-            raise Unusable(f"WORLD_SIZE is set, but {missing[0]} is not: start the learner with torchrun")
         limit = timedelta(seconds=patience_s)
         with naming_lost_ranks(patience_s):
-            store, rank, size = next(iter(rendezvous("env://", timeout=limit)))
-            store.set_timeout(limit)
+            store = meet(_store_at(place, limit), place.rank, place.size, patience_s)
             if torch.device(device).type == "cuda":
-                torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+                torch.cuda.set_device(place.local_rank)
             backend = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+            group = PrefixStore("group", store)
+            dist.init_process_group(backend, store=group, rank=place.rank, world_size=place.size, timeout=limit)
             figures, files = (dist.new_group(backend="gloo", timeout=limit) for _ in range(2))
-        return cls(rank, size, PrefixStore("learner", store), figures, files, patience_s)
+        return cls(place.rank, place.size, PrefixStore("learner", store), figures, files, patience_s)
 
     def leave(self) -> None:
         """Leave the group."""
@@ -99,6 +99,14 @@ class Ranks:
         return [found for found in items if found is not None]
 
 
+def _store_at(place: Place, limit: timedelta) -> Store:
+    """The store of the group: of torchrun's agent, or of rank 0, which opens it at its address."""
+    url = f"tcp://{place.address}:{place.port}?rank={place.rank}&world_size={place.size}"
+    store: Store = next(iter(rendezvous(url, timeout=limit)))[0]
+    store.set_timeout(limit)
+    return store
+
+
 def whole(tensor: Tensor) -> Tensor:
     """The tensor of all ranks; every rank must call this for a sharded one."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -109,6 +117,8 @@ def naming_lost_ranks(patience_s: float) -> Iterator[None]:
     """Raise RankLost for an error of communication between ranks."""
     try:
         yield
+    except NobodyCame as error:
+        raise RankLost(str(error)) from error
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
             raise
