@@ -49,6 +49,7 @@ TINY = (
     "generation.policy_from=learner",
     "learner.steps_per_batch=2",
     "learner.keep_policies=2",
+    "learner.policy_deltas=true",
     "learner.peak_flops=1e9",
 )
 NUM_STEPS = 8
