@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nouscoder.bench.broker_controls import bare_protobuf_cpu_ms, bare_redis_ms
-from nouscoder.bench.broker_crowd import Crowd, IdleCrowd, busy_crowd, idle_crowd
+from nouscoder.bench.broker_crowd import Crowd, Flow, IdleCrowd, Load, busy_crowd, flow, idle_crowd
 from nouscoder.bench.broker_process import RunningBroker, running_broker
 from nouscoder.bench.broker_workers import GROUP_SIZE, MAX_TOKENS, Samples, grade, manifest, sample, train
 from nouscoder.bench.errors import BenchError
@@ -31,8 +31,14 @@ _BEAT_EVERY_S = 0.1
 _MOST_BEATEN = 256
 # Tokens of a rollout, and how many rollouts go through; the batch is as large as the number.
 _LENGTHS = ((64, 2048), (8192, 512), (MAX_TOKENS, 256))
-# Workers of each kind, and what they take through; and workers that wait.
-_CROWDS = (4, 128)
+# Workers that take rollouts through in bulk: the load, and rollouts of a batch.
+_FLOWS = (
+    (Load(2, at_once=64, reads_records=True), 1024),
+    (Load(2, at_once=8, num_tokens=MAX_TOKENS, reads_records=True), 64),
+)
+_FLOW_BATCHES = 7
+# Workers with few rollouts in a call, and what they take through; and workers that wait.
+_CROWDS = (Load(4), Load(128))
 _CROWD_BATCH, _CROWD_BATCHES = 512, 5
 _IDLE_WORKERS, _IDLE_S = 256, 20.0
 
@@ -87,6 +93,7 @@ class BrokerBench:
     stolen_cpu_share: float
     whole_lives: tuple[WholeLife, ...]
     large_batch: LargeBatch
+    flows: tuple[Flow, ...]
     crowds: tuple[Crowd, ...]
     idle: IdleCrowd
 
@@ -98,21 +105,32 @@ async def bench_broker(batch: int = 512, scale: float = 1.0) -> BrokerBench:
     load_average, begun_s, stolen_before_s = os.getloadavg()[0], time.monotonic(), stolen_s()
     lives = []
     for num_tokens, number in _LENGTHS:
-        num_rollouts = max(32, round(number * scale) // GROUP_SIZE * GROUP_SIZE)
+        num_rollouts = _scaled(number, scale)
         async with running_broker(num_rollouts) as broker:
             lives.append(await whole_life(broker, num_tokens, num_rollouts))
     async with running_broker(batch) as broker:
         large = await large_batch(broker, batch)
-    crowd_batch = max(32, round(_CROWD_BATCH * scale) // GROUP_SIZE * GROUP_SIZE)
+    flows = []
+    for load, size in _FLOWS:
+        flow_batch = _scaled(size, scale)
+        async with running_broker(flow_batch) as broker:
+            flows.append(await flow(broker, load, flow_batch, _FLOW_BATCHES))
+    crowd_batch = _scaled(_CROWD_BATCH, scale)
     crowds = []
-    for num_workers in _CROWDS:
+    for load in _CROWDS:
         async with running_broker(crowd_batch) as broker:
-            crowds.append(await busy_crowd(broker, num_workers, crowd_batch, _CROWD_BATCHES))
+            crowds.append(await busy_crowd(broker, load, crowd_batch, _CROWD_BATCHES))
     async with running_broker(crowd_batch) as broker:
         idle = await idle_crowd(broker, _IDLE_WORKERS, max(1.0, _IDLE_S * scale))
     num_cpu_s = (time.monotonic() - begun_s) * (os.cpu_count() or 1)
     share = (stolen_s() - stolen_before_s) / num_cpu_s
-    return BrokerBench(os.cpu_count() or 1, load_average, share, tuple(lives), large, tuple(crowds), idle)
+    num_cores = os.cpu_count() or 1
+    return BrokerBench(num_cores, load_average, share, tuple(lives), large, tuple(flows), tuple(crowds), idle)
+
+
+def _scaled(number: int, scale: float) -> int:
+    """So many rollouts, in whole groups."""
+    return max(32, round(number * scale) // GROUP_SIZE * GROUP_SIZE)
 
 
 async def whole_life(broker: RunningBroker, num_tokens: int, num_rollouts: int) -> WholeLife:
@@ -246,7 +264,15 @@ def as_text(result: BrokerBench) -> str:
         f" before, {large.redis_bytes_full / mib:.0f} full, {large.redis_bytes_after / mib:.1f} after",
     ]
     rows += [
-        f"{crowd.num_workers} + {crowd.num_workers} workers: {crowd.rollouts_per_second:.0f} rollouts/s,"
+        f"{bulk.crowd.load.num_tokens} tokens, {bulk.crowd.load.at_once} at once, all workers at the same time:"
+        f" {bulk.crowd.rollouts_per_second:.0f} rollouts/s,"
+        f" {bulk.crowd.rollouts_per_second * bulk.record_bytes / mib:.0f} MiB/s of records,"
+        f" {bulk.share_of_redis:.0%} of bare Redis ({bulk.redis_control_ms:.2f} ms a record);"
+        f" {bulk.crowd.cpu_ms_a_rollout:.2f} ms of CPU of broker and Redis a rollout"
+        for bulk in result.flows
+    ]
+    rows += [
+        f"{crowd.load.num_workers} + {crowd.load.num_workers} workers: {crowd.rollouts_per_second:.0f} rollouts/s,"
         f" {crowd.cpu_ms_a_rollout:.2f} ms of CPU of broker and Redis and {crowd.redis_commands_a_rollout:.0f} Redis"
         " commands a rollout"
         for crowd in result.crowds

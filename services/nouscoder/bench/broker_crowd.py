@@ -1,38 +1,66 @@
-"""A crowd at the broker: what a rollout costs with few and with many workers, and what idle workers cost.
+"""Workers at the broker, all at work at the same time: what a rollout costs with few and many, and what waiting costs.
 
-Each worker is a gRPC client with a connection of its own, and takes up to _AT_ONCE rollouts at a time. The crowd lives
-in this process; counted is the CPU time of the broker and of Redis.
+Each worker is a gRPC client with a connection of its own. The workers live in this process; the CPU time that is
+reported is that of the broker and of Redis.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from nouscoder.bench.broker_controls import bare_redis_ms
 from nouscoder.bench.broker_process import RunningBroker
-from nouscoder.bench.broker_workers import Samples, manifest, verdict_of
+from nouscoder.bench.broker_workers import Samples, manifest, read_records, verdict_of
 from nouscoder.bench.errors import BenchError
 from nouscoder.domain.rollout import Rollout
 from nouscoder.rpc.broker_client import BrokerClient
 
-_AT_ONCE = 8
-_NUM_TOKENS = 64
 _WAIT_S = 20.0
 _LIMIT_S = 300.0
 _SETTLE_S = 2.0
+_CONTROL_TIMES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`num_workers` of each kind take up to `at_once` rollouts of `num_tokens` tokens in a call.
+
+    `reads_records`: the learner streams and decodes the records of its batches, as in a run.
+    """
+
+    num_workers: int
+    at_once: int = 8
+    num_tokens: int = 64
+    reads_records: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """`num_workers` of each kind with work, measured over `num_rollouts` that were trained on."""
+    """A load, measured over `num_rollouts` that were trained on."""
 
-    num_workers: int
+    load: Load
     num_rollouts: int
     rollouts_per_second: float
     cpu_ms_a_rollout: float
     redis_commands_a_rollout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """A load whose learner reads the records, beside bare Redis: `redis_control_ms` is as in broker.WholeLife."""
+
+    crowd: Crowd
+    record_bytes: int
+    redis_control_ms: float
+
+    @property
+    def share_of_redis(self) -> float:
+        """Bytes a second, divided by those that bare Redis takes and gives."""
+        return self.crowd.rollouts_per_second * self.redis_control_ms / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +72,77 @@ class IdleCrowd:
     redis_cpu_share: float
 
 
-async def busy_crowd(broker: RunningBroker, num_workers: int, batch: int, num_batches: int) -> Crowd:
-    """Train batches with so many workers of each kind; the first batch warms up. Raises BenchError."""
+class Loop:
+    """Trains batches of rollouts that workers sample and grade meanwhile. `record_bytes` is the size of one record."""
+
+    def __init__(
+        self, broker: RunningBroker, learner: BrokerClient, load: Load, work: list[asyncio.Task[None]]
+    ) -> None:
+        self.record_bytes = 0
+        self._broker = broker
+        self._learner = learner
+        self._load = load
+        self._work = work
+        self._batches = 0
+
+    async def train(self, batch: int, num_batches: int) -> Crowd:
+        """Train so many batches of `batch` rollouts, and measure that. Raises BenchError, and what ended a worker."""
+        broker = self._broker
+        begun_s, cpu_before_s, commands_before = time.monotonic(), broker.all_cpu_s(), broker.redis_commands()
+        for _ in range(num_batches):
+            async with asyncio.timeout(_LIMIT_S):
+                await self._train_one(batch)
+        wall_s, trained = time.monotonic() - begun_s, batch * num_batches
+        cpu_s, commands = broker.all_cpu_s() - cpu_before_s, broker.redis_commands() - commands_before
+        return Crowd(self._load, trained, trained / wall_s, 1000 * cpu_s / trained, commands / trained)
+
+    async def _train_one(self, size: int) -> None:
+        leased = None
+        while leased is None:
+            for task in self._work:
+                if task.done():
+                    task.result()
+            leased = (await self._learner.lease_batch(1.0)).batch
+        if len(leased.rollouts) != size:
+            raise BenchError(f"batch {self._batches} holds {len(leased.rollouts)} rollouts, not {size}")
+        if self._load.reads_records:
+            self.record_bytes = await read_records(self._learner, leased, self._load.num_tokens) // size
+        await self._learner.publish_policy(manifest(self._batches + 1))
+        await self._learner.commit_batch(self._batches, self._batches + 1)
+        self._batches += 1
+
+
+@asynccontextmanager
+async def at_work(broker: RunningBroker, load: Load) -> AsyncIterator[Loop]:
+    """Workers that sample and grade until the context ends."""
     samples = Samples()
-    async with AsyncExitStack() as stack, asyncio.timeout(_LIMIT_S):
+    async with AsyncExitStack() as stack:
         learner = await stack.enter_async_context(BrokerClient(broker.address, "learner-bench-0-1"))
         await learner.publish_policy(manifest(0))
-        clients = [await _client(stack, broker, kind, number) for number in range(num_workers) for kind in _KINDS]
-        work = [asyncio.create_task(_KINDS[kind](client, samples)) for kind, client in clients]
+        clients = [await _client(stack, broker, kind, n) for n in range(load.num_workers) for kind in _KINDS]
+        work = [asyncio.create_task(_KINDS[kind](client, samples, load)) for kind, client in clients]
         try:
-            await _train(learner, work, 0, batch)
-            begun_s, cpu_before_s, commands_before = time.monotonic(), broker.all_cpu_s(), broker.redis_commands()
-            for number in range(1, num_batches):
-                await _train(learner, work, number, batch)
-            wall_s = time.monotonic() - begun_s
-            cpu_s, commands = broker.all_cpu_s() - cpu_before_s, broker.redis_commands() - commands_before
+            yield Loop(broker, learner, load, work)
         finally:
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
-    trained = batch * (num_batches - 1)
-    return Crowd(num_workers, trained, trained / wall_s, 1000 * cpu_s / trained, commands / trained)
+
+
+async def busy_crowd(broker: RunningBroker, load: Load, batch: int, num_batches: int) -> Crowd:
+    """Train batches; the first one warms up. Raises BenchError."""
+    async with at_work(broker, load) as loop:
+        await loop.train(batch, 1)
+        return await loop.train(batch, num_batches - 1)
+
+
+async def flow(broker: RunningBroker, load: Load, batch: int, num_batches: int) -> Flow:
+    """As `busy_crowd`, with the control. Raises BenchError."""
+    async with at_work(broker, load) as loop:
+        await loop.train(batch, 1)
+        crowd = await loop.train(batch, num_batches - 1)
+    control_ms = bare_redis_ms(broker.redis, loop.record_bytes, _CONTROL_TIMES)
+    return Flow(crowd, loop.record_bytes, control_ms)
 
 
 async def idle_crowd(broker: RunningBroker, num_workers: int, for_s: float) -> IdleCrowd:
@@ -88,19 +166,20 @@ async def _client(stack: AsyncExitStack, broker: RunningBroker, kind: str, numbe
     return kind, client
 
 
-async def _generate(client: BrokerClient, samples: Samples) -> None:
+async def _generate(client: BrokerClient, samples: Samples, load: Load) -> None:
     while True:
-        tasks = (await client.lease_tasks(_AT_ONCE, _WAIT_S)).tasks
+        tasks = (await client.lease_tasks(load.at_once, _WAIT_S)).tasks
         rollouts: list[tuple[str, Rollout]] = [
-            (item.lease.lease_id, samples.rollout(item, _NUM_TOKENS, item.task.min_policy_version)) for item in tasks
+            (item.lease.lease_id, samples.rollout(item, load.num_tokens, item.task.min_policy_version))
+            for item in tasks
         ]
         if rollouts and await client.submit_rollouts(rollouts):
             raise BenchError("the broker refused a rollout whose lease was alive")
 
 
-async def _grade(client: BrokerClient, samples: Samples) -> None:
+async def _grade(client: BrokerClient, samples: Samples, load: Load) -> None:
     while True:
-        gradings = (await client.lease_grading(_AT_ONCE, _WAIT_S)).gradings
+        gradings = (await client.lease_grading(load.at_once, _WAIT_S)).gradings
         verdicts = [(item.lease.lease_id, item.rollout_id, verdict_of(item.rollout_id)) for item in gradings]
         if verdicts and await client.submit_verdicts(verdicts):
             raise BenchError("the broker refused a verdict whose lease was alive")
@@ -112,20 +191,6 @@ _KINDS = {"generation": _generate, "verifier": _grade}
 async def _wait(kind: str, client: BrokerClient) -> None:
     while True:
         if kind == "generation":
-            await client.lease_tasks(_AT_ONCE, _WAIT_S)
+            await client.lease_tasks(1, _WAIT_S)
         else:
-            await client.lease_grading(_AT_ONCE, _WAIT_S)
-
-
-async def _train(learner: BrokerClient, work: list[asyncio.Task[None]], number: int, batch: int) -> None:
-    """Wait for a batch and commit it. Raises BenchError, and what ended a worker."""
-    leased = None
-    while leased is None:
-        for task in work:
-            if task.done():
-                task.result()
-        leased = (await learner.lease_batch(1.0)).batch
-    if len(leased.rollouts) != batch:
-        raise BenchError(f"batch {number} holds {len(leased.rollouts)} rollouts, not {batch}")
-    await learner.publish_policy(manifest(number + 1))
-    await learner.commit_batch(number, number + 1)
+            await client.lease_grading(1, _WAIT_S)

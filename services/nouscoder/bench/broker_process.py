@@ -50,6 +50,11 @@ class RunningBroker:
         """What Redis holds, by its own account."""
         return int(self.redis.info("memory")["used_memory"])
 
+    def problem_statistics(self) -> tuple[int, int]:
+        """How many problems have statistics, and the bytes of all of them in Redis."""
+        (key,) = self.redis.scan_iter("*}:problem_statistics", count=10_000)
+        return int(self.redis.hlen(key)), int(self.redis.memory_usage(key, samples=0) or 0)
+
     async def wait_until_deleted(self) -> None:
         """Return when Redis holds no record. Raises BenchError when that takes too long."""
         async with asyncio.timeout(_DELETION_LIMIT_S):
@@ -58,11 +63,12 @@ class RunningBroker:
 
 
 @asynccontextmanager
-async def running_broker(batch: int, *overrides: str) -> AsyncIterator[RunningBroker]:
+async def running_broker(batch: int, *overrides: str, num_problems: int = 1) -> AsyncIterator[RunningBroker]:
     """A broker process with a Redis of its own, in a folder that goes away. Raises BenchError."""
     with tempfile.TemporaryDirectory(prefix="nouscoder-bench-") as name:
         folder = Path(name)
-        save_problems(folder / "train.jsonl", [Problem("p", "A problem.", StdinTests((StdinCase("1\n", "1\n"),)))])
+        tests = StdinTests((StdinCase("1\n", "1\n"),))
+        save_problems(folder / "train.jsonl", (Problem(f"p{i}", "A problem.", tests) for i in range(num_problems)))
         server = await asyncio.to_thread(start_redis, folder / "redis")
         settings = [f"problems.train={folder / 'train.jsonl'}", f"run.root={folder}", f"broker.redis_url={server.url}"]
         settings += ["broker.grpc=127.0.0.1:0", f"broker.group_size={GROUP_SIZE}", f"broker.batch_size={batch}"]

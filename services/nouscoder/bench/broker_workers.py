@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from nouscoder.bench.errors import BenchError
+from nouscoder.domain.batch import RecordedBatch
 from nouscoder.domain.lease import LeasedTask
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.rollout import Completion, FinishReason, Rollout, VersionSpan, assemble_rollout, float32, int32
@@ -84,10 +85,17 @@ async def grade(client: BrokerClient, num_rollouts: int, num_tokens: int) -> Non
 
 
 async def train(client: BrokerClient, num_rollouts: int, num_tokens: int) -> int:
-    """Lease a batch, stream and decode its records, commit it; answers their bytes. Raises BenchError."""
+    """Lease a batch, read its records, commit it; answers their bytes. Raises BenchError."""
     batch = (await client.lease_batch()).batch
     if batch is None or len(batch.rollouts) != num_rollouts:
         raise BenchError(f"the broker gave no batch of {num_rollouts} rollouts")
+    num_bytes = await read_records(client, batch, num_tokens)
+    await client.commit_batch(batch.batch_id, batch.batch_id + 1)
+    return num_bytes
+
+
+async def read_records(client: BrokerClient, batch: RecordedBatch, num_tokens: int) -> int:
+    """Stream and decode the records of a batch; answers their bytes. Raises BenchError."""
     ranges = [ByteRange(recorded.record, 0, recorded.header.record_bytes) for recorded in batch.rollouts]
     place, record, num_whole, num_bytes = 0, bytearray(), 0, 0
     async for at, data in client.stream_records(ranges):
@@ -101,7 +109,6 @@ async def train(client: BrokerClient, num_rollouts: int, num_tokens: int) -> int
             if (rollout.rollout_id, len(rollout.token_ids)) != (expected, num_tokens):
                 raise BenchError(f"record {at} of the batch is not that of rollout {expected}")
             num_whole += 1
-    if num_whole != num_rollouts:
-        raise BenchError(f"{num_whole} of {num_rollouts} records came whole")
-    await client.commit_batch(batch.batch_id, batch.batch_id + 1)
+    if num_whole != len(ranges):
+        raise BenchError(f"{num_whole} of {len(ranges)} records came whole")
     return num_bytes

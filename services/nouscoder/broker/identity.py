@@ -30,7 +30,7 @@ async def check_state(store: Store, config: Config, problem_ids: Sequence[str]) 
     While Redis does not answer nothing is compared; the learner's books are compared later in any case.
     """
     try:
-        ((identity,),) = await store.fields(["meta"], "identity")
+        (identity,) = await store.fields("meta", "identity")
         if identity is None:
             return
         check_settings(RunIdentity(**json.loads(identity)), config, "the run in Redis")

@@ -30,5 +30,5 @@ async def publish(store: Store, manifest: PolicyManifest) -> int:
 
 async def newest(store: Store) -> PolicyManifest | None:
     """The newest policy, None while there is none."""
-    ((data,),) = await store.fields(["meta"], "policy")
+    (data,) = await store.fields("meta", "policy")
     return None if data is None else decode_manifest(data)

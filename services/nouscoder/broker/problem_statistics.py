@@ -21,7 +21,7 @@ async def read_records(store: Store, problem_ids: Sequence[str]) -> dict[str, Pr
     if not problem_ids:
         return {}
     ids = list(dict.fromkeys(problem_ids))
-    (texts,) = await store.fields([KEY], *ids)
+    texts = await store.fields(KEY, *ids)
     return {
         problem_id: ProblemStatistics.of_text(problem_id, text.decode())
         for problem_id, text in zip(ids, texts, strict=True)

@@ -25,7 +25,7 @@ from nouscoder.store.redis_errors import PASSING, kind_of
 _FOLDER = Path(__file__).parent / "lua"
 # Scripts that Redis may refuse when its memory is full: those that add rollouts, and those that only read.
 _NEED_MEMORY = frozenset(
-    {"announce_records", "submit_rollouts", "status", "holders", "read_batch", "available", "letters"}
+    {"announce_records", "submit_rollouts", "status", "holders", "read_batch", "read_headers", "available", "letters"}
 )
 # Redis refuses a script at maxmemory only if its first write may use more memory, and DEL never does. (The flag
 # allow-oom of Redis 7 would say the same, but Redis 6 does not know it.)
@@ -90,17 +90,10 @@ class Store:
         except TimeoutError:
             raise BrokerUnavailable(f"Redis at {self.url} does not answer: nothing came for {limit_s:.0f} s") from None
 
-    async def fields(self, keys: list[str], *fields: str) -> list[list[bytes | None]]:
-        """The named fields of each hash, one hash after another. Raises BrokerUnavailable."""
-
-        async def read() -> list[list[bytes | None]]:
-            async with self.redis.pipeline(transaction=False) as pipeline:
-                for key in keys:
-                    pipeline.hmget(self.prefix + key, list(fields))
-                answers: list[list[bytes | None]] = await pipeline.execute()
-                return answers
-
-        return await self._answer(read())
+    async def fields(self, key: str, *fields: str) -> list[bytes | None]:
+        """The named fields of the hash at this key, None for each that is missing. Raises BrokerUnavailable."""
+        found: list[bytes | None] = await self._answer(self.redis.hmget(self.prefix + key, list(fields)))  # type: ignore[arg-type]
+        return found
 
     async def get(self, key: str) -> bytes | None:
         """The string at this key, None when there is none. Raises BrokerUnavailable."""

@@ -168,7 +168,8 @@ async def submit_sampled(store: Store, worker_id: str, items: Sequence[Sampled])
 
 async def read_headers(store: Store, rollout_ids: Sequence[str]) -> list[bytes | None]:
     """The kept header of each rollout; None when it is not in flight."""
-    return [header for (header,) in await store.fields([f"rollout:{name}" for name in rollout_ids], "header")]
+    headers: list[bytes | None] = await store.run("read_headers", *rollout_ids)
+    return headers
 
 
 async def submit_graded(store: Store, worker_id: str, items: Sequence[Graded]) -> tuple[list[str], Work]:

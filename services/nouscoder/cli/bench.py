@@ -33,11 +33,21 @@ def bench_verifier(
 def bench_broker(
     batch: Annotated[int, typer.Option(min=32, help="rollouts of the large batch, a multiple of 8")] = 512,
     scale: Annotated[float, typer.Option(min=0.01, help="multiplies the number of small rollouts")] = 1.0,
+    many: Annotated[int, typer.Option(min=0, help="only this: so many rollouts in one run, 0 for the rest")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Send rollouts through a broker process over gRPC, then one large batch of 32k tokens per rollout."""
+    """Send rollouts through a broker process over gRPC, then one large batch of 32k tokens per rollout.
+
+    With --many: measure whether the broker stays as fast and as small after so many rollouts over 24,000 problems.
+    """
     import json
 
+    if many:
+        from nouscoder.bench import broker_many
+
+        points = asyncio.run(broker_many.bench_many(many))
+        typer.echo(json.dumps(broker_many.as_record(points), indent=1) if as_json else broker_many.as_text(points))
+        return
     from nouscoder.bench import broker
 
     result = asyncio.run(broker.bench_broker(batch, scale))

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 
 from nouscoder.store.record_store import ByteRange, RecordStoreError
 from nouscoder.store.redis_errors import kind_of
+from nouscoder.store.redis_strings import read_parts
 
 _FAULTS = (exceptions.RedisError, OSError)
 
@@ -33,19 +34,11 @@ class RedisRecords:
 
     async def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Read all ranges in one round trip."""
+        if not ranges:
+            return []
+        parts = [((self._prefix + part.name).encode(), part.offset, part.num_bytes) for part in ranges]
         try:
-            if len(ranges) == 1:
-                (part,) = ranges
-                last = part.offset + part.num_bytes - 1
-                found: bytes = await self._redis.getrange(  # type: ignore[assignment]
-                    self._prefix + part.name, part.offset, last
-                )
-                return [found]
-            async with self._redis.pipeline(transaction=False) as pipeline:
-                for part in ranges:
-                    pipeline.getrange(self._prefix + part.name, part.offset, part.offset + part.num_bytes - 1)
-                answers: list[bytes] = await pipeline.execute()
-                return answers
+            return await read_parts(self._redis, parts)
         except _FAULTS as error:
             raise RecordStoreError(f"Redis did not give {len(ranges)} records: {error}") from error
 

@@ -12,7 +12,7 @@ end
 
 local function groups_of(ids)
   local groups = {}
-  for _, id in ipairs(ids) do groups[group_number(redis.call('HGET', rollout_key(id), 'group'))] = true end
+  for _, id in ipairs(ids) do groups[group_number(group_of(id))] = true end
   return groups
 end
 

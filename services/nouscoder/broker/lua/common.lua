@@ -24,6 +24,7 @@ EPOCH, CLOCK = EPOCH or '0', tonumber(CLOCK or 0)
 local function live(state) return P .. 'live:' .. state end
 local function rollout_key(id) return P .. 'rollout:' .. id end
 local function group_key(id) return P .. 'group:' .. id end
+local function group_of(id) return string.match(id, '^[^-]+') end -- a rollout's id begins with that of its group
 local function group_number(group) return tonumber(string.sub(group, 2)) end
 local function leased_key(stream) return P .. 'leased:' .. stream end -- entry under lease -> the clock at its heartbeat
 local function count(field, n) redis.call('HINCRBY', META, field, n or 1) end
@@ -108,10 +109,13 @@ local function groups_free()
   return math.floor(R.over_sampling * (R.pipeline_k - unpublished) * R.batch_groups) - open
 end
 
-local function drop_entry(stream, entry)
-  redis.call('ZREM', leased_key(stream), entry)
-  redis.call('XACK', P .. stream, WORKERS, entry)
-  redis.call('XDEL', P .. stream, entry)
+-- The work on these entries is over.
+local function drop_entries(stream, entries)
+  each_chunk(#entries, function(first, last)
+    redis.call('ZREM', leased_key(stream), unpack(entries, first, last))
+    redis.call('XACK', P .. stream, WORKERS, unpack(entries, first, last))
+    redis.call('XDEL', P .. stream, unpack(entries, first, last))
+  end)
 end
 
 -- Makes a rollout wait for a worker.
@@ -129,7 +133,7 @@ local function cancel_group(group, outcome, reason)
     if stream then
       local entry = redis.call('HGET', rollout_key(id), 'entry')
       if state == BUSY[stream] then redis.call('SET', cancelled_key(stream, entry), reason, 'PX', R.cancelled_ms) end
-      drop_entry(stream, entry)
+      drop_entries(stream, {entry})
       unfinished = unfinished + 1
     end
     if state then
@@ -148,11 +152,12 @@ local function oldest_allowed()
   return math.max(meta_number('next_batch'), meta_number('policy_version')) - R.max_age
 end
 
--- The group has a token of this policy version. Ends the group as stale if that is too old for every later batch.
-local function note_token(group, version)
+-- The group has a token of this policy version. Ends the group as stale if that is too old for every later batch;
+-- `allowed` is oldest_allowed().
+local function note_token(group, version, allowed)
   local known = redis.call('ZSCORE', OLDEST, group)
   if not known or version < tonumber(known) then redis.call('ZADD', OLDEST, version, group) end
-  if version < oldest_allowed() then cancel_group(group, 'stale', 'stale') end
+  if version < allowed then cancel_group(group, 'stale', 'stale') end
 end
 
 local function drop_stale()
@@ -261,7 +266,7 @@ local function dead_letter(stream, id, from, reason, worker, delivery)
     drop_letter(redis.call('XRANGE', P .. 'dead', '-', '+', 'COUNT', 1)[1][1])
   end
   count('dead:' .. stream)
-  local group = redis.call('HGET', key, 'group')
+  local group = group_of(id)
   leave_all({id}, from, 'abandoned')
   if num_alive(group) < 2 then cancel_group(group, 'abandoned', 'too_small') else close_member(group) end
 end
@@ -274,7 +279,7 @@ local function give_back(stream, entry, delivery, reason)
   local returned = tonumber(redis.call('HGET', rollout_key(id), 'returned') or 0)
   if delivery - returned >= R.max_deliveries then
     local worker = redis.call('XPENDING', P .. stream, WORKERS, entry, entry, 1)[1][2]
-    drop_entry(stream, entry)
+    drop_entries(stream, {entry})
     dead_letter(stream, id, BUSY[stream], reason, worker, delivery)
   else
     redis.call('ZREM', leased_key(stream), entry)

@@ -14,7 +14,7 @@ for _, state in ipairs(STATES) do
   if room > 0 and not is_kept then
     local ids = redis.call('SRANDMEMBER', live(state), room)
     for _, id in ipairs(ids) do
-      redis.call('UNLINK', group_key(redis.call('HGET', rollout_key(id), 'group')))
+      redis.call('UNLINK', group_key(group_of(id)))
     end
     leave_all(ids, state, 'abandoned')
     if STREAM_OF[state] and #ids > 0 then count('cancelled:finished', #ids) end

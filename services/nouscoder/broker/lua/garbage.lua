@@ -1,5 +1,5 @@
 -- Names of records to delete. ARGV: rules, most names, then the names deleted since the last call.
-for i = 3, #ARGV do redis.call('SREM', GARBAGE, ARGV[i]) end
+if #ARGV > 2 then redis.call('SREM', GARBAGE, unpack(ARGV, 3)) end
 -- The sender of a record that was announced long ago died. If it submits the record later, it is refused.
 local announced = P .. 'records:announced'
 local before = CLOCK - R.announced_ms

@@ -45,11 +45,12 @@ end
 
 if is_paused then redis.call('HSET', P .. 'workers:paused', worker, now)
 else redis.call('HDEL', P .. 'workers:paused', worker) end
+local allowed = oldest_allowed()
 -- Cancel groups first, so that this heartbeat reports all their leases.
 for i = 4, #ARGV, 5 do
   local stream, entry, lease, _, version = unpack(ARGV, i, i + 4)
   if version ~= '' and stream == 'tasks' and holds(stream, entry, lease, worker) then
-    note_token(redis.call('HGET', rollout_key(rollout_of(stream, entry)), 'group'), tonumber(version))
+    note_token(group_of(rollout_of(stream, entry)), tonumber(version), allowed)
   end
 end
 for i = 4, #ARGV, 5 do

@@ -27,6 +27,12 @@ end
 
 if mode == 'paused' then return answer(0, 0) end
 
+local versions = {} -- group -> its minimum policy version
+local function version_of(group)
+  versions[group] = versions[group] or tonumber(redis.call('HGET', group_key(group), 'version'))
+  return versions[group]
+end
+
 local function take(entry, id, delivery)
   move(id, WAITING[stream], BUSY[stream])
   redis.call('HSET', rollout_key(id), 'since', now, 'moved', CLOCK)
@@ -35,9 +41,9 @@ local function take(entry, id, delivery)
     leased[#leased + 1] = {entry, id, ticket(delivery), unpack(redis.call('HMGET', rollout_key(id), 'header', 'record'))}
     return
   end
-  local values = redis.call('HMGET', rollout_key(id), 'problem', 'group')
-  local version = redis.call('HGET', group_key(values[2]), 'version')
-  leased[#leased + 1] = {entry, id, ticket(delivery), values[1], values[2], tonumber(version)}
+  local group = group_of(id)
+  leased[#leased + 1] = {entry, id, ticket(delivery), redis.call('HGET', rollout_key(id), 'problem'), group,
+    version_of(group)}
 end
 
 local function take_released()
@@ -62,9 +68,9 @@ local function admit_group(problem, place)
     local id = group .. '-' .. i
     ids[#ids + 1] = id
     redis.call('HSET', rollout_key(id), 'group', group, 'problem', problem, 'since', now)
-    redis.call('SADD', live('queued'), id)
     enqueue(stream, id)
   end
+  redis.call('SADD', live('queued'), unpack(ids))
   local version = redis.call('HGET', META, 'policy_version')
   redis.call('HSET', group_key(group), 'members', table.concat(ids, ','), 'open', R.group_size, 'version', version)
   if place then redis.call('HSET', group_key(group), 'place', place) end

@@ -23,7 +23,7 @@ end
 local function count_batch()
   local ids, trained = redis.call('LRANGE', members, 0, -1), 0
   for _, id in ipairs(ids) do
-    if is_trained(redis.call('HGET', rollout_key(id), 'group')) then trained = trained + 1 end
+    if is_trained(group_of(id)) then trained = trained + 1 end
   end
   return trained, #ids
 end
@@ -46,7 +46,7 @@ local closed = {}
 for _, state in ipairs(STATES) do
   local gone = {}
   for _, id in ipairs(redis.call('SMEMBERS', live(state))) do
-    local group = redis.call('HGET', rollout_key(id), 'group')
+    local group = group_of(id)
     if state == 'training' then
       if not keeps_batch then gone[#gone + 1] = id end
     elseif is_trained(group) then
@@ -62,7 +62,7 @@ if not keeps_batch then redis.call('DEL', record, members) end
 for _, stream in ipairs({'tasks', 'grading'}) do
   local key = P .. stream
   for _, entry in ipairs(redis.call('XRANGE', key, '-', '+')) do
-    if redis.call('EXISTS', rollout_key(entry[2][2])) == 0 then drop_entry(stream, entry[1]) end
+    if redis.call('EXISTS', rollout_key(entry[2][2])) == 0 then drop_entries(stream, {entry[1]}) end
   end
   for _, pending in ipairs(redis.call('XPENDING', key, WORKERS, '-', '+', 1000000)) do
     if pending[2] ~= RELEASED then
