@@ -152,6 +152,19 @@ _SANDBOXES = (
         "none",
         (Query(per_second("verifier_extra_lanes_total"), "sandboxes"),),
     ),
+    Panel(
+        "Tool sessions",
+        "Open tool sessions, and those that wait because as many as allowed are open.",
+        "none",
+        (Query(f"sum by (state) ({metric('verifier_tool_sessions')})", "{{state}}"),),
+    ),
+    Panel(
+        "Calls of tool sessions",
+        "Per second, by how they ended. All but done ended their interpreter.",
+        "none",
+        (Query(per_second("verifier_tool_calls_total", by="end"), "{{end}}"),),
+        Kind.STACKED,
+    ),
 )
 
 VERIFIER = Board(

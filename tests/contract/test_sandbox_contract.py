@@ -12,10 +12,12 @@ import pytest
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import (
     CompileFailed,
+    Dialogue,
     Exit,
     PartnerCompileFailed,
     PoolConfig,
     Program,
+    RunResult,
     Sandbox,
     SandboxConfig,
     SandboxError,
@@ -228,3 +230,57 @@ async def test_more_pairs_than_slots_wait_for_each_other(sandbox: Sandbox) -> No
 
     async with asyncio.timeout(60):
         assert await asyncio.gather(*(one() for _ in range(3))) == [b"4\n"] * 3
+
+
+UPPER = "import sys\nfor line in sys.stdin: print(line.upper(), end='', flush=True)\n"
+ENDS = "input(); print('bye', flush=True); raise SystemExit(3)\n"
+TABLE[UPPER] = lambda said: ended(said.upper())
+TABLE[ENDS] = lambda _: ended(b"bye\n", exit_code=3)
+
+
+async def heard(dialogue: Dialogue, num_bytes: int) -> bytes:
+    """So many bytes of output, which may come in pieces."""
+    found = b""
+    while len(found) < num_bytes:
+        part = await dialogue.hear(60.0)
+        assert isinstance(part, bytes), part
+        found += part
+    return found
+
+
+async def test_a_program_keeps_its_state_in_a_dialogue_and_can_be_held_between_two_inputs(sandbox: Sandbox) -> None:
+    async with sandbox.dialogue(Program(PYTHON, UPPER, WIDE)) as dialogue:
+        for said in (b"one\n", b"two\n"):
+            await dialogue.say(said)
+            assert await heard(dialogue, 4) == said.upper()
+            assert await dialogue.hold() is None
+
+
+async def test_a_dialogue_ends_with_the_result_of_its_program(sandbox: Sandbox) -> None:
+    async with sandbox.dialogue(Program(PYTHON, ENDS, WIDE)) as dialogue:
+        await dialogue.say(b"x\n")
+        assert await heard(dialogue, 4) == b"bye\n"
+        for _ in range(2):
+            result = await dialogue.hear(60.0)
+            assert isinstance(result, RunResult)
+            assert (result.exit, result.exit_code) == (Exit.EXITED, 3)
+            await dialogue.say(b"dropped\n")
+        assert await dialogue.hold() == result
+
+
+async def test_a_silent_program_costs_the_caller_its_patience_and_frees_its_slot(sandbox: Sandbox) -> None:
+    async with sandbox.dialogue(Program(PYTHON, UPPER, WIDE)) as dialogue:
+        with pytest.raises(TimeoutError):
+            await dialogue.hear(0.01)
+    async with sandbox.session(Program(PYTHON, DOUBLE, WIDE)) as session:
+        assert (await session.run(b"4")).stdout == b"8\n"
+
+
+async def test_a_dialogue_takes_a_slot(sandbox: Sandbox) -> None:
+    async with sandbox.dialogue(Program(PYTHON, UPPER, WIDE)):
+        waiting = asyncio.ensure_future(sandbox.session(Program(PYTHON, DOUBLE, WIDE)).__aenter__())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting

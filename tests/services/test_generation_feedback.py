@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import EnvironmentUnusable, TaskRefused, ToolUnavailable
 from nouscoder.generation.environments.feedback import Feedback, feedback_on
 from nouscoder.generation.environments.prompts import Prompts
-from nouscoder.generation.environments.tools import Tools
+from nouscoder.generation.environments.tools import Calls, Tools
 from nouscoder.learner.packing import pack
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.rpc.channel import PeerRefused, PeerUnreachable
@@ -87,6 +88,9 @@ class ScriptedGrader:
     error: Exception | None = None
     hangs: bool = False
     graded: list[Submission] = field(default_factory=list)
+
+    def interpreter(self) -> AbstractAsyncContextManager[Calls]:
+        raise NotImplementedError
 
     async def grade(self, submission: Submission) -> Verdict:
         self.graded.append(submission)
@@ -246,7 +250,7 @@ def test_long_texts_are_cut_around_their_first_difference() -> None:
 @pytest.mark.parametrize(
     ("grader", "says"),
     [
-        (ScriptedGrader(hangs=True), "gave no verdict within 0.1 s"),
+        (ScriptedGrader(hangs=True), "gave no answer within 0.1 s"),
         (ScriptedGrader(error=PeerUnreachable("the verifier is away")), "the verifier is away"),
         (ScriptedGrader(Verdict(VerdictKind.INTERNAL_ERROR, 0, 0, 0, 0.0, "test", detail="no slot")), "no slot"),
     ],
@@ -329,7 +333,7 @@ def options(values: Sequence[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        (["kind=chat"], "generation.environment: a section whose kind must be one of single_turn, feedback, entry_p"),
+        (["kind=chat"], "generation.environment: a section whose kind must be one of single_turn, feedback, int"),
         (["turns=3"], "unknown key generation.environment.turns"),
         (["kind=feedback", "turns=0"], "generation.environment.turns: Input should be greater than or equal to 1"),
         (["kind=entry_point"], "generation.environment.entry_point: Field required"),

@@ -25,7 +25,7 @@ from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.environments.base import Environment, Sampler, ToolUnavailable
 from nouscoder.generation.environments.single_turn import SingleTurn
-from nouscoder.generation.environments.tools import Tools
+from nouscoder.generation.environments.tools import Calls, Tools
 from nouscoder.generation.errors import PolicyGone, PolicyUnusable
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
@@ -480,6 +480,9 @@ class ToolUser:
 class WaitingGrader:
     def __init__(self) -> None:
         self.answer = asyncio.Event()
+
+    def interpreter(self) -> AbstractAsyncContextManager[Calls]:
+        raise NotImplementedError
 
     async def grade(self, submission: Submission) -> Verdict:
         await self.answer.wait()

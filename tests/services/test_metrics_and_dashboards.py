@@ -19,6 +19,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nouscoder.broker.metrics import BrokerCollector
+from nouscoder.domain.interpreter import CallEnd
 from nouscoder.domain.ledger import IN_FLIGHT, Ledger, RolloutState
 from nouscoder.domain.run_status import RunStatus, StreamStatus
 from nouscoder.domain.verdict import VerdictKind
@@ -106,6 +107,8 @@ def test_a_documented_metric_is_exported_from_the_start(promised: str) -> None:
             {kind.value for kind in VerdictKind} - {VerdictKind.NO_CODE.value, VerdictKind.COMPILE_ERROR.value},
         ),
         ("verifier_internal_errors_total", "cause", {cause.value for cause in FailureCause}),
+        ("verifier_tool_calls_total", "end", {end.value for end in CallEnd}),
+        ("verifier_tool_sessions", "state", {"waiting", "open"}),
         ("verifier_runners", "state", {state.value for state in RunnerState}),
         ("verifier_runner_replacements_total", "reason", {reason.value for reason in Replaced}),
         ("broker_ledger_rollouts", "state", {"admitted", *(state.value for state in RolloutState)}),

@@ -15,7 +15,16 @@ from nouscoder.domain.verdict import TestOutcome, VerdictKind
 from nouscoder.verifier.grading.grader import Grader, GradingPolicy, QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox.base import NO_FILES, CompileFailed, Exit, Program, RunResult, SandboxError, Session
+from nouscoder.verifier.sandbox.base import (
+    NO_FILES,
+    CompileFailed,
+    Dialogue,
+    Exit,
+    Program,
+    RunResult,
+    SandboxError,
+    Session,
+)
 
 Behaviour = Callable[[bytes], Awaitable[RunResult]]
 GOOD = RunResult(Exit.EXITED, 0, 0, 0.01, 0.01, 1000, b"", b"")
@@ -60,6 +69,10 @@ class ScriptedSandbox:
             self.open -= 1
 
     def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
+        """Not used by these tests."""
+        raise NotImplementedError
+
+    def dialogue(self, program: Program) -> AbstractAsyncContextManager[Dialogue]:
         """Not used by these tests."""
         raise NotImplementedError
 

@@ -30,7 +30,7 @@ from nouscoder.verifier.api.listener import start_http
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader, GradingPolicy
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox.base import NO_FILES, Exit, Program, RunResult, SandboxError, Session
+from nouscoder.verifier.sandbox.base import NO_FILES, Dialogue, Exit, Program, RunResult, SandboxError, Session
 from nouscoder.verifier.service import FULL_NAME, STATUS_CODES, Servicer
 
 GOOD = RunResult(Exit.EXITED, 0, 0, 0.01, 0.01, 1000, b"", b"")
@@ -69,6 +69,10 @@ class WordSandbox:
             self.open -= 1
 
     def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
+        """Not used by these tests."""
+        raise NotImplementedError
+
+    def dialogue(self, program: Program) -> AbstractAsyncContextManager[Dialogue]:
         """Not used by these tests."""
         raise NotImplementedError
 

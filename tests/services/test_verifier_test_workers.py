@@ -24,7 +24,7 @@ from nouscoder.verifier.grading.test_order import hardest_first
 from nouscoder.verifier.grading.test_workers import WorkerGroup
 from nouscoder.verifier.judges.partners import Ruling
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox.base import NO_FILES, CompileFailed, Program, RunResult, SandboxError, Session
+from nouscoder.verifier.sandbox.base import NO_FILES, CompileFailed, Dialogue, Program, RunResult, SandboxError, Session
 from nouscoder.verifier.sandbox.fake import ended
 
 
@@ -324,6 +324,10 @@ class ChancySandbox:
             self.open -= 1
 
     def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
+        raise NotImplementedError
+
+    def dialogue(self, program: Program) -> AbstractAsyncContextManager[Dialogue]:
+        """Not used by these tests."""
         raise NotImplementedError
 
     async def run(

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from nouscoder.config.base import ConfigError, Section
 from nouscoder.config.broker import BrokerSection, RecordBackend, RewardSection
-from nouscoder.config.environment import EntryPointSection, EnvironmentSection, FeedbackSection, SingleTurnSection
+from nouscoder.config.environment import (
+    EntryPointSection,
+    EnvironmentSection,
+    FeedbackSection,
+    InterpreterSection,
+    SingleTurnSection,
+)
 from nouscoder.config.generation import GenerationSection, SamplingSection
 from nouscoder.config.learner import ActivationCheckpointing, LearnerSection
 from nouscoder.config.loss_terms import (
@@ -34,7 +40,7 @@ from nouscoder.config.plan import PlanSection, StageSection, YarnSection
 from nouscoder.config.run import DemoSection, GuardsSection, PolicySection, ProblemsSection, RunSection
 from nouscoder.config.tls import MutualTlsSection
 from nouscoder.config.tree import Config, dump_config, load_config
-from nouscoder.config.verifier import SandboxSection, TestsSection, TlsSection, VerifierSection
+from nouscoder.config.verifier import SandboxSection, TestsSection, TlsSection, ToolSessionsSection, VerifierSection
 
 __all__ = [
     "ActivationCheckpointing",
@@ -59,6 +65,7 @@ __all__ = [
     "GrpoSettings",
     "GspoSettings",
     "GuardsSection",
+    "InterpreterSection",
     "KlEstimator",
     "LearnerSection",
     "MutualTlsSection",
@@ -81,6 +88,7 @@ __all__ = [
     "StageSection",
     "TestsSection",
     "TlsSection",
+    "ToolSessionsSection",
     "VerifierSection",
     "YarnSection",
     "dump_config",

@@ -8,14 +8,15 @@ from pydantic import Discriminator, Field, Tag
 
 from nouscoder.config.base import Section
 
-_KINDS = "single_turn, feedback, entry_point"
+_KINDS = "single_turn, feedback, interpreter, entry_point"
 
 
 def _kind(kind: str) -> Any:
     return Field(
         kind,
         description="single_turn: one prompt, one completion; feedback: the policy sees how its program fails the"
-        " problem's public tests and tries again; entry_point: a class of the user",
+        " problem's public tests and tries again; interpreter: the policy may run Python before it answers;"
+        " entry_point: a class of the user",
     )
 
 
@@ -37,7 +38,7 @@ class EnvironmentSection(Section):
 
 
 class ToolsSection(EnvironmentSection):
-    """Settings of environments with tools. The only tool today is the verifier."""
+    """Settings of environments with tools, which the verifier provides."""
 
     tool_limit_s: float = Field(
         120.0,
@@ -62,6 +63,18 @@ class FeedbackSection(ToolsSection):
     )
 
 
+class InterpreterSection(ToolsSection):
+    """Up to `calls` calls of a Python interpreter, then the answer."""
+
+    kind: Literal["interpreter"] = _kind("interpreter")
+    calls: int = Field(5, ge=1, description="calls of the interpreter at most; the turn after the last is the answer")
+    call_begin: str = Field("<python>", min_length=1, description="what the policy writes before the code of a call")
+    call_end: str = Field("</python>", min_length=1, description="what it writes after the code, to end its turn")
+    output_begin: str = Field("<output>\n", description="what precedes the output of a call")
+    output_end: str = Field("\n</output>", description="what follows the output of a call")
+    output_chars: int = Field(2000, ge=40, description="characters of an output; a longer one loses its middle")
+
+
 class EntryPointSection(ToolsSection):
     """A class of the user, as docs/environments.md describes."""
 
@@ -82,6 +95,7 @@ def _tag_of(value: Any) -> str:
 Environment = Annotated[
     Annotated[SingleTurnSection, Tag("kind=single_turn")]
     | Annotated[FeedbackSection, Tag("kind=feedback")]
+    | Annotated[InterpreterSection, Tag("kind=interpreter")]
     | Annotated[EntryPointSection, Tag("kind=entry_point")],
     Discriminator(
         _tag_of,

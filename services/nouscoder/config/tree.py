@@ -13,7 +13,7 @@ from pydantic import ValidationError, model_validator
 
 from nouscoder.config.base import ConfigError, Section
 from nouscoder.config.broker import BrokerSection
-from nouscoder.config.environment import ToolsSection
+from nouscoder.config.environment import InterpreterSection, ToolsSection
 from nouscoder.config.faults import sentences
 from nouscoder.config.generation import GenerationSection
 from nouscoder.config.learner import LearnerSection
@@ -52,6 +52,24 @@ class Config(Section):
             raise ValueError(
                 f"generation.environment.tool_limit_s {environment.tool_limit_s:g} must be less than"
                 f" broker.sampling_progress_s {self.broker.sampling_progress_s:g}, or waiting costs leases"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_verifier_has_interpreters(self) -> Config:
+        environment, tools = self.generation.environment, self.verifier.tools
+        if not isinstance(environment, InterpreterSection):
+            return self
+        if not tools.sessions:
+            raise ValueError("generation.environment.kind interpreter needs verifier.tools.sessions of 1 or more")
+        if environment.calls > tools.calls:
+            raise ValueError(
+                f"generation.environment.calls {environment.calls} must not exceed verifier.tools.calls {tools.calls}"
+            )
+        if environment.tool_limit_s <= tools.call_s:
+            raise ValueError(
+                f"generation.environment.tool_limit_s {environment.tool_limit_s:g} must be more than"
+                f" verifier.tools.call_s {tools.call_s:g}, or slow code gets no answer"
             )
         return self
 

@@ -63,6 +63,20 @@ class TestsSection(Section):
     expiry_s: float = Field(7 * 86400.0, gt=0, description="seconds after their last use when stored tests are deleted")
 
 
+class ToolSessionsSection(Section):
+    """Tool sessions: Python interpreters in sandboxes of their own, for environments that let the policy call one."""
+
+    sessions: int = Field(
+        0,
+        ge=0,
+        description="open sessions at most, each with a sandbox beside verifier.sandbox.slots; 0 turns them off",
+    )
+    calls: int = Field(16, ge=1, description="calls of one session at most")
+    call_s: float = Field(60.0, gt=0, description="seconds that one call may run; then its interpreter is ended")
+    idle_s: float = Field(300.0, gt=0, description="seconds without a call after which a session ends")
+    memory_bytes: int = Field(1024**3, ge=64 * 1024**2, description="memory of one interpreter")
+
+
 class VerifierSection(Section):
     """The grading service."""
 
@@ -98,6 +112,7 @@ class VerifierSection(Section):
     )
     tests: TestsSection = TestsSection()
     sandbox: SandboxSection = SandboxSection()
+    tools: ToolSessionsSection = ToolSessionsSection()
 
     @model_validator(mode="after")
     def _one_request_fits(self) -> VerifierSection:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -12,6 +14,7 @@ from nouscoder.domain.verdict import Verdict
 from nouscoder.errors import Unusable
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerBusy, ServiceClient
+from nouscoder.rpc.interpreter_client import InterpreterCalls
 from nouscoder.rpc.verdict_convert import submission_to, verdict_from
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 
@@ -48,6 +51,15 @@ class VerifierClient(ServiceClient):
             return await self._call(lambda: self._stub.Grade(request, timeout=_GRADE_LIMIT_S, metadata=self._metadata))
 
         return verdict_from((await self._while_full.call(once)).verdict)
+
+    @asynccontextmanager
+    async def interpreter(self) -> AsyncIterator[InterpreterCalls]:
+        """A tool session, which begins with its first call. Leaving the context ends it."""
+        calls = InterpreterCalls(self.name, lambda: self._stub.Interpret(metadata=self._metadata))
+        try:
+            yield calls
+        finally:
+            calls.close()
 
 
 def verifier_token(config: Config) -> str:

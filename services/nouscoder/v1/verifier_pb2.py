@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from nouscoder.v1 import verdict_pb2 as nouscoder_dot_v1_dot_verdict__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bnouscoder/v1/verifier.proto\x12\x0cnouscoder.v1\x1a\x1anouscoder/v1/verdict.proto\"<\n\x0cGradeRequest\x12,\n\nsubmission\x18\x01 \x01(\x0b\x32\x18.nouscoder.v1.Submission\"7\n\rGradeResponse\x12&\n\x07verdict\x18\x01 \x01(\x0b\x32\x15.nouscoder.v1.Verdict\"B\n\x12GradeStreamRequest\x12,\n\nsubmission\x18\x01 \x01(\x0b\x32\x18.nouscoder.v1.Submission\"v\n\x13GradeStreamResponse\x12,\n\x07outcome\x18\x01 \x01(\x0b\x32\x19.nouscoder.v1.TestOutcomeH\x00\x12(\n\x07verdict\x18\x02 \x01(\x0b\x32\x15.nouscoder.v1.VerdictH\x00\x42\x07\n\x05\x65vent\"U\n\x11GradeBatchRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12,\n\nsubmission\x18\x02 \x01(\x0b\x32\x18.nouscoder.v1.Submission\"P\n\x12GradeBatchResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x07verdict\x18\x02 \x01(\x0b\x32\x15.nouscoder.v1.Verdict\"\x15\n\x13\x43\x61pabilitiesRequest\"\x8e\x01\n\x14\x43\x61pabilitiesResponse\x12\x11\n\tlanguages\x18\x01 \x03(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x11\n\tnum_slots\x18\x03 \x01(\r\x12\x11\n\tisolation\x18\x04 \x03(\t\x12,\n\x0e\x64\x65\x66\x61ult_limits\x18\x05 \x01(\x0b\x32\x14.nouscoder.v1.Limits2\xd5\x02\n\x0fVerifierService\x12@\n\x05Grade\x12\x1a.nouscoder.v1.GradeRequest\x1a\x1b.nouscoder.v1.GradeResponse\x12T\n\x0bGradeStream\x12 .nouscoder.v1.GradeStreamRequest\x1a!.nouscoder.v1.GradeStreamResponse0\x01\x12S\n\nGradeBatch\x12\x1f.nouscoder.v1.GradeBatchRequest\x1a .nouscoder.v1.GradeBatchResponse(\x01\x30\x01\x12U\n\x0c\x43\x61pabilities\x12!.nouscoder.v1.CapabilitiesRequest\x1a\".nouscoder.v1.CapabilitiesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bnouscoder/v1/verifier.proto\x12\x0cnouscoder.v1\x1a\x1anouscoder/v1/verdict.proto\"<\n\x0cGradeRequest\x12,\n\nsubmission\x18\x01 \x01(\x0b\x32\x18.nouscoder.v1.Submission\"7\n\rGradeResponse\x12&\n\x07verdict\x18\x01 \x01(\x0b\x32\x15.nouscoder.v1.Verdict\"B\n\x12GradeStreamRequest\x12,\n\nsubmission\x18\x01 \x01(\x0b\x32\x18.nouscoder.v1.Submission\"v\n\x13GradeStreamResponse\x12,\n\x07outcome\x18\x01 \x01(\x0b\x32\x19.nouscoder.v1.TestOutcomeH\x00\x12(\n\x07verdict\x18\x02 \x01(\x0b\x32\x15.nouscoder.v1.VerdictH\x00\x42\x07\n\x05\x65vent\"U\n\x11GradeBatchRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12,\n\nsubmission\x18\x02 \x01(\x0b\x32\x18.nouscoder.v1.Submission\"P\n\x12GradeBatchResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x07verdict\x18\x02 \x01(\x0b\x32\x15.nouscoder.v1.Verdict\"\x15\n\x13\x43\x61pabilitiesRequest\"\x8e\x01\n\x14\x43\x61pabilitiesResponse\x12\x11\n\tlanguages\x18\x01 \x03(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x11\n\tnum_slots\x18\x03 \x01(\r\x12\x11\n\tisolation\x18\x04 \x03(\t\x12,\n\x0e\x64\x65\x66\x61ult_limits\x18\x05 \x01(\x0b\x32\x14.nouscoder.v1.Limits\" \n\x10InterpretRequest\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\"G\n\x11InterpretResponse\x12\"\n\x03\x65nd\x18\x01 \x01(\x0e\x32\x15.nouscoder.v1.CallEnd\x12\x0e\n\x06output\x18\x02 \x01(\t*\x9a\x01\n\x07\x43\x61llEnd\x12\x18\n\x14\x43\x41LL_END_UNSPECIFIED\x10\x00\x12\x11\n\rCALL_END_DONE\x10\x01\x12\x13\n\x0f\x43\x41LL_END_EXITED\x10\x02\x12\x17\n\x13\x43\x41LL_END_TIME_LIMIT\x10\x03\x12\x19\n\x15\x43\x41LL_END_MEMORY_LIMIT\x10\x04\x12\x19\n\x15\x43\x41LL_END_OUTPUT_LIMIT\x10\x05\x32\xa7\x03\n\x0fVerifierService\x12@\n\x05Grade\x12\x1a.nouscoder.v1.GradeRequest\x1a\x1b.nouscoder.v1.GradeResponse\x12T\n\x0bGradeStream\x12 .nouscoder.v1.GradeStreamRequest\x1a!.nouscoder.v1.GradeStreamResponse0\x01\x12S\n\nGradeBatch\x12\x1f.nouscoder.v1.GradeBatchRequest\x1a .nouscoder.v1.GradeBatchResponse(\x01\x30\x01\x12P\n\tInterpret\x12\x1e.nouscoder.v1.InterpretRequest\x1a\x1f.nouscoder.v1.InterpretResponse(\x01\x30\x01\x12U\n\x0c\x43\x61pabilities\x12!.nouscoder.v1.CapabilitiesRequest\x1a\".nouscoder.v1.CapabilitiesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'nouscoder.v1.verifier_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_CALLEND']._serialized_start=825
+  _globals['_CALLEND']._serialized_end=979
   _globals['_GRADEREQUEST']._serialized_start=73
   _globals['_GRADEREQUEST']._serialized_end=133
   _globals['_GRADERESPONSE']._serialized_start=135
@@ -48,6 +50,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CAPABILITIESREQUEST']._serialized_end=570
   _globals['_CAPABILITIESRESPONSE']._serialized_start=573
   _globals['_CAPABILITIESRESPONSE']._serialized_end=715
-  _globals['_VERIFIERSERVICE']._serialized_start=718
-  _globals['_VERIFIERSERVICE']._serialized_end=1059
+  _globals['_INTERPRETREQUEST']._serialized_start=717
+  _globals['_INTERPRETREQUEST']._serialized_end=749
+  _globals['_INTERPRETRESPONSE']._serialized_start=751
+  _globals['_INTERPRETRESPONSE']._serialized_end=822
+  _globals['_VERIFIERSERVICE']._serialized_start=982
+  _globals['_VERIFIERSERVICE']._serialized_end=1405
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from nouscoder.v1 import verdict_pb2 as _verdict_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,42 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _CallEnd:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CallEndEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CallEnd.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CALL_END_UNSPECIFIED: _CallEnd.ValueType  # 0
+    """Never sent."""
+    CALL_END_DONE: _CallEnd.ValueType  # 1
+    """The code has run, or raised an exception."""
+    CALL_END_EXITED: _CallEnd.ValueType  # 2
+    """The code ended the interpreter."""
+    CALL_END_TIME_LIMIT: _CallEnd.ValueType  # 3
+    """It took too long."""
+    CALL_END_MEMORY_LIMIT: _CallEnd.ValueType  # 4
+    """It needed too much memory."""
+    CALL_END_OUTPUT_LIMIT: _CallEnd.ValueType  # 5
+    """It printed too much."""
+
+class CallEnd(_CallEnd, metaclass=_CallEndEnumTypeWrapper):
+    """How a call of the interpreter ended. After all but DONE the state is lost."""
+
+CALL_END_UNSPECIFIED: CallEnd.ValueType  # 0
+"""Never sent."""
+CALL_END_DONE: CallEnd.ValueType  # 1
+"""The code has run, or raised an exception."""
+CALL_END_EXITED: CallEnd.ValueType  # 2
+"""The code ended the interpreter."""
+CALL_END_TIME_LIMIT: CallEnd.ValueType  # 3
+"""It took too long."""
+CALL_END_MEMORY_LIMIT: CallEnd.ValueType  # 4
+"""It needed too much memory."""
+CALL_END_OUTPUT_LIMIT: CallEnd.ValueType  # 5
+"""It printed too much."""
+Global___CallEnd: _TypeAlias = CallEnd  # noqa: Y015
 
 @_typing.final
 class GradeRequest(_message.Message):
@@ -239,3 +276,51 @@ class CapabilitiesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CapabilitiesResponse: _TypeAlias = CapabilitiesResponse  # noqa: Y015
+
+@_typing.final
+class InterpretRequest(_message.Message):
+    """A call of the interpreter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    code: _builtins.str
+    """Python. The value of a last expression is printed."""
+    def __init__(
+        self,
+        *,
+        code: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InterpretRequest: _TypeAlias = InterpretRequest  # noqa: Y015
+
+@_typing.final
+class InterpretResponse(_message.Message):
+    """The answer to a call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    END_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    end: Global___CallEnd.ValueType
+    """How it ended."""
+    output: _builtins.str
+    """What it printed, with the traceback of an exception. The middle of a long output is left out."""
+    def __init__(
+        self,
+        *,
+        end: Global___CallEnd.ValueType = ...,
+        output: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "output", b"output"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InterpretResponse: _TypeAlias = InterpretResponse  # noqa: Y015

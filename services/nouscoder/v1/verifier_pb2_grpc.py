@@ -50,6 +50,11 @@ class VerifierServiceStub:
                 request_serializer=nouscoder_dot_v1_dot_verifier__pb2.GradeBatchRequest.SerializeToString,
                 response_deserializer=nouscoder_dot_v1_dot_verifier__pb2.GradeBatchResponse.FromString,
                 _registered_method=True)
+        self.Interpret = channel.stream_stream(
+                '/nouscoder.v1.VerifierService/Interpret',
+                request_serializer=nouscoder_dot_v1_dot_verifier__pb2.InterpretRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_verifier__pb2.InterpretResponse.FromString,
+                _registered_method=True)
         self.Capabilities = channel.unary_unary(
                 '/nouscoder.v1.VerifierService/Capabilities',
                 request_serializer=nouscoder_dot_v1_dot_verifier__pb2.CapabilitiesRequest.SerializeToString,
@@ -82,6 +87,14 @@ class VerifierServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Interpret(self, request_iterator, context):
+        """Opens a tool session: a Python interpreter that keeps its state from request to request. Each request gets one
+        response. The session ends with the call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Capabilities(self, request, context):
         """Returns what this service can run.
         """
@@ -106,6 +119,11 @@ def add_VerifierServiceServicer_to_server(servicer, server):
                     servicer.GradeBatch,
                     request_deserializer=nouscoder_dot_v1_dot_verifier__pb2.GradeBatchRequest.FromString,
                     response_serializer=nouscoder_dot_v1_dot_verifier__pb2.GradeBatchResponse.SerializeToString,
+            ),
+            'Interpret': grpc.stream_stream_rpc_method_handler(
+                    servicer.Interpret,
+                    request_deserializer=nouscoder_dot_v1_dot_verifier__pb2.InterpretRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_verifier__pb2.InterpretResponse.SerializeToString,
             ),
             'Capabilities': grpc.unary_unary_rpc_method_handler(
                     servicer.Capabilities,
@@ -195,6 +213,33 @@ class VerifierService:
             '/nouscoder.v1.VerifierService/GradeBatch',
             nouscoder_dot_v1_dot_verifier__pb2.GradeBatchRequest.SerializeToString,
             nouscoder_dot_v1_dot_verifier__pb2.GradeBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Interpret(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/nouscoder.v1.VerifierService/Interpret',
+            nouscoder_dot_v1_dot_verifier__pb2.InterpretRequest.SerializeToString,
+            nouscoder_dot_v1_dot_verifier__pb2.InterpretResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,10 @@ class VerifierServiceStub:
     """Grades one submission and streams the outcome of each test, then the verdict."""
     GradeBatch: _grpc.StreamStreamMultiCallable[_verifier_pb2.GradeBatchRequest, _verifier_pb2.GradeBatchResponse]
     """Grades many; answers come in order of completion, matched by request_id."""
+    Interpret: _grpc.StreamStreamMultiCallable[_verifier_pb2.InterpretRequest, _verifier_pb2.InterpretResponse]
+    """Opens a tool session: a Python interpreter that keeps its state from request to request. Each request gets one
+    response. The session ends with the call.
+    """
     Capabilities: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.CapabilitiesRequest, _verifier_pb2.CapabilitiesResponse]
     """Returns what this service can run."""
 
@@ -53,6 +57,10 @@ class VerifierServiceAsyncStub(VerifierServiceStub):
     """Grades one submission and streams the outcome of each test, then the verdict."""
     GradeBatch: _aio.StreamStreamMultiCallable[_verifier_pb2.GradeBatchRequest, _verifier_pb2.GradeBatchResponse]  # type: ignore[assignment]
     """Grades many; answers come in order of completion, matched by request_id."""
+    Interpret: _aio.StreamStreamMultiCallable[_verifier_pb2.InterpretRequest, _verifier_pb2.InterpretResponse]  # type: ignore[assignment]
+    """Opens a tool session: a Python interpreter that keeps its state from request to request. Each request gets one
+    response. The session ends with the call.
+    """
     Capabilities: _aio.UnaryUnaryMultiCallable[_verifier_pb2.CapabilitiesRequest, _verifier_pb2.CapabilitiesResponse]  # type: ignore[assignment]
     """Returns what this service can run."""
 
@@ -82,6 +90,16 @@ class VerifierServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_verifier_pb2.GradeBatchResponse], _abc.AsyncIterator[_verifier_pb2.GradeBatchResponse]]:
         """Grades many; answers come in order of completion, matched by request_id."""
+
+    @_abc_1.abstractmethod
+    def Interpret(
+        self,
+        request_iterator: _MaybeAsyncIterator[_verifier_pb2.InterpretRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_verifier_pb2.InterpretResponse], _abc.AsyncIterator[_verifier_pb2.InterpretResponse]]:
+        """Opens a tool session: a Python interpreter that keeps its state from request to request. Each request gets one
+        response. The session ends with the call.
+        """
 
     @_abc_1.abstractmethod
     def Capabilities(

@@ -23,6 +23,7 @@ from nouscoder.domain.submission import Limits, Submission
 from nouscoder.domain.verdict import Verdict
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.health import Health
+from nouscoder.rpc.interpreter_convert import answer_to
 from nouscoder.rpc.server import Served, run_until_stopped, start_grpc, stop_event
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.verdict_convert import limits_to, outcome_to, submission_from, verdict_to
@@ -49,8 +50,9 @@ from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.observe.tracing import TracedGrader, TracedSandbox, open_tracing
 from nouscoder.verifier.observe.tracing_fronts import TraceCalls, TraceRequests
 from nouscoder.verifier.sandbox import Sandbox, open_sandbox
-from nouscoder.verifier.settings import cache_folder, grading_policy, sandbox_config
+from nouscoder.verifier.settings import cache_folder, grading_policy, sandbox_config, tool_policy
 from nouscoder.verifier.toolchains.languages import installed
+from nouscoder.verifier.tools.sessions import InterpreterFailed, SessionIdle, ToolSessions, ToolsOff, until_idle
 
 log = logging.getLogger(__name__)
 
@@ -60,16 +62,27 @@ STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     InvalidSubmission: grpc.StatusCode.INVALID_ARGUMENT,
     QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     BlobsUnavailable: grpc.StatusCode.UNAVAILABLE,
+    ToolsOff: grpc.StatusCode.FAILED_PRECONDITION,
+    SessionIdle: grpc.StatusCode.DEADLINE_EXCEEDED,
+    InterpreterFailed: grpc.StatusCode.UNAVAILABLE,
 }
 
 
 class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     """The gRPC API: convert, grade, convert. A cancelled call cancels its grading, which frees the sandbox."""
 
-    def __init__(self, grader: Grading, isolation: tuple[str, ...], budget: MemoryBudget) -> None:
+    def __init__(
+        self,
+        grader: Grading,
+        isolation: tuple[str, ...],
+        budget: MemoryBudget,
+        tools: ToolSessions | None = None,
+    ) -> None:
+        """Without `tools`, Interpret is refused."""
         self._grader = grader
         self._isolation = isolation
         self._budget = budget
+        self._tools = tools
 
     async def Grade(  # noqa: N802
         self, request: verifier_pb2.GradeRequest, context: _Context
@@ -110,6 +123,20 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
         async with aclosing(answers) as closing:  # type: ignore[type-var]
             async for answer in closing:
                 yield answer
+
+    async def Interpret(  # noqa: N802
+        self, request_iterator: AsyncIterator[verifier_pb2.InterpretRequest], context: _Context
+    ) -> AsyncIterator[verifier_pb2.InterpretResponse]:
+        """A tool session. It ends with the call, whatever ends that."""
+        await _send_request_id(context)
+        if self._tools is None:
+            raise ToolsOff("this verifier has no tool sessions: set verifier.tools.sessions")
+        async with self._tools.open() as session, aclosing(until_idle(request_iterator, self._tools.idle_s)) as calls:
+            async for request in calls:
+                with self._budget.request() as reservation:
+                    reservation.add(request.ByteSize())
+                    answer = await session.run(request.code)
+                yield answer_to(answer)
 
     async def Capabilities(  # noqa: N802
         self, request: verifier_pb2.CapabilitiesRequest, context: _Context
@@ -172,15 +199,30 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         drain_state = DrainState()
         runner = CodeRunner(core, quotas, audit)
         budget = MemoryBudget(section.max_bodies_bytes)
+        tools = _tools(section, sandbox, core, quotas, metrics, audit)
         parts = (api_keys, runner, client_tests, budget, section.hosts)
         app = make_app(grader, registry, drain_state, section.max_body_bytes, *parts)
         app.add_middleware(TraceRequests, tracing=tracing)
         await _start_http(section, app, drain_state, stack)
         stack.push_async_callback(_let_finish, grader, section.drain_s)
-        served = _served(section, Servicer(grader, _isolation(sandbox), budget), registry, api_keys)
+        served = _served(section, Servicer(grader, _isolation(sandbox), budget, tools), registry, api_keys)
         await start_grpc(replace(served, interceptors=[TraceCalls(tracing), *served.interceptors]), stack)
         stack.callback(drain_state.start)
         await run_until_stopped(stop, client_tests.keep_sweeping(), *_workers(config, grader, cache, with_broker))
+
+
+def _tools(
+    section: VerifierSection,
+    sandbox: Sandbox,
+    grader: Grader,
+    quotas: Quotas,
+    metrics: VerifierMetrics,
+    audit: AuditLog | None,
+) -> ToolSessions | None:
+    """The tool sessions, if they are configured."""
+    if not section.tools.sessions:
+        return None
+    return ToolSessions(sandbox, grader, quotas, metrics, tool_policy(section.tools), audit)
 
 
 async def _start_http(section: VerifierSection, app: FastAPI, drain_state: DrainState, stack: AsyncExitStack) -> None:

@@ -6,10 +6,11 @@ import os
 import tempfile
 from pathlib import Path
 
-from nouscoder.config import ConfigError, TestsSection, VerifierSection
+from nouscoder.config import ConfigError, TestsSection, ToolSessionsSection, VerifierSection
 from nouscoder.verifier.grading.grader import GradingPolicy
 from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig
 from nouscoder.verifier.toolchains.libraries import library_folders
+from nouscoder.verifier.tools.sessions import ToolPolicy
 
 
 def cache_folder(section: TestsSection) -> Path:
@@ -19,7 +20,14 @@ def cache_folder(section: TestsSection) -> Path:
 
 def grading_policy(section: VerifierSection) -> GradingPolicy:
     """The limits of grading."""
-    return GradingPolicy(max_queue=section.max_queue, max_submission_s=section.max_submission_s)
+    return GradingPolicy(
+        max_queue=section.max_queue, max_submission_s=section.max_submission_s, tool_slots=section.tools.sessions
+    )
+
+
+def tool_policy(section: ToolSessionsSection) -> ToolPolicy:
+    """The bounds of tool sessions."""
+    return ToolPolicy(section.sessions, section.calls, section.call_s, section.idle_s, section.memory_bytes)
 
 
 def sandbox_config(section: VerifierSection) -> SandboxConfig:
@@ -35,6 +43,7 @@ def sandbox_config(section: VerifierSection) -> SandboxConfig:
             chosen.slots,
             chosen.python,
             folders,
+            tool_slots=section.tools.sessions,
             runsc=chosen.runsc,
             max_sessions=chosen.max_sessions,
             pool=PoolConfig(

@@ -6,9 +6,10 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nouscoder.config.environment import EntryPointSection, ToolsSection
+from nouscoder.config.environment import EntryPointSection, InterpreterSection, ToolsSection
 from nouscoder.generation.environments.base import Environment, EnvironmentUnusable
 from nouscoder.generation.environments.feedback import Feedback
+from nouscoder.generation.environments.interpreter import WithInterpreter
 from nouscoder.generation.environments.single_turn import SingleTurn
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 
@@ -32,6 +33,8 @@ def open_environment(config: Config, policy_folder: Path, tools: Tools | None = 
         raise EnvironmentUnusable(f"generation.environment.kind {settings.kind} needs tools")
     if isinstance(settings, EntryPointSection):
         return _users(settings, tokenizer, tools, max_tokens_total)
+    if isinstance(settings, InterpreterSection):
+        return WithInterpreter(tokenizer, settings, tools, max_tokens_total)
     return Feedback(tokenizer, settings, tools, max_tokens_total)
 
 

@@ -1,4 +1,4 @@
-"""The tools of environments, with a time limit on each call. Today's tool is the verifier.
+"""The tools of environments, with a time limit on each call: the verifier's grading and its Python interpreter.
 
 INVARIANT: a call ends within its limit, with the tool's answer or with an error. `num_waiting` counts the calls that
 have not ended: their rollouts need no place in the engine.
@@ -7,28 +7,45 @@ have not ended: their rollouts need no place in the engine.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol, TypeVar
 
+from nouscoder.domain.interpreter import InterpreterAnswer
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict
 from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
 from nouscoder.rpc.channel import PeerError, PeerRefused
 
+Answer = TypeVar("Answer")
 
-class Grader(Protocol):
-    """Grades submissions; implemented by VerifierClient."""
+
+class Calls(Protocol):
+    """The calls of one tool session; implemented by InterpreterCalls."""
+
+    async def run(self, code: str) -> InterpreterAnswer:
+        """Run `code` after all code before. Raises PeerError."""
+        ...
+
+
+class Verifier(Protocol):
+    """What environments need of the verifier; implemented by VerifierClient."""
 
     async def grade(self, submission: Submission) -> Verdict:
         """The verdict. Raises PeerError."""
+        ...
+
+    def interpreter(self) -> AbstractAsyncContextManager[Calls]:
+        """A tool session, which ends with the context."""
         ...
 
 
 class Tools:
     """The tools that an environment may call while a rollout is made."""
 
-    def __init__(self, grader: Grader, limit_s: float) -> None:
+    def __init__(self, verifier: Verifier, limit_s: float) -> None:
         """Each call waits at most `limit_s` seconds."""
-        self._grader = grader
+        self._verifier = verifier
         self._limit_s = limit_s
         self.num_waiting = 0
 
@@ -37,18 +54,43 @@ class Tools:
 
         Raises ToolUnavailable when there is none in time, and TaskRefused when the verifier refuses the submission.
         """
+        verdict = await self.within("public tests", self._verifier.grade(submission))
+        if verdict.is_ours:
+            raise ToolUnavailable(f"the verifier failed: {verdict.detail}")
+        return verdict
+
+    @asynccontextmanager
+    async def interpreter(self) -> AsyncIterator[Interpreter]:
+        """A Python interpreter for one rollout. It keeps its state from call to call, and ends with the context."""
+        async with self._verifier.interpreter() as calls:
+            yield Interpreter(self, calls)
+
+    async def within(self, what: str, call: Awaitable[Answer]) -> Answer:
+        """The answer to a call about `what`. Raises ToolUnavailable and TaskRefused."""
         self.num_waiting += 1
         try:
             async with asyncio.timeout(self._limit_s):
-                verdict = await self._grader.grade(submission)
+                return await call
         except TimeoutError:
-            raise ToolUnavailable(f"the verifier gave no verdict within {self._limit_s:g} s") from None
+            raise ToolUnavailable(f"the verifier gave no answer within {self._limit_s:g} s") from None
         except PeerRefused as error:
-            raise TaskRefused(f"the public tests cannot be run: {error}") from error
+            raise TaskRefused(f"the {what} cannot be run: {error}") from error
         except PeerError as error:
             raise ToolUnavailable(str(error)) from error
         finally:
             self.num_waiting -= 1
-        if verdict.is_ours:
-            raise ToolUnavailable(f"the verifier failed: {verdict.detail}")
-        return verdict
+
+
+class Interpreter:
+    """The interpreter of one rollout; see `Tools.interpreter`."""
+
+    def __init__(self, tools: Tools, calls: Calls) -> None:
+        self._tools = tools
+        self._calls = calls
+
+    async def run(self, code: str) -> InterpreterAnswer:
+        """Run `code` after all code before, in the same namespace.
+
+        Raises ToolUnavailable without an answer in time, and TaskRefused when the verifier refuses the call.
+        """
+        return await self._tools.within("code", self._calls.run(code))

@@ -61,7 +61,7 @@ async def _refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> Non
 
 
 class _Unreadable:
-    """Replaces a request that cannot be parsed. The servicer gets InvalidMessage when it reads `submission`."""
+    """Replaces a request that cannot be parsed. The servicer gets InvalidMessage when it reads its field."""
 
     request_id = ""
 
@@ -73,6 +73,11 @@ class _Unreadable:
     def submission(self) -> NoReturn:
         """Raises InvalidMessage."""
         raise InvalidMessage("submission: the request is not a message of this service, or a text is not UTF-8")
+
+    @property
+    def code(self) -> NoReturn:
+        """Raises InvalidMessage."""
+        raise InvalidMessage("code: the request is not a message of this service, or a text is not UTF-8")
 
 
 def _tolerant(handler: _Handler) -> _Handler:

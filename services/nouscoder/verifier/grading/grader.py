@@ -3,7 +3,7 @@
 extract code -> wait for a slot -> fresh sandbox -> tests, hardest first -> outcome of each -> verdict.
 
 INVARIANT: a submission that `grade` accepts gets exactly one verdict, unless its caller is cancelled or the queue
-refuses it. At most `sandbox.num_slots` sandboxes are in use, and a submission holds more than one only while no other
+refuses it. At most `num_slots` sandboxes are in use, and a submission holds more than one only while no other
 waits (test_workers.py). At most `max_queue` submissions wait. A slot is free again as soon as the verdict is known, the
 caller is cancelled or the sandbox has failed.
 
@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from nouscoder.domain.submission import Submission
@@ -54,6 +55,7 @@ class GradingPolicy:
     """The limits of grading that the submission does not set."""
 
     max_queue: int = 1024
+    tool_slots: int = 0  # slots of the sandbox that belong to tool sessions
     attempts: int = 2
     open_patience_s: float = 60.0
     run_grace_s: float = 30.0
@@ -79,21 +81,17 @@ class Grader:
         self._policy = policy or GradingPolicy()
         self._run_lock = ExclusiveRunLock()
         self._kill_rates = KillRates()
+        self.num_slots = sandbox.num_slots - self._policy.tool_slots  # submissions that can run at once
         self._slots = FairSlots(
-            sandbox.num_slots,
+            self.num_slots,
             self._policy.max_queue,
-            lambda waiting, busy: metrics.load(waiting, busy, sandbox.num_slots),
+            lambda waiting, busy: metrics.load(waiting, busy, self.num_slots),
         )
 
     @property
     def backend(self) -> str:
         """Name of the sandbox backend."""
         return self._sandbox.name
-
-    @property
-    def num_slots(self) -> int:
-        """Submissions that can run at once."""
-        return self._sandbox.num_slots
 
     @property
     def unfinished(self) -> int:
@@ -143,12 +141,18 @@ class Grader:
             except TimeoutError:
                 raise SandboxError("the sandbox did not answer in time") from None
 
+    @asynccontextmanager
+    async def turn(self, client: str) -> AsyncIterator[None]:
+        """A slot for a call of a tool session, which has its own sandbox. Waits its turn. Raises QueueFull."""
+        async with self._slots.slot(client), self._run_lock.shared():
+            yield
+
     async def _attempts(
         self, submission: Submission, program: Program, progress: Progress, on_outcome: OnOutcome | None
     ) -> Verdict:
         """Run the remaining tests. Each infrastructure failure costs one attempt and one sandbox."""
         work = self._work(submission, program, progress.judge, on_outcome)
-        max_workers = self._sandbox.num_slots if has_parallel_tests(submission) else 1
+        max_workers = self.num_slots if has_parallel_tests(submission) else 1
         message = ""
         for _ in range(self._policy.attempts):
             try:

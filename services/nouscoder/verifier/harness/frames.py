@@ -4,8 +4,9 @@ INVARIANT: nothing is read ahead. At the end of a frame, another process of the 
 
 The gateway sends for each session: PROGRAM, then any number of RUN or TALK, each optionally after ARGUMENTS (arguments
 and files), then END. END may come at any time and ends a run early. The slot sends HELLO or FAILED once, READY when the
-next sandbox is ready, COMPILED or COMPILE_FAILED after PROGRAM, and RESULT after RUN. In a TALK the gateway sends INPUT
-and INPUT_END and the slot sends OUTPUT, until RESULT; later input is dropped.
+next sandbox is ready, COMPILED or COMPILE_FAILED after PROGRAM, and RESULT after RUN. In a TALK the gateway sends
+INPUT, INPUT_END and HOLD, and the slot sends OUTPUT, until RESULT; later frames are dropped. HOLD stops all processes
+of the program until the next INPUT. The slot answers it with HELD, after the rest of the output.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Kind(IntEnum):
     TALK = 5
     INPUT = 6
     INPUT_END = 7
+    HOLD = 8
     HELLO = 16
     READY = 17
     COMPILED = 18
@@ -42,6 +44,7 @@ class Kind(IntEnum):
     RESULT = 20
     FAILED = 21
     OUTPUT = 22
+    HELD = 23
 
 
 class Ended(IntEnum):

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from nouscoder.domain.interpreter import CallEnd
 from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
 from nouscoder.verifier.sandbox.pool import Replaced, RunnerState
 
@@ -75,6 +76,12 @@ class VerifierMetrics:
         self._extra_workers = Counter(
             f"{prefix}extra_lanes", "Further test workers of a submission, opened on idle slots", registry=registry
         )
+        self._tool_load = (0, 0)
+        sessions = Gauge(f"{prefix}tool_sessions", "Tool sessions, by state", ["state"], registry=registry)
+        sessions.labels("waiting").set_function(lambda: self._tool_load[0])
+        sessions.labels("open").set_function(lambda: self._tool_load[1])
+        calls = Counter(f"{prefix}tool_calls", "Calls of tool sessions, by how they ended", ["end"], registry=registry)
+        self._tool_calls = {end: calls.labels(end.value) for end in CallEnd}
         self._runners = _RunnerCollector()
         registry.register(self._runners)
         for cause in FailureCause:
@@ -104,6 +111,14 @@ class VerifierMetrics:
     def worker_opened(self) -> None:
         """Count a further test worker of a submission."""
         self._extra_workers.inc()
+
+    def called(self, end: CallEnd) -> None:
+        """Count a call of a tool session."""
+        self._tool_calls[end].inc()
+
+    def tool_load(self, waiting: int, open_: int) -> None:
+        """Set the number of waiting and of open tool sessions."""
+        self._tool_load = (waiting, open_)
 
     def failed(self, cause: FailureCause) -> None:
         """Count an infrastructure failure."""

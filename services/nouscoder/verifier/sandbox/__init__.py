@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nouscoder.verifier.sandbox.base import (
     CompileFailed,
+    Dialogue,
     Exit,
     PartnerCompileFailed,
     Program,
@@ -17,6 +18,7 @@ from nouscoder.verifier.sandbox.config import PoolConfig, SandboxConfig
 
 __all__ = [
     "CompileFailed",
+    "Dialogue",
     "Exit",
     "PartnerCompileFailed",
     "PoolConfig",
@@ -41,7 +43,7 @@ def open_sandbox(config: SandboxConfig) -> Sandbox:
         case "fake":
             from nouscoder.verifier.sandbox.fake import FakeSandbox
 
-            return FakeSandbox(num_slots=config.slots or 2)
+            return FakeSandbox(num_slots=(config.slots or 2) + config.tool_slots)
         case "runsc":
             from nouscoder.verifier.sandbox.runsc import RunscSandbox
 

@@ -95,6 +95,28 @@ class PartnerCompileFailed(CompileFailed):
     """The partner of a pair (a checker or an interactor) does not compile. The tests are invalid."""
 
 
+class Dialogue(Protocol):
+    """A running program and its caller. All calls raise SandboxError when the sandbox (not the program) fails."""
+
+    async def say(self, data: bytes) -> None:
+        """Send input to the program, and let it continue if it is held. A program that has ended drops it."""
+        ...
+
+    async def hear(self, limit_s: float) -> bytes | RunResult:
+        """The next output of the program, or its result when it has ended.
+
+        Raises TimeoutError after `limit_s` seconds. The dialogue can then only be left.
+        """
+        ...
+
+    async def hold(self) -> RunResult | None:
+        """Stop every process of the program until the next `say`, and drop output that was not heard.
+
+        Returns the result if the program has ended, else None.
+        """
+        ...
+
+
 class Session(Protocol):
     """One submission in one fresh sandbox. Runs are sequential; each is a fresh process in a clean file system."""
 
@@ -157,6 +179,14 @@ class Sandbox(Protocol):
 
         The two share nothing. The second one is not a slot of the pool, so a pair needs one slot like a session, and
         pairs cannot deadlock. Raises PartnerCompileFailed on entry when the partner does not compile.
+        """
+        ...
+
+    def dialogue(self, program: Program) -> AbstractAsyncContextManager[Dialogue]:
+        """Like `session`, with one run of the program that talks with the caller.
+
+        The limits are those of one run. Its wall time counts from the start, also while it is held. Leaving the context
+        ends the program.
         """
         ...
 

@@ -42,6 +42,7 @@ class SandboxConfig:
     runsc: str = ""  # gVisor's program; "" searches PATH and the target of deploy/build-runsc
     max_sessions: int = 500  # submissions after which a gVisor sandbox is replaced
     pool: PoolConfig = PoolConfig()
+    tool_slots: int = 0  # further slots, for tool sessions
 
     def __post_init__(self) -> None:
         """Raises ValueError."""
@@ -49,6 +50,8 @@ class SandboxConfig:
             raise ValueError(f"max_sessions must be positive, not {self.max_sessions}")
         if self.slots < 0:
             raise ValueError(f"slots must not be negative, not {self.slots}")
+        if self.tool_slots < 0:
+            raise ValueError(f"tool_slots must not be negative, not {self.tool_slots}")
         for name in ("tmp_bytes", "start_limit_s", "compile_time_s", "grace_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)!r}")

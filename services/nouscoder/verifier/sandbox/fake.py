@@ -102,6 +102,12 @@ class FakeSandbox:
                 raise PartnerCompileFailed(failure.detail) from failure
             yield first, second
 
+    @contextlib.asynccontextmanager
+    async def dialogue(self, program: Program) -> AsyncIterator[FakeDialogue]:
+        """See `Sandbox.dialogue`."""
+        async with self.session(program):
+            yield FakeDialogue(self._table.get(program.code, echo))
+
     def _compiled(self, program: Program) -> FakeSession:
         try:
             if program.language.run is None:
@@ -113,6 +119,42 @@ class FakeSandbox:
     async def close(self) -> None:
         """Refuse sessions from now on."""
         self._open = False
+
+
+class FakeDialogue:
+    """A program that answers each input with what its behaviour prints. It ends when that is not a normal exit."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self._behaviour = behaviour
+        self._heard: asyncio.Queue[bytes | RunResult] = asyncio.Queue()
+        self._result: RunResult | None = None
+        self.is_held = False
+
+    async def say(self, data: bytes) -> None:
+        """See `Dialogue`."""
+        self.is_held = False
+        if self._result is not None:
+            return
+        result = self._behaviour(data)
+        if result.stdout:
+            self._heard.put_nowait(result.stdout)
+        if result.exit is not Exit.EXITED or result.exit_code:
+            self._result = result
+            self._heard.put_nowait(result)
+
+    async def hear(self, limit_s: float) -> bytes | RunResult:
+        """See `Dialogue`."""
+        if self._result is not None and self._heard.empty():
+            return self._result
+        async with asyncio.timeout(limit_s):
+            return await self._heard.get()
+
+    async def hold(self) -> RunResult | None:
+        """See `Dialogue`."""
+        self.is_held = True
+        while not self._heard.empty():
+            self._heard.get_nowait()
+        return self._result
 
 
 class FakeSession:

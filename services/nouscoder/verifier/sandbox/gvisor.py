@@ -44,7 +44,8 @@ class GvisorSandbox(LocalSandbox):
     def __init__(self, config: SandboxConfig) -> None:
         """Raises SandboxUnavailable."""
         self._key = _read_key(config.pool)
-        self.pool = RunnerPool(open_source(config.pool, self._key), self._prove, config.slots or 1, config.pool.spares)
+        size = (config.slots or 1) + config.tool_slots
+        self.pool = RunnerPool(open_source(config.pool, self._key), self._prove, size, config.pool.spares)
         self._opening: set[asyncio.Task[None]] = set()
         super().__init__(config)
 

@@ -21,6 +21,7 @@ from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.sandbox.base import CompileFailed, PartnerCompileFailed, Program, SandboxError
 from nouscoder.verifier.sandbox.cgroup import UNGROUPED, Groups
 from nouscoder.verifier.sandbox.config import SandboxConfig
+from nouscoder.verifier.sandbox.dialogue import SlotDialogue
 from nouscoder.verifier.sandbox.init_build import init_library_path
 from nouscoder.verifier.sandbox.launch import HostLaunch
 from nouscoder.verifier.sandbox.session import SlotSession
@@ -47,7 +48,7 @@ class LocalSandbox:
     name = "local"
 
     def __init__(self, config: SandboxConfig) -> None:
-        self.num_slots = config.slots or len(os.sched_getaffinity(0))
+        self.num_slots = (config.slots or len(os.sched_getaffinity(0))) + config.tool_slots
         self._config = config
         self._groups = Groups()
         self._slots = [self._make_slot(i) for i in range(self.num_slots)]
@@ -89,6 +90,12 @@ class LocalSandbox:
             finally:
                 if not (self._open and second.end_session()):
                     await asyncio.shield(second.stop())
+
+    @contextlib.asynccontextmanager
+    async def dialogue(self, program: Program) -> AsyncIterator[SlotDialogue]:
+        """See `Sandbox.dialogue`."""
+        async with self.session(program) as session:
+            yield await session.start_dialogue()
 
     @contextlib.asynccontextmanager
     async def _slot(self) -> AsyncIterator[Slot]:

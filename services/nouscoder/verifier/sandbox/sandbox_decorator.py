@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 
-from nouscoder.verifier.sandbox.base import Program, Sandbox, Session
+from nouscoder.verifier.sandbox.base import Dialogue, Program, Sandbox, Session
 
 
 class SandboxDecorator:
@@ -42,6 +42,10 @@ class SandboxDecorator:
     def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
         """See `Sandbox`."""
         return self._inner.pair(program, partner)
+
+    def dialogue(self, program: Program) -> AbstractAsyncContextManager[Dialogue]:
+        """See `Sandbox`."""
+        return self._inner.dialogue(program)
 
     async def close(self) -> None:
         """See `Sandbox`."""

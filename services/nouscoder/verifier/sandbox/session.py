@@ -23,6 +23,7 @@ from nouscoder.verifier.sandbox.base import (
     check_run_input,
 )
 from nouscoder.verifier.sandbox.config import SandboxConfig
+from nouscoder.verifier.sandbox.dialogue import SlotDialogue
 from nouscoder.verifier.sandbox.slot import Slot, SlotEnded
 from nouscoder.verifier.toolchains.languages import with_memory_limit, with_tools
 
@@ -156,6 +157,16 @@ class SlotSession:
                     await partner._abandon()
                     return _OUT_OF_MEMORY, _OUT_OF_MEMORY
                 raise
+
+    async def start_dialogue(self) -> SlotDialogue:
+        """Start the program for `Sandbox.dialogue`. Nothing else runs in this session afterwards."""
+        await self._prepare_run((), NO_FILES, 0)
+        await self._slot.send(Kind.TALK)
+        bound = frames.session_bound(self._program.limits.output_bytes)
+        return SlotDialogue(self._slot, self._receive, self._to_result, self._result_if_killed, bound)
+
+    async def _result_if_killed(self) -> RunResult | None:
+        return _OUT_OF_MEMORY if await self._is_killed() else None
 
     async def _talk(
         self, partner: SlotSession, args: tuple[str, ...], files: Mapping[str, bytes]

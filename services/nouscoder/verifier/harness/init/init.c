@@ -199,6 +199,7 @@ static void serve(struct session *s) {
             break;
         case INPUT: /* for a conversation that has ended */
         case INPUT_END:
+        case HOLD:
             release(&frame);
             break;
         case END:

@@ -12,8 +12,8 @@
 #include <sys/types.h>
 
 enum kind {
-    PROGRAM = 1, RUN, END, ARGUMENTS, TALK, INPUT, INPUT_END,
-    READY = 17, COMPILED, COMPILE_FAILED, RESULT, FAILED, OUTPUT,
+    PROGRAM = 1, RUN, END, ARGUMENTS, TALK, INPUT, INPUT_END, HOLD,
+    READY = 17, COMPILED, COMPILE_FAILED, RESULT, FAILED, OUTPUT, HELD,
 };
 enum ended { EXITED, SIGNALLED, TIME_LIMIT, MEMORY_LIMIT, OUTPUT_LIMIT };
 
@@ -120,6 +120,8 @@ bool await_end(struct session *s, struct run *run);
 void finish(struct session *s, struct run *run, bool in_time);
 long end_all(void);
 void kill_all(void);
+void stop_all(void);
+void continue_all(void);
 _Noreturn void exec_command(struct session *s, char **argv);
 
 /* memory.c */

@@ -153,6 +153,11 @@ void exec_command(struct session *s, char **argv) {
 
 void kill_all(void) { kill(-1, SIGKILL); }
 
+/* Stop every other process of this pid namespace, or let them all continue. No process can refuse either. */
+void stop_all(void) { kill(-1, SIGSTOP); }
+
+void continue_all(void) { kill(-1, SIGCONT); }
+
 /* Kill and reap every other process of this pid namespace. Returns the largest resident size among them [KiB].
  * The kill is repeated while any is left, because in gVisor it is not atomic and a concurrent fork can survive it. */
 long end_all(void) {

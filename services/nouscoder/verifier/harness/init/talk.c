@@ -1,7 +1,7 @@
 /* A run in a conversation: its input and output are pipes, and each chunk is sent over the stream at once.
  *
  * INVARIANT: the output of a program is sent before its RESULT, which holds the output again. A program that exceeds
- * its output limit is killed.
+ * its output limit is killed. From HELD until the next INPUT none of its processes runs.
  */
 #include "init.h"
 
@@ -14,11 +14,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+enum { STOP_EVERY_MS = 1000 }; /* of a held program: in gVisor a fork can survive the first time */
+
 struct relay {
     int in, out; /* init's ends of the program's input and output; -1 when closed */
     char *unsent;
     size_t num_unsent, room;
-    bool input_ended;
+    bool input_ended, is_held;
     uint64_t num_output;
 };
 
@@ -38,7 +40,18 @@ static void add_unsent(struct relay *m, const char *bytes, size_t num_bytes) {
     m->num_unsent += num_bytes;
 }
 
-static void receive_input(struct session *s, struct relay *m) {
+static bool relay_output(struct session *s, struct run *run, struct relay *m);
+
+/* Stop the program. What it has printed is sent before HELD, so that its output afterwards belongs to the next input. */
+static void hold(struct session *s, struct run *run, struct relay *m) {
+    m->is_held = true;
+    stop_all();
+    while (m->out >= 0 && m->num_output <= run->program->output_bytes && relay_output(s, run, m)) {
+    }
+    send_frame(s, HELD, NULL, 0);
+}
+
+static void receive_input(struct session *s, struct run *run, struct relay *m) {
     struct frame frame = next_frame(s);
     if (frame.kind == END) {
         end_all();
@@ -46,10 +59,16 @@ static void receive_input(struct session *s, struct relay *m) {
     }
     if (frame.kind == INPUT_END)
         m->input_ended = true;
+    else if (frame.kind == HOLD)
+        hold(s, run, m);
     else if (frame.kind != INPUT)
         fail(s, "kind %d in a conversation", frame.kind);
     else if (!m->input_ended)
         add_unsent(m, frame.bytes, frame.num_bytes);
+    if (m->is_held && (frame.kind == INPUT || frame.kind == INPUT_END)) {
+        m->is_held = false;
+        continue_all();
+    }
     release(&frame);
 }
 
@@ -136,10 +155,12 @@ bool talk(struct session *s, struct run *run, const struct frame *first_input) {
                                   {m.out, POLLIN, 0},
                                   {s->settings->stream_in, POLLIN, 0},
                                   {m.num_unsent ? m.in : -1, POLLOUT, 0}};
-        int wait_ms = left_s * 1000 < MEASURE_EVERY_MS ? (int)(left_s * 1000) + 1 : MEASURE_EVERY_MS;
+        int wake_ms = m.is_held ? STOP_EVERY_MS : MEASURE_EVERY_MS;
+        int wait_ms = left_s * 1000 < wake_ms ? (int)(left_s * 1000) + 1 : wake_ms;
         int ready = poll(polled, 4, wait_ms);
         if (ready < 0 && errno != EINTR) fail(s, "poll: %s", strerror(errno));
         if (ready < 0) continue;
+        if (m.is_held) stop_all();
         if (polled[1].revents) relay_output(s, run, &m);
         if (now_s() >= next_measure_s) {
             next_measure_s = now_s() + 1e-3 * MEASURE_EVERY_MS;
@@ -152,7 +173,7 @@ bool talk(struct session *s, struct run *run, const struct frame *first_input) {
             } /* the rest of the output */
             in_time = true;
         } else {
-            if (polled[2].revents) receive_input(s, &m);
+            if (polled[2].revents) receive_input(s, run, &m);
             if (polled[3].revents) write_input(&m);
         }
     }

@@ -1,0 +1,288 @@
+"""The environment with an interpreter: turns, limits, what the policy is told, and a verifier that is away or real."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+
+from nouscoder.broker.rewards import Rewards
+from nouscoder.config import ConfigError, InterpreterSection, load_config
+from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
+from nouscoder.domain.interpreter import CallEnd, InterpreterAnswer
+from nouscoder.domain.rollout import Completion, FinishReason, Rollout, Sampling, Task, float32, int32, spans_of
+from nouscoder.domain.submission import Submission
+from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.generation.engines.base import SampleRequest
+from nouscoder.generation.environments import open_environment
+from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
+from nouscoder.generation.environments.interpreter import WithInterpreter, call_in, told_of
+from nouscoder.generation.environments.tools import Tools
+from nouscoder.learner.packing import pack
+from nouscoder.policy_folder.tokenizer import PolicyTokenizer
+from nouscoder.rpc.channel import PeerRefused, PeerUnreachable
+from nouscoder.rpc.verifier_client import VerifierClient
+from nouscoder.store.rollout_record import decode_rollout, encode_rollout
+from nouscoder.v1 import verifier_pb2_grpc
+from nouscoder.verifier.access.memory_budget import MemoryBudget
+from nouscoder.verifier.access.quotas import Quotas
+from nouscoder.verifier.grading.grader import Grader, GradingPolicy
+from nouscoder.verifier.observe.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox import SandboxConfig, SandboxUnavailable, open_sandbox
+from nouscoder.verifier.service import Servicer
+from nouscoder.verifier.tools.sessions import ToolPolicy, ToolSessions
+
+TASK = Task("r0", "g0", "p0", "What is 12 times 12?", Sampling(max_new_tokens=400, seed=7))
+CALL = "<python>12 * 12</python>"
+
+
+class ScriptedSampler:
+    """Answers each request with the next scripted text, and records the requests."""
+
+    def __init__(self, *texts: str, cut: bool = False) -> None:
+        self._texts = list(texts)
+        self._cut = cut
+        self.requests: list[SampleRequest] = []
+
+    def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
+        self.requests.append(request)
+        ids = [*CharTokenizer().encode(self._texts.pop(0)), *([] if self._cut else [EOS_ID])]
+        reason = FinishReason.LENGTH if self._cut else FinishReason.STOP
+        version = len(self.requests) - 1  # a newer policy in each turn
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        future.set_result(Completion(int32(ids), float32([-1.0] * len(ids)), spans_of([version] * len(ids)), reason))
+        return future
+
+
+@dataclass
+class ScriptedVerifier:
+    """Answers each call with `answer`, or raises `error`. Counts open sessions."""
+
+    answer: InterpreterAnswer = InterpreterAnswer(CallEnd.DONE, "144\n")
+    error: Exception | None = None
+    hangs: bool = False
+    called: list[str] = field(default_factory=list)
+    num_open: int = 0
+
+    async def grade(self, submission: Submission) -> Verdict:
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def interpreter(self) -> AsyncIterator[ScriptedVerifier]:
+        self.num_open += 1
+        try:
+            yield self
+        finally:
+            self.num_open -= 1
+
+    async def run(self, code: str) -> InterpreterAnswer:
+        self.called.append(code)
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+
+def environment(
+    tokenizer: PolicyTokenizer, verifier: ScriptedVerifier, max_tokens_total: int = 1000, **settings: object
+) -> WithInterpreter:
+    section = InterpreterSection.model_validate(settings)
+    return WithInterpreter(tokenizer, section, Tools(verifier, 60.0), max_tokens_total)
+
+
+def parts_of(rollout: Rollout) -> list[tuple[bool, list[int]]]:
+    """(is_sampled, token ids) of each segment."""
+    found, start = [], 0
+    for segment in rollout.segments:
+        found.append((segment.is_sampled, rollout.token_ids[start : start + segment.num_tokens].tolist()))
+        start += segment.num_tokens
+    return found
+
+
+async def test_a_call_is_answered_and_only_sampled_tokens_are_in_the_loss(tokenizer: PolicyTokenizer) -> None:
+    verifier, sampler = ScriptedVerifier(), ScriptedSampler(CALL, "144")
+    rollout = await environment(tokenizer, verifier).rollout(TASK, sampler)
+    assert (verifier.called, verifier.num_open) == (["12 * 12"], 0)
+    encode = CharTokenizer().encode
+    prompt, call, told, answer = parts_of(rollout)
+    assert call == (True, [*encode(CALL), EOS_ID])
+    assert told == (False, encode("\n<output>\n144\n</output>\n"))
+    assert answer == (True, [*encode("144"), EOS_ID])
+    ids = rollout.token_ids.tolist()
+    assert list(sampler.requests[1].prompt_token_ids) == ids[: len(prompt[1]) + len(call[1]) + len(told[1])]
+    assert (rollout.text, rollout.newest_version) == ("144", 1)
+
+    kept = decode_rollout(encode_rollout(rollout)[1])
+    assert (parts_of(kept), kept.versions, kept.text) == (parts_of(rollout), rollout.versions, "144")
+    (batch,) = pack([kept], 1024, torch.device("cpu"))
+    assert batch.targets.tolist() == [*call[1], *answer[1]]
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+async def test_the_turn_after_the_last_call_is_the_answer(tokenizer: PolicyTokenizer, calls: int) -> None:
+    verifier, sampler = ScriptedVerifier(), ScriptedSampler(*[CALL] * (calls + 1))
+    rollout = await environment(tokenizer, verifier, calls=calls).rollout(TASK, sampler)
+    assert len(verifier.called) == calls
+    assert [segment.is_sampled for segment in rollout.segments] == [False, True] * (calls + 1)
+
+
+async def test_an_episode_ends_with_a_turn_that_calls_nothing_or_has_no_room(tokenizer: PolicyTokenizer) -> None:
+    num_prompt = len(CharTokenizer().encode_prompt(TASK.prompt))
+    few = replace(TASK, sampling=Sampling(max_new_tokens=len(CALL) + 1))
+    unencodable = ScriptedVerifier(InterpreterAnswer(CallEnd.DONE, "caf\u00e9"))
+    for made, task, sampler in (
+        (environment(tokenizer, ScriptedVerifier()), TASK, ScriptedSampler("144")),
+        (environment(tokenizer, ScriptedVerifier()), TASK, ScriptedSampler(CALL, cut=True)),
+        (environment(tokenizer, ScriptedVerifier()), few, ScriptedSampler(CALL)),
+        (environment(tokenizer, ScriptedVerifier(), num_prompt + 30), TASK, ScriptedSampler(CALL)),
+        (environment(tokenizer, unencodable), TASK, ScriptedSampler(CALL)),
+    ):
+        rollout = await made.rollout(task, sampler)
+        assert [segment.is_sampled for segment in rollout.segments] == [False, True], "it ends with sampled tokens"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("<python>x</python>", "x"),
+        ("I look.\n<python>\nx\n</python>\n", "x"),
+        ("<python>a</python> and <python>b</python>", "b"),
+        ("<python>x</python> done", None),
+        ("x</python>", None),
+        ("<python>x", None),
+        ("<python></python>", ""),
+        ("", None),
+    ],
+)
+def test_a_call_is_what_the_turn_ends_in(text: str, code: str | None) -> None:
+    assert call_in(text, "<python>", "</python>") == code
+
+
+def test_every_end_of_a_call_has_its_sentence_and_a_long_output_loses_its_middle() -> None:
+    for end in set(CallEnd) - {CallEnd.DONE}:
+        told = told_of(InterpreterAnswer(end, "x"), "<", ">", 100)
+        assert told.startswith("<x\nThe code ")
+        assert told.endswith("fresh interpreter.>" if end is not CallEnd.EXITED else "fresh one.>")
+    told = told_of(InterpreterAnswer(CallEnd.DONE, "a" * 500 + "z" * 500), "<", ">", 100)
+    assert told == f"<{'a' * 50}\n...\n{'z' * 50}>"
+    assert told_of(InterpreterAnswer(CallEnd.DONE, "\n"), "<", ">", 100) == "<>"
+
+
+# A verifier that is slow, away or has no interpreters
+
+
+@pytest.mark.parametrize(
+    ("verifier", "error", "says"),
+    [
+        (ScriptedVerifier(hangs=True), ToolUnavailable, "no answer within 0.1 s"),
+        (ScriptedVerifier(error=PeerUnreachable("the verifier is away")), ToolUnavailable, "the verifier is away"),
+        (ScriptedVerifier(error=PeerRefused("no tool sessions")), TaskRefused, "the code cannot be run: no tool sess"),
+    ],
+)
+async def test_without_an_answer_the_session_is_left_and_nobody_waits(
+    tokenizer: PolicyTokenizer, verifier: ScriptedVerifier, error: type[Exception], says: str
+) -> None:
+    tools = Tools(verifier, 0.1)
+    with pytest.raises(error, match=says):
+        await WithInterpreter(tokenizer, InterpreterSection(), tools, 1000).rollout(TASK, ScriptedSampler(CALL, "x"))
+    assert (tools.num_waiting, verifier.num_open) == (0, 0)
+
+
+async def test_a_rollout_that_waits_for_its_call_needs_no_place_in_the_engine(tokenizer: PolicyTokenizer) -> None:
+    verifier = ScriptedVerifier(hangs=True)
+    tools = Tools(verifier, 60.0)
+    made = WithInterpreter(tokenizer, InterpreterSection(), tools, 1000)
+    rollout = asyncio.create_task(made.rollout(TASK, ScriptedSampler(CALL, "x")))
+    async with asyncio.timeout(60):
+        while not tools.num_waiting:
+            await asyncio.sleep(0)
+    rollout.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await rollout
+    assert (tools.num_waiting, verifier.num_open) == (0, 0)
+
+
+# A real verifier
+
+
+async def test_a_real_interpreter_keeps_its_state_within_a_rollout_only(tokenizer: PolicyTokenizer) -> None:
+    policy = ToolPolicy(1, call_s=120.0)
+    sandbox = open_sandbox(SandboxConfig(slots=1, tool_slots=1))
+    try:
+        await sandbox.start()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    server = grpc.aio.server()
+    metrics = VerifierMetrics(CollectorRegistry())
+    grader = Grader(sandbox, metrics, GradingPolicy(tool_slots=1))
+    tools = ToolSessions(sandbox, grader, Quotas(), metrics, policy)
+    verifier_pb2_grpc.add_VerifierServiceServicer_to_server(Servicer(grader, (), MemoryBudget(1 << 30), tools), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with VerifierClient(f"127.0.0.1:{port}") as client:
+            made = WithInterpreter(tokenizer, InterpreterSection(), Tools(client, 240.0), 4000)
+            texts = ("<python>n = 12 * 12</python>", "<python>n + 1</python>", "145")
+            rollout = await made.rollout(TASK, ScriptedSampler(*texts))
+            told = [tokenizer.decode(ids) for is_sampled, ids in parts_of(rollout)[1:] if not is_sampled]
+            assert told == ["\n<output>\n\n</output>\n", "\n<output>\n145\n</output>\n"]
+            rollout = await made.rollout(TASK, ScriptedSampler("<python>n</python>", "?"))
+            assert "NameError" in tokenizer.decode(parts_of(rollout)[2][1])
+    finally:
+        await server.stop(None)
+        await sandbox.close()
+
+
+# The configuration, and the rewards of R1-Code-Interpreter
+
+
+SECTION = ["generation.environment.kind=interpreter", "verifier.tools.sessions=4"]
+
+
+def test_the_section_makes_the_environment(tmp_path: Path) -> None:
+    config = load_config(None, [*SECTION, "generation.environment.calls=8"])
+    CharTokenizer().save(tmp_path)
+    made = open_environment(config, tmp_path, Tools(ScriptedVerifier(), 1.0))
+    assert isinstance(made, WithInterpreter)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ([SECTION[0]], r"kind interpreter needs verifier.tools.sessions of 1 or more"),
+        ([*SECTION, "generation.environment.calls=17"], r"calls 17 must not exceed verifier.tools.calls 16"),
+        ([*SECTION, "generation.environment.tool_limit_s=60"], r"tool_limit_s 60 must be more than verifier"),
+    ],
+)
+def test_a_configuration_without_working_interpreters_is_refused(values: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_config(None, values)
+
+
+@pytest.mark.parametrize(
+    ("num_calls", "kind", "reward"),
+    [
+        (0, VerdictKind.ACCEPTED, 1.1),
+        (5, VerdictKind.ACCEPTED, 1.1),
+        (6, VerdictKind.ACCEPTED, 1.0),
+        (1, VerdictKind.WRONG_ANSWER, 0.1),
+        (1, VerdictKind.NO_CODE, -0.1),
+        (6, VerdictKind.NO_CODE, -0.2),
+    ],
+)
+async def test_the_rewards_count_the_turns(
+    tokenizer: PolicyTokenizer, num_calls: int, kind: VerdictKind, reward: float
+) -> None:
+    made = environment(tokenizer, ScriptedVerifier(), 4000, calls=8)
+    rollout = await made.rollout(TASK, ScriptedSampler(*[CALL] * num_calls, "144"))
+    header, _ = encode_rollout(rollout)
+    rewards = Rewards(load_config(None, ["broker.reward.rule=r1_code_interpreter"]))
+    assert rewards.of(header, Verdict(kind, 0, 1, 1, 0.1, "test")) == pytest.approx(reward)

@@ -1,0 +1,413 @@
+"""Tool sessions of the verifier: cells, state, bounds, fairness with grading, and the end of a session's caller.
+
+Tests the invariants of interpreter.py and sessions.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from nouscoder.config import load_config
+from nouscoder.domain.interpreter import CallEnd
+from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
+from nouscoder.domain.verdict import VerdictKind
+from nouscoder.rpc.channel import PeerRefused, PeerUnreachable
+from nouscoder.rpc.status_codes import StatusCodes
+from nouscoder.rpc.verifier_client import VerifierClient
+from nouscoder.v1 import verifier_pb2_grpc
+from nouscoder.verifier.access.api_keys import ApiKeys
+from nouscoder.verifier.access.caller import Caller, Quota, set_caller
+from nouscoder.verifier.access.grpc_gate import GrpcGate
+from nouscoder.verifier.access.memory_budget import MemoryBudget
+from nouscoder.verifier.access.quotas import QuotaExceeded, Quotas
+from nouscoder.verifier.grading.grader import Grader, GradingPolicy
+from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.observe.audit import AuditLog
+from nouscoder.verifier.observe.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox import Exit, Sandbox, SandboxConfig, SandboxUnavailable, open_sandbox
+from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
+from nouscoder.verifier.service import FULL_NAME, STATUS_CODES, Servicer
+from nouscoder.verifier.settings import grading_policy, sandbox_config, tool_policy
+from nouscoder.verifier.tools import interpreter as interpreter_module
+from nouscoder.verifier.tools.interpreter import Interpreter, InterpreterLimits, clipped
+from nouscoder.verifier.tools.sessions import MAX_CODE_BYTES, ToolPolicy, ToolSessions
+
+module_loop = pytest.mark.asyncio(loop_scope="module")
+WIDE = InterpreterLimits(call_s=120.0, life_s=600.0, memory_bytes=512 << 20)
+CASE = StdinCase("1 2", "3")
+ADD = Submission(StdinTests((CASE,)), "print(sum(map(int, input().split())))", limits=Limits(60.0, 60.0))
+HOLDER = """
+import asyncio, sys
+from nouscoder.rpc.verifier_client import VerifierClient
+
+async def main():
+    async with VerifierClient(sys.argv[1]) as client, client.interpreter() as calls:
+        print((await calls.run("1 + 1")).output, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def sandbox() -> AsyncIterator[Sandbox]:
+    """Two slots: one for grading, one for a tool session."""
+    made = open_sandbox(SandboxConfig(slots=1, tool_slots=1))
+    try:
+        await made.start()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    yield made
+    await made.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def interpreter(sandbox: Sandbox) -> AsyncIterator[Interpreter]:
+    made = Interpreter(sandbox, WIDE)
+    yield made
+    await made.close()
+
+
+async def settled(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(120):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+# Cells
+
+
+@module_loop
+async def test_state_lasts_from_call_to_call(interpreter: Interpreter) -> None:
+    for code, output in (
+        ("import math\nx = [1]\ndef twice(n): return 2 * n", ""),
+        ("x.append(twice(3)); x", "[1, 6]\n"),
+        ("open('/tmp/kept', 'w').write('4')", "1\n"),
+        ("print(open('/tmp/kept').read()); math.pi > 3", "4\nTrue\n"),
+        ("import dataclasses, pickle\n@dataclasses.dataclass\nclass P:\n    n: int\n", ""),
+        ("pickle.loads(pickle.dumps(P(3)))", "P(n=3)\n"),
+    ):
+        answer = await interpreter.run(code)
+        assert (answer.end, answer.output) == (CallEnd.DONE, output), code
+
+
+@module_loop
+async def test_an_exception_ends_the_cell_and_its_traceback_shows_only_the_cells(interpreter: Interpreter) -> None:
+    await interpreter.run("def fails():\n    return 1 / 0\nkept = 5")
+    answer = await interpreter.run("print('before')\nfails()\nprint('after')")
+    assert answer.end is CallEnd.DONE
+    assert answer.output.splitlines() == [
+        *("before", "Traceback (most recent call last):", '  File "<cell 2>", line 2, in <module>', "    fails()"),
+        *('  File "<cell 1>", line 2, in fails', "    return 1 / 0", "           ~~^~~"),
+        "ZeroDivisionError: division by zero",
+    ]
+    assert "was never closed" in (await interpreter.run("print(1 +")).output
+    assert (await interpreter.run("import sys; sys.exit('x')")).end is CallEnd.DONE
+    assert (await interpreter.run("kept")).output == "5\n"
+
+
+@module_loop
+async def test_input_is_empty_and_errors_are_in_the_order_of_printing(interpreter: Interpreter) -> None:
+    code = "import sys, os\nprint('a', flush=True); print('b', file=sys.stderr); os.system('echo c'); sys.stdin.read()"
+    assert (await interpreter.run(code)).output == "a\nb\nc\n''\n"
+
+
+@module_loop
+async def test_an_ended_interpreter_says_so_and_the_next_call_begins_with_a_fresh_one(interpreter: Interpreter) -> None:
+    await interpreter.run("kept = 1")
+    answer = await interpreter.run("import os; print('x', flush=True); os._exit(7)")
+    assert (answer.end, answer.output) == (CallEnd.EXITED, "x\n")
+    assert "NameError" in (await interpreter.run("kept")).output
+
+
+@pytest.mark.parametrize(
+    ("code", "end"),
+    [
+        ("print('x', flush=True)\nwhile True: pass", CallEnd.TIME_LIMIT),
+        ("import sys\nwhile True: sys.stdout.write('x' * 65536)", CallEnd.OUTPUT_LIMIT),
+        ("bytearray(1 << 40)", CallEnd.DONE),
+    ],
+)
+@module_loop
+async def test_a_call_over_a_limit_ends_and_the_slot_serves_others(sandbox: Sandbox, code: str, end: CallEnd) -> None:
+    call_s = 1.0 if end is CallEnd.TIME_LIMIT else 120.0
+    limited = Interpreter(sandbox, replace(WIDE, call_s=call_s))
+    answer = await limited.run(code)
+    await limited.close()
+    assert answer.end is end
+    assert end is not CallEnd.DONE or "MemoryError" in answer.output, "the cell gets the exception and may go on"
+    other = Interpreter(sandbox, WIDE)
+    assert (await other.run("6 * 7")).output == "42\n"
+    await other.close()
+
+
+@module_loop
+async def test_a_cell_that_writes_the_mark_ends_only_its_own_call(interpreter: Interpreter) -> None:
+    forged = (
+        "import gc, os, sys\n"
+        "frame = sys._getframe()\n"
+        "while 'mark' not in frame.f_locals: frame = frame.f_back\n"
+        "os.write(1, b'early' + frame.f_locals['mark'] + b'late')\n"
+        "print('more')"
+    )
+    answer = await interpreter.run(forged)
+    assert (answer.end, answer.output) == (CallEnd.DONE, "early")
+    again = await interpreter.run("1 + 1")
+    assert again.end is CallEnd.DONE
+    assert again.output.endswith("2\n") or not again.output, "what was left of the first call may come before"
+
+
+def test_a_long_output_keeps_its_beginning_and_end() -> None:
+    text = clipped(b"a" * 40_000 + b"z" * 40_000)
+    assert text.startswith("aaa")
+    assert text.endswith("zzz")
+    assert "[14464 bytes left out]" in text
+    assert clipped(b"\xff") == "\ufffd"
+
+
+# Sessions
+
+
+@dataclass
+class Rig:
+    """Tool sessions over a sandbox with one grading slot."""
+
+    tools: ToolSessions
+    grader: Grader
+    registry: CollectorRegistry
+
+
+def rig(sandbox: Sandbox, audit: AuditLog | None = None, **policy: float) -> Rig:
+    registry = CollectorRegistry()
+    metrics = VerifierMetrics(registry)
+    bounds = ToolPolicy(**{"num_sessions": 1, "call_s": 120.0, **policy})  # type: ignore[arg-type]
+    grader = Grader(sandbox, metrics, GradingPolicy(tool_slots=bounds.num_sessions))
+    return Rig(ToolSessions(sandbox, grader, Quotas(), metrics, bounds, audit), grader, registry)
+
+
+def num_sessions(made: Rig, state: str) -> float | None:
+    """What the metric says."""
+    return made.registry.get_sample_value("nouscoder_verifier_tool_sessions", {"state": state})
+
+
+def answering(source: bytes) -> bytes:
+    """What a fake interpreter prints: the code in capital letters."""
+    head, _, code = source.partition(b"\n")
+    return code.upper() + head.split(b" ")[0]
+
+
+@pytest.fixture
+async def fake() -> FakeSandbox:
+    """Runs nothing. `hang` prints nothing, `die` ends the interpreter."""
+
+    def behave(source: bytes) -> object:
+        if source.endswith(b"hang"):
+            return ended(b"so far")
+        return ended(exit=Exit.SIGNALLED, signal=9) if source.endswith(b"die") else ended(answering(source))
+
+    made = FakeSandbox({interpreter_module._cells(): behave}, num_slots=2)  # type: ignore[dict-item]
+    await made.start()
+    return made
+
+
+async def test_the_number_and_size_of_calls_are_bounded(fake: FakeSandbox) -> None:
+    made = rig(fake, calls=2)
+    async with made.tools.open() as session:
+        with pytest.raises(InvalidSubmission, match="longer than"):
+            await session.run("x" * (MAX_CODE_BYTES + 1))
+        for _ in range(2):
+            assert (await session.run("x")).output == "X"
+        with pytest.raises(InvalidSubmission, match="a session has 2 calls"):
+            await session.run("x")
+
+
+async def test_a_fake_call_that_never_ends_costs_its_limit_and_one_that_dies_its_state(fake: FakeSandbox) -> None:
+    async with rig(fake, call_s=0.01).tools.open() as session:
+        answer = await session.run("hang")
+        assert (answer.end, answer.output) == (CallEnd.TIME_LIMIT, "so far")
+    async with rig(fake).tools.open() as session:
+        assert (await session.run("die")).end is CallEnd.EXITED
+        assert (await session.run("on")).output == "ON"
+    assert fake.num_sessions == 3
+
+
+async def test_sessions_beyond_the_number_wait_and_are_served_in_turn(fake: FakeSandbox) -> None:
+    made = rig(fake)
+    order: list[str] = []
+
+    async def one(client: str) -> None:
+        set_caller(Caller(client))
+        async with made.tools.open() as session:
+            await session.run("x")
+            order.append(client)
+
+    async with made.tools.open():
+        waiting = [asyncio.create_task(one(client)) for client in ("a", "a", "b")]
+        await settled(lambda: num_sessions(made, "waiting") == 3)
+    await asyncio.gather(*waiting)
+    assert order == ["a", "b", "a"]
+
+
+async def test_calls_and_gradings_get_the_slots_in_turn(fake: FakeSandbox) -> None:
+    """One grading slot. Whoever waits gets it after at most one turn of the other."""
+    made = rig(fake)
+    order: list[str] = []
+
+    async def graded(name: str) -> None:
+        async with made.grader.turn("grading"):
+            order.append(name)
+
+    async def called() -> None:
+        async with made.tools.open() as session:
+            await session.run("x")
+            order.append("call")
+
+    async with made.grader.turn("first"):
+        waiting = [asyncio.create_task(graded(f"g{n}")) for n in range(3)]
+        await settled(lambda: made.grader.unfinished == 4)
+        waiting.append(asyncio.create_task(called()))
+        await settled(lambda: made.grader.unfinished == 5)
+    await asyncio.gather(*waiting)
+    assert order.index("call") == 1, order
+
+
+@module_loop
+async def test_an_open_session_without_a_call_takes_no_slot_from_grading(sandbox: Sandbox) -> None:
+    made = rig(sandbox)
+    async with made.tools.open() as session:
+        assert (await session.run("1 + 1")).output == "2\n"
+        assert made.grader.unfinished == 0
+        assert (await made.grader.grade(ADD)).kind is VerdictKind.ACCEPTED
+        assert (await session.run("_ = 3; _")).output == "3\n"
+
+
+async def test_a_session_is_one_submission_of_its_callers_quota(fake: FakeSandbox) -> None:
+    made = rig(fake)
+    set_caller(Caller("ann", quota=Quota(max_in_flight=1)))
+    async with made.tools.open():
+        with pytest.raises(QuotaExceeded):
+            async with made.tools.open():
+                pytest.fail("the quota is used up")
+    async with made.tools.open() as session:
+        assert (await session.run("x")).output == "X"
+
+
+async def test_each_call_is_audited_and_counted(fake: FakeSandbox, tmp_path: Path) -> None:
+    audit = AuditLog(tmp_path / "audit")
+    made = rig(fake, audit)
+    async with made.tools.open() as session:
+        await session.run("x")
+        await session.run("die")
+    audit.close()
+    lines = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines()]
+    assert [(line["tool_call"], line["end"], "source" in line) for line in lines] == [
+        (1, "done", False),
+        (2, "exited", False),
+    ]
+    assert made.registry.get_sample_value("nouscoder_verifier_tool_calls_total", {"end": "exited"}) == 1
+
+
+def test_the_configuration_gives_tool_sessions_slots_of_their_own() -> None:
+    section = load_config(None, ["verifier.tools.sessions=3", "verifier.sandbox.slots=2"]).verifier
+    assert (sandbox_config(section).tool_slots, grading_policy(section).tool_slots) == (3, 3)
+    assert tool_policy(section.tools) == ToolPolicy(3)
+    assert ToolPolicy(3).limits.life_s > 16 * 60
+
+
+# Over gRPC
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def served(sandbox: Sandbox) -> AsyncIterator[tuple[str, Rig]]:
+    """The service with one tool session."""
+    made = rig(sandbox)
+    async with AsyncExitStack() as stack:
+        yield await serve(made.tools, made.grader, stack), made
+
+
+async def serve(tools: ToolSessions | None, grader: Grader, stack: AsyncExitStack) -> str:
+    server = grpc.aio.server(interceptors=[GrpcGate(ApiKeys()), StatusCodes(STATUS_CODES, [FULL_NAME])])
+    servicer = Servicer(grader, (), MemoryBudget(1 << 30), tools)
+    verifier_pb2_grpc.add_VerifierServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    stack.push_async_callback(server.stop, None)
+    return f"127.0.0.1:{port}"
+
+
+def is_free(made: Rig) -> bool:
+    return num_sessions(made, "open") == 0
+
+
+@module_loop
+async def test_a_client_calls_an_interpreter_and_its_session_ends_with_it(served: tuple[str, Rig]) -> None:
+    address, made = served
+    async with VerifierClient(address) as client:
+        async with client.interpreter() as calls:
+            assert is_free(made), "a session begins with its first call"
+            assert (await calls.run("x = 20")).end is CallEnd.DONE
+            assert (await calls.run("x + 1")).output == "21\n"
+            assert not is_free(made)
+        await settled(lambda: is_free(made))
+        async with client.interpreter() as calls:
+            assert "NameError" in (await calls.run("x")).output
+
+
+@module_loop
+async def test_the_session_of_a_killed_client_ends(served: tuple[str, Rig]) -> None:
+    address, made = served
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, address], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert await asyncio.to_thread(process.stdout.readline) == b"2\n"
+    assert not is_free(made)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    await settled(lambda: is_free(made))
+    async with VerifierClient(address) as client, client.interpreter() as calls:
+        assert (await calls.run("3")).output == "3\n"
+
+
+async def test_a_session_without_calls_ends_and_says_why(fake: FakeSandbox) -> None:
+    made = rig(fake, idle_s=0.05)
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(VerifierClient(await serve(made.tools, made.grader, stack)))
+        async with client.interpreter() as calls:
+            await calls.run("x")
+            await settled(lambda: is_free(made))
+            with pytest.raises(PeerUnreachable, match=r"no call came for 0.05 s"):
+                await calls.run("x")
+
+
+async def test_a_service_without_tool_sessions_refuses_and_names_the_key(fake: FakeSandbox) -> None:
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(VerifierClient(await serve(None, rig(fake).grader, stack)))
+        async with client.interpreter() as calls:
+            with pytest.raises(PeerRefused, match=r"set verifier.tools.sessions"):
+                await calls.run("x")
+
+
+async def test_a_refused_call_names_the_fault_and_a_failed_sandbox_is_not_the_codes_fault(fake: FakeSandbox) -> None:
+    made = rig(fake)
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(VerifierClient(await serve(made.tools, made.grader, stack)))
+        async with client.interpreter() as calls:
+            with pytest.raises(PeerRefused, match=r"code: longer than"):
+                await calls.run("x" * (MAX_CODE_BYTES + 1))
+        await fake.close()
+        async with client.interpreter() as calls:
+            with pytest.raises(PeerUnreachable, match=r"the interpreter failed: the sandbox is not open"):
+                await calls.run("x")
