@@ -81,6 +81,9 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
     def GradeBatch(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
 
+    def Interpret(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
     async def Capabilities(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
 
