@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,14 +20,22 @@ from nouscoder.generation.metrics import GenerationMetrics
 MAX_RUNNING, MAX_TOKENS_TOTAL, VOCABULARY = 4, 40, 64
 STOP = frozenset({2})
 LIMIT_S = 120.0
+NUM_UPDATES = 200
 
 # The tensors are tiny, so more threads would only wait for each other.
 torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, random_policy: Callable[..., Path]) -> Path:
-    return random_policy(tmp_path_factory.mktemp("policy"))
+def folders(tmp_path_factory: pytest.TempPathFactory, random_policy: Callable[..., Path]) -> list[Path]:
+    """Policies that differ in all weights."""
+    root = tmp_path_factory.mktemp("policies")
+    return [random_policy(root / str(seed), seed=seed) for seed in range(3)]
+
+
+@pytest.fixture
+def folder(folders: list[Path]) -> Path:
+    return folders[0]
 
 
 # Importing vLLM warns of its own dependencies.
@@ -84,6 +93,11 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(LIMIT_S):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+async def another_token(engine: Engine) -> None:
+    num_tokens = engine.num_tokens
+    await until(lambda: engine.num_tokens > num_tokens)
 
 
 def versions_of(completion: Completion) -> list[int]:
@@ -163,6 +177,57 @@ async def test_new_weights_are_in_use_when_load_policy_returns(engine: Engine, w
     assert versions_of(await completion_of(engine, request_of(99))) == [4]
     for completion in await asyncio.gather(*running):
         assert versions_of(completion) in ([3], [3, 4], [4])
+
+
+async def test_many_updates_in_a_row_lose_and_double_nothing(engine: Engine, folders: list[Path]) -> None:
+    """Requests run all the time, more than fit. Each ends once, with all its tokens, and none is sampled again."""
+    ended: list[tuple[SampleRequest, Completion]] = []
+    stopping = False
+
+    async def keep_busy(caller: int) -> None:
+        number = caller
+        while not stopping:
+            request = request_of(number, max_new_tokens=20 + number % 15, stop=frozenset())
+            ended.append((request, await completion_of(engine, request)))
+            number += 6
+
+    callers = [asyncio.create_task(keep_busy(caller)) for caller in range(6)]
+    for update in range(NUM_UPDATES):
+        await another_token(engine)
+        await engine.load_policy([folders[update % 3] / "model.safetensors"], 4 + update)
+    stopping = True
+    await asyncio.gather(*callers)
+    assert engine.policy_version == 3 + NUM_UPDATES
+    assert (engine.num_running, engine.num_waiting) == (0, 0)
+    for request, completion in ended:
+        assert len(completion.token_ids) == request.sampling.max_new_tokens
+        assert all(older < newer for older, newer in pairwise(versions_of(completion)))
+    assert any(len(completion.versions) > 1 for _, completion in ended)
+    assert engine.num_tokens == sum(len(completion.token_ids) for _, completion in ended)
+
+
+async def test_greedy_output_after_updates_is_that_of_a_fresh_engine(config: Config, folders: list[Path]) -> None:
+    if config.generation.engine == "fake":
+        pytest.skip("its tokens do not depend on weights")
+    files = [[folder / "model.safetensors"] for folder in folders]
+    sampling = Sampling(max_new_tokens=20, temperature=0.0)
+    requests = [SampleRequest(f"r{number}", (1, 5 + number, 9), sampling, frozenset()) for number in range(3)]
+
+    async def greedy(engine: Engine) -> list[list[int]]:
+        return [list((await completion_of(engine, request)).token_ids) for request in requests]
+
+    async with open_engine(config, folders[0], GenerationMetrics()) as fresh:
+        await fresh.load_policy(files[2], 0)
+        wanted = await greedy(fresh)
+    async with open_engine(config, folders[0], GenerationMetrics()) as engine:
+        await engine.load_policy(files[0], 0)
+        before = await greedy(engine)
+        running = [engine.sample(request_of(number, max_new_tokens=30, stop=frozenset())) for number in range(3, 9)]
+        await engine.load_policy(files[1], 1)
+        await engine.load_policy(files[2], 2)
+        await asyncio.wait_for(asyncio.gather(*running), LIMIT_S)
+        after = await greedy(engine)
+    assert after == wanted != before
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no weights at all"])

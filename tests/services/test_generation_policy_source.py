@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,10 +13,15 @@ from typing import Any
 
 import grpc
 import pytest
+from safetensors.torch import load_file, save
+from tests.contract.reference_logprobs import fresh_logprobs
 
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard, Transport
+from nouscoder.domain.rollout import Sampling, VersionSpan
+from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine
+from nouscoder.generation.engines.torch import TorchEngine
 from nouscoder.generation.errors import PolicyGone, PolicyUnusable
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
@@ -47,10 +53,11 @@ def manifest_of(version: int, data: bytes) -> PolicyManifest:
 
 @dataclass
 class FaultyServicer(LearnerServicer):
-    """The learner's servicer, which sends a changed first or last piece a configured number of times."""
+    """The learner's servicer, which sends a changed first or last piece a configured number of times, or hangs."""
 
     flip: int = 0
     cut: int = 0
+    hangs: bool = False
     asked: list[int] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
 
@@ -70,6 +77,8 @@ class FaultyServicer(LearnerServicer):
         if self.cut:
             self.cut -= 1
             pieces.pop()
+        if self.hangs:
+            await asyncio.Event().wait()
         for piece in pieces:
             yield learner_pb2.FetchPolicyResponse(data=piece)
 
@@ -260,6 +269,80 @@ async def test_an_unreachable_learner_is_retried_for_a_limited_time(rig: Rig) ->
         await rig.source.files_of(manifest)
     with pytest.raises(PeerUnreachable, match="the policy's files did not arrive within 0 s"):
         await rig.source.first_folder()
+
+
+async def make_fault(
+    rig: Rig, fault: str, data: bytes, shape: bytes, monkeypatch: pytest.MonkeyPatch
+) -> PolicyManifest:
+    """Publish version 2 with a fault. `shape` are its weights with a wrong shape."""
+    if fault == "truncated shard":
+        return rig.publish(2, data[:-100])
+    if fault == "wrong shape":
+        return rig.publish(2, shape)
+    if fault == "wrong checksum":
+        rig.servicer.flip = 99
+    elif fault == "dead publisher":
+        rig.servicer.hangs = True
+    elif fault == "no disk":
+        opened = Path.open
+
+        def without_room(path: Path, *arguments: Any, **named: Any) -> Any:
+            return opened(Path("/dev/full") if path.suffix == ".part" else path, *arguments, **named)
+
+        monkeypatch.setattr(Path, "open", without_room)
+    return rig.publish(2, data)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("truncated shard", "holds no readable weights"),
+        ("wrong checksum", "has the SHA-256"),
+        ("wrong shape", "has shape"),
+        ("dead publisher", "did not arrive within"),
+        ("no disk", "cannot be written: No space left on device"),
+    ],
+)
+async def test_a_failing_update_leaves_the_old_version_serving(
+    rig: Rig,
+    tmp_path: Path,
+    random_policy: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    says: str,
+) -> None:
+    """Requests run before, during and after it, and have the log-probabilities of the old weights."""
+    folder, other = (random_policy(tmp_path / str(seed), seed=seed) for seed in (1, 2))
+    data = (other / "model.safetensors").read_bytes()
+    tensors = load_file(other / "model.safetensors")
+    shape = save(tensors | {"model.norm.weight": tensors["model.norm.weight"][1:]})
+    requests = [
+        SampleRequest(f"r{n}", (1, 5 + n, 9), Sampling(max_new_tokens=40, seed=n + 1), frozenset()) for n in range(9)
+    ]
+    async with SteppedEngine(TorchEngine(folder, max_running=4, max_tokens_total=60), rig.metrics) as engine:
+        policies = Policies(engine, rig.source)
+        await policies.update(rig.publish(1, (folder / "model.safetensors").read_bytes()))
+        before = [engine.sample(request) for request in requests[:8]]
+        with monkeypatch.context() as faulty:
+            updating = asyncio.create_task(policies.follow(await make_fault(rig, fault, data, shape, faulty)))
+            if fault == "dead publisher":
+                while 2 not in rig.servicer.asked:
+                    await asyncio.sleep(0.01)
+                await rig.server.stop(0)
+            with pytest.raises(PolicyUnusable, match=says):
+                await updating
+        after = engine.sample(requests[8])
+        completions = await asyncio.wait_for(asyncio.gather(*before, after), 120)
+        assert (engine.policy_version, engine.paused) == (1, False)
+        if fault != "dead publisher":
+            rig.servicer.flip = 0
+            await policies.follow(rig.publish(3, data))
+            assert engine.policy_version == 3
+    for request, completion in zip(requests, completions, strict=True):
+        assert completion.versions == (VersionSpan(1, 40),)
+        assert list(completion.logprobs) == pytest.approx(
+            fresh_logprobs(folder, request, completion).tolist(), abs=1e-4
+        )
 
 
 async def test_the_engine_loads_fetched_weights(rig: Rig) -> None:

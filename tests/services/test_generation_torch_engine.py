@@ -10,10 +10,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.contract.reference_logprobs import fresh_logprobs, replayed_logprobs
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
-from nouscoder.domain.rollout import FinishReason, Rollout, Sampling, Task, VersionSpan, assemble_rollout, int32
+from nouscoder.domain.rollout import (
+    Completion,
+    FinishReason,
+    Rollout,
+    Sampling,
+    Task,
+    VersionSpan,
+    assemble_rollout,
+    int32,
+)
 from nouscoder.generation.engines.base import EngineError, SampleRequest
 from nouscoder.generation.engines.kv_cache import KeyValueCache, decode_mask
 from nouscoder.generation.engines.sampling import choose_tokens, draws_of
@@ -209,6 +219,41 @@ def test_new_weights_reach_running_rollouts_between_two_steps(
     new = plain_logprobs(tmp_path, rollout)
     torch.testing.assert_close(sampled_logprobs(rollout), torch.cat([old[:4], new[4:]]), atol=1e-4, rtol=0)
     assert (old[4:] - new[4:]).abs().max() > 0.1
+
+
+def test_logprobs_after_three_updates_are_those_of_a_replay_with_the_kept_keys_and_values(
+    random_policy: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Rows join, leave and move meanwhile. A fresh forward pass differs, because it has other keys and values."""
+    folders = {version: random_policy(tmp_path / str(version), seed=version) for version in range(4)}
+    engine = TorchEngine(folders[0], max_running=NUM_SLOTS, max_tokens_total=CAPACITY)
+    engine.load_policy(weights_files(folders[0]), 0)
+    requests = {
+        f"r{number}": SampleRequest(
+            f"r{number}", (1, 5 + number, 9), Sampling(max_new_tokens=12 + number % 20, seed=number + 1), frozenset()
+        )
+        for number in range(12)
+    }
+    for request in requests.values():
+        engine.add(request)
+    completions: dict[str, Completion] = {}
+    for step in range(200):
+        if step in (4, 9, 13):
+            version = (4, 9, 13).index(step) + 1
+            engine.load_policy(weights_files(folders[version]), version)
+        completions |= dict(engine.step())
+    assert completions.keys() == requests.keys()
+    assert any(len(completion.versions) == 4 for completion in completions.values())
+    largest_from_fresh = 0.0
+    for name, completion in completions.items():
+        sampled = torch.tensor(list(completion.logprobs))
+        replayed = replayed_logprobs(folders, requests[name], completion)
+        torch.testing.assert_close(sampled, replayed, atol=1e-4, rtol=0)
+        last = completion.versions[-1]
+        fresh = fresh_logprobs(folders[last.policy_version], requests[name], completion)
+        differences = (fresh - sampled).abs()[-last.num_tokens :]
+        largest_from_fresh = max(largest_from_fresh, float(differences.max()))
+    assert largest_from_fresh > 0.01
 
 
 def broken(weights: dict[str, torch.Tensor], how: str) -> dict[str, torch.Tensor]:

@@ -18,11 +18,15 @@ from nouscoder.domain.message import Message, Role
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Completion, FinishReason, Sampling, Task, float32, int32, spans_of
 from nouscoder.domain.submission import StdinCase, StdinTests
+from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.episode import Episode
 from nouscoder.generation.environments.prompts import Prompts
+from nouscoder.generation.environments.single_turn import SingleTurn
+from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
+from nouscoder.policy_folder.weights_files import weights_files
 from nouscoder.run.preflight import checked
 from nouscoder.store.rollout_record import decode_rollout, encode_rollout
 
@@ -121,14 +125,35 @@ async def test_an_answer_that_ended_with_another_eos_keeps_it(qwen3: tuple[Polic
     assert reply[0] == EOS_IDS["<|im_end|>"], "the template's own end of the turn is given"
 
 
+async def test_tokens_that_an_engine_sampled_and_their_text_come_back_whole(
+    tmp_path: Path, qwen3: tuple[PolicyTokenizer, Any]
+) -> None:
+    """A random policy samples from all 151,936 tokens, also parts of characters."""
+    ours, theirs = qwen3
+    folder = random_qwen3(tmp_path)
+    config = load_config(None, ["generation.max_running=4", "generation.max_tokens_total=160"])
+    environment = SingleTurn(ours, EnvironmentSection(prompt_as="messages"))
+    tasks = [Task(f"r{n}", "g", "p", STATEMENT, Sampling(max_new_tokens=48, seed=n + 1)) for n in range(8)]
+    async with open_engine(config, folder, GenerationMetrics()) as engine:
+        await engine.load_policy(weights_files(folder), 0)
+        rollouts = await asyncio.gather(*(environment.rollout(task, engine) for task in tasks))
+    for rollout in rollouts:
+        assert decode_rollout(encode_rollout(rollout)[1]) == rollout
+        given, sampled = rollout.prompt_token_ids.tolist(), rollout.sampled_token_ids.tolist()
+        shown = theirs.apply_chat_template(
+            [{"role": "user", "content": STATEMENT}], tokenize=False, add_generation_prompt=True
+        )
+        assert theirs.decode(given) == shown
+        assert len(sampled) == 48
+        assert rollout.text == theirs.decode(sampled, skip_special_tokens=True)
+    assert len({rollout.text for rollout in rollouts}) == 8
+
+
 # configs/small-real.toml
 
 
-async def test_the_configuration_for_a_real_model_can_start_with_the_real_tokenizer(
-    tmp_path: Path, qwen3: tuple[PolicyTokenizer, Any]
-) -> None:
-    """All checks before a run pass: policy folder, chat template, problems, lengths."""
-    folder = tmp_path / "policy"
+def random_qwen3(folder: Path) -> Path:
+    """Save a tiny random Qwen3 with the real vocabulary and the real tokenizer."""
     tiny = Qwen3Config(
         vocab_size=151_936,
         hidden_size=8,
@@ -140,6 +165,14 @@ async def test_the_configuration_for_a_real_model_can_start_with_the_real_tokeni
     )
     Qwen3ForCausalLM(tiny).save_pretrained(folder)
     shutil.copytree(qwen3_folder(), folder, dirs_exist_ok=True)
+    return folder
+
+
+async def test_the_configuration_for_a_real_model_can_start_with_the_real_tokenizer(
+    tmp_path: Path, qwen3: tuple[PolicyTokenizer, Any]
+) -> None:
+    """All checks before a run pass: policy folder, chat template, problems, lengths."""
+    folder = random_qwen3(tmp_path / "policy")
     tests = StdinTests((StdinCase("1\n", "1\n"),))
     save_problems(tmp_path / "leetcode.jsonl", [Problem(f"p{number}", "Print n.", tests) for number in range(40)])
     file = Path(__file__).parents[2] / "configs" / "small-real.toml"
