@@ -50,7 +50,7 @@ def _repeatable() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("max_shard_size", ["5GB", "10KB"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_policy_is_published_in_its_own_type_sampled_from_and_trained(
     tmp_path: Path, family: str, dtype: torch.dtype, max_shard_size: str
