@@ -47,6 +47,16 @@ class VllmSection(Section):
     update_limit_s: float = Field(600.0, gt=0, description="the engine fails when loading a policy takes longer")
 
 
+class FakeSection(Section):
+    """The settings of the fake engine: how long a step takes, and how long completions are."""
+
+    step_s: float = Field(0.0, ge=0, description="seconds of a step, which samples one token of each running rollout")
+    median_tokens: int = Field(
+        0, ge=0, description="median length of completions, which is log-normal; 0: eight tokens each"
+    )
+    sigma: float = Field(0.0, ge=0, description="standard deviation of the logarithm of the length")
+
+
 class GenerationSection(Section):
     """The generation worker and its engine."""
 
@@ -55,6 +65,7 @@ class GenerationSection(Section):
         description="torch and vllm sample from the policy; fake generates tokens without a model, for tests",
     )
     vllm: VllmSection = VllmSection()
+    fake: FakeSection = FakeSection()
     grpc: str = Field("127.0.0.1:50053", description="address to listen on; port 0 takes a free one")
     metrics: str = Field("127.0.0.1:0", description="address of the Prometheus page")
     grpc_health: str = Field(

@@ -32,9 +32,14 @@ def step_engine(config: Config, policy_folder: Path) -> StepEngine:
     """The engine that decodes one step at a time. Raises EngineUnusable."""
     generation = config.generation
     if generation.engine == "fake":
-        from nouscoder.generation.engines.fake import FakeEngine
+        from nouscoder.generation.engines.fake import FakeEngine, script_of
 
-        return FakeEngine(max_running=generation.max_running, max_tokens_total=generation.max_tokens_total)
+        return FakeEngine(
+            max_running=generation.max_running,
+            max_tokens_total=generation.max_tokens_total,
+            script=script_of(generation.fake.median_tokens, generation.fake.sigma),
+            step_s=generation.fake.step_s,
+        )
     from nouscoder.generation.engines.torch import TorchEngine
 
     return TorchEngine(

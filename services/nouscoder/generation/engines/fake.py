@@ -6,10 +6,13 @@ was sampled.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from random import Random
 
 from nouscoder.domain.rollout import Completion, FinishReason, float32, int32, spans_of
 from nouscoder.generation.engines.base import EngineError, SampleRequest
@@ -25,11 +28,31 @@ Script = Callable[[SampleRequest], Sequence[int]]
 
 def default_script(request: SampleRequest) -> list[int]:
     """A few tokens of the prompt, chosen by the prompt and the seed, so that any tokenizer can decode them."""
-    prompt = [token for token in request.prompt_token_ids if token not in request.stop_token_ids]
+    prompt = _prompt_tokens(request)
     if not prompt:
         return []
     draws = blake2b(f"{request.sampling.seed}/{prompt}".encode(), digest_size=_SCRIPT_TOKENS).digest()
     return [prompt[draw % len(prompt)] for draw in draws]
+
+
+def script_of(median_tokens: int, sigma: float) -> Script:
+    """Tokens of the prompt, as many as a log-normal distribution gives: median_tokens * exp(sigma * z), z ~ N(0, 1).
+
+    The request's seed chooses them. `median_tokens` 0 gives `default_script`.
+    """
+    if not median_tokens:
+        return default_script
+
+    def script(request: SampleRequest) -> list[int]:
+        source, prompt = Random(f"{request.sampling.seed}/{request.request_id}"), _prompt_tokens(request)
+        length = round(median_tokens * math.exp(source.gauss(0.0, sigma)))
+        return source.choices(prompt, k=max(1, length)) if prompt else []
+
+    return script
+
+
+def _prompt_tokens(request: SampleRequest) -> list[int]:
+    return [token for token in request.prompt_token_ids if token not in request.stop_token_ids]
 
 
 @dataclass(slots=True)
@@ -41,14 +64,20 @@ class _Row:
 
 
 class FakeEngine:
-    """Samples `script(request)` token by token, then a stop token. Without stop tokens the script repeats."""
+    """Samples `script(request)` token by token, then a stop token. Without stop tokens the script repeats.
+
+    Each step takes at least `step_s` seconds, in which the thread sleeps.
+    """
 
     name = "fake"
 
-    def __init__(self, *, max_running: int, max_tokens_total: int, script: Script = default_script) -> None:
+    def __init__(
+        self, *, max_running: int, max_tokens_total: int, script: Script = default_script, step_s: float = 0.0
+    ) -> None:
         self._max_running = max_running
         self._max_tokens_total = max_tokens_total
         self._script = script
+        self._step_s = step_s
         self._waiting: dict[str, _Row] = {}
         self._running: dict[str, _Row] = {}
         self._version: int | None = None
@@ -102,6 +131,8 @@ class FakeEngine:
         """Sample one token for every request."""
         if self._version is None:
             raise EngineError("no policy has been loaded")
+        if self._step_s:
+            time.sleep(self._step_s)
         while self._waiting and len(self._running) < self._max_running:
             request_id = next(iter(self._waiting))
             self._running[request_id] = self._waiting.pop(request_id)
