@@ -58,6 +58,7 @@ format: .venv/dev.ready
 bench: .venv/dev.ready
 	$(BIN)/nouscoder bench verifier
 	$(BIN)/nouscoder bench broker
+	$(BIN)/nouscoder bench generation
 
 real-input: .venv/dev.ready
 	$(BIN)/python tests/e2e/test_real_problems.py

@@ -69,6 +69,24 @@ def bench_learner(
     typer.echo(json.dumps(learner.as_record(result), indent=1) if as_json else learner.as_text(result))
 
 
+@bench_app.command("generation")
+def bench_generation(
+    engine: Annotated[str, typer.Option(help="torch, vllm or fake")] = "torch",
+    seconds: Annotated[float, typer.Option(min=0.5, help="duration of a window")] = 10.0,
+    python: Annotated[str | None, typer.Option(help="the Python that has the engine; default: this one")] = None,
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Sample rollouts through service and broker, compared with the engine alone: updates, and a slow verifier."""
+    import json
+    import sys
+
+    from nouscoder.bench import generation
+
+    result = asyncio.run(generation.bench_generation(engine, seconds, python or sys.executable, tuple(overrides or ())))
+    typer.echo(json.dumps(generation.as_record(result), indent=1) if as_json else generation.as_text(result))
+
+
 @bench_app.command("chaos")
 def bench_chaos(
     minutes: Annotated[float, typer.Option(min=0.1, help="how long services and Redis fail at random")] = 5.0,

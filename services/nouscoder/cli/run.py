@@ -13,16 +13,25 @@ from nouscoder.cli.options import SetOption, unusable_is_78
 from nouscoder.run.shared_cores import wait_passively
 
 
+class Engine(StrEnum):
+    """The engines that sample from a policy."""
+
+    TORCH = "torch"
+    VLLM = "vllm"
+
+
 def demo(
     seed: Annotated[int, typer.Option(min=0, help="seed of problems, policy and sampling")] = 0,
     name: Annotated[str | None, typer.Option(help="name of the run folder; default demo-SEED")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue an earlier run of this name")] = False,
+    engine: Annotated[Engine, typer.Option(help="the engine of generation")] = Engine.TORCH,
     overrides: SetOption = None,
 ) -> None:
     """Train a small policy with real services and real sandboxes: about five minutes on two cores."""
     from nouscoder.demo.run import demo_run
 
-    raise typer.Exit(asyncio.run(demo_run(seed=seed, name=name, resume=resume, overrides=overrides or [])))
+    values = [f"generation.engine={engine.value}", *(overrides or [])]
+    raise typer.Exit(asyncio.run(demo_run(seed=seed, name=name, resume=resume, overrides=values)))
 
 
 def train(

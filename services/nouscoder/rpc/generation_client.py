@@ -24,11 +24,15 @@ _POLICY_LIMIT_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class GenerationStatus:
-    """What the engine is doing; see GenerationServiceStatusResponse. `policy_version` is None without weights."""
+    """What the engine is doing; see GenerationServiceStatusResponse. `policy_version` is None without weights.
+
+    `idle_s`: seconds without decoding since the start.
+    """
 
     policy_version: int | None
     running_rollouts: int
     num_tokens: int
+    idle_s: float
 
 
 class GenerationClient(ServiceClient):
@@ -48,7 +52,7 @@ class GenerationClient(ServiceClient):
         request = generation_pb2.GenerationServiceStatusRequest()
         answer = await self._call(lambda: self._stub.Status(request, timeout=_STATUS_LIMIT_S), patience_s)
         version = answer.policy_version if answer.has_policy else None
-        return GenerationStatus(version, answer.running_rollouts, answer.num_tokens)
+        return GenerationStatus(version, answer.running_rollouts, answer.num_tokens, answer.idle_s)
 
     async def use_policy(self, manifest: PolicyManifest) -> None:
         """Make the service behind this channel sample from this policy (an address may lead to several services).

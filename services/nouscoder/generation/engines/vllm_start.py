@@ -40,6 +40,14 @@ def start_vllm(settings: GenerationSection, folder: Path, max_tokens_total: int,
         raise EngineUnusable(f"vLLM does not start with the policy folder {folder}: {error}") from error
 
 
+def start_offline(settings: GenerationSection, folder: Path, max_tokens_total: int) -> Any:
+    """vLLM's offline API, an LLM, with the weights in `folder` and otherwise the same settings. For benchmarks."""
+    _set_environment(settings)
+    from vllm import LLM
+
+    return LLM(**_arguments(settings, folder, max_tokens_total) | {"load_format": "auto"})
+
+
 def _arguments(settings: GenerationSection, folder: Path, max_tokens_total: int) -> dict[str, Any]:
     vllm = settings.vllm
     return {
