@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -68,31 +69,46 @@ class _Observer:
 
 
 async def bench_chaos(minutes: float, seed: int, say: Say) -> ChaosResult:
-    """Disturb a run for so long, then let it end. Raises BenchError when it does not, and SupervisionError."""
+    """Disturb a run for so long, then let it end. Raises BenchError when it does not, and SupervisionError.
+
+    The files and logs of a run that broke a promise are kept.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="nouscoder-chaos-"))
+    holds = False
+    try:
+        result = await _disturbed_run(folder, plan_of(seed, 60 * minutes), seed, say)
+        holds = not result.complaints
+    finally:
+        if holds:
+            shutil.rmtree(folder)
+        else:
+            say(f"the run's files and logs are kept in {folder}")
+    return result
+
+
+async def _disturbed_run(folder: Path, plan: tuple[Strike, ...], seed: int, say: Say) -> ChaosResult:
     load_average = os.getloadavg()[0]
-    plan = plan_of(seed, 60 * minutes)
-    with tempfile.TemporaryDirectory(prefix="nouscoder-chaos-") as name:
-        async with (
-            chaos_run(Path(name), seed) as run,
-            BrokerClient(run.config.broker.grpc, observer_id("chaos"), patience_s=3.0) as client,
-        ):
-            observer = _Observer(client)
-            looking = asyncio.ensure_future(observer.keep_looking())
-            try:
-                await observer.until("the first step", lambda status: status.step > 0, run)
-                begun_s = time.monotonic()
-                await _disturb(run, observer, plan, say)
-                chaos_s = time.monotonic() - begun_s
-                status = await _end(run, observer, say)
-            finally:
-                looking.cancel()
-                await asyncio.gather(looking, return_exceptions=True)
-            trained = await asyncio.to_thread(read_books, run.config.run.folder, status.batches_committed)
+    async with (
+        chaos_run(folder, seed) as run,
+        BrokerClient(run.config.broker.grpc, observer_id("chaos"), patience_s=3.0) as client,
+    ):
+        observer = _Observer(client)
+        looking = asyncio.ensure_future(observer.keep_looking())
+        try:
+            await observer.until("the first step", lambda status: status.step > 0, run)
+            begun_s = time.monotonic()
+            await _disturb(run, observer, plan, say)
+            chaos_s = time.monotonic() - begun_s
+            status = await _end(run, observer, say)
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+        trained = await asyncio.to_thread(read_books, run.config.run.folder, status.batches_committed)
     return ChaosResult(
         seed=seed,
         chaos_s=round(chaos_s, 1),
         num_cores=os.cpu_count() or 1,
-        load_average=load_average,
+        load_average=round(load_average, 1),
         faults=count_by_name(plan),
         num_pairs=sum(len(strike.faults) == 2 for strike in plan),
         num_forgettings=sum(fault.loses_writes for strike in plan for fault in strike.faults),

@@ -63,11 +63,11 @@ class Strike:
 
 
 # The range of the seconds of each fault. A stop may be longer than a lease (10 s), so leases of live workers are in
-# question. A twin needs seconds to start, and lives on for some more.
+# question. A twin needs seconds to start, on a busy machine more than ten.
 _SECONDS = {
     FaultKind.KILL: (0.1, 5.0),  # of Redis; the supervisor starts a service again at once
     FaultKind.STOP: (0.1, 12.0),
-    FaultKind.TWIN: (10.0, 25.0),
+    FaultKind.TWIN: (15.0, 40.0),
     FaultKind.FILL: (0.1, 12.0),
     FaultKind.ROLL_BACK: (0.1, 5.0),
     FaultKind.WIPE: (0.0, 0.0),
