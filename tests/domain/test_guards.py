@@ -18,12 +18,15 @@ from nouscoder.domain.guards import (
     Thresholds,
     ends_in_repetition,
     looks_hard_coded,
+    repeated_share,
     warnings,
 )
 from nouscoder.run.guard_watch import GuardWatch
 
-HEALTHY = BatchFigures(entropy=0.3, length=100.0, repetition_share=0.0, hard_coding_share=0.0)
-LIMITS = Thresholds(entropy_floor=0.05, repetition_share=0.1, length_drift=2.0, hard_coding_share=0.05)
+HEALTHY = BatchFigures(entropy=0.3, length=100.0, repetition_share=0.0, hard_coding_share=0.0, same_programs=0.2)
+LIMITS = Thresholds(
+    entropy_floor=0.05, repetition_share=0.1, length_drift=2.0, hard_coding_share=0.05, same_programs=0.9
+)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,7 @@ LIMITS = Thresholds(entropy_floor=0.05, repetition_share=0.1, length_drift=2.0, 
         (replace(HEALTHY, length=201.0), Guard.LENGTH_DRIFT),
         (replace(HEALTHY, length=49.0), Guard.LENGTH_DRIFT),
         (replace(HEALTHY, hard_coding_share=0.06), Guard.HARD_CODING),
+        (replace(HEALTHY, same_programs=0.95), Guard.SAME_PROGRAMS),
     ],
 )
 def test_each_guard_warns_of_its_own_sign(figures: BatchFigures, guard: Guard) -> None:
@@ -44,13 +48,24 @@ def test_each_guard_warns_of_its_own_sign(figures: BatchFigures, guard: Guard) -
 def test_nothing_is_said_of_healthy_few_or_missing_figures() -> None:
     assert warnings([HEALTHY] * 40, LIMITS) == {}
     assert warnings([replace(HEALTHY, entropy=0.0)] * (WINDOW - 1), LIMITS) == {}
-    assert warnings([BatchFigures(None, None, None, None)] * 40, LIMITS) == {}
+    assert warnings([BatchFigures(None, None, None, None, None)] * 40, LIMITS) == {}
 
 
 def test_a_threshold_of_0_turns_a_guard_off() -> None:
-    ill = BatchFigures(entropy=0.0, length=1000.0, repetition_share=1.0, hard_coding_share=1.0)
-    assert warnings([HEALTHY] * WINDOW + [ill] * WINDOW, Thresholds(0, 0, 0, 0)) == {}
+    ill = BatchFigures(entropy=0.0, length=1000.0, repetition_share=1.0, hard_coding_share=1.0, same_programs=1.0)
+    assert warnings([HEALTHY] * WINDOW + [ill] * WINDOW, Thresholds(0, 0, 0, 0, 0)) == {}
     assert set(warnings([HEALTHY] * WINDOW + [ill] * WINDOW, LIMITS)) == set(Guard)
+
+
+@given(st.lists(st.sampled_from("abcd"), min_size=2, max_size=9))
+def test_the_repeated_share_counts_what_others_of_the_group_have_written(names: list[str]) -> None:
+    texts = [f"Answer {index}.\n```python\n# {index}\n\nprint({name!r})  \n```" for index, name in enumerate(names)]
+    assert repeated_share(texts) == (len(names) - len(set(names))) / (len(names) - 1)
+
+
+def test_a_group_of_one_has_no_repeated_share() -> None:
+    assert repeated_share(["print(1)"]) is None
+    assert repeated_share(["", ""]) == 1.0
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.lists(st.integers(6, 99), max_size=300))

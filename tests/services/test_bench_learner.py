@@ -48,9 +48,9 @@ def test_both_controls_compute_the_same_gradient() -> None:
 
 def test_the_bench_measures_a_step_a_batch_and_both_controls() -> None:
     result = bench_learner(num_rounds=1, load=TINY)
-    expected = random_batch(0, seed=0, num_groups=4, group_size=8, prompt_tokens=8, max_tokens=24)
+    expected = random_batch(0, seed=0, num_groups=4, group_size=4, prompt_tokens=8, max_tokens=24)
     assert result.num_tokens == sum(input_lengths([graded.rollout for graded in expected.rollouts]))
-    assert result.num_rollouts == 32
+    assert result.num_rollouts == 16
     fastest = max(result.alone_tokens_per_second, result.packed_tokens_per_second)
     assert result.step_share == pytest.approx(result.step_tokens_per_second / fastest)
     assert result.batch_share == pytest.approx(result.batch_tokens_per_second / fastest)

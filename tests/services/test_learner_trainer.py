@@ -144,6 +144,9 @@ def test_statistics_of_a_batch_by_hand() -> None:
     assert figures.staleness_max == 1
     assert 0 < figures.staleness_mean <= 1
     assert statistics_of([item for item in scored if item.accepted]).response_length_incorrect is None
+    assert figures.same_programs == 0.0, "random programs differ"
+    assert statistics_of(scored[:1]).same_programs is None
+    assert statistics_of([scored[0]] * 3).same_programs == 1.0
 
 
 def test_the_first_step_of_a_batch_is_on_policy_and_later_ones_are_not() -> None:

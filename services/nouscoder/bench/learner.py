@@ -49,7 +49,7 @@ class LearnerLoad:
     num_layers: int = 8
     vocabulary: int = 2048
     num_groups: int = 4
-    group_size: int = 8
+    group_size: int = 4
     prompt_tokens: int = 64
     max_tokens: int = 512
     row_tokens: int = 2048

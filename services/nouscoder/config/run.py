@@ -23,6 +23,9 @@ class GuardsSection(Section):
     hard_coding_share: float = Field(
         0.05, ge=0, le=1, description="hard_coding: share of accepted programs that look as if they know the answers"
     )
+    same_programs: float = Field(
+        0.9, ge=0, le=1, description="same_programs: share of a group's programs that repeat another one of the group"
+    )
 
     @model_validator(mode="after")
     def _drift(self) -> GuardsSection:

@@ -18,6 +18,7 @@ class Guard(StrEnum):
     REPETITION = "repetition"
     LENGTH_DRIFT = "length_drift"
     HARD_CODING = "hard_coding"
+    SAME_PROGRAMS = "same_programs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,14 @@ class Thresholds:
     repetition_share  share of rollouts that end in a repetition above this
     length_drift      mean length above this multiple of the first batches' mean length, or below its inverse
     hard_coding_share share of accepted programs that look hard-coded above this
+    same_programs     share of a group's programs that repeat another one of the group above this
     """
 
     entropy_floor: float
     repetition_share: float
     length_drift: float
     hard_coding_share: float
+    same_programs: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class BatchFigures:
     length: float | None
     repetition_share: float | None
     hard_coding_share: float | None
+    same_programs: float | None
 
 
 WINDOW = 5  # batches whose mean a guard judges
@@ -67,6 +71,9 @@ def warnings(batches: Sequence[BatchFigures], thresholds: Thresholds) -> dict[Gu
     hard_coded = _mean([batch.hard_coding_share for batch in last])
     if _above(hard_coded, thresholds.hard_coding_share):
         found[Guard.HARD_CODING] = f"{hard_coded:.1%} of the accepted programs look hard-coded"
+    same = _mean([batch.same_programs for batch in last])
+    if _above(same, thresholds.same_programs):
+        found[Guard.SAME_PROGRAMS] = f"{same:.1%} of the programs of a group repeat another one of it"
     first_length, length = _mean([batch.length for batch in batches[:WINDOW]]), _mean([batch.length for batch in last])
     if thresholds.length_drift and len(batches) >= 2 * WINDOW and first_length and length:
         drift = length / first_length
@@ -109,9 +116,8 @@ def looks_hard_coded(text: str) -> bool:
     Either it prints without reading an input or defining a function, or at least half of its lines compare with a
     literal or answer with one, in three cases or more. A heuristic for Python: it looks at lines, and runs nothing.
     """
-    blocks = _BLOCK.findall(text)
-    program = (blocks[-1] if blocks else text)[:_MAX_PROGRAM]
-    code = [line for line in program.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    program = _program_in(text)
+    code = _code_lines(program)
     if not code:
         return False
     if "print" in program and not _READS.search(program) and not _DEFINES.search(program):
@@ -119,6 +125,27 @@ def looks_hard_coded(text: str) -> bool:
     tests = sum(bool(_LITERAL_TEST.match(line)) for line in code)
     answers = sum(bool(_LITERAL_ANSWER.match(line)) for line in code)
     return min(tests, answers) >= _MIN_CASES and 2 * (tests + answers) >= len(code)
+
+
+def repeated_share(texts: Sequence[str]) -> float | None:
+    """(n - distinct) / (n - 1) of the programs in the texts of a group: 0 if all differ, 1 if all are the same.
+
+    The program is the last fenced block, or the whole text. Empty lines, comment lines and blanks at the end of a line
+    do not count. None for fewer than two texts.
+    """
+    if len(texts) < 2:
+        return None
+    programs = {tuple(line.rstrip() for line in _code_lines(_program_in(text))) for text in texts}
+    return (len(texts) - len(programs)) / (len(texts) - 1)
+
+
+def _program_in(text: str) -> str:
+    blocks = _BLOCK.findall(text)
+    return str(blocks[-1] if blocks else text)[:_MAX_PROGRAM]
+
+
+def _code_lines(program: str) -> list[str]:
+    return [line for line in program.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -10,7 +10,7 @@ from random import Random
 from nouscoder.config import AdvantageSection
 from nouscoder.domain.advantage import Estimator, Overlong, batch_advantages, group_advantages
 from nouscoder.domain.batch import Batch, GradedRollout
-from nouscoder.domain.guards import ends_in_repetition, looks_hard_coded
+from nouscoder.domain.guards import ends_in_repetition, looks_hard_coded, repeated_share
 from nouscoder.domain.length_control import group_length_rewards
 from nouscoder.domain.staleness import staleness_of
 from nouscoder.domain.verdict import VerdictKind
@@ -36,7 +36,8 @@ class BatchStatistics:
     """Figures of a whole batch. Lengths are mean tokens per rollout, None when the batch has no such rollout.
 
     `repetition_share` is the share of rollouts that end in a repetition, `hard_coding_share` that of the accepted
-    programs that look hard-coded (domain/guards.py), None without an accepted one.
+    programs that look hard-coded (domain/guards.py), None without an accepted one. `same_programs` is the mean over
+    groups of the share of programs that repeat another one of the group, None without a group of two.
     """
 
     reward_mean: float
@@ -49,6 +50,7 @@ class BatchStatistics:
     response_length: float
     repetition_share: float
     hard_coding_share: float | None
+    same_programs: float | None
 
 
 def score(batch: Batch, settings: AdvantageSection) -> list[list[ScoredRollout]]:
@@ -126,9 +128,18 @@ def statistics_of(scored: Sequence[ScoredRollout]) -> BatchStatistics:
         response_length=sum(rollout.num_sampled_tokens for rollout in rollouts) / len(rollouts),
         repetition_share=sum(ends_in_repetition(rollout.sampled_token_ids) for rollout in rollouts) / len(rollouts),
         hard_coding_share=_hard_coding_share(scored),
+        same_programs=_same_programs(scored),
     )
 
 
 def _hard_coding_share(scored: Sequence[ScoredRollout]) -> float | None:
     accepted = [item.graded.rollout.text for item in scored if item.accepted]
     return sum(map(looks_hard_coded, accepted)) / len(accepted) if accepted else None
+
+
+def _same_programs(scored: Sequence[ScoredRollout]) -> float | None:
+    groups: dict[str, list[str]] = {}
+    for item in scored:
+        groups.setdefault(item.graded.rollout.group_id, []).append(item.graded.rollout.text)
+    shares = [share for share in map(repeated_share, groups.values()) if share is not None]
+    return sum(shares) / len(shares) if shares else None

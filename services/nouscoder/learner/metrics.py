@@ -87,6 +87,10 @@ class LearnerMetrics:
         self._hard_coding = gauge(
             "hard_coding_share", "Share of the last batch's accepted programs that look hard-coded."
         )
+        self._same_programs = gauge(
+            "same_programs_share",
+            "Share of a group's programs that repeat another one of the group, in the last batch.",
+        )
         self._length = gauge("response_length_tokens", "Mean tokens a rollout of the last batch.", ("correct",))
         self._begin_at_zero()
 
@@ -125,6 +129,8 @@ class LearnerMetrics:
         self._repetition.set(figures.repetition_share)
         if figures.hard_coding_share is not None:
             self._hard_coding.set(figures.hard_coding_share)
+        if figures.same_programs is not None:
+            self._same_programs.set(figures.same_programs)
         lengths = (("true", figures.response_length_correct), ("false", figures.response_length_incorrect))
         for correct, length in lengths:
             if length is not None:

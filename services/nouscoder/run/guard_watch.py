@@ -19,7 +19,11 @@ class GuardWatch:
     def __init__(self, run: Path, settings: GuardsSection) -> None:
         self._file = run / "metrics.jsonl"
         self._thresholds = Thresholds(
-            settings.entropy_floor, settings.repetition_share, settings.length_drift, settings.hard_coding_share
+            settings.entropy_floor,
+            settings.repetition_share,
+            settings.length_drift,
+            settings.hard_coding_share,
+            settings.same_programs,
         )
         self._offset = 0
         self._batches: dict[int, BatchFigures] = {}
@@ -62,4 +66,5 @@ def _figures(line: dict[str, Any]) -> BatchFigures:
         length=line.get("response_length"),
         repetition_share=line.get("repetition_share"),
         hard_coding_share=line.get("hard_coding_share"),
+        same_programs=line.get("same_programs"),
     )
