@@ -33,7 +33,7 @@ class Api:
         self.requests: list[str] = []
         self.events: queue.Queue[bytes | None] = queue.Queue()
         self.status = 200
-        self.num_made = 0
+        self.made: list[dict[str, Any]] = []
         api = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -64,9 +64,9 @@ class Api:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                api.num_made += 1
+                api.made.append(body)
                 api.requests.append("create")
-                self.answer(body | {"metadata": body["metadata"] | {"name": f"made-{api.num_made}"}, "status": {}})
+                self.answer(body | {"metadata": body["metadata"] | {"name": f"made-{len(api.made)}"}, "status": {}})
 
             def do_DELETE(self) -> None:
                 api.requests.append(f"delete {self.path.partition('?')[0].removeprefix(PATH)}")
@@ -179,6 +179,16 @@ async def test_a_created_pod_is_listed_before_the_watch_reports_it(watched: Watc
     await watched.until(lambda found: len(found) == 2)
     name = await watched.source.create()
     assert Found(str(name), None) in await watched.source.list()
+
+
+async def test_a_created_pod_has_its_gateway_as_controller(
+    watched: Watched, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kubectl drain` refuses a pod without a controller, and the pods end with their gateway."""
+    monkeypatch.setenv("POD_UID", "3")
+    await watched.source.create()
+    (owner,) = api.made[0]["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == ("Pod", "3", True)
 
 
 async def test_an_ended_pod_is_removed_and_a_terminating_one_is_not_listed(watched: Watched, api: Api) -> None:

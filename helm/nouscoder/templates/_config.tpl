@@ -8,12 +8,65 @@
 {{- end -}}
 
 {{- define "nouscoder.config.json" -}}
+{{- $tree := include "nouscoder.config.given" . | fromJson -}}
+{{- include "nouscoder.readNumbers" (dict "config" $tree "numbers" (.Files.Get "files/numbers.json" | fromJson)) -}}
+{{- toPrettyJson $tree }}
+{{ end -}}
+
+{{/* The same, in which a fraction may still be a string. */}}
+{{- define "nouscoder.config.given" -}}
 {{- $tree := deepCopy .Values.config -}}
 {{- if not .Values.loop.enabled -}}
 {{- $tree = pick $tree "verifier" -}}
 {{- end -}}
-{{- mustMergeOverwrite $tree (include "nouscoder.ownConfig" . | fromYaml) | toPrettyJson }}
-{{ end -}}
+{{- mustMergeOverwrite $tree (include "nouscoder.ownConfig" . | fromYaml) | toJson -}}
+{{- end -}}
+
+{{/* The part of the configuration that a component reads. A change of the rest does not restart it: dict root component */}}
+{{- define "nouscoder.config.read" -}}
+{{- $tree := include "nouscoder.config.given" .root | fromJson -}}
+{{- if eq .component "verifier" -}}
+{{- omit $tree "generation" "learner" "policy" "demo" | toJson -}}
+{{- else -}}
+{{- merge (dict "verifier" (pick $tree.verifier "grpc" "metrics")) (omit $tree "verifier") | toJson -}}
+{{- end -}}
+{{- end -}}
+
+{{/* `helm --set a=0.4` gives the string "0.4". This replaces each by the number, in place: dict config numbers */}}
+{{- define "nouscoder.readNumbers" -}}
+{{- $config := .config -}}
+{{- range $path, $bounds := .numbers -}}
+{{- $keys := splitList "." $path -}}
+{{- $section := $config -}}
+{{- range $keys | initial | rest -}}
+{{- $section = index (ternary $section dict (kindIs "map" $section)) . -}}
+{{- end -}}
+{{- $key := last $keys -}}
+{{- $value := index (ternary $section dict (kindIs "map" $section)) $key -}}
+{{- if and (kindIs "string" $value) $value -}}
+{{- $_ := set $section $key (include "nouscoder.bounded" (dict "path" $path "bounds" $bounds "value" $value) | float64) -}}
+{{- else if kindIs "slice" $value -}}
+{{- $numbers := list -}}
+{{- range $value -}}
+{{- $numbers = append $numbers (include "nouscoder.bounded" (dict "path" $path "bounds" $bounds "value" .) | float64) -}}
+{{- end -}}
+{{- $_ := set $section $key $numbers -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A number, or a failure that names the value; the schema checks the bounds of numbers, but not of strings. */}}
+{{- define "nouscoder.bounded" -}}
+{{- $number := float64 .value -}}
+{{- $wrong := list -}}
+{{- range $bound, $limit := .bounds -}}
+{{- if or (and (eq $bound "minimum") (lt $number (float64 $limit))) (and (eq $bound "maximum") (gt $number (float64 $limit))) (and (eq $bound "exclusiveMinimum") (le $number (float64 $limit))) (and (eq $bound "exclusiveMaximum") (ge $number (float64 $limit))) -}}
+{{- $wrong = append $wrong (printf "%s %v" $bound $limit) -}}
+{{- end -}}
+{{- end -}}
+{{- with $wrong -}}{{- fail (printf "%s is %v, which is not allowed: %s" $.path $.value (join ", " .)) -}}{{- end -}}
+{{- .value -}}
+{{- end -}}
 
 {{- define "nouscoder.ownConfig" -}}
 {{- $root := . -}}

@@ -58,9 +58,10 @@ app.kubernetes.io/part-of: nouscoder
 {{- end }}
 {{- end -}}
 
-{{/* Image of a component: dict root image */}}
+{{/* Image of a component, by its digest if one is set: dict root image. Redis' image has a registry and a tag of its own. */}}
 {{- define "nouscoder.image" -}}
-{{ .root.Values.image.registry }}/{{ .image.repository }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{ .image.registry | default .root.Values.image.registry }}/{{ .image.repository }}
+{{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ .image.tag | default .root.Values.image.tag | default .root.Chart.AppVersion }}{{ end }}
 {{- end -}}
 
 {{/* The address of a service inside the cluster: dict root component port */}}

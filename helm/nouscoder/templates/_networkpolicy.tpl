@@ -65,8 +65,10 @@ spec:
 - to:
     {{- toYaml . | nindent 4 }}
   ports:
-    - {protocol: UDP, port: 53}
-    - {protocol: TCP, port: 53}
+    {{- range $.Values.networkPolicy.dnsPorts }}
+    - {protocol: UDP, port: {{ . }}}
+    - {protocol: TCP, port: {{ . }}}
+    {{- end }}
 {{- end -}}
 {{- end -}}
 

@@ -1,9 +1,12 @@
 {{/* Parts that all pods share. */}}
 
-{{/* The start of a pod's spec: dict root values */}}
+{{/* The start of a pod's spec: dict root component values */}}
 {{- define "nouscoder.podStart" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
+{{- with .values.serviceAccount }}
+serviceAccountName: {{ include "nouscoder.serviceAccountName" $ }}
+{{- end }}
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets:
   {{- range . }}
@@ -25,29 +28,56 @@ tolerations:
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- with .values.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- include "nouscoder.topologySpread" $ | nindent 2 }}
+{{- end }}
 {{- end -}}
 
-{{/* The restricted standard, and the images' user. */}}
+{{/* The constraints of the values; one without a labelSelector gets that of its component: dict root component values */}}
+{{- define "nouscoder.topologySpread" -}}
+{{- $own := dict "matchLabels" (include "nouscoder.componentSelectorLabels" . | fromYaml) -}}
+{{- $constraints := list -}}
+{{- range .values.topologySpreadConstraints -}}
+{{- $constraints = append $constraints (ternary . (merge (dict "labelSelector" $own) .) (hasKey . "labelSelector")) -}}
+{{- end -}}
+{{- toYaml $constraints -}}
+{{- end -}}
+
+{{/* The account of a pod. It is always named: after an upgrade that deletes an account, Kubernetes would otherwise keep
+     its name in the pod, which then could not start: dict root component values */}}
+{{- define "nouscoder.serviceAccountName" -}}
+{{- $own := printf "%s-%s" (include "nouscoder.fullname" .root) .component -}}
+{{- .values.serviceAccount.name | default (ternary $own "default" .values.serviceAccount.create) -}}
+{{- end -}}
+
+{{/* The account that the chart makes for a component: dict root component values */}}
+{{- define "nouscoder.serviceAccount" -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {{ include "nouscoder.serviceAccountName" . }}
+  labels:
+    {{- include "nouscoder.labels" . | nindent 4 }}
+  {{- with .values.serviceAccount.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+automountServiceAccountToken: false
+{{- end -}}
+
+{{/* The security contexts of all pods, overridden by those of the component: dict root values */}}
 {{- define "nouscoder.podSecurityContext" -}}
-runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: 10001
-fsGroupChangePolicy: OnRootMismatch
-seccompProfile:
-  type: RuntimeDefault
+{{- mustMergeOverwrite (deepCopy .root.Values.podSecurityContext) (.values.podSecurityContext | default dict) | toYaml -}}
 {{- end -}}
 
 {{- define "nouscoder.securityContext" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities:
-  drop: [ALL]
+{{- mustMergeOverwrite (deepCopy .root.Values.securityContext) (.values.securityContext | default dict) | toYaml -}}
 {{- end -}}
 
-{{/* Annotations of a pod with a metrics port: dict root values */}}
+{{/* Annotations of a pod with a metrics port: dict root component values */}}
 {{- define "nouscoder.podAnnotations" -}}
-checksum/config: {{ include "nouscoder.config.json" .root | sha256sum }}
+checksum/config: {{ include "nouscoder.config.read" . | sha256sum }}
 prometheus.io/scrape: "true"
 prometheus.io/port: {{ (include "nouscoder.ports" .root | fromJson).metrics | quote }}
 prometheus.io/path: /metrics
@@ -56,38 +86,54 @@ prometheus.io/path: /metrics
 {{- end }}
 {{- end -}}
 
-{{/* Environment of a container: dict values */}}
+{{/* Environment of a container: dict values; `own` are the variables that the chart sets, as YAML. */}}
 {{- define "nouscoder.env" -}}
-- name: HOME
-  value: /tmp
+env:
+{{- with .own }}
+{{ . | trim | indent 2 }}
+{{- end }}
+  - name: HOME
+    value: /tmp
 {{- range $name, $value := .values.extraEnv }}
-- name: {{ $name }}
-  value: {{ $value | quote }}
+  - name: {{ $name }}
+    value: {{ $value | quote }}
+{{- end }}
+{{- with .values.extraEnvFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* Liveness and readiness by grpc.health.v1 on the plaintext port, because the kubelet shows no certificate. */}}
+{{/* Further volumes, mounts and containers of the values: dict values */}}
+{{- define "nouscoder.extraVolumes" -}}
+{{- with .values.extraVolumes }}{{ toYaml . }}{{ end -}}
+{{- end -}}
+{{- define "nouscoder.extraMounts" -}}
+{{- with .values.extraVolumeMounts }}{{ toYaml . }}{{ end -}}
+{{- end -}}
+{{- define "nouscoder.sidecars" -}}
+{{- with .values.sidecars }}{{ toYaml . }}{{ end -}}
+{{- end -}}
+
+{{/* Probes by grpc.health.v1 on the plaintext port, because the kubelet shows no certificate: dict root values */}}
 {{- define "nouscoder.probes" -}}
-{{- $health := (include "nouscoder.ports" . | fromJson).health -}}
+{{- $health := (include "nouscoder.ports" .root | fromJson).health -}}
+{{- $probes := .values.probes -}}
+startupProbe:
+  grpc: {port: {{ $health }}, service: liveness}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: {{ ceil (divf $probes.startupSeconds 10) }}
 readinessProbe:
   grpc: {port: {{ $health }}, service: readiness}
   periodSeconds: 5
   timeoutSeconds: 5
-  failureThreshold: 3
+  failureThreshold: {{ ceil (divf $probes.readinessSeconds 5) }}
 livenessProbe:
   grpc: {port: {{ $health }}, service: liveness}
   periodSeconds: 10
   timeoutSeconds: 10
-  failureThreshold: 6
-{{- end -}}
-
-{{/* Up to ten minutes, for services that load models. */}}
-{{- define "nouscoder.startupProbe" -}}
-startupProbe:
-  grpc: {port: {{ (include "nouscoder.ports" . | fromJson).health }}, service: liveness}
-  periodSeconds: 10
-  timeoutSeconds: 5
-  failureThreshold: 60
+  failureThreshold: {{ ceil (divf $probes.livenessSeconds 10) }}
 {{- end -}}
 
 {{/* Delays SIGTERM until no Service sends new calls. */}}
@@ -129,7 +175,7 @@ lifecycle:
       {{- end }}
       {{- if eq (include "nouscoder.sandboxBackend" $root) "gvisor" }}
       - secret:
-          name: {{ include "nouscoder.sandbox.fullname" $root }}-key
+          name: {{ include "nouscoder.poolSecret" $root }}
           items: [{key: key, path: pool/key}]
       {{- if $root.Values.verifier.sandbox.pool.managed }}
       - configMap:

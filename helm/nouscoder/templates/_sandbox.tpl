@@ -33,9 +33,9 @@ capabilities:
   add: [SYS_ADMIN, SETUID, SETGID, SETPCAP, KILL, CHOWN, DAC_OVERRIDE, FOWNER]
 {{- end -}}
 
-{{/* The verifier. With backend local it makes namespaces itself, which the restricted standard forbids. */}}
+{{/* The verifier. With backend local it makes namespaces itself, which the restricted standard forbids: dict root values */}}
 {{- define "nouscoder.gatewayPodSecurityContext" -}}
-{{- if eq (include "nouscoder.sandboxBackend" .) "local" -}}
+{{- if eq (include "nouscoder.sandboxBackend" .root) "local" -}}
 runAsNonRoot: false
 runAsUser: 0
 runAsGroup: 0
@@ -47,7 +47,7 @@ seccompProfile:
 {{- end -}}
 
 {{- define "nouscoder.gatewaySecurityContext" -}}
-{{- if eq (include "nouscoder.sandboxBackend" .) "local" -}}
+{{- if eq (include "nouscoder.sandboxBackend" .root) "local" -}}
 privileged: true
 readOnlyRootFilesystem: true
 {{- else -}}
@@ -68,7 +68,7 @@ metadata:
   {{- end }}
 spec:
   runtimeClassName: {{ $sandbox.runtimeClassName | quote }}
-  {{- include "nouscoder.podStart" (dict "root" . "values" $pool) | nindent 2 }}
+  {{- include "nouscoder.podStart" (dict "root" . "component" "sandbox" "values" $pool) | nindent 2 }}
   restartPolicy: Always
   terminationGracePeriodSeconds: 1
   # A runner resolves no names.
@@ -86,7 +86,7 @@ spec:
         - name: NOUSCODER_RUNNER_KEY
           valueFrom:
             secretKeyRef:
-              name: {{ include "nouscoder.sandbox.fullname" . }}-key
+              name: {{ include "nouscoder.poolSecret" . }}
               key: key
       ports:
         - name: runner

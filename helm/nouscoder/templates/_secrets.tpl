@@ -8,6 +8,10 @@
 {{- end -}}
 {{- end -}}
 
+{{- define "nouscoder.poolSecret" -}}
+{{- default (printf "%s-key" (include "nouscoder.sandbox.fullname" .)) .Values.verifier.sandbox.pool.existingSecret -}}
+{{- end -}}
+
 {{- define "nouscoder.redisSecret" -}}
 {{- with .Values.redis -}}
 {{- if .external.enabled -}}

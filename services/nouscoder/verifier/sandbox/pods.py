@@ -146,8 +146,9 @@ class ManagedPods:
         metadata["namespace"] = self._namespace
         metadata.setdefault("labels", {})[_POOL_LABEL] = self._name
         if uid := os.environ.get("POD_UID"):
-            owner = {"apiVersion": "v1", "kind": "Pod", "name": self._name, "uid": uid, "blockOwnerDeletion": False}
-            metadata["ownerReferences"] = [owner]
+            # `kubectl drain` evicts only pods that have a controller.
+            owner = {"apiVersion": "v1", "kind": "Pod", "name": self._name, "uid": uid, "controller": True}
+            metadata["ownerReferences"] = [owner | {"blockOwnerDeletion": False}]
         made = await self._call(lambda: self._api.create_namespaced_pod(**self._at(), body=body))
         self._pods.setdefault(made.metadata.name, made)
         return str(made.metadata.name)
