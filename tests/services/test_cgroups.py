@@ -52,6 +52,21 @@ def test_version_2_groups_need_the_process_to_leave_its_group(tmp_path: Path) ->
     assert (events.parent / "memory.max").read_text() == "4096"
 
 
+def test_a_slot_has_a_share_of_the_cpus_in_both_versions(tmp_path: Path) -> None:
+    """Groups have equal shares by default. Without a group, 60 processes of one slot get 60 shares."""
+    (tmp_path / "one" / "cpu").mkdir(parents=True)
+    groups = Groups(tmp_path / "one", "1:cpu:/\n0::/\n")
+    groups.make(0).add(77)
+    (procs,) = (tmp_path / "one" / "cpu").glob("nouscoder-*/cgroup.procs")
+    assert (groups.names, procs.read_text()) == (("cpu",), "77")
+    written: list[str] = []
+    make_files(tmp_path / "two", "cgroup.controllers", "cgroup.subtree_control")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "write_text", lambda file, text: written.append(f"{file.name} {text}"))
+        Groups(tmp_path / "two", "0::/\n")
+    assert "cgroup.subtree_control +cpu" in written
+
+
 def test_two_sandboxes_of_one_process_share_no_group(tmp_path: Path) -> None:
     """The invariant: the removal of one sandbox's groups leaves those of another."""
     (tmp_path / "pids" / "mine").mkdir(parents=True)

@@ -9,8 +9,14 @@ from dataclasses import replace
 import pytest
 
 from nouscoder.domain.submission import Limits
+from nouscoder.verifier.grading import exclusive_run
 from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock, ExclusiveRunTimeout
-from nouscoder.verifier.grading.time_limits import extended_limits, run_with_time_limits
+from nouscoder.verifier.grading.time_limits import (
+    MAX_REPETITIONS_S,
+    Repetitions,
+    extended_limits,
+    run_with_time_limits,
+)
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 
 LIMITS = Limits(wall_time_s=10, cpu_time_s=10)
@@ -42,7 +48,7 @@ async def test_a_borderline_run_is_repeated(first: RunResult, second: RunResult 
     async def run() -> tuple[RunResult, str]:
         return left.pop(0), "ruling"
 
-    result, ruling = await run_with_time_limits(run, LIMITS, ExclusiveRunLock())
+    result, ruling = await run_with_time_limits(run, LIMITS, ExclusiveRunLock(), Repetitions())
     assert (result.exit, left) == (exit, [])
     assert ruling == (None if exit is Exit.TIME_LIMIT and results[-1].exit is Exit.EXITED else "ruling")
     assert result.stdout == results[-1].stdout
@@ -80,12 +86,12 @@ async def test_the_second_run_is_exclusive_and_other_runs_continue_after_it() ->
         running.remove("border")
         return GOOD, None
 
-    long = asyncio.ensure_future(run_with_time_limits(lambda: other("long"), LIMITS, run_lock))
+    long = asyncio.ensure_future(run_with_time_limits(lambda: other("long"), LIMITS, run_lock, Repetitions()))
     await settled(lambda: "long" in running)
-    border = asyncio.ensure_future(run_with_time_limits(borderline, LIMITS, run_lock))
+    border = asyncio.ensure_future(run_with_time_limits(borderline, LIMITS, run_lock, Repetitions()))
     await settled(lambda: len(seen) == 1)
     await asyncio.sleep(0.01)
-    late = asyncio.ensure_future(run_with_time_limits(lambda: other("late"), LIMITS, run_lock))
+    late = asyncio.ensure_future(run_with_time_limits(lambda: other("late"), LIMITS, run_lock, Repetitions()))
     await asyncio.sleep(0.01)
     assert (running, len(seen)) == ({"long"}, 1)
     gates["long"].set()
@@ -106,7 +112,7 @@ async def test_a_borderline_timeout_counts_when_the_machine_never_becomes_free(m
         async def run() -> tuple[RunResult, None]:
             return took(10.5), None
 
-        assert (await run_with_time_limits(run, LIMITS, run_lock))[0].exit is Exit.TIME_LIMIT
+        assert (await run_with_time_limits(run, LIMITS, run_lock, Repetitions()))[0].exit is Exit.TIME_LIMIT
         with pytest.raises(ExclusiveRunTimeout):
             async with run_lock.exclusive(0.01):
                 pass
@@ -128,7 +134,7 @@ async def test_a_silent_sandbox_in_the_second_run_is_an_infrastructure_failure()
 
     run_lock = ExclusiveRunLock()
     with pytest.raises(TimeoutError):
-        await run_with_time_limits(run, LIMITS, run_lock)
+        await run_with_time_limits(run, LIMITS, run_lock, Repetitions())
     async with asyncio.timeout(60), run_lock.shared():
         await asyncio.sleep(0)
 
@@ -137,8 +143,14 @@ async def test_shared_runs_have_the_machine_for_a_while_after_an_exclusive_run()
     now_s = 100.0
     run_lock = ExclusiveRunLock(clock=lambda: now_s)
     async with run_lock.exclusive(1):
-        now_s += 10.0
-    assert run_lock._rest_until_s == 110.0 + 40.0
+        now_s += 1.0
+    assert run_lock._rest_until_s == 101.0 + 4.0
+    async with run_lock.shared():
+        pass
+    now_s = 200.0
+    async with run_lock.exclusive(1):
+        now_s += 100.0  # it was alone for the first 5 s only
+    assert run_lock._rest_until_s == 300.0 + 20.0
     async with run_lock.shared():
         with pytest.raises(ExclusiveRunTimeout):
             async with run_lock.exclusive(0.02):
@@ -146,3 +158,56 @@ async def test_shared_runs_have_the_machine_for_a_while_after_an_exclusive_run()
         assert run_lock._open.is_set(), "shared runs are not blocked during the rest"
     async with asyncio.timeout(60), run_lock.exclusive(1):
         await asyncio.sleep(0)
+
+
+async def repeated_beside(others: int, first: RunResult, repetitions: Repetitions | None = None) -> tuple[Exit, int]:
+    """The exit of a run whose second try is good, with other runs in progress during the first; and its tries."""
+    run_lock, ended = ExclusiveRunLock(), asyncio.Event()
+    results = [GOOD, first]
+
+    async def run() -> tuple[RunResult, None]:
+        ended.set()
+        return results.pop(), None
+
+    async def other() -> None:
+        async with run_lock.shared():
+            await ended.wait()
+
+    running = [asyncio.ensure_future(other()) for _ in range(others)]
+    await asyncio.sleep(0)
+    result, _ = await run_with_time_limits(run, LIMITS, run_lock, repetitions or Repetitions())
+    await asyncio.gather(*running)
+    return result.exit, 2 - len(results)
+
+
+async def test_a_run_that_others_may_have_kept_from_the_cpu_is_repeated() -> None:
+    starved = took(11.5, 0.2, Exit.TIME_LIMIT)
+    assert await repeated_beside(1, starved) == (Exit.EXITED, 2)
+    assert await repeated_beside(0, starved) == (Exit.TIME_LIMIT, 1), "nothing else took the CPU"
+    assert await repeated_beside(1, took(11.5, 11.5, Exit.TIME_LIMIT)) == (Exit.TIME_LIMIT, 1)
+    assert await repeated_beside(1, took(10.2, 10.0, Exit.TIME_LIMIT)) == (Exit.TIME_LIMIT, 1), "by its CPU limit"
+    assert await repeated_beside(1, starved, Repetitions(MAX_REPETITIONS_S)) == (Exit.TIME_LIMIT, 1)
+
+
+async def test_other_runs_wait_for_an_exclusive_run_no_longer_than_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that sleeps until its limit of minutes is repeated, and the others go on meanwhile."""
+    monkeypatch.setattr(exclusive_run, "ALONE_S", 0.01)
+    run_lock = ExclusiveRunLock()
+    async with asyncio.timeout(60), run_lock.exclusive(1), run_lock.shared() as beside:
+        assert not beside.had_others
+    async with asyncio.timeout(60), run_lock.shared(), run_lock.shared() as beside:
+        assert beside.had_others
+
+
+async def test_the_repetitions_of_a_submission_are_bounded_together() -> None:
+    """The wait for an exclusive run counts, so that a submission is never graded longer than its sandbox may take."""
+    repetitions, left = Repetitions(), [GOOD, took(10.5)]
+
+    async def run() -> tuple[RunResult, None]:
+        await asyncio.sleep(0.001)
+        return left.pop(), None
+
+    await run_with_time_limits(run, LIMITS, ExclusiveRunLock(), repetitions)
+    assert repetitions.spent_s > 0 and not repetitions.are_over
+    repetitions.spent_s = MAX_REPETITIONS_S
+    assert repetitions.are_over

@@ -1,7 +1,8 @@
 """A readers-writer lock for runs: many share the machine, and a run that needs exact timing has it exclusively.
 
-INVARIANT: during an exclusive run no other run is in progress. After an exclusive run of t seconds, shared runs have
-the machine for at least REST * t seconds before the next exclusive run, unless there are no shared runs.
+INVARIANT: during the first ALONE_S seconds of an exclusive run no other run is in progress; later ones may begin. After
+an exclusive run that was alone for t seconds, shared runs have the machine for at least REST * t seconds before the next
+exclusive run, unless there are no shared runs.
 """
 
 from __future__ import annotations
@@ -11,12 +12,21 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 REST = 4.0
+ALONE_S = 5.0  # a program that sleeps makes the other runs wait no longer than this
 
 
 class ExclusiveRunTimeout(Exception):
     """The machine did not become free of other runs within the time allowed."""
+
+
+@dataclass(slots=True, eq=False)
+class SharedRun:
+    """A run that holds the machine together with others. `had_others`: another run was in progress meanwhile."""
+
+    had_others: bool = False
 
 
 class ExclusiveRunLock:
@@ -24,7 +34,7 @@ class ExclusiveRunLock:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._num_shared = 0
+        self._shared: set[SharedRun] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._open = asyncio.Event()
@@ -33,22 +43,29 @@ class ExclusiveRunLock:
         self._rest_until_s = 0.0
 
     @asynccontextmanager
-    async def shared(self) -> AsyncIterator[None]:
+    async def shared(self) -> AsyncIterator[SharedRun]:
         """Hold the machine together with other shared runs."""
         while not self._open.is_set():
             await self._open.wait()  # bounded: the exclusive run has its own time limit
-        self._num_shared += 1
+        run = SharedRun()
+        self._shared.add(run)
+        if len(self._shared) > 1:
+            for one in self._shared:
+                one.had_others = True
         self._idle.clear()
         try:
-            yield
+            yield run
         finally:
-            self._num_shared -= 1
-            if not self._num_shared:
+            self._shared.remove(run)
+            if not self._shared:
                 self._idle.set()
 
     @asynccontextmanager
     async def exclusive(self, patience_s: float) -> AsyncIterator[None]:
-        """Hold the machine alone. Raises ExclusiveRunTimeout if it does not become free in `patience_s` seconds."""
+        """Hold the machine, the first ALONE_S seconds alone.
+
+        Raises ExclusiveRunTimeout if the machine does not become free in `patience_s` seconds.
+        """
         try:
             async with asyncio.timeout(patience_s):
                 await self._turn.acquire()
@@ -57,11 +74,13 @@ class ExclusiveRunLock:
         try:
             await self._wait_until_idle(patience_s)
             begun_s = self._clock()
+            reopening = asyncio.get_running_loop().call_later(ALONE_S, self._open.set)
             try:
                 yield
             finally:
+                reopening.cancel()
                 now_s = self._clock()
-                self._rest_until_s = now_s + REST * (now_s - begun_s)
+                self._rest_until_s = now_s + REST * min(now_s - begun_s, ALONE_S)
         finally:
             self._open.set()
             self._turn.release()

@@ -35,7 +35,7 @@ from nouscoder.verifier.grading.test_order import hardest_first
 from nouscoder.verifier.grading.test_work import OnOutcome as OnOutcome
 from nouscoder.verifier.grading.test_work import SubmissionWork
 from nouscoder.verifier.grading.test_workers import WorkerGroup
-from nouscoder.verifier.grading.time_limits import extended_limits
+from nouscoder.verifier.grading.time_limits import extended_limits, max_repetitions_s
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 from nouscoder.verifier.judges.base import Judge
 from nouscoder.verifier.judges.python_syntax import require_long_python
@@ -69,7 +69,8 @@ class GradingPolicy:
 
     def attempt_patience_s(self, program: Program) -> float:
         """Seconds that one sandbox may take for a whole submission."""
-        return self.open_patience_s + self.max_submission_s + self.run_patience_s(program)
+        longest_s = self.max_submission_s + max_repetitions_s(program.limits)
+        return self.open_patience_s + longest_s + self.run_patience_s(program)
 
 
 class Grader:

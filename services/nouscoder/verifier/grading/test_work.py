@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from nouscoder.domain.verdict import TestOutcome, VerdictKind
 from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock
 from nouscoder.verifier.grading.failures import count_error, count_failure
 from nouscoder.verifier.grading.runs import Ran, Runs, open_runs, partner_patience_s
-from nouscoder.verifier.grading.time_limits import extended_limits, run_with_time_limits
+from nouscoder.verifier.grading.time_limits import Repetitions, extended_limits, run_with_time_limits
 from nouscoder.verifier.judges.base import Judge
 from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
 from nouscoder.verifier.sandbox.base import Program, Sandbox
@@ -36,6 +36,7 @@ class SubmissionWork:
     open_patience_s: float
     run_patience_s: float
     on_outcome: OnOutcome | None = None
+    repetitions: Repetitions = field(default_factory=Repetitions)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Runs]:
@@ -51,7 +52,7 @@ class SubmissionWork:
         """See `Work.run`."""
         patience_s = self.run_patience_s + partner_patience_s(self.submission)
         run = partial(_within, patience_s, partial(runs.run, index))
-        result, ruling = await run_with_time_limits(run, self.program.limits, self.run_lock)
+        result, ruling = await run_with_time_limits(run, self.program.limits, self.run_lock, self.repetitions)
         if ruling is not None and ruling.outcome is VerdictKind.INTERNAL_ERROR:
             count_failure(self.metrics, FailureCause.JUDGE, ruling.remark)
         return result, ruling

@@ -1,5 +1,5 @@
-"""Control groups of the slots, version 1 or 2. They bound the total memory and number of processes of a slot, and count
-its CPU time.
+"""Control groups of the slots, version 1 or 2. They bound the total memory and number of processes of a slot, count its
+CPU time, and give each slot the same share of the CPUs, however many processes it has.
 
 INVARIANT: a group that `Groups` made exists until its own `remove`, and no longer after it. Groups of a service that
 was killed are removed when the next one starts.
@@ -27,6 +27,7 @@ _V1_FILES = {
     "memory": ("memory.limit_in_bytes", "memory.oom_control"),
     "pids": ("pids.max", ""),
     "cpuacct": ("", ""),
+    "cpu": ("", ""),  # every group has the same shares by default
 }
 # The memory that the kernel cannot take back, so without the cache of files on disks. The unit is bytes.
 _V1_HELD, _V2_HELD = (b"total_rss", b"total_shmem"), (b"anon", b"shmem", b"kernel", b"sock")
@@ -172,6 +173,8 @@ def _version_2(root: Path, own: str) -> list[Controller]:
             leaf = at / f"{_PREFIX}service"
             leaf.mkdir(exist_ok=True)
             (leaf / "cgroup.procs").write_text(str(os.getpid()))
+            with contextlib.suppress(OSError):
+                (at / "cgroup.subtree_control").write_text("+cpu")
             (at / "cgroup.subtree_control").write_text("+memory +pids")
         return [Controller(name, at, *files) for name, files in _V2_FILES.items()]
     return []
