@@ -17,11 +17,13 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.rpc.status_codes import StatusCodes
-from nouscoder.v1 import verifier_pb2_grpc
+from nouscoder.rpc.verdict_convert import submission_to
+from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.api_keys import ApiKeys
 from nouscoder.verifier.access.grpc_gate import GrpcGate
-from nouscoder.verifier.access.memory_budget import MemoryBudget
+from nouscoder.verifier.access.memory_budget import MemoryBudget, Reservation
 from nouscoder.verifier.access.same_site import foreign_part
 from nouscoder.verifier.api.listener import start_http
 from nouscoder.verifier.api.rest import DrainState, make_app
@@ -89,6 +91,30 @@ async def test_bodies_in_progress_are_bounded_together_and_give_their_bytes_back
         writer.close()
         await held(service, 0)
         assert (await service.http.post("/v1/grade", content=body(10_000))).json()["verdict"] == "accepted"
+        await held(service, 0)
+
+
+async def test_a_batch_reads_a_request_only_when_the_budget_has_room_for_it() -> None:
+    source = StdinTests((StdinCase("a", "a"),))
+    message = submission_to(Submission(source, code="#" * 9_000))
+    async with running() as service, grpc.aio.insecure_channel(service.grpc) as channel:
+        most_held = 0
+        add = Reservation.add
+
+        def counted(reservation: Reservation, num_bytes: int) -> None:
+            nonlocal most_held
+            add(reservation, num_bytes)
+            most_held = max(most_held, service.budget.held_bytes)
+
+        async def requests() -> AsyncIterator[verifier_pb2.GradeBatchRequest]:
+            for number in range(6):
+                yield verifier_pb2.GradeBatchRequest(request_id=str(number), submission=message)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Reservation, "add", counted)
+            answers = verifier_pb2_grpc.VerifierServiceStub(channel).GradeBatch(requests())
+            assert sorted([answer.request_id async for answer in answers]) == list("012345")
+        assert 9_000 < most_held <= BUDGET_BYTES
         await held(service, 0)
 
 

@@ -34,12 +34,12 @@ from nouscoder.verifier.access.api_keys import ApiKeys, open_api_keys
 from nouscoder.verifier.access.caller import CallerFilter, current_caller
 from nouscoder.verifier.access.client_tests import ClientTests, StoredTestsGrader
 from nouscoder.verifier.access.grpc_gate import GrpcGate
-from nouscoder.verifier.access.memory_budget import MemoryBudget
+from nouscoder.verifier.access.memory_budget import MemoryBudget, Reservation
 from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
 from nouscoder.verifier.api.listener import start_http
 from nouscoder.verifier.api.rest import DrainState, make_app, make_health_app
 from nouscoder.verifier.api.run_code import CodeRunner
-from nouscoder.verifier.api.streaming import grade_events, grade_patiently, map_concurrently
+from nouscoder.verifier.api.streaming import grade_events, grade_patiently, map_concurrently, while_full
 from nouscoder.verifier.api.tls import grpc_credentials, http_context
 from nouscoder.verifier.grading.grader import Grader, QueueFull
 from nouscoder.verifier.grading.grader_decorator import Grading
@@ -112,17 +112,21 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
     async def GradeBatch(  # noqa: N802
         self, request_iterator: AsyncIterator[verifier_pb2.GradeBatchRequest], context: _Context
     ) -> AsyncIterator[verifier_pb2.GradeBatchResponse]:
-        """Grade many submissions. A request is read only when there is room for it."""
+        """Grade many submissions. A request is read only when there is room for it, in slots and in memory."""
         await _send_request_id(context)
+        with self._budget.request() as reservation:
 
-        async def grade(request: verifier_pb2.GradeBatchRequest) -> verifier_pb2.GradeBatchResponse:
-            verdict = await grade_patiently(self._grader, _submission(request))
-            return verifier_pb2.GradeBatchResponse(request_id=request.request_id, verdict=verdict_to(verdict))
+            async def grade(request: verifier_pb2.GradeBatchRequest) -> verifier_pb2.GradeBatchResponse:
+                try:
+                    verdict = await grade_patiently(self._grader, _submission(request))
+                    return verifier_pb2.GradeBatchResponse(request_id=request.request_id, verdict=verdict_to(verdict))
+                finally:
+                    reservation.release(request.ByteSize())
 
-        answers = map_concurrently(request_iterator, grade, 2 * self._grader.num_slots)
-        async with aclosing(answers) as closing:  # type: ignore[type-var]
-            async for answer in closing:
-                yield answer
+            answers = map_concurrently(_counted(request_iterator, reservation), grade, 2 * self._grader.num_slots)
+            async with aclosing(answers) as closing:  # type: ignore[type-var]
+                async for answer in closing:
+                    yield answer
 
     async def Interpret(  # noqa: N802
         self, request_iterator: AsyncIterator[verifier_pb2.InterpretRequest], context: _Context
@@ -154,6 +158,19 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
 async def _send_request_id(context: _Context) -> None:
     """Send the request id at once, so that the client knows it whatever the outcome of the call."""
     await context.send_initial_metadata((("x-request-id", current_caller().request_id),))
+
+
+async def _counted(
+    requests: AsyncIterator[verifier_pb2.GradeBatchRequest], reservation: Reservation
+) -> AsyncIterator[verifier_pb2.GradeBatchRequest]:
+    """Each request once the memory budget has room for it; the next one is read after that. Raises QueueFull."""
+    async for request in requests:
+
+        async def reserve(num_bytes: int = request.ByteSize()) -> None:
+            reservation.add(num_bytes)
+
+        await while_full(reserve)
+        yield request
 
 
 def _submission(request: verifier_pb2.GradeBatchRequest) -> Submission:

@@ -40,6 +40,11 @@ class Reservation:
         self._budget.take(num_bytes)
         self.num_bytes += num_bytes
 
+    def release(self, num_bytes: int) -> None:
+        """Count bytes that the request no longer holds."""
+        self._budget.held_bytes -= num_bytes
+        self.num_bytes -= num_bytes
+
 
 class MemoryBudget:
     """Shared by REST and gRPC."""

@@ -56,11 +56,16 @@ async def grade_patiently(
     grader: Grading, submission: Submission, on_outcome: OnOutcome | None = None, patience_s: float = QUEUE_PATIENCE_S
 ) -> Verdict:
     """Like `Grader.grade`, but waits up to `patience_s` seconds while the queue is full, then raises QueueFull."""
+    return await while_full(lambda: grader.grade(submission, on_outcome), patience_s)
+
+
+async def while_full(act: Callable[[], Awaitable[Answer]], patience_s: float = QUEUE_PATIENCE_S) -> Answer:
+    """The result of `act`, repeated while it raises QueueFull, for up to `patience_s` seconds. Raises QueueFull."""
     loop = asyncio.get_running_loop()
     end = loop.time() + patience_s
     while True:
         try:
-            return await grader.grade(submission, on_outcome)
+            return await act()
         except QueueFull:
             if loop.time() >= end:
                 raise
