@@ -23,6 +23,9 @@ TOKENS = Comparator()
 LINES = Comparator(ComparatorKind.LINES)
 EXACT = Comparator(ComparatorKind.EXACT)
 CLOSE = Comparator(ComparatorKind.TOKENS, 1e-6)
+ANY_CASE = Comparator(ignore_case=True)
+KATTIS = Comparator(ComparatorKind.KATTIS, relative_tolerance=0.1)
+KATTIS_ABSOLUTE = Comparator(ComparatorKind.KATTIS, absolute_tolerance=1)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +69,23 @@ CLOSE = Comparator(ComparatorKind.TOKENS, 1e-6)
         (CLOSE, "1e999", b"1e999", True),
         (CLOSE, "1.0", b"1e999", False),
         (CLOSE, "1.0", b"1." + b"0" * 5000, False),
+        (ANY_CASE, "YES no", b"Yes NO", True),
+        (ANY_CASE, "YES", b"NO", False),
+        (Comparator(ComparatorKind.LINES, ignore_case=True), "A b\n", b"a B", True),
+        (Comparator(ComparatorKind.UNORDERED_LINES, ignore_case=True), "A\nb\n", b"B\na", True),
+        (Comparator(ComparatorKind.EXACT, ignore_case=True), "A", b"a\n", False),
+        (KATTIS, "100", b"110", True),
+        (KATTIS, "100", b"111", False),
+        (KATTIS, "100", b"90.0", True),
+        (KATTIS, "90", b"100", False),
+        (KATTIS, "0", b"0.0", True),
+        (KATTIS, "0", b"1e-9", False),
+        (KATTIS, "-10", b"-11", True),
+        (KATTIS, "x 10", b"X 11", False),
+        (KATTIS, "10", b"ten", False),
+        (KATTIS_ABSOLUTE, "5", b"6", True),
+        (KATTIS_ABSOLUTE, "5", b"6.5", False),
+        (Comparator(ComparatorKind.KATTIS), "5", b"5.0", False),
     ],
 )
 def test_each_comparator_compares_text_by_its_rule(

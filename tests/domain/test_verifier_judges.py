@@ -17,6 +17,7 @@ from nouscoder.domain.submission import (
     ComparatorKind,
     InteractiveTests,
     JudgeProgram,
+    JudgeProtocol,
     Limits,
     Prelude,
     Profile,
@@ -31,7 +32,14 @@ from nouscoder.verifier.grading.judging import judge_for, outcome_of
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 from nouscoder.verifier.judges.asserting import AssertJudge
 from nouscoder.verifier.judges.lcb import LcbJudge, same_as_lcb_prints
-from nouscoder.verifier.judges.partners import Ruling, ruling_of_checker, ruling_of_interactor
+from nouscoder.verifier.judges.partners import (
+    Ruling,
+    by_testlib,
+    has_crashed,
+    ruling_of_checker,
+    ruling_of_crash,
+    ruling_of_interactor,
+)
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 from nouscoder.verifier.sandbox.fake import ended
 
@@ -40,7 +48,7 @@ OURS, LATE = VerdictKind.INTERNAL_ERROR, VerdictKind.TIME_LIMIT_EXCEEDED
 
 
 @pytest.mark.parametrize(
-    ("code", "outcome"), [(0, OK), (1, WRONG), (2, WRONG), (3, OURS), (4, WRONG), (7, WRONG), (8, WRONG), (77, OURS)]
+    ("code", "outcome"), [(0, OK), (1, WRONG), (2, WRONG), (3, OURS), (4, WRONG), (7, WRONG), (8, WRONG)]
 )
 def test_a_checkers_exit_codes_are_those_of_testlib(code: int, outcome: VerdictKind) -> None:
     ruling = ruling_of_checker(ended(exit_code=code, stderr=b"wrong answer 3rd token"))
@@ -48,9 +56,76 @@ def test_a_checkers_exit_codes_are_those_of_testlib(code: int, outcome: VerdictK
     assert "3rd token" in ruling.remark
 
 
-@pytest.mark.parametrize("exit_", [Exit.SIGNALLED, Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT])
-def test_a_failed_checker_gives_internal_error(exit_: Exit) -> None:
-    assert ruling_of_checker(ended(exit=exit_)).outcome is OURS
+TRACEBACK = b"Traceback (most recent call last):\n  ...\nValueError: invalid literal for int()"
+
+
+@pytest.mark.parametrize(
+    ("check", "crashed"),
+    [
+        (ended(exit_code=1, stderr=b"wrong answer"), False),
+        (ended(exit_code=1, stderr=TRACEBACK), True),
+        (ended(exit_code=1, stderr=b'Exception in thread "main" java.lang.NumberFormatException'), True),
+        (ended(exit_code=3), False),
+        (ended(exit_code=77), True),
+        (ended(exit_code=7, stderr=b"points 0.5 half"), False),
+        (ended(exit_code=7, stderr=b"points 5"), True),
+        *((ended(exit=exit_), True) for exit_ in Exit if exit_ is not Exit.EXITED),
+    ],
+)
+def test_a_crash_of_a_checker_is_told_apart_from_its_decision(check: RunResult, crashed: bool) -> None:
+    assert has_crashed(check) is crashed
+    right, wrong = ended(), ended(exit_code=1)
+    if crashed:
+        assert [ruling_of_crash(check, own, True).outcome for own in (right, wrong, check)] == [WRONG, WRONG, OURS]
+        assert "the checker" in ruling_of_crash(check, right, True).remark
+
+
+def test_without_an_answer_an_uncaught_exception_of_a_checker_refuses_the_output() -> None:
+    check = ended(exit_code=1, stderr=TRACEBACK)
+    assert ruling_of_crash(check, check, False).outcome is WRONG
+    assert ruling_of_crash(ended(exit_code=77), ended(exit_code=77), False).outcome is OURS
+
+
+@pytest.mark.parametrize(
+    ("stderr", "stdout", "outcome", "points"),
+    [
+        (b"points 0.25 some are right", b"", WRONG, 0.25),
+        (b"0.5", b"", WRONG, 0.5),
+        (b"", b"points: 1e-1\n", WRONG, 0.1),
+        (b"points 1.0", b"", OK, None),
+        (b"some are right", b"", WRONG, None),
+        (b"1.2.3", b"", WRONG, None),
+        (b"-1", b"", WRONG, None),
+    ],
+)
+def test_points_of_a_checker_are_its_first_number(
+    stderr: bytes, stdout: bytes, outcome: VerdictKind, points: float | None
+) -> None:
+    ruling = ruling_of_checker(ended(stdout, exit_code=7, stderr=stderr))
+    assert (ruling.outcome, ruling.points) == (outcome, points)
+
+
+@pytest.mark.parametrize(("code", "outcome"), [(42, OK), (43, WRONG), (0, None), (1, None), (7, None)])
+def test_a_judge_of_kattis_says_42_or_43(code: int, outcome: VerdictKind | None) -> None:
+    check = by_testlib(ended(exit_code=code), JudgeProtocol.KATTIS)
+    assert (None if has_crashed(check) else ruling_of_checker(check).outcome) is outcome
+    ruling = ruling_of_interactor(ended(), check)
+    assert ruling is not None
+    assert ruling.outcome is (outcome or OURS)
+
+
+def test_an_interactor_that_decided_long_before_the_candidates_limit_has_decided() -> None:
+    late = replace(ended(exit=Exit.TIME_LIMIT), wall_time_s=10.0)
+    early, just_after = (replace(ended(exit_code=1), wall_time_s=time_s) for time_s in (2.0, 9.99))
+    ruling = ruling_of_interactor(late, early)
+    assert ruling is not None
+    assert ruling.outcome is WRONG
+    assert ruling_of_interactor(late, just_after) is None
+    assert ruling_of_interactor(late, replace(ended(), wall_time_s=2.0)) is None
+    assert ruling_of_interactor(ended(), ended(exit_code=7, stderr=b"points 0.5")) == Ruling(WRONG, "points 0.5", 0.5)
+    out_of_range = ruling_of_interactor(ended(), ended(exit_code=7, stderr=b"points 5"))
+    assert out_of_range is not None
+    assert out_of_range.outcome is OURS
 
 
 @pytest.mark.parametrize(
@@ -80,15 +155,6 @@ def test_a_conversation_is_judged_by_the_side_that_failed(
 ) -> None:
     ruling = ruling_of_interactor(candidate, interactor)
     assert (ruling.outcome if ruling else None) is outcome
-
-
-def test_a_checker_that_fails_on_a_far_too_large_output_is_the_candidates_fault() -> None:
-    late, crashed = ended(exit=Exit.TIME_LIMIT), ended(exit=Exit.SIGNALLED, signal=6)
-    for check in (late, crashed, ended(exit=Exit.MEMORY_LIMIT)):
-        assert ruling_of_checker(check, 64 << 20, 1000).outcome is WRONG
-        assert ruling_of_checker(check, 64 << 20, 16 << 20).outcome is OURS
-        assert ruling_of_checker(check, 100, 0).outcome is OURS
-    assert ruling_of_checker(ended(), 64 << 20, 0).outcome is OK
 
 
 def test_an_assert_passes_only_with_the_token_of_its_case() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from nouscoder.domain.submission import (
     ComparatorKind,
     InteractiveTests,
     JudgeProgram,
+    JudgeProtocol,
     Limits,
     MathCase,
     MathTests,
@@ -23,6 +25,7 @@ from nouscoder.domain.submission import (
     StdinCase,
     StdinTests,
     Tests,
+    TestsReference,
 )
 from nouscoder.rpc.verdict_convert import submission_from, submission_to
 from nouscoder.verifier.api.schema import parse_submission
@@ -94,6 +97,10 @@ JUDGE = {"language": "c", "code": "int main(){}"}
             {"type": "interactive", "cases": [{"input": "1"}], "interactor": {"code": "x"}},
             InteractiveTests((StdinCase("1", ""),), JudgeProgram("x", "cpp")),
         ),
+        (
+            {"type": "checker", "cases": [{"input": "1"}], "checker": {"code": "x", "protocol": "kattis"}},
+            CheckerTests((StdinCase("1", ""),), JudgeProgram("x", "cpp", JudgeProtocol.KATTIS)),
+        ),
         ({"type": "math", "cases": [{"expected": "1/2"}]}, MathTests((MathCase("1/2"),))),
     ],
 )
@@ -104,7 +111,7 @@ def test_every_type_of_tests_is_unchanged_by_schema_and_protocol(tests: object, 
 
 
 def test_profile_prelude_and_tolerances_are_unchanged_by_the_protocol() -> None:
-    comparator = {"type": "unordered_lines", "absolute_tolerance": 0.25, "relative_tolerance": 0.5}
+    comparator = {"type": "kattis", "absolute_tolerance": 0.25, "relative_tolerance": 0.5, "ignore_case": True}
     submission = parse_submission(json.dumps(request(profile="lcb", prelude="lcb", comparator=comparator)))
     assert (submission.profile, submission.prelude) == (Profile.LCB, Prelude.LCB)
     assert (submission.comparator.absolute, submission.comparator.relative) == (0.25, 0.5)
@@ -133,3 +140,81 @@ def test_defaults_and_every_field_reach_the_submission() -> None:
     assert (whole.completion, whole.stop_on_first_failure, whole.reveal) == ("```x```", False, False)
     assert (plain.problem_id, whole.problem_id) == ("", "abc/1")
     assert submission_from(submission_to(whole)) == whole
+
+
+RUN = StdinTests((StdinCase("1\n2", "3"), StdinCase("a", "b")))
+CALL = CallTests("add", (CallCase((1, 2), {}, 3), CallCase(([4],), {}, None)))
+
+
+@pytest.mark.parametrize(
+    ("tests", "record"),
+    [
+        ({"inputs": ["1\n2", "a"], "outputs": ["3", "b"]}, RUN),
+        ({"inputs": [["1", "2"], ["a"]], "outputs": [["3"], ["b"]], "fn_name": None}, RUN),
+        ({"input": ["1\n2", "a"], "output": ["3", "b"], "fn_name": "none"}, RUN),
+        ('{"inputs": ["1\\n2", "a"], "outputs": ["3", "b"]}', RUN),
+        ({"inputs": [[1, 2], [[4]]], "outputs": [3, None], "fn_name": "add"}, CALL),
+        ({"inputs": [[1, 2], [[4]]], "outputs": [[3], [None]], "fn_name": "Solution.add"}, CALL),
+        ({"inputs": ["1\n2", "[4]\n"], "outputs": ["3", "null"], "fn_name": "add"}, CALL),
+        (
+            {
+                "type": "stdin",
+                "entry_point": None,
+                "cases": [{"input": "1\n2", "output": "3", "args": None}, {"input": "a", "output": "b"}],
+            },
+            RUN,
+        ),
+        (
+            {
+                "type": "call",
+                "entry_point": "add",
+                "setup": None,
+                "cases": [{"args": [1, 2], "expected": 3, "input": None}, {"args": [[4]], "expected": None}],
+            },
+            CALL,
+        ),
+    ],
+)
+def test_tests_of_public_data_sets_are_taken_as_they_are(tests: object, record: Tests) -> None:
+    assert parse_submission(json.dumps(request(tests=tests))).tests == record
+
+
+def test_null_means_the_default_and_stored_tests_may_come_with_nulls() -> None:
+    nulls = dict.fromkeys(("completion", "limits", "comparator", "language", "problem_id", "profile"))
+    assert parse_submission(json.dumps(request(**nulls))) == parse_submission(json.dumps(request()))
+    within = request(limits={"wall_time_s": 2.0, "processes": None}, comparator={"type": None})
+    assert parse_submission(json.dumps(within)).limits == Limits(2.0)
+    digest = "sha256:" + "0" * 64
+    stored = parse_submission(json.dumps(request(tests={"digest": digest, "type": None}, limits=None)))
+    assert stored.tests == TestsReference(digest)
+
+
+@pytest.mark.parametrize(
+    ("tests", "field"),
+    [
+        ({"inputs": ["1"], "outputs": []}, "tests.type"),
+        ({"inputs": ["1"], "outputs": [3]}, "tests.cases[0].output"),
+        ({"inputs": [3], "outputs": ["3"], "fn_name": "f"}, "tests.cases[0].args"),
+        ({"inputs": [], "outputs": []}, "tests.cases"),
+        ("not JSON", "tests"),
+    ],
+)
+def test_an_invalid_public_shape_is_refused_with_its_field(tests: object, field: str) -> None:
+    with pytest.raises(InvalidSubmission) as refusal:
+        parse_submission(json.dumps(request(tests=tests)))
+    assert refusal.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("Python", "python"), ("python3", "python"), ("py", "python"), ("C++", "cpp"), ("cpp17", "cpp"),
+     ("nodejs", "javascript"), ("golang", "go"), ("PyPy3", "pypy"), ("cobol", "cobol")],
+)  # fmt: skip
+def test_a_language_may_have_the_name_that_data_sets_use(given: str, name: str) -> None:
+    submission = parse_submission(json.dumps(request(language=given)))
+    assert submission.language == name
+    assert submission_from(submission_to(replace(submission, language=given))).language == name
+    checker = {"type": "checker", "cases": [{"input": ""}], "checker": {"language": given, "code": "x"}}
+    tests = parse_submission(json.dumps(request(tests=checker))).tests
+    assert isinstance(tests, CheckerTests)
+    assert tests.checker.language == name

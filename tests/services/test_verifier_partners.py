@@ -16,6 +16,7 @@ from nouscoder.domain.submission import (
     CheckerTests,
     InteractiveTests,
     JudgeProgram,
+    JudgeProtocol,
     Limits,
     MathCase,
     MathTests,
@@ -26,12 +27,14 @@ from nouscoder.domain.submission import (
     Tests,
 )
 from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.rpc.verdict_convert import verdict_from, verdict_to
+from nouscoder.verifier.api.schema import answer_record
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.judges import mathematics, python_syntax
 from nouscoder.verifier.judges.partners import Ruling
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox.base import SandboxError
+from nouscoder.verifier.sandbox.base import Exit, RunResult, SandboxError
 from nouscoder.verifier.sandbox.fake import Behaviour, FakeSandbox, ended
 
 SECRET = "the-answer"
@@ -65,6 +68,54 @@ async def test_a_checker_gets_three_files_and_the_candidate_only_the_input(code:
     assert (blamed or 0) == (kind is VerdictKind.INTERNAL_ERROR)
     if verdict.first_failure is not None:
         assert "why" in verdict.first_failure.stderr
+
+
+@pytest.mark.parametrize(
+    ("on_answer", "kind"),
+    [
+        (ended(), VerdictKind.WRONG_ANSWER),
+        (ended(exit_code=1), VerdictKind.WRONG_ANSWER),
+        (ended(exit=Exit.SIGNALLED, signal=11), VerdictKind.INTERNAL_ERROR),
+    ],
+)
+async def test_after_a_crash_the_checker_runs_on_the_answer(on_answer: RunResult, kind: VerdictKind) -> None:
+    """So a candidate cannot get internal_error by an output that a correct checker cannot read."""
+    ends = [on_answer, ended(exit=Exit.SIGNALLED, signal=11)]
+    table: dict[str, Behaviour] = {"candidate = 1": lambda _: ended(b"said"), "judge = 1": lambda _: ends.pop()}
+    verdict, sandbox, _ = await graded(CheckerTests(CASES, CHECKER), table)
+    assert (verdict.kind, ends) == (kind, [])
+    assert [dict(one.files).get("output") for one in sandbox.inputs] == [None, b"said", SECRET.encode()]
+    assert "was killed by signal 11" in verdict.first_failure.stderr if verdict.first_failure else False
+
+
+async def test_a_judge_of_kattis_gets_its_arguments_and_the_output_as_stdin() -> None:
+    judge = JudgeProgram("judge = 1", "python", JudgeProtocol.KATTIS)
+    table: dict[str, Behaviour] = {
+        "candidate = 1": lambda _: ended(b"said"),
+        "judge = 1": lambda _: ended(exit_code=42),
+    }
+    verdict, sandbox, _ = await graded(CheckerTests(CASES, judge), table)
+    assert verdict.kind is VerdictKind.ACCEPTED
+    checker = sandbox.inputs[1]
+    assert (checker.stdin, checker.args) == (b"said", ("input", "answer", "./"))
+    assert dict(checker.files) == {"input": b"given", "answer": SECRET.encode()}
+    verdict, sandbox, _ = await graded(InteractiveTests(CASES, judge), table)
+    assert verdict.kind is VerdictKind.ACCEPTED
+    assert sandbox.inputs[1].args == ("input", "answer", "./")
+
+
+async def test_the_score_is_the_mean_of_the_points_of_all_tests() -> None:
+    cases = tuple(StdinCase(str(number), "") for number in range(4))
+    ends = [ended(), ended(exit_code=7, stderr=b"points 0.5 half"), ended(exit_code=1), ended()]
+    table: dict[str, Behaviour] = {"judge = 1": lambda _: ends.pop()}
+    verdict, _, _ = await graded(CheckerTests(cases, CHECKER), table, stop_on_first_failure=False)
+    assert (verdict.kind, verdict.passed, verdict.score) == (VerdictKind.WRONG_ANSWER, 2, 2.5 / 4)
+    assert sorted(outcome.score for outcome in verdict.tests) == [0.0, 0.5, 1.0, 1.0]
+    record = answer_record(verdict)
+    assert record["score"] == 0.625
+    assert sum(test["score"] for test in record["tests"]) == 2.5
+    assert verdict_from(verdict_to(verdict)) == verdict
+    assert verdict_to(verdict).score == 0.625
 
 
 async def test_the_checker_does_not_run_after_a_failed_candidate() -> None:

@@ -160,6 +160,7 @@ async def test_a_verdict_has_the_documented_shape(service: Running) -> None:
         "passed": 0,
         "total": 2,
         "reward": -1.0,
+        "score": 0.0,
         "first_failure": {
             "index": 1,
             "outcome": "wrong_answer",
@@ -169,7 +170,14 @@ async def test_a_verdict_has_the_documented_shape(service: Running) -> None:
             "stderr": "",
         },
         "tests": [
-            {"index": 1, "outcome": "wrong_answer", "wall_time_s": 0.01, "cpu_time_s": 0.01, "memory_bytes": 1000}
+            {
+                "index": 1,
+                "outcome": "wrong_answer",
+                "wall_time_s": 0.01,
+                "cpu_time_s": 0.01,
+                "memory_bytes": 1000,
+                "score": 0.0,
+            }
         ],
         "graded": 1,
         "backend": "words",

@@ -208,6 +208,7 @@ async def test_the_repetitions_of_a_submission_are_bounded_together() -> None:
         return left.pop(), None
 
     await run_with_time_limits(run, LIMITS, ExclusiveRunLock(), repetitions)
-    assert repetitions.spent_s > 0 and not repetitions.are_over
+    assert repetitions.spent_s > 0
+    assert not repetitions.are_over
     repetitions.spent_s = MAX_REPETITIONS_S
     assert repetitions.are_over

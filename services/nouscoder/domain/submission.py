@@ -7,7 +7,7 @@ The `cases` of tests are a tuple, or a sequence that reads each case from a file
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
@@ -39,6 +39,34 @@ class ComparatorKind(StrEnum):
     LINES = "lines"
     TOKENS = "tokens"
     UNORDERED_LINES = "unordered_lines"
+    KATTIS = "kattis"  # tokens, and numbers as Kattis's default validator compares them
+
+
+_LANGUAGES = {
+    "c": "",
+    "java": "",
+    "python": "python3 py py3 cpython",
+    "pypy": "pypy3",
+    "cpp": "c++ cxx cc g++ c++11 c++14 c++17 c++20 c++23 cpp11 cpp14 cpp17 cpp20 cpp23",
+    "javascript": "js node nodejs node.js",
+    "typescript": "ts",
+    "go": "golang",
+    "rust": "rs",
+}
+_LANGUAGE_NAMES = {other: name for name, others in _LANGUAGES.items() for other in (name, *others.split())}
+
+
+def language_name(given: str) -> str:
+    """The name of a language here, from one of the names that data sets use: `Python3`, `c++`, `nodejs`.
+
+    An unknown name is returned unchanged.
+    """
+    return _LANGUAGE_NAMES.get(given.lower(), given)
+
+
+def other_names(languages: Collection[str]) -> tuple[str, ...]:
+    """The names of data sets for these languages."""
+    return tuple(other for other, name in _LANGUAGE_NAMES.items() if name in languages and other not in languages)
 
 
 class Profile(StrEnum):
@@ -57,15 +85,16 @@ class Prelude(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Comparator:
-    """Tolerances apply to `tokens` and to call results. 0 is off, and the widest one counts.
+    """Tolerances apply to `tokens`, `kattis` and call results. 0 is off, and the widest one counts.
 
-    `float_tolerance` counts as both an absolute and a relative tolerance.
+    `float_tolerance` counts as both an absolute and a relative tolerance. `ignore_case` is about ASCII letters of text.
     """
 
     kind: ComparatorKind = ComparatorKind.TOKENS
     float_tolerance: float = 0.0
     absolute_tolerance: float = 0.0
     relative_tolerance: float = 0.0
+    ignore_case: bool = False
 
     @property
     def absolute(self) -> float:
@@ -124,12 +153,20 @@ class AssertTests:
     setup: str = ""
 
 
+class JudgeProtocol(StrEnum):
+    """How a judge program gets its files, and its exit codes."""
+
+    TESTLIB = "testlib"  # arguments: input, output, answer; 0 is right
+    KATTIS = "kattis"  # arguments: input, answer, feedback folder; the output is its stdin; 42 is right, 43 is wrong
+
+
 @dataclass(frozen=True, slots=True)
 class JudgeProgram:
-    """A program that comes with the tests and judges a candidate's output by its exit code (testlib)."""
+    """A program that comes with the tests and judges a candidate's output by its exit code."""
 
     code: str
     language: str = "cpp"
+    protocol: JudgeProtocol = JudgeProtocol.TESTLIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,10 @@ class VerdictKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TestOutcome:
-    """The outcome of one test. `index` is its position in the request, in whatever order the tests ran."""
+    """The outcome of one test. `index` is its position in the request, in whatever order the tests ran.
+
+    `points` is the share of a test that is partly right, from 0 to below 1, if its judge program gave one.
+    """
 
     __test__ = False  # not a pytest class
 
@@ -35,6 +38,12 @@ class TestOutcome:
     wall_time_s: float
     cpu_time_s: float
     memory_bytes: int
+    points: float | None = None
+
+    @property
+    def score(self) -> float:
+        """1 for an accepted test, its points for one that is partly right, else 0."""
+        return 1.0 if self.outcome is VerdictKind.ACCEPTED else self.points or 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,12 @@ class Verdict:
     tests: tuple[TestOutcome, ...] = ()
     first_failure: FirstFailure | None = None
     detail: str = ""
+
+    @property
+    def score(self) -> float:
+        """The mean score of all tests, from 0 to 1. A test that did not run has 0."""
+        points = sum(outcome.points or 0.0 for outcome in self.tests)
+        return (self.passed + points) / self.total if self.total else 0.0
 
     @property
     def is_ours(self) -> bool:

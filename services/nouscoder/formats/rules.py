@@ -29,16 +29,18 @@ class LimitsBody(Body):
 class ComparatorBody(Body):
     """The comparison of outputs. The result of a call is always compared as a value."""
 
-    type: Literal["exact", "lines", "tokens", "unordered_lines"] = "tokens"
+    type: Literal["exact", "lines", "tokens", "unordered_lines", "kattis"] = "tokens"
     float_tolerance: float = Field(0.0, ge=0, description="absolute or relative, whichever is wider; 0 is off")
     absolute_tolerance: float = Field(0.0, ge=0, description="of numbers; 0 is off")
-    relative_tolerance: float = Field(0.0, ge=0, description="of numbers, relative to the larger one; 0 is off")
+    relative_tolerance: float = Field(
+        0.0, ge=0, description="of numbers, relative to the larger one (kattis: to the expected one); 0 is off"
+    )
+    ignore_case: bool = Field(False, description="upper and lower case ASCII letters of text are equal")
 
     def record(self) -> Comparator:
         """The domain record."""
-        return Comparator(
-            ComparatorKind(self.type), self.float_tolerance, self.absolute_tolerance, self.relative_tolerance
-        )
+        tolerances = (self.float_tolerance, self.absolute_tolerance, self.relative_tolerance)
+        return Comparator(ComparatorKind(self.type), *tolerances, self.ignore_case)
 
     @classmethod
     def of(cls, comparator: Comparator) -> ComparatorBody:
@@ -48,4 +50,5 @@ class ComparatorBody(Body):
             float_tolerance=comparator.float_tolerance,
             absolute_tolerance=comparator.absolute_tolerance,
             relative_tolerance=comparator.relative_tolerance,
+            ignore_case=comparator.ignore_case,
         )

@@ -1,9 +1,9 @@
 """The JSON form of tests, which the grading API, problem files and the test store share.
 
-`canonical_parts` writes the canonical form: the fields in the order of the records below, with all defaults, without
-white space, in UTF-8. `cases` is last, so that a file of tests can be read case by case. The order of keys inside a
-call's values is kept, because a program can see it. NaN and infinity are written like in Python's json module. The
-SHA-256 of these bytes is the digest of the tests.
+`canonical_parts` writes the canonical form: the fields in the order of the records below, with all defaults (except the
+protocol of a judge program), without white space, in UTF-8. `cases` is last, so that a file can be read case by
+case. The order of keys inside a call's values is kept, because a program can see it. NaN and infinity are written like
+in Python's json module. The SHA-256 of these bytes is the digest of the tests.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from nouscoder.domain.submission import (
     CheckerTests,
     InteractiveTests,
     JudgeProgram,
+    JudgeProtocol,
     MathCase,
     MathTests,
     StdinCase,
     StdinTests,
     Tests,
     TestsReference,
+    language_name,
 )
 from nouscoder.formats.body import Body
 
@@ -90,14 +92,17 @@ class AssertTestsBody(Body):
 
 
 class JudgeProgramBody(Body):
-    """A checker or an interactor. Its exit code is one of testlib's."""
+    """A checker or an interactor."""
 
     language: str = "cpp"
     code: str = Field(min_length=1)
+    protocol: Literal["testlib", "kattis"] = Field(
+        "testlib", description="arguments and exit codes: kattis is `input answer feedback_folder`, 42 right, 43 wrong"
+    )
 
     def record(self) -> JudgeProgram:
         """The domain's record."""
-        return JudgeProgram(self.code, self.language)
+        return JudgeProgram(self.code, language_name(self.language), JudgeProtocol(self.protocol))
 
 
 class CheckedCaseBody(Body):
@@ -183,11 +188,17 @@ def head_record(tests: Tests) -> dict[str, object]:
         case AssertTests():
             return {"type": tests.type, "setup": tests.setup}
         case CheckerTests():
-            return {"type": tests.type, "checker": tests.checker}
+            return {"type": tests.type, "checker": _judge_record(tests.checker)}
         case InteractiveTests():
-            return {"type": tests.type, "interactor": tests.interactor}
+            return {"type": tests.type, "interactor": _judge_record(tests.interactor)}
         case StdinTests() | MathTests():
             return {"type": tests.type}
+
+
+def _judge_record(program: JudgeProgram) -> dict[str, str]:
+    """The fields of a judge program. testlib's protocol is left out, as in the digests of earlier versions."""
+    record = {"code": program.code, "language": program.language}
+    return record if program.protocol is JudgeProtocol.TESTLIB else record | {"protocol": program.protocol.value}
 
 
 def canonical_parts(tests: Tests) -> Iterator[bytes]:

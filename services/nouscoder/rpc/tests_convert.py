@@ -69,8 +69,8 @@ def _cases(cases: Iterable[verdict_pb2.StdinCase]) -> list[dict[str, str]]:
 
 
 def _program(message: verdict_pb2.JudgeProgram) -> dict[str, str]:
-    program = {"code": message.code}
-    return program | {"language": message.language} if message.language else program
+    optional = {"language": message.language, "protocol": message.protocol}
+    return {"code": message.code} | {name: value for name, value in optional.items() if value}
 
 
 def _call(message: verdict_pb2.CallCase, field: str) -> dict[str, Any]:

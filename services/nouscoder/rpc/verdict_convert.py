@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from nouscoder.domain.problem import GradingRules
-from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, Submission
+from nouscoder.domain.submission import (
+    Comparator,
+    ComparatorKind,
+    Limits,
+    Prelude,
+    Profile,
+    Submission,
+    language_name,
+)
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 from nouscoder.rpc.faults import InvalidMessage as InvalidMessage
 from nouscoder.rpc.tests_convert import tests_from as tests_from
@@ -55,6 +63,7 @@ def comparator_to(comparator: Comparator) -> verdict_pb2.Comparator:
         float_tolerance=comparator.float_tolerance,
         absolute_tolerance=comparator.absolute_tolerance,
         relative_tolerance=comparator.relative_tolerance,
+        ignore_case=comparator.ignore_case,
     )
 
 
@@ -66,7 +75,8 @@ def comparator_from(message: verdict_pb2.Comparator) -> Comparator:
     for name, value in tolerances.items():
         if not value >= 0:
             raise InvalidMessage(f"comparator.{name}_tolerance must be at least 0")
-    return Comparator(_COMPARE_IN[message.kind], *tolerances.values())
+    absolute, relative = message.absolute_tolerance, message.relative_tolerance
+    return Comparator(_COMPARE_IN[message.kind], message.float_tolerance, absolute, relative, message.ignore_case)
 
 
 def rules_to(rules: GradingRules) -> verdict_pb2.GradingRules:
@@ -134,7 +144,7 @@ def submission_from(message: verdict_pb2.Submission) -> Submission:
         tests=tests_from(message.tests),
         code=message.code if source == "code" else None,
         completion=message.completion if source == "completion" else None,
-        language=message.language or "python",
+        language=language_name(message.language or "python"),
         limits=limits_from(message.limits),
         comparator=comparator_from(message.comparator),
         stop_on_first_failure=not message.run_all_tests,
@@ -153,6 +163,7 @@ def outcome_to(outcome: TestOutcome) -> verdict_pb2.TestOutcome:
         wall_time_s=outcome.wall_time_s,
         cpu_time_s=outcome.cpu_time_s,
         memory_bytes=outcome.memory_bytes,
+        points=outcome.points,
     )
 
 
@@ -165,7 +176,8 @@ def _kind_from(number: int, field: str) -> VerdictKind:
 def outcome_from(message: verdict_pb2.TestOutcome) -> TestOutcome:
     """Protocol -> domain."""
     kind = _kind_from(message.outcome, "outcome.outcome")
-    return TestOutcome(message.index, kind, message.wall_time_s, message.cpu_time_s, message.memory_bytes)
+    points = message.points if message.HasField("points") else None
+    return TestOutcome(message.index, kind, message.wall_time_s, message.cpu_time_s, message.memory_bytes, points)
 
 
 def verdict_to(verdict: Verdict) -> verdict_pb2.Verdict:
@@ -180,6 +192,7 @@ def verdict_to(verdict: Verdict) -> verdict_pb2.Verdict:
         cached=verdict.cached,
         tests=[outcome_to(outcome) for outcome in verdict.tests],
         detail=verdict.detail,
+        score=verdict.score,
     )
     failure = verdict.first_failure
     if failure is not None:

@@ -34,6 +34,7 @@ from nouscoder.domain.submission import (
     CheckerTests,
     InteractiveTests,
     JudgeProgram,
+    JudgeProtocol,
     MathCase,
     MathTests,
     StdinCase,
@@ -256,13 +257,18 @@ def _tests(head: dict[str, Any], file: CaseFile) -> Tests:
         case AssertTests.type:
             return AssertTests(StoredCases(file, str), head["setup"])
         case CheckerTests.type:
-            return CheckerTests(StoredCases(file, _stdin), JudgeProgram(**head["checker"]))
+            return CheckerTests(StoredCases(file, _stdin), _judge(head["checker"]))
         case InteractiveTests.type:
-            return InteractiveTests(StoredCases(file, _stdin), JudgeProgram(**head["interactor"]))
+            return InteractiveTests(StoredCases(file, _stdin), _judge(head["interactor"]))
         case MathTests.type:
             return MathTests(StoredCases(file, lambda record: MathCase(**record)))
         case other:
             raise ValueError(f"{other!r:.40} is no type of tests")
+
+
+def _judge(record: dict[str, str]) -> JudgeProgram:
+    protocol = JudgeProtocol(record.get("protocol", JudgeProtocol.TESTLIB))
+    return JudgeProgram(record["code"], record["language"], protocol)
 
 
 def _stdin(record: Any) -> StdinCase:

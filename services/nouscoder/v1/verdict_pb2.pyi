@@ -87,6 +87,8 @@ class _ComparatorKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Compar
     """By tokens that are separated by white space."""
     COMPARATOR_KIND_UNORDERED_LINES: _ComparatorKind.ValueType  # 4
     """The same lines in any order; trailing white space is ignored."""
+    COMPARATOR_KIND_KATTIS: _ComparatorKind.ValueType  # 5
+    """By tokens; with a tolerance, numbers as Kattis's default validator compares them."""
 
 class ComparatorKind(_ComparatorKind, metaclass=_ComparatorKindEnumTypeWrapper):
     """How an output is compared with the expected output."""
@@ -101,6 +103,8 @@ COMPARATOR_KIND_TOKENS: ComparatorKind.ValueType  # 3
 """By tokens that are separated by white space."""
 COMPARATOR_KIND_UNORDERED_LINES: ComparatorKind.ValueType  # 4
 """The same lines in any order; trailing white space is ignored."""
+COMPARATOR_KIND_KATTIS: ComparatorKind.ValueType  # 5
+"""By tokens; with a tolerance, numbers as Kattis's default validator compares them."""
 Global___ComparatorKind: _TypeAlias = ComparatorKind  # noqa: Y015
 
 class _Profile:
@@ -199,6 +203,7 @@ class Comparator(_message.Message):
     FLOAT_TOLERANCE_FIELD_NUMBER: _builtins.int
     ABSOLUTE_TOLERANCE_FIELD_NUMBER: _builtins.int
     RELATIVE_TOLERANCE_FIELD_NUMBER: _builtins.int
+    IGNORE_CASE_FIELD_NUMBER: _builtins.int
     kind: Global___ComparatorKind.ValueType
     """Unspecified means tokens."""
     float_tolerance: _builtins.float
@@ -207,6 +212,8 @@ class Comparator(_message.Message):
     """Absolute difference allowed between numbers; 0 allows none."""
     relative_tolerance: _builtins.float
     """Relative difference allowed between numbers; 0 allows none."""
+    ignore_case: _builtins.bool
+    """Upper and lower case ASCII letters of text are equal."""
     def __init__(
         self,
         *,
@@ -214,10 +221,11 @@ class Comparator(_message.Message):
         float_tolerance: _builtins.float = ...,
         absolute_tolerance: _builtins.float = ...,
         relative_tolerance: _builtins.float = ...,
+        ignore_case: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absolute_tolerance", b"absolute_tolerance", "float_tolerance", b"float_tolerance", "kind", b"kind", "relative_tolerance", b"relative_tolerance"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absolute_tolerance", b"absolute_tolerance", "float_tolerance", b"float_tolerance", "ignore_case", b"ignore_case", "kind", b"kind", "relative_tolerance", b"relative_tolerance"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -361,25 +369,29 @@ Global___AssertTests: _TypeAlias = AssertTests  # noqa: Y015
 
 @_typing.final
 class JudgeProgram(_message.Message):
-    """A program that the author of the tests provides. It exits with testlib's exit codes."""
+    """A program that the author of the tests provides."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CODE_FIELD_NUMBER: _builtins.int
     LANGUAGE_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
     code: _builtins.str
     """Its source."""
     language: _builtins.str
     """Its language; empty means cpp."""
+    protocol: _builtins.str
+    """Its arguments and exit codes: "testlib" or "kattis"; empty means testlib."""
     def __init__(
         self,
         *,
         code: _builtins.str = ...,
         language: _builtins.str = ...,
+        protocol: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "language", b"language"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "language", b"language", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -682,6 +694,7 @@ class TestOutcome(_message.Message):
     WALL_TIME_S_FIELD_NUMBER: _builtins.int
     CPU_TIME_S_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    POINTS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Position in the request."""
     outcome: Global___VerdictKind.ValueType
@@ -692,6 +705,8 @@ class TestOutcome(_message.Message):
     """Seconds of CPU, user and system."""
     memory_bytes: _builtins.int
     """Peak bytes of memory."""
+    points: _builtins.float
+    """The share of a test that is partly right, from 0 to below 1; absent if its judge program gave none."""
     def __init__(
         self,
         *,
@@ -700,12 +715,15 @@ class TestOutcome(_message.Message):
         wall_time_s: _builtins.float = ...,
         cpu_time_s: _builtins.float = ...,
         memory_bytes: _builtins.int = ...,
+        points: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_points", b"_points", "points", b"points"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_time_s", b"cpu_time_s", "index", b"index", "memory_bytes", b"memory_bytes", "outcome", b"outcome", "wall_time_s", b"wall_time_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_points", b"_points", "cpu_time_s", b"cpu_time_s", "index", b"index", "memory_bytes", b"memory_bytes", "outcome", b"outcome", "points", b"points", "wall_time_s", b"wall_time_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__points: _TypeAlias = _typing.Literal["points"]  # noqa: Y015
+    _WhichOneofArgType__points: _TypeAlias = _typing.Literal["_points", b"_points"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__points) -> _WhichOneofReturnType__points | None: ...
 
 Global___TestOutcome: _TypeAlias = TestOutcome  # noqa: Y015
 
@@ -767,6 +785,7 @@ class Verdict(_message.Message):
     TESTS_FIELD_NUMBER: _builtins.int
     FIRST_FAILURE_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     kind: Global___VerdictKind.ValueType
     """The verdict."""
     passed: _builtins.int
@@ -783,6 +802,8 @@ class Verdict(_message.Message):
     """Answered from the cache."""
     detail: _builtins.str
     """The compiler's message, or the infrastructure failure."""
+    score: _builtins.float
+    """The mean score of all tests, from 0 to 1: 1 when accepted, the points when partly right, else 0."""
     @_builtins.property
     def tests(self) -> _containers.RepeatedCompositeFieldContainer[Global___TestOutcome]:
         """One per test that was run, by index."""
@@ -804,10 +825,11 @@ class Verdict(_message.Message):
         tests: _abc.Iterable[Global___TestOutcome] | None = ...,
         first_failure: Global___FirstFailure | None = ...,
         detail: _builtins.str = ...,
+        score: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_failure", b"first_failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cached", b"cached", "detail", b"detail", "duration_s", b"duration_s", "first_failure", b"first_failure", "graded", b"graded", "kind", b"kind", "passed", b"passed", "tests", b"tests", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "cached", b"cached", "detail", b"detail", "duration_s", b"duration_s", "first_failure", b"first_failure", "graded", b"graded", "kind", b"kind", "passed", b"passed", "score", b"score", "tests", b"tests", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from nouscoder.domain.submission import Limits
+from nouscoder.domain.submission import Limits, other_names
 from nouscoder.verifier.access.gatekeeper import MAX_DEADLINE_S
-from nouscoder.verifier.api.run_code import SANDBOX_FUSION_NAMES
 from nouscoder.verifier.grading.validation import Bounds
 
 _GRADING = ("/v1/grade", "/v1/grade/stream", "/v1/grade/batch", "/run_code")
@@ -82,18 +81,19 @@ def complete_openapi(document: dict[str, Any], languages: Sequence[str], bounds:
 
 def _bound(schemas: dict[str, Any], languages: Sequence[str], most: Bounds) -> None:
     """Add the rules of validation that JSON Schema can express."""
+    names = [*languages, *other_names(languages)]
     for name in ("GradeRequest", "StoredGradeRequest"):
-        schemas[name]["properties"]["language"]["enum"] = list(languages)
+        schemas[name]["properties"]["language"]["enum"] = names
         schemas[name]["oneOf"] = [
             {"required": [source], "properties": {source: {"type": "string"}}} for source in ("code", "completion")
         ]
-    schemas["JudgeProgramBody"]["properties"]["language"]["enum"] = list(languages)
+    schemas["JudgeProgramBody"]["properties"]["language"]["enum"] = names
     for limit in fields(Limits):
         schemas["LimitsBody"]["properties"][limit.name]["maximum"] = getattr(most.limits, limit.name)
     for name, schema in schemas.items():
         if name.endswith("TestsBody"):
             schema["properties"]["cases"]["maxItems"] = most.num_tests
     run_code = schemas["RunCodeRequest"]["properties"]
-    run_code["language"]["enum"] = [*languages, *SANDBOX_FUSION_NAMES]
+    run_code["language"]["enum"] = names
     run_code["run_timeout"]["maximum"] = most.limits.wall_time_s
     run_code["memory_limit_MB"]["maximum"] = most.limits.memory_bytes // 1024**2

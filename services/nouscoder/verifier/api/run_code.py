@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
+from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission, language_name
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.quotas import Quotas
 from nouscoder.verifier.grading.grader import Grader
@@ -23,7 +23,6 @@ from nouscoder.verifier.observe.audit import AuditLog
 from nouscoder.verifier.sandbox.base import CompileFailed, Exit, Program, RunResult, SandboxError
 from nouscoder.verifier.toolchains.languages import installed
 
-SANDBOX_FUSION_NAMES = {"nodejs": "javascript"}  # SandboxFusion's name: this project's name
 _CPU_PER_WALL = 8.0  # SandboxFusion limits only wall time, and threads may use several cores
 _OUTPUT_BYTES = 8 * 1024**2  # the answer holds all of it as JSON text, which can be six times as long
 _BOUNDS = Bounds()
@@ -49,7 +48,7 @@ class RunCodeRequest(BaseModel):
 
     def program(self) -> Program:
         """The program for the sandbox. Raises InvalidSubmission naming the invalid field."""
-        language = SANDBOX_FUSION_NAMES.get(self.language, self.language)
+        language = language_name(self.language)
         memory_bytes = self.memory_limit_MB * 1024**2 if self.memory_limit_MB > 0 else Limits().memory_bytes
         cpu_time_s = max(self.run_timeout, min(_BOUNDS.limits.cpu_time_s, _CPU_PER_WALL * self.run_timeout))
         limits = Limits(self.run_timeout, cpu_time_s, memory_bytes, _OUTPUT_BYTES)

@@ -13,9 +13,10 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
 from nouscoder.domain.reward import reward_of_verdict
-from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, TestsReference
+from nouscoder.domain.submission import Prelude, Profile, Submission, Tests, TestsReference, language_name
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
 from nouscoder.formats.body import Body, first_fault
+from nouscoder.formats.public_shapes import rewritten
 from nouscoder.formats.rules import ComparatorBody, LimitsBody
 from nouscoder.formats.tests import TestsBody, TestsReferenceBody, canonical_json, tests_from_json
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate_tests
@@ -46,7 +47,7 @@ class _Request(Body):
             tests=tests,
             code=self.code,
             completion=self.completion,
-            language=self.language,
+            language=language_name(self.language),
             limits=self.limits.record(),
             comparator=self.comparator.record(),
             stop_on_first_failure=self.stop_on_first_failure,
@@ -95,6 +96,7 @@ class TestBody(BaseModel):
     wall_time_s: float
     cpu_time_s: float
     memory_bytes: int
+    score: float = Field(description="1 when accepted, the points of a checker when partly right, else 0")
 
 
 class FirstFailureBody(BaseModel):
@@ -115,6 +117,7 @@ class GradeAnswer(BaseModel):
     passed: int
     total: int
     reward: float | None
+    score: float = Field(description="the mean score of all tests, from 0 to 1; a test that did not run has 0")
     first_failure: FirstFailureBody | None
     tests: list[TestBody]
     graded: int
@@ -132,16 +135,27 @@ class Fault(BaseModel):
 
 
 def parse_submission(body: bytes | str) -> Submission:
-    """Parse a request's JSON. Raises InvalidSubmission naming the invalid field."""
+    """Parse a request's JSON, of this project or in a public shape. Raises InvalidSubmission naming the field."""
     try:
         return GradeRequest.model_validate_json(body).submission()
     except ValidationError as error:
-        if not _names_stored_tests(error):
+        try:
+            if _names_stored_tests(error):
+                return StoredGradeRequest.model_validate_json(body).submission()
+            known = _in_our_form(body)
+            if known is None:
+                raise
+            names_digest = isinstance(known.get("tests"), dict) and known["tests"].keys() == {"digest"}
+            return (StoredGradeRequest if names_digest else GradeRequest).model_validate(known).submission()
+        except ValidationError as error:
             raise InvalidSubmission(*first_fault(error)) from None
+
+
+def _in_our_form(body: bytes | str) -> dict[str, Any] | None:
     try:
-        return StoredGradeRequest.model_validate_json(body).submission()
-    except ValidationError as error:
-        raise InvalidSubmission(*first_fault(error)) from None
+        return rewritten(from_json(body))
+    except ValueError:
+        return None
 
 
 def request_of(submission: Submission) -> dict[str, Any]:
@@ -188,6 +202,7 @@ def outcome_record(outcome: TestOutcome) -> dict[str, Any]:
         "wall_time_s": round(outcome.wall_time_s, 6),
         "cpu_time_s": round(outcome.cpu_time_s, 6),
         "memory_bytes": outcome.memory_bytes,
+        "score": outcome.score,
     }
 
 
@@ -198,6 +213,7 @@ def answer_record(verdict: Verdict) -> dict[str, Any]:
         "passed": verdict.passed,
         "total": verdict.total,
         "reward": None if verdict.is_ours else reward_of_verdict(verdict),
+        "score": verdict.score,
         "first_failure": _failure_record(verdict.first_failure),
         "tests": [outcome_record(outcome) for outcome in verdict.tests],
         "graded": verdict.graded,

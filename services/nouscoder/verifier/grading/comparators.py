@@ -8,7 +8,11 @@ Text is compared as bytes; white space means ASCII white space:
 - lines: white space at the end of lines and empty lines at the end are ignored;
 - unordered_lines: as lines, but in any order, each as often as expected;
 - tokens: tokens separated by white space. Two numbers may differ by the absolute or the relative tolerance, whichever
-  is wider. Two integers must be equal, so that a tolerance cannot accept a wrong count.
+  is wider. Two integers must be equal, so that a tolerance cannot accept a wrong count;
+- kattis: tokens, as Kattis's default validator compares them. With a tolerance, a number must be within the absolute
+  tolerance or within the relative tolerance times the expected number. This holds for integers too.
+
+With `ignore_case`, upper and lower case ASCII letters are equal.
 
 Values (call results) are compared like Python's == after JSON, where a tuple is a list, with three exceptions:
 - a bool equals only a bool (`1 == True` is a known false positive of public graders);
@@ -50,6 +54,8 @@ class HugeInt:
 def same_text(expected: str, actual: bytes, comparator: Comparator) -> bool:
     """Whether a program's output matches the expected output."""
     wanted = expected.encode("utf8", "surrogatepass")
+    if comparator.ignore_case:
+        wanted, actual = wanted.lower(), actual.lower()
     if comparator.kind is ComparatorKind.EXACT:
         return wanted == actual
     if comparator.kind is ComparatorKind.LINES:
@@ -84,18 +90,29 @@ def _same_tokens(wanted: bytes, actual: bytes, comparator: Comparator) -> bool:
     absolute, relative = comparator.absolute, comparator.relative
     if max(absolute, relative) <= 0 or len(wanted_tokens) != len(actual_tokens):
         return False
+    close = _kattis_close_tokens if comparator.kind is ComparatorKind.KATTIS else _close_tokens
     pairs = zip(wanted_tokens, actual_tokens, strict=True)
-    return all(w == a or _close_tokens(w, a, absolute, relative) for w, a in pairs)
+    return all(w == a or close(w, a, absolute, relative) for w, a in pairs)
 
 
 def _close_tokens(wanted: bytes, actual: bytes, absolute: float, relative: float) -> bool:
-    if len(actual) > MAX_NUMBER_BYTES or len(wanted) > MAX_NUMBER_BYTES:
+    if not (_is_number(wanted) and _is_number(actual)):
         return False
     if _INTEGER.fullmatch(wanted) and _INTEGER.fullmatch(actual):
         return int(wanted) == int(actual)
-    if not (_NUMBER.fullmatch(wanted) and _NUMBER.fullmatch(actual)):
-        return False
     return _close(float(wanted), float(actual), absolute, relative)
+
+
+def _kattis_close_tokens(wanted: bytes, actual: bytes, absolute: float, relative: float) -> bool:
+    """Source: the default validator of Kattis (problemtools, default_validator.cc)."""
+    if not (_is_number(wanted) and _is_number(actual)):
+        return False
+    judge, difference = float(wanted), abs(float(wanted) - float(actual))
+    return difference <= absolute or difference <= relative * abs(judge)
+
+
+def _is_number(token: bytes) -> bool:
+    return len(token) <= MAX_NUMBER_BYTES and _NUMBER.fullmatch(token) is not None
 
 
 def _close(wanted: float, actual: float, absolute: float, relative: float) -> bool:

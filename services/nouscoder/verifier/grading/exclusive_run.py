@@ -1,8 +1,8 @@
 """A readers-writer lock for runs: many share the machine, and a run that needs exact timing has it exclusively.
 
-INVARIANT: during the first ALONE_S seconds of an exclusive run no other run is in progress; later ones may begin. After
-an exclusive run that was alone for t seconds, shared runs have the machine for at least REST * t seconds before the next
-exclusive run, unless there are no shared runs.
+INVARIANT: during the first ALONE_S seconds of an exclusive run no other run is in progress; later ones may begin.
+After an exclusive run that was alone for t seconds, shared runs have the machine for at least REST * t seconds before
+the next exclusive run, unless there are no shared runs.
 """
 
 from __future__ import annotations

@@ -134,7 +134,8 @@ class Progress:
             kind = await asyncio.to_thread(outcome_of, self.judge, index, result)
         else:
             kind = outcome_of(self.judge, index, result)
-        outcome = TestOutcome(index, kind, result.wall_time_s, result.cpu_time_s, result.memory_bytes)
+        points = None if ruling is None else ruling.points
+        outcome = TestOutcome(index, kind, result.wall_time_s, result.cpu_time_s, result.memory_bytes, points)
         if kind is VerdictKind.ACCEPTED:
             return _Judged(outcome, None, "")
         remark = "" if ruling is None else ruling.remark

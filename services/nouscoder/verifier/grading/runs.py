@@ -7,7 +7,7 @@ It never enters the candidate's sandbox.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from nouscoder.domain.submission import (
     CheckerTests,
     InteractiveTests,
     JudgeProgram,
+    JudgeProtocol,
     Limits,
     MathTests,
     Profile,
@@ -26,11 +27,21 @@ from nouscoder.verifier.grading.judging import outcome_of
 from nouscoder.verifier.judges import mathematics
 from nouscoder.verifier.judges.base import Judge, encoded
 from nouscoder.verifier.judges.lcb import LcbJudge
-from nouscoder.verifier.judges.partners import Ruling, ruling_of_checker, ruling_of_interactor
+from nouscoder.verifier.judges.partners import (
+    Ruling,
+    by_testlib,
+    has_crashed,
+    ruling_of_checker,
+    ruling_of_crash,
+    ruling_of_interactor,
+)
 from nouscoder.verifier.sandbox.base import Exit, Program, RunResult, Sandbox, Session
 from nouscoder.verifier.toolchains.languages import installed
 
-_FILE_ARGUMENTS = ("input", "output", "answer")
+_ARGUMENTS = {
+    JudgeProtocol.TESTLIB: ("input", "output", "answer"),
+    JudgeProtocol.KATTIS: ("input", "answer", "./"),  # the last is the folder for feedback, the working directory
+}
 _CHECKER_LIMITS = Limits(wall_time_s=30.0, cpu_time_s=30.0, memory_bytes=2 * 1024**3)
 _INTERACTOR_EXTRA_S = 10.0
 
@@ -75,8 +86,9 @@ def has_parallel_tests(submission: Submission) -> bool:
 
 
 def partner_patience_s(submission: Submission) -> float:
-    """Seconds that a checker or an interactor may take in addition to the candidate."""
-    return _CHECKER_LIMITS.wall_time_s + 15.0 if isinstance(submission.tests, CheckerTests | InteractiveTests) else 0.0
+    """Seconds that a checker (which may run twice) or an interactor may take in addition to the candidate."""
+    has_partner = isinstance(submission.tests, CheckerTests | InteractiveTests)
+    return 2 * _CHECKER_LIMITS.wall_time_s + 15.0 if has_partner else 0.0
 
 
 @asynccontextmanager
@@ -87,12 +99,12 @@ async def open_runs(sandbox: Sandbox, submission: Submission, program: Program, 
             yield _MathRuns(tests, program)
         case CheckerTests() as tests:
             async with sandbox.pair(program, _partner(tests.checker, _CHECKER_LIMITS)) as (candidate, checker):
-                yield _CheckedRuns(candidate, checker, tests.cases, judge)
+                yield _CheckedRuns(candidate, checker, tests, judge)
         case InteractiveTests() as tests:
             longer_s = program.limits.wall_time_s + _INTERACTOR_EXTRA_S
             limits = Limits(longer_s, longer_s, _CHECKER_LIMITS.memory_bytes)
             async with sandbox.pair(program, _partner(tests.interactor, limits)) as (candidate, interactor):
-                yield _TalkingRuns(candidate, interactor, tests.cases)
+                yield _TalkingRuns(candidate, interactor, tests)
         case _:
             async with sandbox.session(program) as session:
                 yield _LcbRuns(session, judge) if isinstance(judge, LcbJudge) else _PlainRuns(session, judge)
@@ -113,34 +125,48 @@ class _PlainRuns:
 
 
 class _CheckedRuns:
-    def __init__(self, candidate: Session, checker: Session, cases: Sequence[StdinCase], judge: Judge) -> None:
+    def __init__(self, candidate: Session, checker: Session, tests: CheckerTests, judge: Judge) -> None:
         self._candidate = candidate
         self._checker = checker
-        self._cases = cases
+        self._cases = tests.cases
+        self._protocol = tests.checker.protocol
         self._judge = judge
 
     async def run(self, index: int) -> Ran:
-        """Run one process for this test and, if it exits normally, one process of the checker."""
+        """Run one process for this test and, if it exits normally, one process of the checker; two after a crash."""
         result = await self._candidate.run(self._judge.stdin(index))
         if outcome_of(self._judge, index, result) is not VerdictKind.ACCEPTED:
             return result, None
-        files = _files(self._cases[index]) | {"output": result.stdout}
-        check = await self._checker.run(b"", args=_FILE_ARGUMENTS, files=files)
-        expected_bytes = len(files["input"]) + len(files["answer"])
-        return result, ruling_of_checker(check, len(result.stdout), expected_bytes)
+        files = _files(self._cases[index])
+        check = await self._check(files, result.stdout)
+        if not has_crashed(check):
+            return result, ruling_of_checker(check)
+        on_answer = await self._check(files, files["answer"])
+        return result, ruling_of_crash(check, on_answer, bool(files["answer"].strip()))
+
+    async def _check(self, files: dict[str, bytes], output: bytes) -> RunResult:
+        """Run the checker on an output, which Kattis's protocol gives as stdin."""
+        arguments = _ARGUMENTS[self._protocol]
+        if self._protocol is JudgeProtocol.KATTIS:
+            check = await self._checker.run(output, args=arguments, files=files)
+        else:
+            check = await self._checker.run(b"", args=arguments, files=files | {"output": output})
+        return by_testlib(check, self._protocol)
 
 
 class _TalkingRuns:
-    def __init__(self, candidate: Session, interactor: Session, cases: Sequence[StdinCase]) -> None:
+    def __init__(self, candidate: Session, interactor: Session, tests: InteractiveTests) -> None:
         self._candidate = candidate
         self._interactor = interactor
-        self._cases = cases
+        self._cases = tests.cases
+        self._protocol = tests.interactor.protocol
 
     async def run(self, index: int) -> Ran:
         """Run one process for this test and one of the interactor, with their stdin and stdout connected."""
         files = _files(self._cases[index])
-        result, other = await self._candidate.converse(self._interactor, args=_FILE_ARGUMENTS, files=files)
-        return result, ruling_of_interactor(result, other)
+        arguments = _ARGUMENTS[self._protocol]
+        result, other = await self._candidate.converse(self._interactor, args=arguments, files=files)
+        return result, ruling_of_interactor(result, by_testlib(other, self._protocol))
 
 
 class _LcbRuns:

@@ -2,9 +2,9 @@
 
 The sandbox enforces 15 % more than the limit, and the measured time decides. A run that ends within the limit keeps it.
 A run that reaches the extended limit breaks it. Two kinds of runs are repeated with the machine to themselves, and the
-second measurement counts: a run that ends between the limit and the extended limit, and a run that reached the wall time
-limit with little CPU time while other runs were in progress, because they may have taken the CPU. The repetitions of a
-submission are bounded (`Repetitions`).
+second measurement counts: a run that ends between the limit and the extended limit, and a run that reached the wall
+time limit with little CPU time while other runs were in progress, because they may have taken the CPU. The repetitions
+of a submission are bounded (`Repetitions`).
 """
 
 from __future__ import annotations

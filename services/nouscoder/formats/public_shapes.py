@@ -1,0 +1,78 @@
+"""Requests as public data sets and trainers write them, rewritten in this project's form. Pure.
+
+- `tests` with `inputs`, `outputs` and perhaps `fn_name` (APPS, TACO, verl), or with `input` and `output` (Atropos), or
+  this record as JSON text. Without `fn_name` (or with "none") each pair is one run of the program; an input or output
+  may be a list of lines. With it each pair is one call: an input is the list of arguments, or a text with one JSON
+  value in each line (LiveCodeBench), and then its output is JSON too. APPS wraps each result of a function in a list of
+  one; it is unwrapped when all results are wrapped.
+- null for a field that has no null: its default. Rows of Arrow tables have every field.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+_NO_FUNCTION = (None, "", "none")
+
+
+def rewritten(record: Any) -> dict[str, Any] | None:
+    """The request in this project's form; None when it has none of these shapes. The result is not validated."""
+    if not isinstance(record, dict):
+        return None
+    found = {name: value for name, value in record.items() if value is not None}
+    for name in ("limits", "comparator"):
+        if isinstance(found.get(name), dict):
+            found[name] = _without_nulls(found[name])
+    if "tests" in found:
+        found["tests"] = _tests(found["tests"])
+    return None if found == record else found
+
+
+def _tests(tests: Any) -> Any:
+    if isinstance(tests, str):
+        tests = _value(tests)
+    if not isinstance(tests, dict):
+        return tests
+    tests = _without_nulls(tests)
+    inputs, outputs = tests.get("inputs", tests.get("input")), tests.get("outputs", tests.get("output"))
+    if "type" not in tests and isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs):
+        name = tests.get("fn_name")
+        return _runs(inputs, outputs) if name in _NO_FUNCTION else _calls(str(name), inputs, outputs)
+    if isinstance(tests.get("cases"), list):
+        kept = ("expected",) if tests.get("type") == "call" else ()
+        tests["cases"] = [_without_nulls(case, *kept) if isinstance(case, dict) else case for case in tests["cases"]]
+    return tests
+
+
+def _runs(inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
+    pairs = zip(map(_lines, inputs), map(_lines, outputs), strict=True)
+    return {"type": "stdin", "cases": [{"input": given, "output": wanted} for given, wanted in pairs]}
+
+
+def _lines(value: Any) -> Any:
+    return "\n".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _calls(name: str, inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
+    if all(isinstance(each, list) and len(each) == 1 for each in outputs):
+        outputs = [each[0] for each in outputs]
+    cases = []
+    for given, wanted in zip(inputs, outputs, strict=True):
+        if isinstance(given, str):
+            given, wanted = [_value(line) for line in given.splitlines() if line.strip()], _value(wanted)
+        cases.append({"args": given, "expected": wanted})
+    entry_point = name.removeprefix("Solution().").removeprefix("Solution.")
+    return {"type": "call", "entry_point": entry_point, "cases": cases}
+
+
+def _value(text: Any) -> Any:
+    """The value of JSON text; anything else as it is."""
+    try:
+        return json.loads(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError):
+        return text
+
+
+def _without_nulls(record: dict[str, Any], *kept: str) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if value is not None or name in kept}
