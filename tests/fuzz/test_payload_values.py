@@ -79,9 +79,17 @@ def replaced(body: Any, path: str, value: Any) -> Any:
     return copy
 
 
+_WITH_DEFAULT = {
+    *("language", "limits", "comparator", "profile", "prelude", "stop_on_first_failure", "reveal", "problem_id"),
+    *("tests.setup", "tests.cases[0].args", "tests.cases[0].kwargs"),
+}
+
+
 def is_right(field: str, old: Any, value: Any) -> bool:
     """Whether docs/verdicts.md and docs/grading.md allow `value` in place of `old`."""
     last = field.rpartition(".")[2]
+    if value is None and (field in _WITH_DEFAULT or field.startswith(("limits.", "comparator."))):
+        return True
     match old:
         case _ if last in ("args[0]", "expected") and "math" not in field:
             return True

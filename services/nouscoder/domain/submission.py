@@ -7,7 +7,7 @@ The `cases` of tests are a tuple, or a sequence that reads each case from a file
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
@@ -62,11 +62,6 @@ def language_name(given: str) -> str:
     An unknown name is returned unchanged.
     """
     return _LANGUAGE_NAMES.get(given.lower(), given)
-
-
-def other_names(languages: Collection[str]) -> tuple[str, ...]:
-    """The names of data sets for these languages."""
-    return tuple(other for other, name in _LANGUAGE_NAMES.items() if name in languages and other not in languages)
 
 
 class Profile(StrEnum):

@@ -5,25 +5,35 @@
   may be a list of lines. With it each pair is one call: an input is the list of arguments, or a text with one JSON
   value in each line (LiveCodeBench), and then its output is JSON too. APPS wraps each result of a function in a list of
   one; it is unwrapped when all results are wrapped.
-- null for a field that has no null: its default. Rows of Arrow tables have every field.
+- null for a field that has no null: its default. Rows of Arrow tables have every field, also those of other tests.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
+from dataclasses import fields
 from typing import Any
 
+from nouscoder.domain.submission import CallCase, Comparator, Limits, StdinCase, Submission
+
 _NO_FUNCTION = (None, "", "none")
+_OF_REQUESTS = {item.name for item in fields(Submission)} | {"reveal"}
+_OF_LIMITS = {item.name for item in fields(Limits)}
+_OF_COMPARATORS = {item.name for item in fields(Comparator)} | {"type"}
+_PAIRS = {"inputs", "outputs", "input", "output", "fn_name"}
+_OF_TESTS = {"type", "digest", "entry_point", "setup", "checker", "interactor", *_PAIRS}
+_OF_CASES = {item.name for kind in (StdinCase, CallCase) for item in fields(kind)}
 
 
 def rewritten(record: Any) -> dict[str, Any] | None:
     """The request in this project's form; None when it has none of these shapes. The result is not validated."""
     if not isinstance(record, dict):
         return None
-    found = {name: value for name, value in record.items() if value is not None}
-    for name in ("limits", "comparator"):
+    found = _without_nulls(record, _OF_REQUESTS)
+    for name, known in (("limits", _OF_LIMITS), ("comparator", _OF_COMPARATORS)):
         if isinstance(found.get(name), dict):
-            found[name] = _without_nulls(found[name])
+            found[name] = _without_nulls(found[name], known)
     if "tests" in found:
         found["tests"] = _tests(found["tests"])
     return None if found == record else found
@@ -34,14 +44,14 @@ def _tests(tests: Any) -> Any:
         tests = _value(tests)
     if not isinstance(tests, dict):
         return tests
-    tests = _without_nulls(tests)
+    tests = _without_nulls(tests, _OF_TESTS)
     inputs, outputs = tests.get("inputs", tests.get("input")), tests.get("outputs", tests.get("output"))
     if "type" not in tests and isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs):
         name = tests.get("fn_name")
         return _runs(inputs, outputs) if name in _NO_FUNCTION else _calls(str(name), inputs, outputs)
     if isinstance(tests.get("cases"), list):
-        kept = ("expected",) if tests.get("type") == "call" else ()
-        tests["cases"] = [_without_nulls(case, *kept) if isinstance(case, dict) else case for case in tests["cases"]]
+        known = _OF_CASES - {"expected"} if tests.get("type") == "call" else _OF_CASES
+        tests["cases"] = [_without_nulls(case, known) if isinstance(case, dict) else case for case in tests["cases"]]
     return tests
 
 
@@ -74,5 +84,5 @@ def _value(text: Any) -> Any:
         return text
 
 
-def _without_nulls(record: dict[str, Any], *kept: str) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if value is not None or name in kept}
+def _without_nulls(record: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if value is not None or name not in known}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from nouscoder.domain.submission import Limits, other_names
+from nouscoder.domain.submission import Limits
 from nouscoder.verifier.access.gatekeeper import MAX_DEADLINE_S
 from nouscoder.verifier.grading.validation import Bounds
 
@@ -58,6 +58,13 @@ _REQUEST_ID = {"description": "the request's id", "required": True, "schema": {"
 _RETRY_AFTER = {"description": "seconds", "required": True, "schema": {"type": "integer", "minimum": 0}}
 
 
+# The fields of these records that have a default may also be null, which means the default (formats/public_shapes.py).
+_NULLABLE = (
+    *("GradeRequest", "StoredGradeRequest", "LimitsBody", "ComparatorBody"),
+    *("AssertTestsBody", "CallCaseBody", "CheckedCaseBody"),
+)
+
+
 def complete_openapi(document: dict[str, Any], languages: Sequence[str], bounds: Bounds | None = None) -> None:
     """Add headers, examples and bounds to `document`, in place."""
     for path, item in document["paths"].items():
@@ -81,19 +88,23 @@ def complete_openapi(document: dict[str, Any], languages: Sequence[str], bounds:
 
 def _bound(schemas: dict[str, Any], languages: Sequence[str], most: Bounds) -> None:
     """Add the rules of validation that JSON Schema can express."""
-    names = [*languages, *other_names(languages)]
     for name in ("GradeRequest", "StoredGradeRequest"):
-        schemas[name]["properties"]["language"]["enum"] = names
+        schemas[name]["properties"]["language"]["enum"] = list(languages)
         schemas[name]["oneOf"] = [
             {"required": [source], "properties": {source: {"type": "string"}}} for source in ("code", "completion")
         ]
-    schemas["JudgeProgramBody"]["properties"]["language"]["enum"] = names
+    schemas["JudgeProgramBody"]["properties"]["language"]["enum"] = list(languages)
     for limit in fields(Limits):
         schemas["LimitsBody"]["properties"][limit.name]["maximum"] = getattr(most.limits, limit.name)
     for name, schema in schemas.items():
         if name.endswith("TestsBody"):
             schema["properties"]["cases"]["maxItems"] = most.num_tests
     run_code = schemas["RunCodeRequest"]["properties"]
-    run_code["language"]["enum"] = names
+    run_code["language"]["enum"] = [*languages, "nodejs"]  # SandboxFusion's name
     run_code["run_timeout"]["maximum"] = most.limits.wall_time_s
     run_code["memory_limit_MB"]["maximum"] = most.limits.memory_bytes // 1024**2
+    for name in _NULLABLE:
+        properties = schemas[name]["properties"]
+        for field, schema in properties.items():
+            if "default" in schema and "anyOf" not in schema:
+                properties[field] = {"anyOf": [schema, {"type": "null"}]}
