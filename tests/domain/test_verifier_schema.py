@@ -28,7 +28,7 @@ from nouscoder.domain.submission import (
     TestsReference,
 )
 from nouscoder.rpc.verdict_convert import submission_from, submission_to
-from nouscoder.verifier.api.schema import parse_submission
+from nouscoder.verifier.api.schema import parse_submission, parse_tests
 from nouscoder.verifier.grading.validation import InvalidSubmission
 
 
@@ -218,3 +218,10 @@ def test_a_language_may_have_the_name_that_data_sets_use(given: str, name: str) 
     tests = parse_submission(json.dumps(request(tests=checker))).tests
     assert isinstance(tests, CheckerTests)
     assert tests.checker.language == name
+
+
+def test_tests_to_store_may_have_a_public_shape_too() -> None:
+    assert parse_tests(json.dumps({"inputs": ["1\n2", "a"], "outputs": ["3", "b"], "fn_name": None}).encode()) == RUN
+    for body in (b"null", b"3", b"{}", b"[" * 100_000, b"\xff"):
+        with pytest.raises(InvalidSubmission):
+            parse_tests(body)

@@ -200,12 +200,12 @@ def _tests_from(body: bytes) -> Tests:
         return tests_from_json(body)
     except ValidationError:
         try:
-            known = rewritten({"tests": from_json(body)})
+            known = (rewritten({"tests": from_json(body)}) or {}).get("tests")
         except ValueError:
             known = None
         if known is None:
             raise
-        return tests_from_json(to_json(known["tests"]))
+        return tests_from_json(to_json(known))
 
 
 def outcome_record(outcome: TestOutcome) -> dict[str, Any]:
