@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -86,14 +86,24 @@ def warm_start(
     budget: WarmStartBudget,
     on_progress: Callable[[WarmStartProgress], None] = lambda progress: None,
 ) -> WarmStartMetrics:
-    """Train the policy in place. Raises WarmStartError when the loss is not finite."""
+    """Train the policy in place on demonstrations. Raises WarmStartError when the loss is not finite."""
+    return fit(policy, demonstration_batches(problems, seed=seed, budget=budget), budget, on_progress)
+
+
+def fit(
+    policy: Qwen3ForCausalLM,
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    budget: WarmStartBudget,
+    on_progress: Callable[[WarmStartProgress], None] = lambda progress: None,
+) -> WarmStartMetrics:
+    """Train the policy in place on `budget.num_steps` batches as `padded` makes them. Raises WarmStartError."""
     started = time.monotonic()
     optimizers = _optimizers(policy, budget)
     peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     losses: list[float] = []
     num_tokens = 0
     policy.train()
-    for step, (inputs, targets) in enumerate(demonstration_batches(problems, seed=seed, budget=budget)):
+    for step, (inputs, targets) in enumerate(batches):
         for optimizer, rates in zip(optimizers, peaks, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * _schedule(step, budget)
@@ -122,7 +132,7 @@ def demonstration_batches(
     tokenizer = CharTokenizer()
     for step in range(budget.excerpt_steps):
         width = 1 + _WIDEST * step // budget.excerpt_steps
-        yield _padded(_excerpt_rows(problems, width, budget.excerpt_batch_size, random, tokenizer))
+        yield padded(_excerpt_rows(problems, width, budget.excerpt_batch_size, random, tokenizer))
     for steps, noise in ((budget.clean_steps, 0.0), (budget.noisy_steps, budget.noise_probability)):
         for first in range(0, steps, _BATCHES_A_BUCKET):
             num_batches = min(_BATCHES_A_BUCKET, steps - first)
@@ -133,7 +143,7 @@ def demonstration_batches(
             rows.sort(key=lambda row: len(row[0]) + len(row[1]))
             buckets = [rows[k : k + budget.batch_size] for k in range(0, len(rows), budget.batch_size)]
             random.shuffle(buckets)
-            yield from map(_padded, buckets)
+            yield from map(padded, buckets)
 
 
 def _excerpt_rows(
@@ -153,7 +163,8 @@ def _row(tokenizer: CharTokenizer, prompt: str, program: str, *, ended: bool) ->
     return tokenizer.encode_prompt(prompt), tokenizer.encode(program) + ([EOS_ID] if ended else [])
 
 
-def _padded(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inputs and targets of next-token prediction, each [rows, positions]. The loss ignores prompts and padding."""
     width = max(len(prompt) + len(program) for prompt, program in rows) - 1
     inputs = torch.full((len(rows), width), PAD_ID)
     targets = torch.full((len(rows), width), _IGNORED)

@@ -1,0 +1,144 @@
+"""A run with the environment interpreter and real services: the policy learns to call Python.
+
+The problems are products of two numbers of four digits, and the answer is graded as text. A small policy that was
+taught the answers themselves solves none. A policy that was taught to call the interpreter, with mistakes in most of
+its calls, solves most after a few batches of reinforcement learning. The other one gets no reward to learn from.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from nouscoder.data.problems import save_problems
+from nouscoder.demo.policy import build_policy, save_policy
+from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
+from nouscoder.demo.warmstart import Row, WarmStartBudget, fit, padded
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.submission import MathCase, MathTests
+from nouscoder.learner.saved_batches import SavedBatches
+
+NUM_BATCHES, GROUPS, GROUP_SIZE = 6, 4, 8
+CLEAN_STEPS, NOISY_STEPS = 60, 30
+MISTAKES = 0.6  # share of the calls that the policy is taught wrong
+ENCODE = CharTokenizer().encode
+
+RUN = f"""
+[run]
+name = "products"
+total_batches = {NUM_BATCHES}
+[problems]
+train = "train.jsonl"
+held_out = "held_out.jsonl"
+held_out_samples = 2
+[policy]
+path = "policy"
+[broker]
+group_size = {GROUP_SIZE}
+batch_size = {GROUPS * GROUP_SIZE}
+drop_zero_variance = false
+[generation]
+max_running = 32
+max_tokens_total = 160
+[generation.sampling]
+max_new_tokens = 72
+[learner]
+steps_per_batch = 2
+learning_rate = 3e-4
+adam_betas = [0.9, 0.95]
+keep_batches = 100
+"""
+INTERPRETER = """
+[broker.reward]
+rule = "r1_code_interpreter"
+[generation.environment]
+kind = "interpreter"
+calls = 2
+[verifier.tools]
+sessions = 4
+"""
+
+
+def pairs(random: Random) -> tuple[int, int]:
+    """Two factors of four digits whose product has eight."""
+    return random.randrange(3200, 10000), random.randrange(3200, 10000)
+
+
+def problem(a: int, b: int) -> Problem:
+    return Problem(f"{a}x{b}", f"{a}*{b}\n", MathTests((MathCase(str(a * b)),)), text_is_code=True)
+
+
+def taught(random: Random, *, mistakes: float) -> Iterator[Row]:
+    """The two turns of a rollout, each after the tokens before it."""
+    a, b = pairs(random)
+    prompt, answer = CharTokenizer().encode_prompt(f"{a}*{b}\n"), [*ENCODE(str(a * b)), EOS_ID]
+    right = f"<python>{a}*{b}</python>"
+    wrong = (f"<python>{a}+{b}</python>", f"<python>{a}*{a}</python>", f"<python>{a}*{b}", str(a * b + 1))
+    call = random.choice(wrong) if random.random() < mistakes else right
+    yield prompt, [*ENCODE(call), EOS_ID]
+    yield [*prompt, *ENCODE(right), EOS_ID, *ENCODE(f"\n<output>\n{a * b}\n</output>\n")], answer
+
+
+def teach(folder: Path, *, to_call: bool) -> None:
+    """Write a policy that was taught to call the interpreter, or the answers, in as many steps."""
+    policy, random = build_policy(seed=0), Random(0)
+
+    def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for step in range(CLEAN_STEPS + NOISY_STEPS):
+            mistakes = MISTAKES if step >= CLEAN_STEPS else 0.0
+            rows = [row for _ in range(16) for row in taught(random, mistakes=mistakes)]
+            yield padded(rows if to_call else [(prompt, answer) for prompt, answer in direct(random)])
+
+    fit(policy, batches(), WarmStartBudget(excerpt_steps=0, clean_steps=CLEAN_STEPS, noisy_steps=NOISY_STEPS))
+    save_policy(policy, folder)
+
+
+def direct(random: Random) -> Iterator[Row]:
+    for _ in range(32):
+        a, b = pairs(random)
+        yield CharTokenizer().encode_prompt(f"{a}*{b}\n"), [*ENCODE(str(a * b)), EOS_ID]
+
+
+def trained(folder: Path, config: str, *, to_call: bool) -> dict[str, Any]:
+    """The summary of the run."""
+    folder.mkdir()
+    random = Random(1)
+    save_problems(folder / "train.jsonl", [problem(*pairs(random)) for _ in range(200)])
+    save_problems(folder / "held_out.jsonl", [problem(*pairs(random)) for _ in range(40)])
+    teach(folder / "policy", to_call=to_call)
+    (folder / "config.toml").write_text(f"{config}\n")
+    command = [sys.executable, "-m", "nouscoder", "train", "config.toml", "--set", f'run.root="{folder}/runs"']
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1200)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    summary: dict[str, Any] = json.loads((folder / "runs" / "products" / "summary.json").read_text())
+    print(json.dumps(summary))
+    return summary
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_an_interpreter_solves_what_the_policy_cannot_compute(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    with_calls = trained(tmp_path / "calls", RUN + INTERPRETER, to_call=True)
+    assert with_calls["balanced"] is True
+    assert with_calls["pass_at_1_after"] >= with_calls["pass_at_1_before"] + 0.2
+    assert with_calls["pass_at_1_after"] >= 0.5
+
+    saved = SavedBatches(tmp_path / "calls" / "runs" / "products" / "batches", keep=100)
+    rollouts = [one.rollout for number in range(NUM_BATCHES) for one in saved.load(number).rollouts]
+    assert {tuple(segment.is_sampled for segment in rollout.segments) for rollout in rollouts} >= {
+        (False, True),
+        (False, True, False, True),
+    }
+
+    only_measured = RUN.replace(f"total_batches = {NUM_BATCHES}", "total_batches = 0")
+    without = trained(tmp_path / "direct", only_measured, to_call=False)
+    assert without["pass_at_1_after"] <= 0.05
