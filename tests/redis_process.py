@@ -9,9 +9,11 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from nouscoder.broker.redis_server import find_redis_binary
 
@@ -44,10 +46,13 @@ def until(condition: Any, what: str) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of this machine that nobody listens on. A node of a cluster also uses the one 10,000 above it."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port + 10_000 < 65_536:
+            return port
 
 
 class RedisProcess:
@@ -64,8 +69,8 @@ class RedisProcess:
         until(lambda: self.process.poll() is not None or self._listens(), f"{command} answers")
 
     def client(self) -> redis.Redis:
-        """A new client."""
-        return redis.Redis(port=self.port)
+        """A new client, which tries each command once."""
+        return redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0))
 
     def ask(self, *words: str | int) -> Any:
         """The answer to a command."""
@@ -77,6 +82,14 @@ class RedisProcess:
         """What it printed."""
         return (self.folder / "redis.out").read_text(errors="replace")
 
+    def __enter__(self) -> Self:
+        """For use as `with`: killed at the end."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self.kill()
+
     def kill(self) -> None:
         """End it at once."""
         self.process.kill()
@@ -85,7 +98,7 @@ class RedisProcess:
     def _listens(self) -> bool:
         try:
             return bool(self.ask("PING"))
-        except redis.ResponseError:  # it answers, though not yet or not to everybody
+        except (redis.ResponseError, redis.BusyLoadingError):  # it answers, though not to this
             return True
         except redis.RedisError:
             return False

@@ -158,6 +158,7 @@ STALLS: dict[str, tuple[Snapshot, StallCause, str]] = {
         CAUSE.REDIS_CANNOT_SAVE,
         "its disk",
     ),
+    "Redis is a replica": (replace(HEALTHY, redis_faults=(CAUSE.REDIS_READ_ONLY,)), CAUSE.REDIS_READ_ONLY, "a replica"),
     "admission is closed: policies are not published": (
         replace(LATE, status=status(policy_version=7), ready_groups=3),
         CAUSE.ADMISSION_CLOSED,

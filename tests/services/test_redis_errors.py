@@ -188,30 +188,6 @@ async def test_the_broker_looks_how_full_redis_is(own: ForgetfulRedis, settings:
     await broker.close()
 
 
-async def test_a_user_with_few_permissions_can_serve_a_run(
-    own: ForgetfulRedis, settings: redis.Redis, broker_rig: Any
-) -> None:
-    """The rule of docs/redis-keys.md."""
-    document = (Path(__file__).parents[2] / "docs" / "redis-keys.md").read_text(encoding="utf8")
-    (rule,) = [line for line in document.splitlines() if line.startswith("ACL SETUSER")]
-    ask: Any = settings.execute_command
-    ask(*rule.replace("PASSWORD", "secret").split())
-    url = own.url.replace("unix://", "unix://nouscoder:secret@")
-    broker = Broker(broker_rig.config(), url, broker_rig.index)
-    await broker.publish_policy(broker_rig.manifest(0))
-    await broker_rig.sample(broker)
-    await broker_rig.grade(broker, broker_rig.mixed)
-    await broker.lease_batch("learner-1", 0)
-    await broker.commit_batch(0, 1)
-    await broker.records.delete_garbage()
-    assert (await broker.store.memory()).used > 0
-    with pytest.raises(exceptions.NoPermissionError):
-        await broker.store.redis.flushall()
-    with pytest.raises(exceptions.NoPermissionError):
-        await broker.store.redis.get("another:key")
-    await broker.close()
-
-
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [

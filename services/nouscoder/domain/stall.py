@@ -14,6 +14,7 @@ class StallCause(StrEnum):
 
     REDIS_FULL = "redis_full"
     REDIS_CANNOT_SAVE = "redis_cannot_save"
+    REDIS_READ_ONLY = "redis_read_only"
     PAUSED = "paused"
     DRAINING = "draining"
     NO_POLICY = "no_policy"

@@ -86,6 +86,8 @@ _REDIS = {
     " memory. Nothing is lost meanwhile.",
     StallCause.REDIS_CANNOT_SAVE: "Redis cannot write its file and refuses to change anything: see its log and its"
     " disk.",
+    StallCause.REDIS_READ_ONLY: "Redis refuses to change anything: it is a replica, or it lacks the replicas that its"
+    " setting min-replicas-to-write asks for. See its log, and INFO replication.",
 }
 
 

@@ -18,10 +18,13 @@ local function info(section)
   return type(answer) == 'string' and answer or ''
 end
 
-local faults, memory, disk = {}, info('memory'), info('persistence')
+local faults, memory = {}, info('memory')
 local limit = tonumber(string.match(memory, 'maxmemory:(%d+)') or 0)
 if limit > 0 and tonumber(string.match(memory, 'used_memory:(%d+)')) >= limit then faults[1] = 'redis_full' end
-if string.find(disk, 'status:err') then faults[#faults + 1] = 'redis_cannot_save' end
+local refusal = redis.pcall('DEL', P .. 'no such key') -- answers what any other write would answer
+if type(refusal) == 'table' then
+  faults[#faults + 1] = string.find(refusal.err, 'MISCONF') and 'redis_cannot_save' or 'redis_read_only'
+end
 
 return {now_ms(), held, redis.call('HGETALL', P .. 'batch'), redis.call('ZCARD', P .. 'ready'), redis.call('HGETALL', META),
   redis.call('XREVRANGE', P .. 'commits', '+', '-', 'COUNT', 21), redis.call('HKEYS', P .. 'workers:paused'), faults}
