@@ -89,9 +89,12 @@ class Loop:
         """Train so many batches of `batch` rollouts, and measure that. Raises BenchError, and what ended a worker."""
         broker = self._broker
         begun_s, cpu_before_s, commands_before = time.monotonic(), broker.all_cpu_s(), broker.redis_commands()
-        for _ in range(num_batches):
-            async with asyncio.timeout(_LIMIT_S):
-                await self._train_one(batch)
+        try:
+            for _ in range(num_batches):
+                async with asyncio.timeout(_LIMIT_S):
+                    await self._train_one(batch)
+        except TimeoutError:
+            raise BenchError(f"a batch of {batch} rollouts took longer than {_LIMIT_S:.0f} s") from None
         wall_s, trained = time.monotonic() - begun_s, batch * num_batches
         cpu_s, commands = broker.all_cpu_s() - cpu_before_s, broker.redis_commands() - commands_before
         return Crowd(self._load, trained, trained / wall_s, 1000 * cpu_s / trained, commands / trained)
