@@ -148,6 +148,10 @@ BAD: list[tuple[str, Any]] = [
     ("networkPolicy.extraEgress.redis", []),
     ("podDisruptionBudget.maxUnavailable", 0),
     ("serviceMonitor.interval", "often"),
+    ("prometheusRule.noStepMinutes", 5),
+    ("prometheusRule.queueWaitSeconds", "1m"),
+    ("prometheusRule.disabled", ["NoSteps"]),
+    ("prometheusRule.runbookUrl", ""),
     ("dashboards.labels", {"grafana_dashboard": 1}),
     ("tests.timeoutSeconds", 5),
 ]

@@ -15,6 +15,7 @@ class BrokerCollector(Collector):
 
     def __init__(self) -> None:
         self.latest: RunStatus | None = None
+        self.redis_memory_ratio = 0.0  # of maxmemory; 0 without maxmemory
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of one instant."""
@@ -40,6 +41,11 @@ class BrokerCollector(Collector):
         )
         yield CounterMetricFamily(
             "nouscoder_broker_steps", "Optimizer steps of the run's committed batches", value=float(status.step)
+        )
+        yield GaugeMetricFamily(
+            "nouscoder_broker_redis_memory_used_ratio",
+            "Share of Redis' maxmemory in use, 0 without maxmemory",
+            value=self.redis_memory_ratio,
         )
         yield from _grading(status)
         yield _cancelled(status)

@@ -97,6 +97,7 @@ async def serve_broker(broker: Broker, config: Config, stop: asyncio.Event, stac
 async def _refresh_metrics(broker: Broker, collector: BrokerCollector) -> None:
     while not broker.waits.ended:
         try:
+            collector.redis_memory_ratio = broker.memory.pressure.share
             collector.latest = await broker.status()
         except BrokerError as error:
             collector.latest = None

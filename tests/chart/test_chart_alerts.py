@@ -1,0 +1,168 @@
+"""The PrometheusRule: promtool accepts it and runs its unit tests, its metrics exist, each alert has a runbook."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import helm_python as helm
+import pytest
+import yaml
+from tests.services.test_metrics_and_dashboards import fresh_registries, samples
+
+if TYPE_CHECKING:
+    from tests.chart.conftest import ChartRig
+
+ROOT = Path(__file__).parents[2]
+ON = {"prometheusRule": {"enabled": True}}
+OWN = '{namespace="here",app_kubernetes_io_instance="nouscoder"%s}'
+
+Document = dict[str, Any]
+
+
+def rules(chart: ChartRig, **settings: Any) -> list[Document]:
+    values = {"prometheusRule": {"enabled": True, **settings}}
+    return [
+        rule for group in chart.one("PrometheusRule", "nouscoder", values)["spec"]["groups"] for rule in group["rules"]
+    ]
+
+
+def series(name: str, values: str, more: str = "") -> dict[str, str]:
+    return {"series": name + OWN % more, "values": values}
+
+
+# One submission a second.
+GRADED = series("nouscoder_verifier_submissions_total", "0+60x100")
+# Alert -> (series while it must fire, series while it must not). One sample each minute, for 100 minutes.
+CASES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
+    "NousCoderServiceDown": (
+        [series("up", "0x100", ',app_kubernetes_io_component="broker"')],
+        [series("up", "1x100", ',app_kubernetes_io_component="broker"')],
+    ),
+    "NousCoderQueueSlow": (
+        [
+            series("nouscoder_verifier_queue_depth", "90x100"),
+            series("nouscoder_verifier_submissions_total", "0+60x100"),
+        ],
+        [
+            series("nouscoder_verifier_queue_depth", "50x100"),
+            series("nouscoder_verifier_submissions_total", "0+60x100"),
+        ],
+    ),
+    "NousCoderInternalErrors": (
+        [
+            series("nouscoder_verifier_internal_errors_total", "0+2x100", ',cause="sandbox"'),
+            series("nouscoder_verifier_submissions_total", "0+100x100"),
+        ],
+        [
+            series("nouscoder_verifier_internal_errors_total", "7x100", ',cause="sandbox"'),
+            series("nouscoder_verifier_submissions_total", "0+100x100"),
+        ],
+    ),
+    "NousCoderRunnersDoNotStart": (
+        [series("nouscoder_verifier_runner_replacements_total", "0+1x100", ',reason="stuck"')],
+        [series("nouscoder_verifier_runner_replacements_total", "0+1x100", ',reason="worn"')],
+    ),
+    "NousCoderRunnersQuarantined": (
+        [series("nouscoder_verifier_runners", "1x100", ',state="quarantined"')],
+        [series("nouscoder_verifier_runners", "0x100", ',state="quarantined"')],
+    ),
+    "NousCoderNoSteps": (
+        [series("nouscoder_broker_steps_total", "9x100"), series("nouscoder_broker_run_finished", "0x100")],
+        [series("nouscoder_broker_steps_total", "9x100"), series("nouscoder_broker_run_finished", "1x100")],
+    ),
+    "NousCoderRolloutsStale": (
+        [
+            series("nouscoder_broker_ledger_rollouts", "0+3x100", ',state="stale"'),
+            series("nouscoder_broker_ledger_rollouts", "0+7x100", ',state="trained"'),
+        ],
+        [
+            series("nouscoder_broker_ledger_rollouts", "0+1x100", ',state="stale"'),
+            series("nouscoder_broker_ledger_rollouts", "0+9x100", ',state="trained"'),
+        ],
+    ),
+    "NousCoderLedgerUnbalanced": (
+        [series("nouscoder_broker_ledger_balanced", "0x100")],
+        [series("nouscoder_broker_ledger_balanced", "1x100")],
+    ),
+    "NousCoderDeadLetters": (
+        [series("nouscoder_broker_dead_letters_total", "0x50 1x50", ',stream="grading"')],
+        [series("nouscoder_broker_dead_letters_total", "4x100", ',stream="grading"')],
+    ),
+    "NousCoderRedisFull": (
+        [series("nouscoder_broker_redis_memory_used_ratio", "0.8x100")],
+        [series("nouscoder_broker_redis_memory_used_ratio", "0.7x100")],
+    ),
+    "NousCoderCheckpointsFail": (
+        [series("nouscoder_learner_checkpoints_total", "0+1x100", ',outcome="failed"')],
+        [series("nouscoder_learner_checkpoints_total", "0+1x100", ',outcome="written"')],
+    ),
+}
+
+
+def test_every_alert_fires_on_its_symptom_and_is_silent_without_it(chart: ChartRig, tmp_path: Path) -> None:
+    """promtool evaluates the rules over given series: for each alert once with the symptom, once without."""
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is missing: apt-get install prometheus")
+    assert set(CASES) == {rule["alert"] for rule in rules(chart) if "alert" in rule}
+    spec = chart.one("PrometheusRule", "nouscoder", ON)["spec"]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec))
+    tests = [
+        {
+            "name": f"{alert} {'fires' if fires else 'is silent'}",
+            "interval": "1m",
+            "input_series": given,
+            "promql_expr_test": [
+                {
+                    "expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) or vector(0)',
+                    "eval_time": "90m",
+                    "exp_samples": [{"labels": "{}", "value": int(fires)}],
+                }
+            ],
+        }
+        for alert, cases in CASES.items()
+        for fires, given in zip((True, False), cases, strict=True)
+    ]
+    unit = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(unit))
+    for command in (["check", "rules", "rules.yaml"], ["test", "rules", "tests.yaml"]):
+        done = subprocess.run(
+            ["promtool", *command], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_rules_read_only_series_that_exist_and_belong_to_the_release(chart: ChartRig) -> None:
+    exported = set(samples(fresh_registries())) | {"up"}
+    exported |= {rule["record"] for rule in rules(chart) if "record" in rule}
+    for rule in rules(chart):
+        read = re.findall(r"(\w[\w:]*)\{([^}]*)\}", rule["expr"])
+        assert read, rule
+        for name, labels in read:
+            assert name in exported, name
+            assert labels.startswith('namespace="here",app_kubernetes_io_instance="nouscoder"'), rule
+
+
+def test_every_alert_has_a_runbook_and_every_runbook_an_alert(chart: ChartRig) -> None:
+    headings = re.findall(r"^#### (NousCoder\w+)$", (ROOT / "docs" / "operating.md").read_text("utf8"), re.MULTILINE)
+    alerts = {rule["alert"]: rule for rule in rules(chart, runbookUrl="https://wiki/nouscoder") if "alert" in rule}
+    assert sorted(headings) == sorted(alerts)
+    for name, rule in alerts.items():
+        assert rule["annotations"]["runbook_url"] == f"https://wiki/nouscoder#{name.lower()}"
+        assert rule["labels"]["severity"] in ("critical", "warning")
+
+
+def test_the_rules_follow_the_values(chart: ChartRig) -> None:
+    given = {rule.get("alert"): rule for rule in rules(chart, noStepMinutes=90, disabled=["NousCoderDeadLetters"])}
+    assert given["NousCoderNoSteps"]["for"] == "90m"
+    assert "NousCoderDeadLetters" not in given
+    alone = chart.one("PrometheusRule", "nouscoder", {**ON, "loop": {"enabled": False}})
+    assert "broker_" not in str(alone)
+    assert "learner_" not in str(alone)
+    with pytest.raises(AssertionError, match="0 resources PrometheusRule"):
+        chart.one("PrometheusRule", "nouscoder", {})
+    with pytest.raises(helm.HelmError, match="noStepMinutes"):
+        rules(chart, noStepMinutes=0)
