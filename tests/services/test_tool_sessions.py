@@ -24,7 +24,7 @@ from nouscoder.config import load_config
 from nouscoder.domain.interpreter import CallEnd
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.rpc.channel import PeerRefused, PeerUnreachable
+from nouscoder.rpc.channel import PeerRefused, PeerUnreachable, open_channel
 from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.rpc.verifier_client import VerifierClient
 from nouscoder.v1 import verifier_pb2_grpc
@@ -384,12 +384,13 @@ async def test_the_session_of_a_killed_client_ends(served: tuple[str, Rig]) -> N
 async def test_a_session_without_calls_ends_and_says_why(fake: FakeSandbox) -> None:
     made = rig(fake, idle_s=0.05)
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(VerifierClient(await serve(made.tools, made.grader, stack)))
-        async with client.interpreter() as calls:
-            await calls.run("x")
-            await settled(lambda: is_free(made))
-            with pytest.raises(PeerUnreachable, match=r"no call came for 0.05 s"):
-                await calls.run("x")
+        address = await serve(made.tools, made.grader, stack)
+        channel = await stack.enter_async_context(open_channel(address))
+        silent = verifier_pb2_grpc.VerifierServiceStub(channel).Interpret()
+        with pytest.raises(grpc.aio.AioRpcError, match=r"no call came for 0.05 s"):
+            await silent.read()
+        assert await silent.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert is_free(made)
 
 
 async def test_a_service_without_tool_sessions_refuses_and_names_the_key(fake: FakeSandbox) -> None:
