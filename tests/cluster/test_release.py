@@ -66,8 +66,9 @@ def test_every_pod_is_ready_within_five_minutes(release: Release) -> None:
 def test_the_run_continues_during_an_upgrade_and_a_rollback(release: Release) -> None:
     goes_on(release, 4, 600)
     before = {pod.component: pod.uid for pod in release.pods()}
+    # Every service reads this value.
     release.helm(
-        "upgrade", "nouscoder", "helm/nouscoder", "--reuse-values", "--set", "config.learner.keep_checkpoints=3"
+        "upgrade", "nouscoder", "helm/nouscoder", "--reset-then-reuse-values", "--set", "config.broker.max_staleness=5"
     )
     release.until(lambda: _renewed(release, before), "every service has a new pod", ROLLOUT_LIMIT_S)
     first = goes_on(release, 2, ROLLOUT_LIMIT_S)
