@@ -61,6 +61,7 @@ def metrics_line(step: int, draw: random.Random) -> dict[str, Any]:
         "staleness_mean": 1 + 0.2 * (batch % 7),
         "staleness_max": 2 + batch % 3,
         "overlong_share": 0.01,
+        "replayed_rollouts": 0,
         "response_length_correct": None if batch < 2 else 31 + batch % 4,
         "response_length_incorrect": 44 + batch % 7,
         "response_length": 38 + batch % 5,
