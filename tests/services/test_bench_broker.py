@@ -23,7 +23,7 @@ async def test_the_bench_takes_rollouts_through_a_real_broker_process() -> None:
     assert 0 < large.heartbeat_p50_s <= large.heartbeat_p99_s
     for flow in result.flows:
         assert flow.record_bytes > 8 * flow.crowd.load.num_tokens
-        assert 0 < flow.share_of_redis < 1
+        assert flow.share_of_redis > 0
     assert [crowd.load.num_workers for crowd in result.crowds] == [4, 128]
     assert all(crowd.cpu_ms_a_rollout > 0 and crowd.redis_commands_a_rollout > 10 for crowd in result.crowds)
     assert result.idle.num_workers == 256
