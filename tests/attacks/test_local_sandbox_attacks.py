@@ -138,6 +138,20 @@ async def test_a_submission_that_fills_socket_buffers_gets_a_result_for_each_run
     assert set(exits) <= {Exit.EXITED, Exit.MEMORY_LIMIT}
 
 
+async def test_a_process_that_dies_before_its_first_test_is_the_candidates_failure(sandbox: Sandbox) -> None:
+    """The kernel may kill it for its memory while it waits. The tests after that one run in processes of their own."""
+    assert isinstance(sandbox, LocalSandbox)
+    async with sandbox.session(Program(PYTHON, CANARY, WIDE)) as session:
+        (waiting,) = filter(_is_candidate, _descendants(sandbox.pids()))
+        os.kill(waiting, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while _alive(waiting):
+                await asyncio.sleep(0.02)
+        killed = await session.run(b"41")
+        assert (killed.exit, killed.signal) == (Exit.SIGNALLED, signal.SIGKILL)
+        assert (await session.run(b"41")).stdout == b"42\n"
+
+
 async def test_a_killed_zygote_is_a_sandbox_error_and_the_slot_works_again() -> None:
     sandbox = open_sandbox(SandboxConfig(slots=1))
     assert isinstance(sandbox, LocalSandbox)
@@ -200,9 +214,9 @@ async def test_close_leaves_no_process_mount_or_descriptor() -> None:
         pytest.skip(str(error))
     async with sandbox.session(Program(PYTHON, DAEMON, LIMITS)) as session:
         task = asyncio.create_task(session.run(b""))
-        await asyncio.sleep(0.2)
-        family = _descendants(sandbox.pids())
-        assert len(family) >= 6  # two zygotes, two inits, the candidate and its daemon
+        async with asyncio.timeout(60):
+            while len(family := _descendants(sandbox.pids())) < 6:  # zygotes, inits, the candidate and its daemon
+                await asyncio.sleep(0.02)
         await sandbox.close()
         with pytest.raises(SandboxError):
             await task
@@ -217,6 +231,11 @@ def _mounts() -> list[str]:
     """The mounts of this machine, without those of a cluster's pods."""
     lines = Path("/proc/mounts").read_text().splitlines()
     return [line for line in lines if not any(word in line for word in ("containerd", "kubelet", "netns", "buildah"))]
+
+
+def _is_candidate(pid: int) -> bool:
+    """In its own namespace, init has the process id 1, and the program of the submission 2."""
+    return f"NSpid:\t{pid}\t2\n" in Path(f"/proc/{pid}/status").read_text()
 
 
 def _alive(pid: int) -> bool:
