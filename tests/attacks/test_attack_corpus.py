@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
+from tests.host_mounts import host_mounts
 
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
@@ -69,7 +70,7 @@ def family(pid: int) -> dict[int, str]:
 class HostState:
     """State of the host that no submission may change."""
 
-    mounts: str
+    mounts: tuple[str, ...]
     cgroups: frozenset[str]
     objects: tuple[int, ...]  # System V shared memory, semaphores, message queues
     strange_files: frozenset[str]  # files of users that only sandboxes use
@@ -89,7 +90,7 @@ class HostState:
                         strange.add(entry.path)
                 except FileNotFoundError:
                     continue
-        mounts = Path("/proc/self/mounts").read_text()
+        mounts = tuple(host_mounts())
         return HostState(mounts, frozenset(cgroups), objects, frozenset(strange), len(os.listdir("/proc/self/fd")))
 
 

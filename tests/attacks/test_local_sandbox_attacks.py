@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from tests.host_mounts import host_mounts
 
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import (
@@ -205,7 +206,7 @@ def _descendants(pids: list[int]) -> list[int]:
 
 
 async def test_close_leaves_no_process_mount_or_descriptor() -> None:
-    before = (_mounts(), len(os.listdir("/proc/self/fd")))
+    before = (host_mounts(), len(os.listdir("/proc/self/fd")))
     sandbox = open_sandbox(SandboxConfig(slots=2))
     assert isinstance(sandbox, LocalSandbox)
     try:
@@ -224,13 +225,7 @@ async def test_close_leaves_no_process_mount_or_descriptor() -> None:
         while any(_alive(pid) for pid in family):
             await asyncio.sleep(0.02)
     await asyncio.sleep(0)
-    assert (_mounts(), len(os.listdir("/proc/self/fd"))) == before
-
-
-def _mounts() -> list[str]:
-    """The mounts of this machine, without those of a cluster's pods."""
-    lines = Path("/proc/mounts").read_text().splitlines()
-    return [line for line in lines if not any(word in line for word in ("containerd", "kubelet", "netns", "buildah"))]
+    assert (host_mounts(), len(os.listdir("/proc/self/fd"))) == before
 
 
 def _is_candidate(pid: int) -> bool:
