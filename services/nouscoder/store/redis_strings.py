@@ -99,7 +99,7 @@ class _Answers(asyncio.BufferedProtocol):
             self.found.set_result(self._strings)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the read; the reader of redis-py is told as well."""
+        """Ends the read; the reader of redis-py learns of it as well."""
         if not self.found.done():
             self.found.set_exception(exceptions.ConnectionError(f"Redis closed the connection: {exc or 'end of data'}"))
         self._usual.connection_lost(exc)
