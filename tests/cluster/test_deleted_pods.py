@@ -10,8 +10,9 @@ import pytest
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
 COMPONENTS = ["sandbox", "verifier", "generation", "broker", "redis", "learner"]
+BATCHES = 60  # on a busy machine the run must not end before the last deletion
 SMALL = (
-    "config.run.total_batches=36",
+    f"config.run.total_batches={BATCHES}",
     "config.problems.held_out_samples=1",
     "config.demo.held_out_problems=30",
     "config.demo.train_problems=400",
@@ -36,10 +37,10 @@ def test_every_kind_of_pod_can_be_deleted_during_a_run(release: Any) -> None:
     print(summary)
     assert summary["balanced"]
     ledger = summary["ledger"]
-    assert ledger["trained"] == 36 * 64
+    assert ledger["trained"] == BATCHES * 64
     steps = [json.loads(line)["step"] for line in release.run_file("metrics.jsonl").splitlines()]
     assert steps == sorted(set(steps)), "no step twice"
-    assert len(steps) == 72
+    assert len(steps) == 2 * BATCHES
 
 
 def _uids(release: Any) -> set[str]:
