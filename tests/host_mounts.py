@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 # Parts of the mount points and sources that containers of other programs use, which come and go at any time.
-_OF_CONTAINERS = ("containerd", "kubelet", "netns", "buildah", "containers/storage", "docker")
+_OF_CONTAINERS = ("k8s", "containerd", "kubelet", "netns", "buildah", "containers/storage", "docker")
 
 
 def host_mounts() -> list[str]:
