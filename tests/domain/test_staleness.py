@@ -51,4 +51,5 @@ def test_replay_without_importance_weights_or_with_more_batches_than_are_kept_is
 
 @pytest.mark.parametrize("setting", ["broker.stale_policy=keep", "learner.replay_batches=1"])
 def test_a_ratio_to_the_sampler_is_an_importance_weight(setting: str) -> None:
-    load_config(None, [setting, *_RATIO_TO_THE_SAMPLER])
+    config = load_config(None, [setting, *_RATIO_TO_THE_SAMPLER])
+    assert config.learner.corrects_other_policies

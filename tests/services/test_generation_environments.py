@@ -10,23 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.scripted_turns import ScriptedSampler
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from nouscoder.config import EnvironmentSection, load_config
 from nouscoder.demo.tokenizer import BOS_ID, EOS_ID, CharTokenizer
-from nouscoder.domain.rollout import (
-    Completion,
-    FinishReason,
-    Rollout,
-    Sampling,
-    Segment,
-    Task,
-    float32,
-    int32,
-    spans_of,
-)
+from nouscoder.domain.rollout import Rollout, Sampling, Segment, Task
 from nouscoder.generation.engines import open_engine
-from nouscoder.generation.engines.base import Engine, SampleRequest
+from nouscoder.generation.engines.base import Engine
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import EnvironmentUnusable, Sampler, TaskRefused
 from nouscoder.generation.environments.episode import Episode
@@ -38,22 +29,6 @@ from nouscoder.policy_folder.weights_files import weights_files
 
 TASK = Task("r0", "g0", "p0", "Print 1.", Sampling(max_new_tokens=24, seed=7))
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}[assistant]"
-
-
-class ScriptedSampler:
-    """Answers each request with the next scripted text, and records the requests."""
-
-    def __init__(self, *texts: str) -> None:
-        self._texts = list(texts)
-        self.requests: list[SampleRequest] = []
-
-    def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
-        self.requests.append(request)
-        ids = [*CharTokenizer().encode(self._texts.pop(0)), EOS_ID]
-        completion = Completion(int32(ids), float32([-1.0] * len(ids)), spans_of([0] * len(ids)), FinishReason.STOP)
-        future = asyncio.get_running_loop().create_future()
-        future.set_result(completion)
-        return future
 
 
 class TwoTurns:

@@ -1,4 +1,4 @@
-"""The environment with feedback: turns, limits, what the policy is told, and a verifier that is slow, away or real."""
+"""The environment with feedback: turns, limits, the text of the feedback, and a verifier that is slow, away or real."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import grpc
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
+from tests.scripted_turns import ScriptedSampler, parts_of
 
 from nouscoder.config import ConfigError, EnvironmentSection, FeedbackSection, load_config
 from nouscoder.demo.tokenizer import BOS_ID, EOS_ID, CharTokenizer
@@ -20,7 +21,6 @@ from nouscoder.domain.problem import GradingRules, PublicTests
 from nouscoder.domain.rollout import (
     Completion,
     FinishReason,
-    Rollout,
     Sampling,
     Segment,
     Task,
@@ -30,7 +30,6 @@ from nouscoder.domain.rollout import (
 )
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import FirstFailure, Verdict, VerdictKind
-from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import EnvironmentUnusable, TaskRefused, ToolUnavailable
 from nouscoder.generation.environments.feedback import Feedback, feedback_on
@@ -57,24 +56,6 @@ PUBLIC = PublicTests(
 )
 TASK = Task("r0", "g0", "p0", "Add.", Sampling(max_new_tokens=400, seed=7), public_tests=PUBLIC)
 RIGHT, WRONG = "print(sum(map(int, input().split())))", "print(4)"
-
-
-class ScriptedSampler:
-    """Answers each request with the next scripted text, and records the requests."""
-
-    def __init__(self, *texts: str, cut: bool = False) -> None:
-        self._texts = list(texts)
-        self._cut = cut
-        self.requests: list[SampleRequest] = []
-
-    def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
-        self.requests.append(request)
-        ids = [*CharTokenizer().encode(self._texts.pop(0)), *([] if self._cut else [EOS_ID])]
-        reason = FinishReason.LENGTH if self._cut else FinishReason.STOP
-        version = len(self.requests) - 1  # a newer policy in each turn
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        future.set_result(Completion(int32(ids), float32([-1.0] * len(ids)), spans_of([version] * len(ids)), reason))
-        return future
 
 
 @dataclass
@@ -109,15 +90,6 @@ def feedback(
     return Feedback(tokenizer, FeedbackSection.model_validate(settings), Tools(grader, 60.0), max_tokens_total)
 
 
-def parts_of(rollout: Rollout) -> list[tuple[bool, list[int]]]:
-    """(is_sampled, token ids) of each segment."""
-    found, start = [], 0
-    for segment in rollout.segments:
-        found.append((segment.is_sampled, rollout.token_ids[start : start + segment.num_tokens].tolist()))
-        start += segment.num_tokens
-    return found
-
-
 @pytest.fixture
 def chat(tmp_path: Path) -> PolicyTokenizer:
     CharTokenizer().save(tmp_path)
@@ -137,15 +109,15 @@ async def test_a_wrong_program_is_shown_how_it_fails_and_only_sampled_tokens_are
     assert [submission.code for submission in grader.graded] == [WRONG, RIGHT]
     assert all(submission.tests == PUBLIC.tests and submission.reveal for submission in grader.graded)
     encode = CharTokenizer().encode
-    prompt, wrong, told, right = parts_of(rollout)
+    prompt, wrong, reply, right = parts_of(rollout)
     assert wrong == (True, [*encode(WRONG), EOS_ID])
     assert right == (True, [*encode(RIGHT), EOS_ID])
-    assert (prompt[0], told[0]) == (False, False)
-    assert tokenizer.decode(told[1]).split("\n")[1:-2] == [
+    assert (prompt[0], reply[0]) == (False, False)
+    assert tokenizer.decode(reply[1]).split("\n")[1:-2] == [
         *("The output is wrong.", "Input:", "1 2", "Expected output:", "3", "Output:", "4"),
     ]
     ids = rollout.token_ids.tolist()
-    assert list(sampler.requests[1].prompt_token_ids) == ids[: len(prompt[1]) + len(wrong[1]) + len(told[1])]
+    assert list(sampler.requests[1].prompt_token_ids) == ids[: len(prompt[1]) + len(wrong[1]) + len(reply[1])]
     assert (rollout.text, rollout.newest_version) == (RIGHT, 1)
 
     kept = decode_rollout(encode_rollout(rollout)[1])
@@ -194,13 +166,13 @@ async def test_a_turn_of_the_chat_template_follows_the_sampled_tokens(
     grader = ScriptedGrader(Verdict(VerdictKind.WRONG_ANSWER, 0, 1, 1, 0.1, "test", first_failure=hostile))
     environment = feedback(chat, grader, prompt_as="messages", thinking=thinking)
     rollout = await environment.rollout(TASK, ScriptedSampler(WRONG, RIGHT))
-    (_, prompt), (_, wrong), (_, told), _ = parts_of(rollout)
+    (_, prompt), (_, wrong), (_, reply), _ = parts_of(rollout)
     assert chat.decode(prompt) == f"[user]Add.[assistant]{opening}"
     assert prompt.count(BOS_ID) == 1
     assert wrong[-1] == EOS_ID, "the policy ended its turn itself, so the template's end is not given again"
-    assert told[0] != EOS_ID
-    assert (told.count(EOS_ID), told.count(BOS_ID)) == (1, 0), "what a program prints is never a special token"
-    text = chat.decode(told)
+    assert reply[0] != EOS_ID
+    assert (reply.count(EOS_ID), reply.count(BOS_ID)) == (1, 0), "what a program prints is never a special token"
+    text = chat.decode(reply)
     assert text.startswith("[user]The output is wrong.")
     assert text.endswith(f"Write the corrected program.[assistant]{opening}")
     assert "<eos>[user]<bos>" in text
@@ -213,7 +185,7 @@ def test_an_answer_that_was_cut_gets_the_end_of_its_turn(chat: PolicyTokenizer) 
     assert prompts.reply_to(cut, "y")[0] == EOS_ID
 
 
-# What the policy is told
+# The text of the feedback
 
 
 @pytest.mark.parametrize(
@@ -300,10 +272,10 @@ async def test_a_real_verifier_finds_the_faults(tokenizer: PolicyTokenizer, veri
     sampler = ScriptedSampler("print(1 +", "print(1 / 0)", WRONG, RIGHT)
     task = replace(TASK, sampling=Sampling(max_new_tokens=400))
     rollout = await environment.rollout(task, sampler)
-    told = [tokenizer.decode(ids) for is_sampled, ids in parts_of(rollout)[1:] if not is_sampled]
-    assert "was never closed" in told[0]
-    assert "ZeroDivisionError" in told[1]
-    assert "Expected output:\n3\nOutput:\n4\n" in told[2]
+    replies = [tokenizer.decode(ids) for is_sampled, ids in parts_of(rollout)[1:] if not is_sampled]
+    assert "was never closed" in replies[0]
+    assert "ZeroDivisionError" in replies[1]
+    assert "Expected output:\n3\nOutput:\n4\n" in replies[2]
     assert rollout.text == RIGHT
 
 

@@ -1,4 +1,4 @@
-"""The environment with an interpreter: turns, limits, what the policy is told, and a verifier that is away or real."""
+"""The environment with an interpreter: turns, limits, the reply to a call, and a verifier that is away or real."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import grpc
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
+from tests.scripted_turns import ScriptedSampler, parts_of
 
 from nouscoder.broker.rewards import Rewards
 from nouscoder.config import ConfigError, InterpreterSection, load_config
 from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
 from nouscoder.domain.interpreter import CallEnd, InterpreterAnswer
-from nouscoder.domain.rollout import Completion, FinishReason, Rollout, Sampling, Task, float32, int32, spans_of
+from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
-from nouscoder.generation.environments.interpreter import WithInterpreter, call_in, told_of
+from nouscoder.generation.environments.interpreter import WithInterpreter, call_in, reply_to_call
 from nouscoder.generation.environments.tools import Tools
 from nouscoder.learner.packing import pack
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
@@ -41,24 +41,6 @@ from nouscoder.verifier.tools.sessions import ToolPolicy, ToolSessions
 
 TASK = Task("r0", "g0", "p0", "What is 12 times 12?", Sampling(max_new_tokens=400, seed=7))
 CALL = "<python>12 * 12</python>"
-
-
-class ScriptedSampler:
-    """Answers each request with the next scripted text, and records the requests."""
-
-    def __init__(self, *texts: str, cut: bool = False) -> None:
-        self._texts = list(texts)
-        self._cut = cut
-        self.requests: list[SampleRequest] = []
-
-    def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
-        self.requests.append(request)
-        ids = [*CharTokenizer().encode(self._texts.pop(0)), *([] if self._cut else [EOS_ID])]
-        reason = FinishReason.LENGTH if self._cut else FinishReason.STOP
-        version = len(self.requests) - 1  # a newer policy in each turn
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        future.set_result(Completion(int32(ids), float32([-1.0] * len(ids)), spans_of([version] * len(ids)), reason))
-        return future
 
 
 @dataclass
@@ -98,26 +80,17 @@ def environment(
     return WithInterpreter(tokenizer, section, Tools(verifier, 60.0), max_tokens_total)
 
 
-def parts_of(rollout: Rollout) -> list[tuple[bool, list[int]]]:
-    """(is_sampled, token ids) of each segment."""
-    found, start = [], 0
-    for segment in rollout.segments:
-        found.append((segment.is_sampled, rollout.token_ids[start : start + segment.num_tokens].tolist()))
-        start += segment.num_tokens
-    return found
-
-
 async def test_a_call_is_answered_and_only_sampled_tokens_are_in_the_loss(tokenizer: PolicyTokenizer) -> None:
     verifier, sampler = ScriptedVerifier(), ScriptedSampler(CALL, "144")
     rollout = await environment(tokenizer, verifier).rollout(TASK, sampler)
     assert (verifier.called, verifier.num_open) == (["12 * 12"], 0)
     encode = CharTokenizer().encode
-    prompt, call, told, answer = parts_of(rollout)
+    prompt, call, reply, answer = parts_of(rollout)
     assert call == (True, [*encode(CALL), EOS_ID])
-    assert told == (False, encode("\n<output>\n144\n</output>\n"))
+    assert reply == (False, encode("\n<output>\n144\n</output>\n"))
     assert answer == (True, [*encode("144"), EOS_ID])
     ids = rollout.token_ids.tolist()
-    assert list(sampler.requests[1].prompt_token_ids) == ids[: len(prompt[1]) + len(call[1]) + len(told[1])]
+    assert list(sampler.requests[1].prompt_token_ids) == ids[: len(prompt[1]) + len(call[1]) + len(reply[1])]
     assert (rollout.text, rollout.newest_version) == ("144", 1)
 
     kept = decode_rollout(encode_rollout(rollout)[1])
@@ -168,12 +141,12 @@ def test_a_call_is_what_the_turn_ends_in(text: str, code: str | None) -> None:
 
 def test_every_end_of_a_call_has_its_sentence_and_a_long_output_loses_its_middle() -> None:
     for end in set(CallEnd) - {CallEnd.DONE}:
-        told = told_of(InterpreterAnswer(end, "x"), "<", ">", 100)
-        assert told.startswith("<x\nThe code ")
-        assert told.endswith("fresh interpreter.>" if end is not CallEnd.EXITED else "fresh one.>")
-    told = told_of(InterpreterAnswer(CallEnd.DONE, "a" * 500 + "z" * 500), "<", ">", 100)
-    assert told == f"<{'a' * 50}\n...\n{'z' * 50}>"
-    assert told_of(InterpreterAnswer(CallEnd.DONE, "\n"), "<", ">", 100) == "<>"
+        reply = reply_to_call(InterpreterAnswer(end, "x"), "<", ">", 100)
+        assert reply.startswith("<x\nThe code ")
+        assert reply.endswith("fresh interpreter.>" if end is not CallEnd.EXITED else "fresh one.>")
+    reply = reply_to_call(InterpreterAnswer(CallEnd.DONE, "a" * 500 + "z" * 500), "<", ">", 100)
+    assert reply == f"<{'a' * 50}\n...\n{'z' * 50}>"
+    assert reply_to_call(InterpreterAnswer(CallEnd.DONE, "\n"), "<", ">", 100) == "<>"
 
 
 # A verifier that is slow, away or has no interpreters
@@ -232,8 +205,8 @@ async def test_a_real_interpreter_keeps_its_state_within_a_rollout_only(tokenize
             made = WithInterpreter(tokenizer, InterpreterSection(), Tools(client, 240.0), 4000)
             texts = ("<python>n = 12 * 12</python>", "<python>n + 1</python>", "145")
             rollout = await made.rollout(TASK, ScriptedSampler(*texts))
-            told = [tokenizer.decode(ids) for is_sampled, ids in parts_of(rollout)[1:] if not is_sampled]
-            assert told == ["\n<output>\n\n</output>\n", "\n<output>\n145\n</output>\n"]
+            replies = [tokenizer.decode(ids) for is_sampled, ids in parts_of(rollout)[1:] if not is_sampled]
+            assert replies == ["\n<output>\n\n</output>\n", "\n<output>\n145\n</output>\n"]
             rollout = await made.rollout(TASK, ScriptedSampler("<python>n</python>", "?"))
             assert "NameError" in tokenizer.decode(parts_of(rollout)[2][1])
     finally:

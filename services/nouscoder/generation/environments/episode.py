@@ -65,6 +65,17 @@ class Episode:
         self._num_sampled += len(completion.token_ids)
         return completion
 
+    def give_reply(self, reply: Sequence[int], max_tokens_total: int) -> bool:
+        """Append the reply after which the policy writes its next turn. Returns whether there is another turn.
+
+        There is none after an empty reply, and none without room for the reply and one sampled token:
+        `max_tokens_total` is the engine's limit of given and sampled tokens.
+        """
+        if not reply or not self.tokens_left or self.num_tokens + len(reply) >= max_tokens_total:
+            return False
+        self.give(reply)
+        return True
+
     def finished(self, text: str) -> Rollout:
         """The rollout, with the `text` to grade. Raises TaskRefused when the tokens are not a valid rollout."""
         try:

@@ -14,10 +14,9 @@ from nouscoder.config.environment import FeedbackSection
 from nouscoder.domain.rollout import Completion, FinishReason, Rollout, Task
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation.environments.base import Sampler
-from nouscoder.generation.environments.episode import Episode
 from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.generation.environments.tools import Tools
-from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError
+from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 
 _FAULTS = {
     VerdictKind.WRONG_ANSWER: "The output is wrong.",
@@ -41,24 +40,20 @@ class Feedback:
     ) -> None:
         """`max_tokens_total` is the engine's limit of given and sampled tokens. Raises EnvironmentUnusable."""
         self._prompts = Prompts(tokenizer, settings)
-        self._stop_ids = tokenizer.stop_ids
         self._settings = settings
         self._tools = tools
         self._max_tokens_total = max_tokens_total
 
     async def rollout(self, task: Task, sampler: Sampler) -> Rollout:
         """Sample programs until one passes the public tests or a limit is reached. Raises ToolUnavailable."""
-        episode = Episode(task, sampler, self._stop_ids)
-        episode.give(self._prompts.prompt_of(task))
+        episode = self._prompts.begin(task, sampler)
         for turns_left in reversed(range(self._settings.turns)):
             answer = await episode.sample()
             text = self._prompts.text_of(answer)
             if not turns_left or answer.finish_reason is FinishReason.LENGTH:
                 break
-            reply = await self._reply(task, answer, text)
-            if not reply or not episode.tokens_left or episode.num_tokens + len(reply) >= self._max_tokens_total:
+            if not episode.give_reply(await self._reply(task, answer, text), self._max_tokens_total):
                 break
-            episode.give(reply)
         return episode.finished(text)
 
     async def _reply(self, task: Task, answer: Completion, text: str) -> list[int]:
@@ -68,10 +63,7 @@ class Feedback:
         verdict = await self._tools.grade(task.public_tests.submission(text))
         if verdict.kind is VerdictKind.ACCEPTED:
             return []
-        try:
-            return self._prompts.reply_to(answer, feedback_on(verdict, self._settings.feedback_chars))
-        except TokenizerError:  # the program printed what a small vocabulary lacks
-            return []
+        return self._prompts.reply_to(answer, feedback_on(verdict, self._settings.feedback_chars))
 
 
 def feedback_on(verdict: Verdict, max_chars: int) -> str:

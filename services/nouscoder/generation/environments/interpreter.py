@@ -17,10 +17,9 @@ from nouscoder.config.environment import InterpreterSection
 from nouscoder.domain.interpreter import CallEnd, InterpreterAnswer
 from nouscoder.domain.rollout import Completion, FinishReason, Rollout, Task
 from nouscoder.generation.environments.base import Sampler
-from nouscoder.generation.environments.episode import Episode
 from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.generation.environments.tools import Tools
-from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError
+from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 
 _ENDS = {
     CallEnd.DONE: "",
@@ -41,15 +40,13 @@ class WithInterpreter:
     ) -> None:
         """`max_tokens_total` is the engine's limit of given and sampled tokens. Raises EnvironmentUnusable."""
         self._prompts = Prompts(tokenizer, settings)
-        self._stop_ids = tokenizer.stop_ids
         self._settings = settings
         self._tools = tools
         self._max_tokens_total = max_tokens_total
 
     async def rollout(self, task: Task, sampler: Sampler) -> Rollout:
         """Sample turns until one makes no call, or a limit is reached. Raises ToolUnavailable."""
-        episode = Episode(task, sampler, self._stop_ids)
-        episode.give(self._prompts.prompt_of(task))
+        episode = self._prompts.begin(task, sampler)
         async with self._tools.interpreter() as interpreter:
             for calls_left in reversed(range(self._settings.calls + 1)):
                 answer = await episode.sample()
@@ -58,19 +55,14 @@ class WithInterpreter:
                 if code is None or not calls_left or answer.finish_reason is FinishReason.LENGTH:
                     break
                 reply = self._reply(answer, await interpreter.run(code))
-                if not reply or not episode.tokens_left or episode.num_tokens + len(reply) >= self._max_tokens_total:
+                if not episode.give_reply(reply, self._max_tokens_total):
                     break
-                episode.give(reply)
         return episode.finished(text)
 
     def _reply(self, answer: Completion, output: InterpreterAnswer) -> list[int]:
-        """Token ids [tokens] of what the policy is told; empty when its vocabulary cannot write it."""
-        settings = self._settings
-        told = told_of(output, settings.output_begin, settings.output_end, settings.output_chars)
-        try:
-            return self._prompts.reply_to(answer, told)
-        except TokenizerError:  # the code printed what a small vocabulary lacks
-            return []
+        """Token ids [tokens] of the reply to a call; empty when the vocabulary cannot write it."""
+        begin, end = self._settings.output_begin, self._settings.output_end
+        return self._prompts.reply_to(answer, reply_to_call(output, begin, end, self._settings.output_chars))
 
 
 def call_in(text: str, begin: str, end: str) -> str | None:
@@ -82,8 +74,8 @@ def call_in(text: str, begin: str, end: str) -> str | None:
     return code.strip("\n") if has_begin else None
 
 
-def told_of(answer: InterpreterAnswer, begin: str, end: str, max_chars: int) -> str:
-    """What the policy is told of a call. The middle of an output of more than `max_chars` characters is left out."""
+def reply_to_call(answer: InterpreterAnswer, begin: str, end: str, max_chars: int) -> str:
+    """The text of the reply to a call. The middle of an output of more than `max_chars` characters is left out."""
     output = answer.output.rstrip()
     if len(output) > max_chars:
         half = max_chars // 2

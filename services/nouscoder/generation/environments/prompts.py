@@ -7,7 +7,8 @@ from functools import lru_cache
 from nouscoder.config.environment import EnvironmentSection
 from nouscoder.domain.message import Message, Role
 from nouscoder.domain.rollout import Completion, FinishReason, Task
-from nouscoder.generation.environments.base import EnvironmentUnusable, TaskRefused
+from nouscoder.generation.environments.base import EnvironmentUnusable, Sampler, TaskRefused
+from nouscoder.generation.environments.episode import Episode
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError
 
 # The rollouts of a group have the same prompt, and their tasks arrive one after another.
@@ -30,6 +31,12 @@ class Prompts:
         self._thinking = _THINKING[settings.thinking]
         self._encoded = lru_cache(maxsize=_CACHED_PROMPTS)(self._encode_prompt)
 
+    def begin(self, task: Task, sampler: Sampler) -> Episode:
+        """A rollout in progress that begins with the prompt of the task. Raises TaskRefused."""
+        episode = Episode(task, sampler, self._tokenizer.stop_ids)
+        episode.give(self.prompt_of(task))
+        return episode
+
     def prompt_of(self, task: Task) -> list[int]:
         """Token ids [tokens] of the task's prompt. Raises TaskRefused."""
         try:
@@ -40,11 +47,15 @@ class Prompts:
     def reply_to(self, answer: Completion, text: str) -> list[int]:
         """Token ids [tokens] that follow the policy's `answer` when the environment replies with `text`.
 
-        The answer keeps its own stop token: the template's is left out where it is the same. Raises TokenizerError.
+        The answer keeps its own stop token: the template's is left out where it is the same. There are no ids when the
+        vocabulary cannot write `text`, such as the output of a program in a small vocabulary.
         """
-        if not self._as_messages:
-            return self._tokenizer.encode_inside(f"\n{text}\n")
-        ids = self._tokenizer.encode_reply(Message(Role.USER, text), self._thinking)
+        try:
+            if not self._as_messages:
+                return self._tokenizer.encode_inside(f"\n{text}\n")
+            ids = self._tokenizer.encode_reply(Message(Role.USER, text), self._thinking)
+        except TokenizerError:
+            return []
         is_ended = answer.finish_reason is FinishReason.STOP and ids[:1] == [answer.token_ids[-1]]
         return ids[1:] if is_ended else ids
 

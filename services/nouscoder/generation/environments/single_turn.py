@@ -5,7 +5,6 @@ from __future__ import annotations
 from nouscoder.config.environment import EnvironmentSection
 from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.generation.environments.base import Sampler
-from nouscoder.generation.environments.episode import Episode
 from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer
 
@@ -18,10 +17,8 @@ class SingleTurn:
     def __init__(self, tokenizer: PolicyTokenizer, settings: EnvironmentSection) -> None:
         """Raises EnvironmentUnusable when messages are configured for a policy without a chat template."""
         self._prompts = Prompts(tokenizer, settings)
-        self._stop_ids = tokenizer.stop_ids
 
     async def rollout(self, task: Task, sampler: Sampler) -> Rollout:
         """Sample one completion of the task's prompt."""
-        episode = Episode(task, sampler, self._stop_ids)
-        episode.give(self._prompts.prompt_of(task))
+        episode = self._prompts.begin(task, sampler)
         return episode.finished(self._prompts.text_of(await episode.sample()))
