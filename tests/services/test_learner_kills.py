@@ -1,6 +1,6 @@
 """A learner in a separate process is killed with SIGKILL at each point of a batch, and started again.
 
-The table "the learner dies ..." of docs/architecture.md has a row for each of these points.
+docs/architecture.md, "Nothing is trained on twice", lists these points.
 """
 
 from __future__ import annotations
