@@ -22,10 +22,10 @@ async def test_the_bench_takes_rollouts_through_a_real_broker_process() -> None:
     assert (large.leases_beaten, large.leases_lost) == (32, 0)
     assert 0 < large.heartbeat_p50_s <= large.heartbeat_p99_s
     for flow in result.flows:
-        assert flow.record_bytes > 8 * flow.crowd.load.num_tokens
+        assert flow.record_bytes > 8 * flow.throughput.load.num_tokens
         assert flow.share_of_redis > 0
-    assert [crowd.load.num_workers for crowd in result.crowds] == [4, 128]
-    assert all(crowd.cpu_ms_a_rollout > 0 and crowd.redis_commands_a_rollout > 10 for crowd in result.crowds)
+    assert [each.load.num_workers for each in result.throughputs] == [4, 128]
+    assert all(each.cpu_ms_a_rollout > 0 and each.redis_commands_a_rollout > 10 for each in result.throughputs)
     assert result.idle.num_workers == 256
     assert as_record(result)["large_batch"]["num_rollouts"] == 32
     assert "0 of 32 leases lost" in as_text(result)
@@ -35,9 +35,9 @@ async def test_the_bench_takes_rollouts_through_a_real_broker_process() -> None:
 async def test_many_rollouts_are_measured_at_three_points() -> None:
     result = await broker_many.bench_many(320, num_problems=16, batch=32)
     assert [point.num_rollouts for point in result.points] == [32, 96, 320]
-    assert [point.crowd.num_rollouts for point in result.points] == [32, 32, 32]
+    assert [point.throughput.num_rollouts for point in result.points] == [32, 32, 32]
     for point in result.points:
-        assert point.crowd.rollouts_per_second > 0
+        assert point.throughput.rollouts_per_second > 0
         assert point.broker_bytes > 0
         assert point.redis_bytes > point.statistics_bytes > 0
     assert result.points[-1].problems_with_statistics == 16

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nouscoder.bench.broker_controls import bare_protobuf_cpu_ms, bare_redis_ms
-from nouscoder.bench.broker_crowd import Crowd, Flow, IdleCrowd, Load, busy_crowd, flow, idle_crowd
+from nouscoder.bench.broker_load import Flow, IdleWorkers, Load, Throughput, flow, idle_workers, throughput_of
 from nouscoder.bench.broker_process import RunningBroker, running_broker
 from nouscoder.bench.broker_workers import GROUP_SIZE, MAX_TOKENS, Samples, grade, manifest, sample, train
 from nouscoder.bench.errors import BenchError
@@ -38,8 +38,8 @@ _FLOWS = (
 )
 _FLOW_BATCHES = 7
 # Workers with few rollouts in a call, and what they take through; and workers that wait.
-_CROWDS = (Load(4), Load(128))
-_CROWD_BATCH, _CROWD_BATCHES = 512, 5
+_LOADS = (Load(4), Load(128))
+_LOAD_BATCH, _LOAD_BATCHES = 512, 5
 _IDLE_WORKERS, _IDLE_S = 256, 20.0
 
 
@@ -94,8 +94,8 @@ class BrokerBench:
     whole_lives: tuple[WholeLife, ...]
     large_batch: LargeBatch
     flows: tuple[Flow, ...]
-    crowds: tuple[Crowd, ...]
-    idle: IdleCrowd
+    throughputs: tuple[Throughput, ...]
+    idle: IdleWorkers
 
 
 async def bench_broker(batch: int = 512, scale: float = 1.0) -> BrokerBench:
@@ -115,17 +115,17 @@ async def bench_broker(batch: int = 512, scale: float = 1.0) -> BrokerBench:
         flow_batch = _scaled(size, scale)
         async with running_broker(flow_batch) as broker:
             flows.append(await flow(broker, load, flow_batch, _FLOW_BATCHES))
-    crowd_batch = _scaled(_CROWD_BATCH, scale)
-    crowds = []
-    for load in _CROWDS:
-        async with running_broker(crowd_batch) as broker:
-            crowds.append(await busy_crowd(broker, load, crowd_batch, _CROWD_BATCHES))
-    async with running_broker(crowd_batch) as broker:
-        idle = await idle_crowd(broker, _IDLE_WORKERS, max(1.0, _IDLE_S * scale))
+    load_batch = _scaled(_LOAD_BATCH, scale)
+    throughputs = []
+    for load in _LOADS:
+        async with running_broker(load_batch) as broker:
+            throughputs.append(await throughput_of(broker, load, load_batch, _LOAD_BATCHES))
+    async with running_broker(load_batch) as broker:
+        idle = await idle_workers(broker, _IDLE_WORKERS, max(1.0, _IDLE_S * scale))
     num_cpu_s = (time.monotonic() - begun_s) * (os.cpu_count() or 1)
     share = (stolen_s() - stolen_before_s) / num_cpu_s
     num_cores = os.cpu_count() or 1
-    return BrokerBench(num_cores, load_average, share, tuple(lives), large, tuple(flows), tuple(crowds), idle)
+    return BrokerBench(num_cores, load_average, share, tuple(lives), large, tuple(flows), tuple(throughputs), idle)
 
 
 def _scaled(number: int, scale: float) -> int:
@@ -264,18 +264,18 @@ def as_text(result: BrokerBench) -> str:
         f" before, {large.redis_bytes_full / mib:.0f} full, {large.redis_bytes_after / mib:.1f} after",
     ]
     rows += [
-        f"{bulk.crowd.load.num_tokens} tokens, {bulk.crowd.load.at_once} at once, all workers at the same time:"
-        f" {bulk.crowd.rollouts_per_second:.0f} rollouts/s,"
-        f" {bulk.crowd.rollouts_per_second * bulk.record_bytes / mib:.0f} MiB/s of records,"
+        f"{bulk.throughput.load.num_tokens} tokens, {bulk.throughput.load.at_once} at once, all workers at the same"
+        f" time: {bulk.throughput.rollouts_per_second:.0f} rollouts/s,"
+        f" {bulk.throughput.rollouts_per_second * bulk.record_bytes / mib:.0f} MiB/s of records,"
         f" {bulk.share_of_redis:.0%} of bare Redis ({bulk.redis_control_ms:.2f} ms a record);"
-        f" {bulk.crowd.cpu_ms_a_rollout:.2f} ms of CPU of broker and Redis a rollout"
+        f" {bulk.throughput.cpu_ms_a_rollout:.2f} ms of CPU of broker and Redis a rollout"
         for bulk in result.flows
     ]
     rows += [
-        f"{crowd.load.num_workers} + {crowd.load.num_workers} workers: {crowd.rollouts_per_second:.0f} rollouts/s,"
-        f" {crowd.cpu_ms_a_rollout:.2f} ms of CPU of broker and Redis and {crowd.redis_commands_a_rollout:.0f} Redis"
+        f"{each.load.num_workers} + {each.load.num_workers} workers: {each.rollouts_per_second:.0f} rollouts/s,"
+        f" {each.cpu_ms_a_rollout:.2f} ms of CPU of broker and Redis and {each.redis_commands_a_rollout:.0f} Redis"
         " commands a rollout"
-        for crowd in result.crowds
+        for each in result.throughputs
     ]
     idle = result.idle
     rows.append(

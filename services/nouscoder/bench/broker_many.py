@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nouscoder.bench.broker_crowd import Crowd, Load, at_work
+from nouscoder.bench.broker_load import Load, Throughput, at_work
 from nouscoder.bench.broker_process import RunningBroker, running_broker
 from nouscoder.bench.errors import BenchError
 from nouscoder.bench.processes import usage_of
@@ -26,7 +26,7 @@ class Point:
     """The last rollouts before `num_rollouts` were trained on, and the memory at that moment."""
 
     num_rollouts: int
-    crowd: Crowd
+    throughput: Throughput
     broker_bytes: int
     redis_bytes: int
     problems_with_statistics: int
@@ -54,16 +54,16 @@ async def bench_many(num_rollouts: int, num_problems: int = _NUM_PROBLEMS, batch
         for end in ends:
             if end - measured > done:
                 await loop.train(batch, end - measured - done)
-            crowd, done = await loop.train(batch, measured), end
-            points.append(_point(broker, done * batch, crowd))
+            throughput, done = await loop.train(batch, measured), end
+            points.append(_point(broker, done * batch, throughput))
     return ManyRollouts(num_problems, tuple(points))
 
 
-def _point(broker: RunningBroker, num_rollouts: int, crowd: Crowd) -> Point:
+def _point(broker: RunningBroker, num_rollouts: int, throughput: Throughput) -> Point:
     num_known, statistics_bytes = broker.problem_statistics()
     return Point(
         num_rollouts=num_rollouts,
-        crowd=crowd,
+        throughput=throughput,
         broker_bytes=usage_of(broker.pid).memory_bytes,
         redis_bytes=broker.redis_bytes(),
         problems_with_statistics=num_known,
@@ -74,12 +74,13 @@ def _point(broker: RunningBroker, num_rollouts: int, crowd: Crowd) -> Point:
 def as_text(result: ManyRollouts) -> str:
     """The figures as readable lines."""
     rows = [f"{result.num_problems} problems; broker, Redis and workers on the same cores"]
-    first = result.points[0].crowd.rollouts_per_second
+    first = result.points[0].throughput.rollouts_per_second
     rows += [
-        f"after {point.num_rollouts} rollouts: {point.crowd.rollouts_per_second:.0f} rollouts/s"
-        f" ({point.crowd.rollouts_per_second / first - 1:+.1%}), {point.crowd.cpu_ms_a_rollout:.2f} ms of CPU of broker"
-        f" and Redis a rollout; broker {point.broker_bytes / _MIB:.0f} MiB, Redis {point.redis_bytes / _MIB:.1f} MiB,"
-        f" statistics of {point.problems_with_statistics} problems {point.statistics_bytes / _MIB:.2f} MiB"
+        f"after {point.num_rollouts} rollouts: {point.throughput.rollouts_per_second:.0f} rollouts/s"
+        f" ({point.throughput.rollouts_per_second / first - 1:+.1%}), {point.throughput.cpu_ms_a_rollout:.2f} ms of"
+        f" CPU of broker and Redis a rollout; broker {point.broker_bytes / _MIB:.0f} MiB,"
+        f" Redis {point.redis_bytes / _MIB:.1f} MiB, statistics of"
+        f" {point.problems_with_statistics} problems {point.statistics_bytes / _MIB:.2f} MiB"
         for point in result.points
     ]
     return "\n".join(rows)

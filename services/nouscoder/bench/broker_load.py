@@ -1,4 +1,4 @@
-"""Workers at the broker, all at work at the same time: what a rollout costs with few and many, and what waiting costs.
+"""Many workers at the broker at the same time: what a rollout costs with few and with many, and what waiting costs.
 
 Each worker is a gRPC client with a connection of its own. The workers live in this process; the CPU time that is
 reported is that of the broker and of Redis.
@@ -39,7 +39,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class Throughput:
     """A load, measured over `num_rollouts` that were trained on."""
 
     load: Load
@@ -53,18 +53,18 @@ class Crowd:
 class Flow:
     """A load whose learner reads the records, beside bare Redis: `redis_control_ms` is as in broker.WholeLife."""
 
-    crowd: Crowd
+    throughput: Throughput
     record_bytes: int
     redis_control_ms: float
 
     @property
     def share_of_redis(self) -> float:
         """Bytes a second, divided by those that bare Redis takes and gives."""
-        return self.crowd.rollouts_per_second * self.redis_control_ms / 1000
+        return self.throughput.rollouts_per_second * self.redis_control_ms / 1000
 
 
 @dataclass(frozen=True, slots=True)
-class IdleCrowd:
+class IdleWorkers:
     """`num_workers` in all that wait for work, none of which comes. Shares of one core."""
 
     num_workers: int
@@ -85,7 +85,7 @@ class Loop:
         self._work = work
         self._batches = 0
 
-    async def train(self, batch: int, num_batches: int) -> Crowd:
+    async def train(self, batch: int, num_batches: int) -> Throughput:
         """Train so many batches of `batch` rollouts, and measure that. Raises BenchError, and what ended a worker."""
         broker = self._broker
         begun_s, cpu_before_s, commands_before = time.monotonic(), broker.all_cpu_s(), broker.redis_commands()
@@ -97,7 +97,7 @@ class Loop:
             raise BenchError(f"a batch of {batch} rollouts took longer than {_LIMIT_S:.0f} s") from None
         wall_s, trained = time.monotonic() - begun_s, batch * num_batches
         cpu_s, commands = broker.all_cpu_s() - cpu_before_s, broker.redis_commands() - commands_before
-        return Crowd(self._load, trained, trained / wall_s, 1000 * cpu_s / trained, commands / trained)
+        return Throughput(self._load, trained, trained / wall_s, 1000 * cpu_s / trained, commands / trained)
 
     async def _train_one(self, size: int) -> None:
         leased = None
@@ -132,7 +132,7 @@ async def at_work(broker: RunningBroker, load: Load) -> AsyncIterator[Loop]:
             await asyncio.gather(*work, return_exceptions=True)
 
 
-async def busy_crowd(broker: RunningBroker, load: Load, batch: int, num_batches: int) -> Crowd:
+async def throughput_of(broker: RunningBroker, load: Load, batch: int, num_batches: int) -> Throughput:
     """Train batches; the first one warms up. Raises BenchError."""
     async with at_work(broker, load) as loop:
         await loop.train(batch, 1)
@@ -140,15 +140,15 @@ async def busy_crowd(broker: RunningBroker, load: Load, batch: int, num_batches:
 
 
 async def flow(broker: RunningBroker, load: Load, batch: int, num_batches: int) -> Flow:
-    """As `busy_crowd`, with the control. Raises BenchError."""
+    """As `throughput_of`, with the control. Raises BenchError."""
     async with at_work(broker, load) as loop:
         await loop.train(batch, 1)
-        crowd = await loop.train(batch, num_batches - 1)
+        throughput = await loop.train(batch, num_batches - 1)
     control_ms = bare_redis_ms(broker.redis, loop.record_bytes, _CONTROL_TIMES)
-    return Flow(crowd, loop.record_bytes, control_ms)
+    return Flow(throughput, loop.record_bytes, control_ms)
 
 
-async def idle_crowd(broker: RunningBroker, num_workers: int, for_s: float) -> IdleCrowd:
+async def idle_workers(broker: RunningBroker, num_workers: int, for_s: float) -> IdleWorkers:
     """Have workers wait for work, half of them to sample and half to grade. There is no policy, so none comes."""
     async with AsyncExitStack() as stack:
         clients = [await _client(stack, broker, kind, number) for number in range(num_workers // 2) for kind in _KINDS]
@@ -161,7 +161,7 @@ async def idle_crowd(broker: RunningBroker, num_workers: int, for_s: float) -> I
         for wait in waits:
             wait.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
-    return IdleCrowd(num_workers, own_s / wall_s, redis_s / wall_s)
+    return IdleWorkers(num_workers, own_s / wall_s, redis_s / wall_s)
 
 
 async def _client(stack: AsyncExitStack, broker: RunningBroker, kind: str, number: int) -> tuple[str, BrokerClient]:
