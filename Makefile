@@ -5,10 +5,15 @@ SEED ?= 0
 SECONDS ?= 600
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: demo test test-heavy test-soak test-vllm test-cluster test-documents fuzz check format bench proto lock images clean real-input
+.PHONY: demo demo-objectives test test-heavy test-soak test-vllm test-cluster test-documents fuzz check format bench proto lock images clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
+
+# Takes an hour: the demo with each objective and strictly on-policy, three seeds each. Finished runs are not repeated.
+demo-objectives: .venv/demo.ready
+	$(BIN)/nouscoder bench objectives
+	cp runs/objectives/plot.svg docs/objectives.svg
 
 # One process per core. The tests of a file run in one process, because some share fixtures that start slowly.
 test: .venv/dev.ready

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -67,6 +68,37 @@ def bench_learner(
 
     result = learner.bench_learner(rounds, threads)
     typer.echo(json.dumps(learner.as_record(result), indent=1) if as_json else learner.as_text(result))
+
+
+@bench_app.command("objectives")
+def bench_objectives(
+    seeds: Annotated[int, typer.Option(min=1, help="number of seeds, from 0")] = 3,
+    batches: Annotated[int, typer.Option(min=2, help="batches of each run")] = 40,
+    only: Annotated[list[str] | None, typer.Option(help="only this variant; may be repeated; default: all")] = None,
+    root: Annotated[Path, typer.Option(help="folder of the runs; finished ones are not repeated")] = Path(
+        "runs/objectives"
+    ),
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Run the demo with each objective and strictly on-policy: pass@1 before and after as many steps. Takes an hour."""
+    import json
+
+    from rich.console import Console
+
+    from nouscoder.bench import objective_figures, objectives
+    from nouscoder.run.loop import interruptible
+    from nouscoder.run.view import open_view
+
+    plan = objectives.ObjectivePlan(
+        root, seeds, batches, tuple(only or objectives.VARIANTS), overrides=tuple(overrides or ())
+    )
+    with open_view(Console(stderr=True)) as view:
+        code = asyncio.run(interruptible(objectives.run_missing(plan, view)))
+    result = objectives.result_of(plan)
+    as_record, as_text = objective_figures.as_record, objective_figures.as_text
+    typer.echo(json.dumps(as_record(result), indent=1) if as_json else as_text(result))
+    raise typer.Exit(code)
 
 
 @bench_app.command("generation")

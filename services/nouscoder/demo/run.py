@@ -33,7 +33,7 @@ async def demo_run(*, seed: int, name: str | None, resume: bool, overrides: Sequ
     folder, config = RunFolder.reopen(config.run.folder) if resume else (RunFolder.create(config), config)
     try:
         with open_view(Console()) as view:
-            return await interruptible(_prepare_and_run(folder, config, view, started_s))
+            return await interruptible(prepare_and_run(folder, config, view, started_s))
     finally:
         folder.close()
 
@@ -46,7 +46,8 @@ def _config(seed: int, name: str | None, overrides: Sequence[str], *, resume: bo
     return load_config(recipe_path("demo"), [*overrides, f"run.seed={seed}", f'run.name="{wanted}"'])
 
 
-async def _prepare_and_run(folder: RunFolder, config: Config, view: View, started_s: float) -> None:
+async def prepare_and_run(folder: RunFolder, config: Config, view: View, started_s: float) -> None:
+    """Make the missing inputs of a run on the demo's problems, then run it. Raises NousCoderError with one sentence."""
     view.say(f"run folder: {folder.path}")
     await _prepare(folder, view)
     await run_loop(folder, config, view, started_s)

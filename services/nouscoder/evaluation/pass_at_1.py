@@ -13,6 +13,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from math import sqrt
+from statistics import stdev
 
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.problem import Problem
@@ -80,6 +82,12 @@ class Evaluation:
     def pass_at_1(self) -> float:
         """The mean over all problems."""
         return _mean([problem.pass_at_1 for problem in self.problems])
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of pass@1 over problems: s / sqrt(n), where s is that of the problems' own pass@1. None for one problem."""
+        values = [problem.pass_at_1 for problem in self.problems]
+        return stdev(values) / sqrt(len(values)) if len(values) > 1 else None
 
     @property
     def by_family(self) -> dict[str, float]:

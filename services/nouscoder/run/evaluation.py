@@ -110,6 +110,7 @@ def evaluation_record(evaluation: Evaluation, policy_version: int) -> dict[str, 
     """evaluation_*.json."""
     return {
         "pass_at_1": evaluation.pass_at_1,
+        "standard_error": evaluation.standard_error,
         "policy_version": policy_version,
         "num_problems": evaluation.num_problems,
         "num_rollouts": evaluation.num_rollouts,
