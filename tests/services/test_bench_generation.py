@@ -13,7 +13,7 @@ async def test_the_bench_samples_through_a_real_broker_and_a_real_service() -> N
     result = await bench_generation("torch", seconds=4.0, overrides=("generation.max_running=8",))
     assert result.max_running == 8
     assert min(result.offline_tokens_per_second) > 0
-    assert len(result.steady) == len(result.updating) == 3
+    assert len(result.offline_tokens_per_second) == len(result.steady) == len(result.updating) == 3
     for window in (*result.steady, *result.updating, result.slow_verifier, result.second_worker.both):
         assert window.seconds >= 4.0
         assert window.tokens_per_second > 0

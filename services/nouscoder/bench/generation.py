@@ -2,8 +2,9 @@
 
 Broker, Redis and service are real processes. The service leases from the broker, as in a run; learner and verifier are
 imitated in this process. The control is the same engine with the same policy, prompts and settings in a process that
-does nothing else, before and after. All share the cores of this machine. The windows with and without updates
-alternate, so that a change of the machine's load meets both.
+does nothing else, while the service is paused. All share the cores of this machine. The speed of a machine changes
+within minutes, so each round measures all three: the engine alone, the service, and the service with updates. Each
+share is the median of the rounds.
 """
 
 from __future__ import annotations
@@ -64,14 +65,17 @@ class SecondWorker:
 
 @dataclass(frozen=True, slots=True)
 class GenerationBench:
-    """The figures of one run. `load_average` is that of the machine over the minute before the start."""
+    """The figures of one run. `load_average` is that of the machine over the minute before the start.
+
+    `offline_tokens_per_second`, `steady` and `updating` have one item for each round.
+    """
 
     engine: str
     max_running: int
     num_cores: int
     load_average: float
     stolen_cpu_share: float
-    offline_tokens_per_second: tuple[float, float]  # before and after the service
+    offline_tokens_per_second: tuple[float, ...]
     steady: tuple[Window, ...]
     updating: tuple[Window, ...]
     slow_verifier: Window
@@ -81,12 +85,14 @@ class GenerationBench:
     @property
     def share_of_offline(self) -> float:
         """Tokens/s of the service, without updates, in those of the engine alone."""
-        return _rate(self.steady) / statistics.mean(self.offline_tokens_per_second)
+        rounds = zip(self.steady, self.offline_tokens_per_second, strict=True)
+        return statistics.median(window.tokens_per_second / offline for window, offline in rounds)
 
     @property
     def share_while_updating(self) -> float:
         """Tokens/s with updates in those without."""
-        return _rate(self.updating) / _rate(self.steady)
+        rounds = zip(self.updating, self.steady, strict=True)
+        return statistics.median(with_.tokens_per_second / without.tokens_per_second for with_, without in rounds)
 
 
 async def bench_generation(
@@ -100,11 +106,11 @@ async def bench_generation(
         await _in_engine_python(python, "policies", str(folder))
         settings = engine_settings(engine, folder / "0", overrides)
         max_running = load_config(None, settings).generation.max_running
-        before = await _offline(python, seconds, settings)
         async with running_rig(python, folder, folder / "problems.jsonl", settings) as rig:
             await _until_sampling(rig, rig.generation)
-            steady, updating = [], []
+            alone, steady, updating = [], [], []
             for _ in range(_ROUNDS):
+                alone.append(await _alone(rig, python, seconds, settings))
                 steady.append(await _window(rig, [rig.generation], seconds, max_running))
                 updating.append(await _updating_window(rig, seconds, max_running))
             second = await _second_worker(rig, seconds, max_running)
@@ -112,7 +118,6 @@ async def bench_generation(
             await asyncio.sleep(2 * SLOW_GRADING_S)  # until every rollout has had a slow verifier
             slow = await _window(rig, [rig.generation], max(seconds, 2 * SLOW_GRADING_S), max_running)
             pause_s = statistics.median(rig.pauses_s[1:])
-        after = await _offline(python, seconds, settings)
     num_cpu_s = (time.monotonic() - begun_s) * (os.cpu_count() or 1)
     return GenerationBench(
         engine,
@@ -120,7 +125,7 @@ async def bench_generation(
         os.cpu_count() or 1,
         load_average,
         (stolen_s() - stolen_before_s) / num_cpu_s,
-        (before, after),
+        tuple(alone),
         tuple(steady),
         tuple(updating),
         slow,
@@ -129,8 +134,12 @@ async def bench_generation(
     )
 
 
-async def _offline(python: str, seconds: float, settings: Sequence[str]) -> float:
+async def _alone(rig: Rig, python: str, seconds: float, settings: Sequence[str]) -> float:
+    """Tokens per second of the engine alone, while the service is paused."""
+    await rig.generation.pause(_OFFLINE_LIMIT_S)
     answer = await _in_engine_python(python, "rate", str(seconds), *settings)
+    await rig.generation.resume()
+    await asyncio.sleep(_WARM_UP_S)
     return float(json.loads(answer.splitlines()[-1])["tokens_per_second"])
 
 
@@ -225,14 +234,14 @@ def _rate(windows: Sequence[Window]) -> float:
 
 def as_text(result: GenerationBench) -> str:
     """The figures as readable lines."""
-    before, after = result.offline_tokens_per_second
+    alone = statistics.median(result.offline_tokens_per_second)
     slow, second = result.slow_verifier, result.second_worker
     num_updates = sum(window.num_updates for window in result.updating)
     return "\n".join(
         [
             f"engine {result.engine}, {result.max_running} rollouts at once; {result.num_cores} cores,"
             f" load {result.load_average:.1f} at the start, {result.stolen_cpu_share:.1%} of the CPU stolen",
-            f"engine alone: {before:.0f} tokens/s before, {after:.0f} after",
+            f"engine alone: {alone:.0f} tokens/s",
             f"service: {_rate(result.steady):.0f} tokens/s, {result.share_of_offline:.1%} of the engine alone",
             f"with a policy every {UPDATE_EVERY_S:g} s: {_rate(result.updating):.0f} tokens/s,"
             f" {result.share_while_updating:.1%} of without; {num_updates} updates,"

@@ -20,6 +20,7 @@ _STATUS_LIMIT_S = 2.0
 _START_LIMIT_S = 120.0
 # The service may have to wait for the learner, to fetch the weights from it.
 _POLICY_LIMIT_S = 1800.0
+_PAUSE_CALL_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,16 @@ class GenerationClient(ServiceClient):
             return
         request = generation_pb2.UpdatePolicyRequest(manifest=manifest_to(manifest))
         await self._call(lambda: self._stub.UpdatePolicy(request, timeout=_POLICY_LIMIT_S))
+
+    async def pause(self, limit_s: float) -> None:
+        """Stop decoding for at most `limit_s` seconds. Running rollouts are kept."""
+        request = generation_pb2.GenerationServicePauseRequest(limit_s=limit_s)
+        await self._call(lambda: self._stub.Pause(request, timeout=_PAUSE_CALL_LIMIT_S))
+
+    async def resume(self) -> None:
+        """End a pause."""
+        request = generation_pb2.GenerationServiceResumeRequest()
+        await self._call(lambda: self._stub.Resume(request, timeout=_PAUSE_CALL_LIMIT_S))
 
     async def generate(self, tasks: Sequence[Task], stall_limit_s: float) -> AsyncIterator[Rollout]:
         """Each rollout when it ends. The call is not repeated: call again for the tasks without a rollout.
