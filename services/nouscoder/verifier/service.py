@@ -36,6 +36,7 @@ from nouscoder.verifier.access.client_tests import ClientTests, StoredTestsGrade
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.memory_budget import MemoryBudget, Reservation
 from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
+from nouscoder.verifier.api.capabilities import Capabilities
 from nouscoder.verifier.api.listener import start_http
 from nouscoder.verifier.api.rest import DrainState, make_app, make_health_app
 from nouscoder.verifier.api.run_code import CodeRunner
@@ -217,7 +218,8 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         runner = CodeRunner(core, quotas, audit)
         budget = MemoryBudget(section.max_bodies_bytes)
         tools = _tools(section, sandbox, core, quotas, metrics, audit)
-        parts = (api_keys, runner, client_tests, budget, section.hosts)
+        capabilities = Capabilities(core, _isolation(sandbox))
+        parts = (api_keys, runner, client_tests, budget, section.hosts, capabilities)
         app = make_app(grader, registry, drain_state, section.max_body_bytes, *parts)
         app.add_middleware(TraceRequests, tracing=tracing)
         await _start_http(section, app, drain_state, stack)

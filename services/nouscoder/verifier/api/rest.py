@@ -26,6 +26,7 @@ from nouscoder.verifier.access.client_tests import ClientTests, StorageFull
 from nouscoder.verifier.access.gatekeeper import Gatekeeper
 from nouscoder.verifier.access.memory_budget import CountBodies, MemoryBudget
 from nouscoder.verifier.api.body import BodyFault, read_body
+from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
 from nouscoder.verifier.api.openapi import complete_openapi
 from nouscoder.verifier.api.playground import playground
 from nouscoder.verifier.api.run_code import CodeRunner, RunCodeAnswer, RunCodeRequest, parse_run_code
@@ -90,11 +91,12 @@ def make_app(
     client_tests: ClientTests | None = None,
     budget: MemoryBudget | None = None,
     hosts: Collection[str] = (),
+    capabilities: Capabilities | None = None,
 ) -> FastAPI:
     """The API of `grader`. Without `api_keys` every request is admitted; `hosts` are then the service's public names.
 
-    `budget` bounds the bodies of all requests in progress. /run_code exists only with a `runner`, and /v1/tests only
-    with `client_tests`.
+    `budget` bounds the bodies of all requests in progress. /run_code exists only with a `runner`, /v1/tests only with
+    `client_tests`, and /v1/capabilities only with `capabilities`.
     """
     # A redirect to the path without a slash would repeat the Host of the request.
     app = FastAPI(
@@ -111,6 +113,8 @@ def make_app(
         _add_run_code(app, runner, drain_state, max_body_bytes)
     if client_tests is not None:
         _add_tests(app, client_tests, drain_state, max_body_bytes)
+    if capabilities is not None:
+        _add_capabilities(app, capabilities)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
@@ -175,6 +179,13 @@ def _add_run_code(app: FastAPI, runner: CodeRunner, drain_state: DrainState, max
         run_request = parse_run_code(await read_body(request, max_body_bytes))
         answer = await _while_connected(request, runner.run(run_request))
         return Response(answer.model_dump_json(), media_type=_JSON)
+
+
+def _add_capabilities(app: FastAPI, capabilities: Capabilities) -> None:
+    @app.get("/v1/capabilities", response_model=CapabilitiesAnswer, responses={401: _FAULTS[401], 403: _FAULTS[403]})
+    async def get_capabilities() -> Response:
+        """Languages, libraries, limits and isolation of this service."""
+        return Response((await capabilities.answer()).model_dump_json(), media_type=_JSON)
 
 
 def _enter(drain_state: DrainState) -> None:

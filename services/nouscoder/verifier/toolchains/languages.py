@@ -20,7 +20,7 @@ from nouscoder.verifier.toolchains.toolchain_cache import PLACE, folder_of
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
 _REGISTRY = Path(__file__).with_name("languages.toml")
 _MEMORY = "{memory_bytes}"
-_OPTIONAL = {"compile", "run", "prepare", "compile_with_cache"}
+_OPTIONAL = {"compile", "run", "prepare", "compile_with_cache", "version"}
 _KEYS = _OPTIONAL | {"source", "time_factor", "memory_extra_bytes", "detect"}
 
 
@@ -41,6 +41,7 @@ class Language:
     detect: tuple[str, ...]
     prepare: tuple[str, ...] | None = None
     compile_with_cache: tuple[str, ...] | None = None
+    version: tuple[str, ...] | None = None
     cache: Path | None = None
 
 
@@ -144,6 +145,7 @@ def _language(name: str, table: Mapping[str, Any]) -> Language:
         detect=tuple(table["detect"]),
         prepare=_argv(table, "prepare"),
         compile_with_cache=_argv(table, "compile_with_cache"),
+        version=_argv(table, "version"),
     )
 
 

@@ -1,0 +1,52 @@
+"""Runs inside a sandbox, like a candidate: prints the versions of the tools and libraries that it finds there.
+
+Reads {language: command that prints its version} as JSON from stdin. Prints
+{"languages": {language: first line}, "libraries": {name: version}} as JSON. What has no version is omitted.
+"""
+
+import importlib.metadata
+import json
+import os
+import pkgutil
+import platform
+import subprocess
+import sys
+
+_LIMIT_S = 10
+
+
+def _first_line(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_LIMIT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    lines = done.stdout.decode(errors="replace").split("\n")
+    return lines[0].strip()
+
+
+def _library_version(module: pkgutil.ModuleInfo) -> str:
+    """From the package's metadata, or from the name of the folder that it is in: NAME-VERSION."""
+    try:
+        return importlib.metadata.version(module.name)
+    except importlib.metadata.PackageNotFoundError:
+        folder = os.path.basename(str(getattr(module.module_finder, "path", "")))
+        return folder.removeprefix(module.name + "-") if folder.startswith(module.name + "-") else ""
+
+
+def _libraries() -> dict[str, str]:
+    modules = [one for one in pkgutil.iter_modules() if one.name not in sys.stdlib_module_names]
+    found = {one.name: _library_version(one) for one in modules}
+    return {name: version for name, version in sorted(found.items()) if version}
+
+
+def main() -> None:
+    """See the module."""
+    commands: dict[str, list[str]] = json.load(sys.stdin)
+    found = {language: _first_line(command) for language, command in commands.items()}
+    languages = {"python": f"{platform.python_implementation()} {platform.python_version()}"}
+    languages |= {language: line for language, line in found.items() if line}
+    json.dump({"languages": languages, "libraries": _libraries()}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
