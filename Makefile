@@ -5,7 +5,7 @@ SEED ?= 0
 SECONDS ?= 600
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: demo demo-objectives test test-heavy test-soak test-vllm test-cluster test-documents fuzz check format bench proto lock images clean real-input
+.PHONY: demo demo-objectives test test-heavy test-soak test-turns test-vllm test-cluster test-documents fuzz check format bench proto lock images clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -23,12 +23,18 @@ test: .venv/dev.ready
 test-heavy: .venv/dev.ready
 	$(BIN)/pytest -s -m heavy
 
-# Takes up to an hour: the whole run and each service killed in runs of their own, the demo with three seeds; a run on 200
-# real problems with the tokenizer of Qwen3; the attack corpus through gVisor, and repeatedly with eight at once.
+# May take hours: the whole run and each service killed in runs of their own, the demo with three seeds; a run on 200
+# real problems with the tokenizer of Qwen3; the attack corpus through gVisor, and repeatedly with eight at once;
+# test-turns.
 test-soak: .venv/dev.ready
 	deploy/build-runsc
 	$(BIN)/nouscoder prepare
 	$(BIN)/pytest -m soak
+
+# Runs with feedback against runs with one turn, and with an interpreter against without, three seeds each. It prints
+# every pass@1 with its standard error (docs/environments.md).
+test-turns: .venv/dev.ready
+	$(BIN)/pytest -s -m soak tests/e2e/test_feedback_run.py tests/e2e/test_interpreter_run.py
 
 # Tests the vllm engine on the CPU, in an environment of its own, because vLLM pins other versions. One event loop for
 # all tests, because they share one vLLM, which takes a minute to start.
