@@ -119,6 +119,11 @@ class PolicySection(Section):
         Path("policy"),
         description="Hugging Face folder (config.json, tokenizer, safetensors), or ORGANISATION/MODEL of a hub",
     )
+    router_replay: bool = Field(
+        False,
+        description="of a policy with experts: generation (torch engine) records the experts of each token, and the"
+        " learner uses the same ones (R3); a record grows by layers * top_k bytes a token",
+    )
 
 
 class DemoSection(Section):

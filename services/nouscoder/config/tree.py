@@ -90,6 +90,12 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _experts_are_recorded(self) -> Config:
+        if self.policy.router_replay and self.generation.engine != "torch":
+            raise ValueError("policy.router_replay needs generation.engine torch: no other engine records experts")
+        return self
+
+    @model_validator(mode="after")
     def _stages_are_runs(self) -> Config:
         if self.plan.stages and self.run.services == "external":
             raise ValueError('a plan starts the services of each stage: set run.services to "local"')

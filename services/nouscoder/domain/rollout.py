@@ -13,6 +13,7 @@ from enum import StrEnum
 from itertools import groupby
 from typing import TypeVar
 
+from nouscoder.domain.expert_choices import ExpertChoices, joined
 from nouscoder.domain.problem import PublicTests
 
 Number = TypeVar("Number", int, float)
@@ -77,14 +78,15 @@ class Completion:
     """What an engine answers to one prompt.
 
     token_ids [tokens] int32; logprobs [tokens] float32, of the sampled token before truncation; the spans of `versions`
-    sum to [tokens]. Raises ValueError on construction when they disagree, or a log-probability is not a finite
-    number <= 0.
+    sum to [tokens]. `experts` are of the prompt and of all sampled tokens but the last, when they were recorded. Raises
+    ValueError on construction when they disagree, or a log-probability is not a finite number <= 0.
     """
 
     token_ids: memoryview[int]
     logprobs: memoryview[float]
     versions: tuple[VersionSpan, ...]
     finish_reason: FinishReason
+    experts: ExpertChoices | None = None
 
     def __post_init__(self) -> None:
         _check_sampled("completion", len(self.token_ids), self.logprobs, self.versions)
@@ -96,8 +98,9 @@ class Rollout:
 
     The first segment is the prompt, given. token_ids [tokens] int32 cover all segments; logprobs [sampled tokens]
     float32 and the spans of `versions` cover the sampled segments, in order. `sampling` is what it was drawn with,
-    `text` is what is graded. Raises ValueError on construction when they disagree, nothing was sampled, or a
-    log-probability is not a finite number <= 0.
+    `text` is what is graded. `experts` cover the tokens before the last sampled one, when they were recorded. Raises
+    ValueError on construction when they disagree, nothing was sampled, or a log-probability is not a finite
+    number <= 0.
     """
 
     rollout_id: str
@@ -110,6 +113,7 @@ class Rollout:
     finish_reason: FinishReason
     sampling: Sampling
     text: str
+    experts: ExpertChoices | None = None
 
     def __post_init__(self) -> None:
         name = f"rollout {self.rollout_id}"
@@ -120,6 +124,9 @@ class Rollout:
         if sum(segment.num_tokens for segment in self.segments) != len(self.token_ids):
             raise ValueError(f"{name}: segments do not cover the {len(self.token_ids)} tokens")
         _check_sampled(name, self.num_sampled_tokens, self.logprobs, self.versions)
+        if self.experts is not None and self.experts.num_positions != self.sampled_ranges()[-1][1] - 1:
+            num_positions = self.experts.num_positions
+            raise ValueError(f"{name}: {num_positions} recorded tokens are not those before the last sampled one")
 
     @property
     def prompt_token_ids(self) -> memoryview[int]:
@@ -204,7 +211,28 @@ def assemble_rollout(task: Task, parts: Sequence[memoryview[int] | Completion], 
         finish_reason=completions[-1].finish_reason,
         sampling=task.sampling,
         text=text,
+        experts=_experts_of(parts),
     )
+
+
+def _experts_of(parts: Sequence[memoryview[int] | Completion]) -> ExpertChoices | None:
+    """Each token has the experts of the first pass that read it. None when a completion has none.
+
+    A later turn reads all tokens before it again, and newer weights may choose other experts for them; the tokens of an
+    earlier turn were sampled with those of the first pass.
+    """
+    found: list[ExpertChoices] = []
+    num_tokens = known = 0
+    for part in parts:
+        if not isinstance(part, Completion):
+            num_tokens += len(part)
+            continue
+        if part.experts is None:
+            return None
+        num_tokens += len(part.token_ids)
+        found.append(part.experts.between(known, num_tokens - 1))
+        known = num_tokens - 1
+    return joined(found)
 
 
 def int32(values: Iterable[int]) -> memoryview[int]:

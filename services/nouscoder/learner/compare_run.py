@@ -15,6 +15,7 @@ from nouscoder.learner.compare import Comparison, compare
 from nouscoder.learner.publish import version_folder
 from nouscoder.learner.saved_batches import SavedBatches
 from nouscoder.learner.weights import empty_model, load_model, put_weights, read_weights
+from nouscoder.policy_folder.experts import merge_experts
 from nouscoder.policy_folder.weights_files import weights_files
 
 
@@ -47,7 +48,7 @@ def _policy(config: Config, run: Path, version: int) -> PreTrainedModel:
         )
     model = empty_model(folder)
     weights = {name: tensor for file in weights_files(published) for name, tensor in read_weights(file).items()}
-    put_weights(model, weights, published)
+    put_weights(model, merge_experts(weights), published)
     model.eval()  # type: ignore[no-untyped-call]
     return model
 

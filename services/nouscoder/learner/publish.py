@@ -25,6 +25,7 @@ from nouscoder.atomic_files import prune, sha256_of, whole_folder
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard, Transport
 from nouscoder.learner.weights import weights_of
 from nouscoder.policy_folder.delta import DeltaUnusable, write_delta
+from nouscoder.policy_folder.experts import split_experts
 from nouscoder.policy_folder.weights_files import INDEX_FILE, WEIGHTS_FILE
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,8 @@ class StagedPolicy:
         """Copy the current weights of the model, each rounded to its type in `dtypes`, or in the model's own type."""
         copy = model.device.type == "cpu"  # on another device `weights_of` has copied them already
         weights = {
-            name: tensor.to(dtypes.get(name, tensor.dtype), copy=copy) for name, tensor in weights_of(model).items()
+            name: tensor.to(dtypes.get(name, tensor.dtype), copy=copy)
+            for name, tensor in split_experts(weights_of(model)).items()
         }
         return cls(policy_version, step, weights)
 

@@ -1,13 +1,13 @@
 """The binary record of a rollout: generation writes it once, the broker keeps it, verifier and learner read it.
 
-Version 1. All numbers are little-endian. Each section starts at a multiple of 8 bytes, so numpy.frombuffer reads it in
-place.
+All numbers are little-endian. Each section starts at a multiple of 8 bytes, so numpy.frombuffer reads it in
+place. A record has version 1, or version 2 when it holds the experts that a mixture-of-experts policy chose.
 
     offset  size  what
          0     4  magic "NCRR"
-         4     2  version of this layout, 1
+         4     2  version of this layout, 1 or 2
          6     1  finish reason: 1 stop, 2 length
-         7     1  0
+         7     1  version 2: bytes of an expert id, 1 or 2; version 1: 0
          8     8  size of the record in bytes
         16     4  num_tokens, of all segments
         20     4  num_sampled, tokens of the sampled segments
@@ -25,6 +25,8 @@ place.
          -     -  token ids     int32 [num_tokens]
          -     -  logprobs      float32 [num_sampled]
          -     -  ids           UTF-8 JSON: [rollout_id, group_id, problem_id]
+         -     -  experts       version 2 only: uint32 num_layers, uint32 top_k, then the ids of experts, unsigned, as
+                           [positions, num_layers, top_k]; positions: the tokens before the last sampled one
          -     -  text section
 
 The text section can be read alone:
@@ -43,11 +45,12 @@ import struct
 import sys
 import zlib
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, dropwhile
 from typing import TYPE_CHECKING
 
 import zstandard
 
+from nouscoder.domain.expert_choices import ExpertChoices
 from nouscoder.domain.rollout import FinishReason, Rollout, RolloutHeader, Sampling, Segment, VersionSpan
 from nouscoder.errors import NousCoderError
 
@@ -55,9 +58,11 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 MAGIC = b"NCRR"
-VERSION = 1
-_HEADER = struct.Struct("<4sHBxQ6I2dQII")
+VERSION, VERSION_WITH_EXPERTS = 1, 2
+_HEADER = struct.Struct("<4sHBBQ6I2dQII")
 _TEXT_HEADER = struct.Struct("<B3xIQ")
+_EXPERTS_HEADER = struct.Struct("<2I")
+_EXPERT_FORMATS = {1: "B", 2: "H"}  # by the bytes of an id
 _CHECKSUM = slice(68, 72)
 _TEXT_CHECKSUM = slice(4, 8)
 _FINISH = {FinishReason.STOP: 1, FinishReason.LENGTH: 2}
@@ -86,6 +91,7 @@ def encode_rollout(rollout: Rollout) -> tuple[RolloutHeader, bytes]:
         rollout.token_ids,
         rollout.logprobs,
         ids,
+        *_encode_experts(rollout.experts),
         text,
     ]
     parts: list[Buffer] = []
@@ -95,9 +101,12 @@ def encode_rollout(rollout: Rollout) -> tuple[RolloutHeader, bytes]:
         parts += [section, bytes(-size % 8)]
         offset += size + -size % 8
     sampling = rollout.sampling
+    version = VERSION if rollout.experts is None else VERSION_WITH_EXPERTS
+    expert_id_bytes = 0 if rollout.experts is None else rollout.experts.ids.itemsize
     header = _HEADER.pack(
-        MAGIC, VERSION, _FINISH[rollout.finish_reason], offset, len(rollout.token_ids), len(rollout.logprobs),
-        len(rollout.segments), len(rollout.versions), len(ids), len(text),
+        MAGIC, version, _FINISH[rollout.finish_reason], expert_id_bytes, offset,
+        len(rollout.token_ids), len(rollout.logprobs), len(rollout.segments), len(rollout.versions),
+        len(ids), len(text),
         sampling.temperature, sampling.top_p, sampling.seed, sampling.max_new_tokens, 0,
     )  # fmt: skip
     record = bytearray().join([header, *parts])
@@ -110,26 +119,49 @@ def decode_rollout(record: bytes | memoryview) -> Rollout:
     _expect_little_endian()
     view = memoryview(record).cast("B") if not isinstance(record, memoryview) else record
     fields = _checked_header(view)
-    finish, _, num_tokens, num_sampled, num_segments, num_spans, ids_bytes, text_bytes, *sampling = fields
+    finish, id_bytes, _, num_tokens, num_sampled, num_segments, num_spans, ids_bytes, text_bytes, *sampling = fields
     temperature, top_p, seed, max_new_tokens, _ = sampling
-    sizes = (8 * num_segments, 16 * num_spans, 4 * num_tokens, 4 * num_sampled, ids_bytes, text_bytes)
-    segments, spans, token_ids, logprobs, ids, text = _cut(view, sizes)
+    sizes = [8 * num_segments, 16 * num_spans, 4 * num_tokens, 4 * num_sampled, ids_bytes, text_bytes]
+    if id_bytes:  # the section of experts has the bytes that the others leave
+        sizes.insert(-1, len(view) - _HEADER.size - sum(size + -size % 8 for size in sizes))
+    segments, spans, token_ids, logprobs, ids, *experts, text = _cut(view, sizes)
     try:
         rollout_id, group_id, problem_id = json.loads(bytes(ids))
+        parts = tuple(Segment(size, bool(kind)) for size, kind in struct.iter_unpack("<2I", segments))
         return Rollout(
             rollout_id=rollout_id,
             group_id=group_id,
             problem_id=problem_id,
-            segments=tuple(Segment(size, bool(kind)) for size, kind in struct.iter_unpack("<2I", segments)),
+            segments=parts,
             token_ids=token_ids.cast("i"),
             logprobs=logprobs.cast("f"),
             versions=tuple(VersionSpan(*span) for span in struct.iter_unpack("<2Q", spans)),
             finish_reason=_FINISH_OF[finish],
             sampling=Sampling(temperature, top_p, max_new_tokens, seed),
             text=decode_text(text),
+            experts=_decode_experts(experts[0], id_bytes, parts) if experts else None,
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, struct.error) as error:
         raise RecordError(f"a rollout record contradicts itself: {error}") from error
+
+
+def _encode_experts(experts: ExpertChoices | None) -> list[Buffer]:
+    """The section of a policy with experts; none for others."""
+    if experts is None:
+        return []
+    return [_EXPERTS_HEADER.pack(experts.num_layers, experts.top_k) + experts.ids.cast("B")]
+
+
+def _decode_experts(section: memoryview, id_bytes: int, segments: Sequence[Segment]) -> ExpertChoices:
+    """Raises ValueError, KeyError or struct.error when the section is not that of these segments."""
+    num_layers, top_k = _EXPERTS_HEADER.unpack_from(section)
+    to_last_sampled = list(dropwhile(lambda segment: not segment.is_sampled, reversed(segments)))
+    num_positions = sum(segment.num_tokens for segment in to_last_sampled) - 1
+    end = _EXPERTS_HEADER.size + id_bytes * num_positions * num_layers * top_k
+    if end + -end % 8 != len(section):
+        raise ValueError(f"{len(section)} bytes of experts are not those of {num_positions} tokens")
+    ids = section[_EXPERTS_HEADER.size : end].cast(_EXPERT_FORMATS[id_bytes])  # type: ignore[call-overload]
+    return ExpertChoices(ids, num_layers, top_k)
 
 
 def decode_text(section: bytes | memoryview) -> str:
@@ -186,10 +218,13 @@ def _checked_header(view: memoryview) -> tuple[int, ...]:
     magic, version, *fields = _HEADER.unpack_from(view)
     if magic != MAGIC:
         raise RecordError(f"these bytes are no rollout record: they begin with {magic!r}, not {MAGIC!r}")
-    if version != VERSION:
-        raise RecordError(f"a rollout record has layout version {version}; this program reads version {VERSION}")
-    if fields[1] != len(view):
-        raise RecordError(f"a rollout record has {len(view)} bytes, not {fields[1]} as its header says")
+    if version not in (VERSION, VERSION_WITH_EXPERTS):
+        known = f"{VERSION} and {VERSION_WITH_EXPERTS}"
+        raise RecordError(f"a rollout record has layout version {version}; this program reads versions {known}")
+    if fields[1] not in ((0,) if version == VERSION else _EXPERT_FORMATS):
+        raise RecordError(f"a rollout record of layout version {version} has expert ids of {fields[1]} bytes")
+    if fields[2] != len(view):
+        raise RecordError(f"a rollout record has {len(view)} bytes, not {fields[2]} as its header says")
     if fields[-1].to_bytes(4, "little") != _checksum(view, _CHECKSUM):
         raise RecordError("a rollout record is damaged: its checksum does not match")
     return tuple(fields)

@@ -48,6 +48,7 @@ def step_engine(config: Config, policy_folder: Path) -> StepEngine:
         max_tokens_total=generation.max_tokens_total,
         device=generation.device,
         threads=generation.threads,
+        records_experts=config.policy.router_replay,
     )
 
 

@@ -13,13 +13,17 @@ from torch import Tensor
 
 from nouscoder.domain.rollout import Completion, FinishReason, float32, int32, spans_of
 from nouscoder.generation.engines.base import SampleRequest
+from nouscoder.generation.engines.expert_recorder import Choices, expert_choices
 from nouscoder.generation.engines.kv_cache import KeyValueCache
 from nouscoder.generation.engines.sampling import Choice, choose_tokens, draws_of
 
 
 @dataclass(slots=True)
 class Row:
-    """A completion in progress. It is cut at `max_tokens`."""
+    """A completion in progress. It is cut at `max_tokens`.
+
+    `experts` are those of the tokens in the cache, [positions, layers, top_k] in parts; empty when none are recorded.
+    """
 
     request: SampleRequest
     prompt_token_ids: tuple[int, ...]
@@ -27,6 +31,7 @@ class Row:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    experts: list[Choices] = field(default_factory=list)
 
     @property
     def cached_tokens(self) -> int:
@@ -42,7 +47,8 @@ class Row:
 
     def completion(self, reason: FinishReason) -> Completion:
         """The finished completion."""
-        return Completion(int32(self.token_ids), float32(self.logprobs), spans_of(self.versions), reason)
+        experts = expert_choices(self.experts)
+        return Completion(int32(self.token_ids), float32(self.logprobs), spans_of(self.versions), reason, experts)
 
 
 class Slots:

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nouscoder.generation.engines.base import EngineError, EngineUnusable
+from nouscoder.policy_folder.experts import split_experts
 
 Shape = tuple[int, ...]
 
@@ -29,10 +30,10 @@ class Architecture:
                 model = build(config)
         except (OSError, ValueError) as error:
             raise EngineUnusable(f"{folder} holds no config.json of a model: {str(error).splitlines()[0]}") from error
-        parameters = dict(model.named_parameters(remove_duplicate=False))
+        parameters = split_experts(dict(model.named_parameters(remove_duplicate=False)))
         self._shapes: dict[str, Shape] = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
         self._tensor_of = {name: id(tensor) for name, tensor in parameters.items()}
-        self._model = model  # an id is unique only while its object lives
+        self._parameters = parameters  # an id is unique only while its object lives
         self.max_tokens: int = config.max_position_embeddings
 
     def check(self, files: Sequence[Path], source: str) -> None:

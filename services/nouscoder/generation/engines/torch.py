@@ -21,13 +21,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from nouscoder.domain.rollout import Completion
 from nouscoder.generation.engines.base import EngineError, EngineUnusable, SampleRequest
+from nouscoder.generation.engines.expert_recorder import ExpertRecorder
 from nouscoder.generation.engines.kv_cache import KeyValueCache, PromptPass, decode_mask
 from nouscoder.generation.engines.requests import checked_max_tokens
 from nouscoder.generation.engines.slots import Row, Slots
 from nouscoder.generation.engines.weights import copy_weights, read_weights
 
 # Architectures with full attention whose logits are the output layer applied to the last hidden state.
-SUPPORTED = ("llama", "qwen2", "qwen3")
+SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe")
 _MAX_PROMPT_PASS_TOKENS = 16384
 # A pass over prompts costs about as much as a decoding step, so new requests are admitted several at a time.
 _JOIN_SHARE = 8
@@ -42,14 +43,25 @@ class TorchEngine:
     name = "torch"
 
     def __init__(
-        self, policy_folder: Path, *, max_running: int, max_tokens_total: int, device: str = "cpu", threads: int = 1
+        self,
+        policy_folder: Path,
+        *,
+        max_running: int,
+        max_tokens_total: int,
+        device: str = "cpu",
+        threads: int = 1,
+        records_experts: bool = False,
     ) -> None:
-        """Build the architecture of `policy_folder`/config.json without weights. Raises EngineUnusable."""
+        """Build the architecture of `policy_folder`/config.json without weights. Raises EngineUnusable.
+
+        `records_experts`: completions have the experts that the policy chose; it must have some.
+        """
         torch.set_num_threads(threads)
         try:
             self._device = torch.device(device)
             self._model = _build(policy_folder, self._device)
-        except RuntimeError as error:
+            self._recorder = ExpertRecorder(self._model) if records_experts else None
+        except (RuntimeError, ValueError) as error:
             raise EngineUnusable(str(error)) from error
         config = self._model.config
         self._capacity = min(max_tokens_total, config.max_position_embeddings)
@@ -142,6 +154,10 @@ class TorchEngine:
         logits = self._prompt_logits(prompts, passing)[sources]
         for row in rows:
             del self._waiting[row.request.request_id]
+        if self._recorder is not None:
+            chosen = self._recorder.take(len(prompts), max(map(len, prompts)))
+            for row in rows:
+                row.experts.append(chosen[position[row.prompt_token_ids], : len(row.prompt_token_ids)])
         self._steps_since_join = 0
         return self._sample(self._slots.join(rows), logits)
 
@@ -162,6 +178,9 @@ class TorchEngine:
         tokens = self._slots.last_tokens[:, None]
         hidden = self._forward(tokens, lengths[:, None], decode_mask(lengths, longest), passing)
         self._slots.advance()
+        if self._recorder is not None:
+            for row, chosen in zip(self._slots.rows, self._recorder.take(len(self._slots), 1), strict=True):
+                row.experts.append(chosen)
         return self._sample(range(len(self._slots)), self._head(hidden[:, 0]))
 
     def _forward(self, token_ids: Tensor, positions: Tensor, mask: Tensor | None, passing: Any) -> Tensor:

@@ -11,10 +11,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nouscoder.generation.engines.base import EngineError
+from nouscoder.policy_folder.experts import merge_experts
 
 
 def read_weights(files: Sequence[Path]) -> dict[str, Tensor]:
-    """The tensors of all shards. Raises EngineError naming the file that cannot be read or repeats a tensor."""
+    """The tensors of all shards, named as in the model.
+
+    Raises EngineError naming the file that cannot be read or repeats a tensor, or an expert that is not whole.
+    """
     weights: dict[str, Tensor] = {}
     for file in files:
         try:
@@ -25,7 +29,10 @@ def read_weights(files: Sequence[Path]) -> dict[str, Tensor]:
         if twice:
             raise EngineError(f"{file}: {twice[0]} is in another shard too")
         weights |= shard
-    return weights
+    try:
+        return merge_experts(weights)
+    except ValueError as error:
+        raise EngineError(f"{files[0].parent}: {error}") from error
 
 
 def copy_weights(model: nn.Module, weights: dict[str, Tensor], source: str) -> None:
