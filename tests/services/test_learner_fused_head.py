@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,3 +117,14 @@ def test_no_tensor_holds_the_logits_of_all_tokens() -> None:
     full = measured(full_scores)
     assert full.largest == all_logits, "the measurement sees the logits of all tokens when they are held"
     assert full.peak > 10 * fused.peak
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_the_scores_of_65536_tokens_of_a_vocabulary_of_151936_take_less_than_2_gib_over_the_weights() -> None:
+    tokens, vocabulary = 65536, 151936
+    command = [sys.executable, str(Path(__file__).with_name("fused_head_peak.py")), str(tokens), str(vocabulary)]
+    grown = int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=3000).stdout)
+    print(f"{tokens} tokens, vocabulary {vocabulary}: {grown / 2**30:.2f} GiB over the weights")
+    print(f"their logits alone would be {tokens * vocabulary * 4 / 2**30:.1f} GiB")
+    assert 256 * 2**20 < grown < 2 * 2**30, "at least one chunk of logits is held"
