@@ -2,7 +2,8 @@
 
 `learner_rank.py WHAT FOLDER` is one rank, for torchrun. Without arguments the script reads lines `["what", "folder",
 size]`, forks `size` ranks for each, and prints their exit codes. What: `gradient` writes the gradient of one step to
-the folder; `run` trains the run in the folder, with a broker in a file; `die` is `run` in which the last rank is killed
+the folder, `gradient-experts` that of a policy with experts that are replayed, and with `-context` two ranks share each
+row; `run` trains the run in the folder, with a broker in a file; `die` is `run` in which the last rank is killed
 in the third batch, `die0` one in which rank 0 is, and `hang` one in which the last rank stops without an end: each only
 once in a folder. The parent process has imported torch but computed nothing.
 """
@@ -22,8 +23,9 @@ from typing import NoReturn
 import torch
 from learner_process import FileBroker  # type: ignore[import-not-found]
 from prometheus_client import CollectorRegistry
+from transformers import PreTrainedModel
 
-from nouscoder.config import Config, LearnerSection, RunSection
+from nouscoder.config import Config, LearnerSection, PolicySection, RunSection
 from nouscoder.domain.batch import Batch
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.commands import Command
@@ -32,7 +34,7 @@ from nouscoder.learner.follower import Follower
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.ranks import Ranks, whole
 from nouscoder.learner.run_log import BatchSeconds
-from nouscoder.learner.synthetic import random_batch, random_policy
+from nouscoder.learner.synthetic import random_batch, random_policy, random_policy_with_experts, with_random_experts
 from nouscoder.learner.trainer import TrainedBatch, Trainer
 from nouscoder.learner.worker import LearnerWorker
 
@@ -40,13 +42,20 @@ NUM_BATCHES, DEADLY_BATCH = 4, 2
 PATIENCE_S = {"hang": 20.0}  # else 120
 
 
-def gradient_of_a_step(ranks: Ranks) -> dict[str, torch.Tensor]:
+def gradient_of_a_step(what: str, ranks: Ranks) -> dict[str, torch.Tensor]:
     """The gradient of a step over one batch, by weight, and its metrics."""
     prepare_thread(1)
-    settings = LearnerSection(steps_per_batch=1, max_gradient_norm=1e9, microbatch_tokens=64)
+    tokens = 200 if ranks.row else 64
+    settings = LearnerSection(steps_per_batch=1, max_gradient_norm=1e9, microbatch_tokens=tokens)
     settings = settings.model_copy(update={"entropy": settings.entropy.model_copy(update={"coefficient": 0.1})})
-    trainer = Trainer(random_policy(0), Config(learner=settings), ranks=ranks)
-    (step,) = trainer.train_batch(random_batch(0, seed=1, num_groups=3, group_size=3)).steps
+    config, batch = Config(learner=settings), random_batch(0, seed=1, num_groups=3, group_size=3)
+    policy: PreTrainedModel = random_policy(0)
+    if "experts" in what:
+        policy = random_policy_with_experts(0)
+        batch = with_random_experts(batch, policy, seed=2)
+        config = Config(learner=settings, policy=PolicySection(router_replay=True))
+    trainer = Trainer(policy, config, ranks=ranks)
+    (step,) = trainer.train_batch(batch).steps
     gradients = {name: whole(p.grad) for name, p in trainer.model.named_parameters() if p.grad is not None}
     figures = {name: torch.tensor(value) for name, value in step.diagnostics.items()}
     return {**gradients, **figures, "loss": torch.tensor(step.loss), "norm": torch.tensor(step.gradient_norm)}
@@ -114,11 +123,11 @@ class DeadlyCore(LearnerCore):
 def main(what: str, folder: Path) -> None:
     """Do it as the rank that the environment names."""
     config = config_of(what, folder)
-    ranks = Ranks.join("cpu", config.learner.rank_patience_s)
-    if what == "gradient":
-        gradient = gradient_of_a_step(ranks)
+    ranks = Ranks.join("cpu", config.learner.rank_patience_s, context_parallel=2 if "context" in what else 1)
+    if what.startswith("gradient"):
+        gradient = gradient_of_a_step(what, ranks)
         if ranks.rank == 0:
-            torch.save(gradient, folder / f"gradient{ranks.size}.pt")
+            torch.save(gradient, folder / f"{what}{ranks.size}.pt")
     elif ranks.rank:
         is_last = ranks.rank == ranks.size - 1
         follower = {"die": StruckFollower, "hang": HangingFollower}.get(what, Follower) if is_last else Follower

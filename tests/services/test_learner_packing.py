@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.contract.reference_varlen import varlen_attn_on_cpu
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
@@ -13,6 +14,7 @@ from nouscoder.learner.logprobs import score_tokens
 from nouscoder.learner.packed_attention import PACKED_ATTENTION, RowLayout
 from nouscoder.learner.packing import pack
 from nouscoder.learner.synthetic import random_batch, random_policy
+from nouscoder.learner.varlen_attention import SDPA_VARLEN, TORCH_VARLEN
 
 CPU = torch.device("cpu")
 ROLLOUTS = [graded.rollout for graded in random_batch(0, seed=2, prompt_tokens=7, max_tokens=60).rollouts]
@@ -36,8 +38,8 @@ def difference(one: Tensor, other: Tensor) -> float:
 def test_the_gradients_of_packed_rollouts_are_those_of_each_rollout_alone() -> None:
     model = random_policy(0)
     alone = gradient(model, 1)
-    assert len(pack(ROLLOUTS, 10_000, CPU)) == 1
-    assert len(pack(ROLLOUTS, 10_000, CPU)[0].layout.blocks) > 1, "lengths differ enough for several blocks"
+    (row,) = pack(ROLLOUTS, 10_000, CPU)
+    assert len(RowLayout.of(row.layout.lengths, CPU).blocks) > 1, "lengths differ enough for several blocks"
     assert difference(gradient(model, 10_000), alone) < 1e-5
     assert difference(gradient(model, 128), alone) < 1e-5
 
@@ -48,6 +50,15 @@ def test_packed_attention_equals_the_masked_attention_of_transformers() -> None:
     model.set_attn_implementation("sdpa")
     assert difference(gradient(model, 10_000), packed) < 1e-5
     assert difference(gradient(model, 1), packed) < 1e-5
+
+
+@pytest.mark.parametrize("kernel", [SDPA_VARLEN, TORCH_VARLEN])
+def test_varlen_kernels_have_the_gradients_of_padded_blocks(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nouscoder.learner.varlen_attention.varlen_attn", varlen_attn_on_cpu)
+    model = random_policy(0)
+    blocks = gradient(model, 10_000)
+    model.set_attn_implementation(kernel)
+    assert difference(gradient(model, 10_000), blocks) < 1e-5
 
 
 def test_packed_attention_keeps_a_sliding_window() -> None:

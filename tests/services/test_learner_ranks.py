@@ -138,6 +138,27 @@ def test_ranks_have_the_gradients_and_figures_of_one_process(start: Start, tmp_p
     assert difference(four, alone) < 1e-5
 
 
+@pytest.mark.soak
+def test_ranks_with_experts_have_the_gradients_of_one_process(start: Start, tmp_path: Path) -> None:
+    for size in (1, 2):
+        assert start("gradient-experts", tmp_path, size) == [0] * size, log_of(tmp_path, 0)
+    alone, two = (torch.load(tmp_path / f"gradient-experts{size}.pt") for size in (1, 2))
+    assert difference(two, alone) < 1e-5
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("policy", ["gradient", "gradient-experts"])
+def test_ranks_that_share_rows_have_the_gradients_and_figures_of_one_process(
+    policy: str, start: Start, tmp_path: Path
+) -> None:
+    """Two ranks share all rows; of four, two share the rows of one half and two those of the other."""
+    assert start(policy, tmp_path, 1) == [0], log_of(tmp_path, 0)
+    alone = torch.load(tmp_path / f"{policy}1.pt")
+    for size in (2, 4):
+        assert start(f"{policy}-context", tmp_path, size) == [0] * size, log_of(tmp_path, 0)
+        assert difference(torch.load(tmp_path / f"{policy}-context{size}.pt"), alone) < 1e-5
+
+
 def run_folder(root: Path) -> Path:
     root.mkdir()
     write_policy_folder(root / "run" / "policy", random_policy(0))

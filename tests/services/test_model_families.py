@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM as Models
-from transformers import LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from nouscoder.config import Config, load_config
 from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
@@ -37,7 +38,9 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 128,
     "eos_token_id": EOS_ID,
 }
-FAMILIES = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
+DENSE = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
+EXPERTS = partial(Qwen3MoeConfig, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+FAMILIES: dict[str, Any] = {**DENSE, "qwen3_moe": EXPERTS}
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +54,19 @@ def _repeatable() -> Iterator[None]:
 
 @pytest.mark.parametrize("max_shard_size", ["5GB", "10KB"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DENSE)
 async def test_a_policy_is_published_in_its_own_type_sampled_from_and_trained(
     tmp_path: Path, family: str, dtype: torch.dtype, max_shard_size: str
 ) -> None:
+    await check(tmp_path, family, dtype, max_shard_size)
+
+
+async def test_so_is_one_with_experts(tmp_path: Path) -> None:
+    await check(tmp_path, "qwen3_moe", torch.bfloat16, "10KB")
+
+
+async def check(tmp_path: Path, family: str, dtype: torch.dtype, max_shard_size: str) -> None:
+    """The policy goes through learner and engine."""
     folder = tmp_path / "policy"
     model = saved_model(folder, family, dtype, max_shard_size)
     assert (len(weights_files(folder)) > 1) is (max_shard_size == "10KB")

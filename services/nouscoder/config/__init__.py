@@ -12,7 +12,7 @@ from nouscoder.config.environment import (
     SingleTurnSection,
 )
 from nouscoder.config.generation import GenerationSection, SamplingSection
-from nouscoder.config.learner import ActivationCheckpointing, LearnerSection
+from nouscoder.config.learner import ActivationCheckpointing, Attention, LearnerSection
 from nouscoder.config.loss_terms import (
     AdvantageSection,
     CorrectionKind,
@@ -46,6 +46,7 @@ __all__ = [
     "ActivationCheckpointing",
     "AdvantageSection",
     "Aggregation",
+    "Attention",
     "BrokerSection",
     "CispoSettings",
     "ClippedSettings",

@@ -18,6 +18,19 @@ from nouscoder.config.loss_terms import (
 from nouscoder.config.objective import DapoSettings, ObjectiveSettings, PpoSettings, Proximal
 
 
+class Attention(StrEnum):
+    """The kernel of the learner's attention.
+
+    SDPA runs on any machine. VARLEN (torch's varlen_attn) and FLASH (flash-attention 2, an optional package) take
+    packed rows as they are, and need CUDA and 16-bit activations. AUTO is the first of FLASH, VARLEN, SDPA that runs.
+    """
+
+    AUTO = "auto"
+    SDPA = "sdpa"
+    VARLEN = "varlen"
+    FLASH = "flash"
+
+
 class ActivationCheckpointing(StrEnum):
     """What the forward pass keeps of each decoder layer. The backward pass computes the rest again.
 
@@ -57,6 +70,17 @@ class LearnerSection(Section):
     )
     microbatch_tokens: int = Field(
         16384, ge=1, description="tokens of the rollouts packed into one forward pass; a longer rollout has its own"
+    )
+    attention: Attention = Field(
+        Attention.AUTO,
+        description="kernel of attention: sdpa on any machine; varlen (torch) and flash (flash-attention 2, when"
+        " installed) on CUDA in 16 bits; auto: the best that runs here",
+    )
+    context_parallel: int = Field(
+        1,
+        ge=1,
+        description="ranks that hold each packed row together, a part of its tokens each, for long rollouts; the number"
+        " of ranks is a multiple of it",
     )
     activation_checkpointing: ActivationCheckpointing = Field(
         ActivationCheckpointing.NONE, description="what is kept of each layer for the backward pass"

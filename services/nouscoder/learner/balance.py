@@ -12,6 +12,7 @@ from math import ceil
 
 from transformers import PreTrainedModel
 
+from nouscoder.learner.flops import active_parameters
 from nouscoder.learner.packing import plan
 
 
@@ -19,8 +20,8 @@ from nouscoder.learner.packing import plan
 class Cost:
     """The estimated work of a rollout of n tokens: n + quadratic * n^2, in the work of a token without attention.
 
-    A token's forward and backward pass takes 6 operations for each of N parameters; causal attention of n tokens takes
-    6 * layers * heads * head size * n^2 in all.
+    A token's forward and backward pass takes 6 operations for each parameter at work; causal attention of n tokens
+    takes 6 * layers * heads * head size * n^2 in all.
     """
 
     quadratic: float = 0.0
@@ -30,7 +31,7 @@ class Cost:
         """That of rollouts under this model."""
         config = model.config.get_text_config()
         width = config.num_attention_heads * (getattr(config, "head_dim", None) or _head_size(config))
-        return cls(config.num_hidden_layers * width / model.num_parameters())
+        return cls(config.num_hidden_layers * width / active_parameters(model))
 
     def of_length(self, length: int) -> float:
         """The work of a rollout of this length."""

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from nouscoder.learner.context_parallel import RowGroup, part_of
 from nouscoder.learner.fused_head import fused_scores
 from nouscoder.learner.packing import MicroBatch
 
@@ -17,16 +19,26 @@ _MAX_LOGITS = 2**26  # 256 MiB of float32
 
 
 class Scorer(nn.Module):
-    """`score_tokens` as a module: the root through which all forward passes of a sharded model go."""
+    """`score_tokens` as a module: the root through which all forward passes of a sharded model go.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    With a `row`, its ranks hold each micro-batch together, and all get the scores of the whole.
+    """
+
+    def __init__(self, model: PreTrainedModel, row: RowGroup | None = None) -> None:
         super().__init__()
         self.model = model
+        self._row = row
 
     def forward(self, micro_batch: MicroBatch, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         """(log-probabilities, entropies): FSDP looks for gradients in tuples, and not in TokenScores."""
-        scores = score_tokens(self.model, micro_batch, entropy_gradient=entropy_gradient)
-        return scores.logprobs, scores.entropies
+        if self._row is None:
+            scores = score_tokens(self.model, micro_batch, entropy_gradient=entropy_gradient)
+            return scores.logprobs, scores.entropies
+        part = part_of(micro_batch, self._row)
+        scores = score_tokens(self.model, part.micro_batch, entropy_gradient=entropy_gradient)
+        mine = torch.stack([scores.logprobs, scores.entropies])
+        logprobs, entropies = self._row.gather_scores(mine, part.owners).unbind()
+        return logprobs, entropies if entropy_gradient else entropies.detach()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +55,13 @@ def score_tokens(model: PreTrainedModel, micro_batch: MicroBatch, *, entropy_gra
     The entropies have a gradient only if `entropy_gradient`. Raises ValueError for a head that is not linear.
     """
     # An attention that ignores the layout finds the sequences by their positions, which start again from 0.
+    experts = {} if micro_batch.experts is None else {"experts": micro_batch.experts.on(micro_batch.input_ids.device)}
     hidden = model.base_model(
         input_ids=micro_batch.input_ids,
         position_ids=micro_batch.position_ids,
         layout=micro_batch.layout,
         use_cache=False,
+        **experts,
     ).last_hidden_state
     head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if not isinstance(head, nn.Linear):

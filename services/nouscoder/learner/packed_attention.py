@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +24,57 @@ _SHORTEST_PER_LONGEST = 0.75
 
 
 @dataclass(frozen=True, slots=True)
+class Segments:
+    """Where the queries and the keys of each sequence are, as varlen kernels read it.
+
+    cu_queries, cu_keys int32 [sequences + 1]: sequence i has the queries from cu_queries[i] to cu_queries[i + 1] and
+    the keys from cu_keys[i] to cu_keys[i + 1]. Its last query attends to all its keys, each query before to one key
+    fewer. max_queries, max_keys: the most that one sequence has.
+    """
+
+    cu_queries: Tensor
+    cu_keys: Tensor
+    max_queries: int
+    max_keys: int
+
+    @classmethod
+    def of(cls, queries: Sequence[int], keys: Sequence[int], device: torch.device) -> Segments:
+        """Those of sequences with these numbers of queries and keys."""
+        cu_queries, cu_keys = (
+            torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=device) for sizes in (queries, keys)
+        )
+        return cls(cu_queries, cu_keys, max(queries), max(keys))
+
+
+class Layout(Protocol):
+    """Where the sequences of a row are, of which this process may hold only a part."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The tokens of each sequence of the whole row."""
+        ...
+
+    @property
+    def segments(self) -> Segments:
+        """The parts of sequences here."""
+        ...
+
+    def keys_and_values(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values [keys, heads, size] of the segments, from those of the tokens here."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class RowLayout:
     """Where the sequences of a row are.
 
-    blocks: (sequences, width) of each call of SDPA. gather [padded]: the position in the row of each place of the
-    blocks, one block after another; places of padding repeat their sequence's last position. restore [length]: the
-    place of each position of the row.
+    lengths: the tokens of each sequence. segments: the same for varlen kernels. blocks: (sequences, width) of each call
+    of SDPA. gather [padded]: the position in the row of each place of the blocks, one block after another; places of
+    padding repeat their sequence's last position. restore [length]: the place of each position of the row.
     """
 
+    lengths: tuple[int, ...]
+    segments: Segments
     blocks: tuple[tuple[int, int], ...]
     gather: Tensor
     restore: Tensor
@@ -51,7 +94,12 @@ class RowLayout:
                 gather.append(positions)
                 restore[starts[index] : starts[index + 1]] = torch.arange(place, place + lengths[index])
             blocks.append((len(block), width))
-        return cls(tuple(blocks), torch.cat(gather).to(device), restore.to(device))
+        segments = Segments.of(lengths, lengths, device)
+        return cls(tuple(lengths), segments, tuple(blocks), torch.cat(gather).to(device), restore.to(device))
+
+    def keys_and_values(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values [keys, heads, size] of the segments: those of the row."""
+        return key, value
 
 
 def _similar(lengths: Sequence[int]) -> list[list[int]]:

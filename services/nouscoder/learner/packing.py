@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from nouscoder.domain.rollout import Rollout
-from nouscoder.learner.packed_attention import RowLayout
+from nouscoder.learner.packed_attention import Layout, RowLayout
+from nouscoder.learner.recorded_experts import RowExperts
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +28,19 @@ class MicroBatch:
     the row, and `layout` is where its rollouts are. The others hold the loss tokens, in order: rollout_of_token
     [tokens] counts the rollouts of the row from 0, positions [tokens] are the places in the row of the hidden states
     that predict them, targets [tokens] their ids, sampler_logprobs [tokens] their recorded log-probabilities,
-    temperatures [tokens] the sampling temperatures.
+    temperatures [tokens] the sampling temperatures. `experts` are those to be used again; None: the router chooses.
     """
 
     rollout_indices: tuple[int, ...]
     input_ids: Tensor
     position_ids: Tensor
-    layout: RowLayout
+    layout: Layout
     rollout_of_token: Tensor
     positions: Tensor
     targets: Tensor
     sampler_logprobs: Tensor
     temperatures: Tensor
+    experts: RowExperts | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -74,10 +76,13 @@ def input_lengths(rollouts: Sequence[Rollout]) -> list[int]:
     return [len(rollout.token_ids) - 1 for rollout in rollouts]
 
 
-def pack_row(rollouts: Sequence[Rollout], indices: Sequence[int], device: torch.device) -> MicroBatch:
+def pack_row(
+    rollouts: Sequence[Rollout], indices: Sequence[int], device: torch.device, *, replays_experts: bool = False
+) -> MicroBatch:
     """The micro-batch of the rollouts at `indices`; without any, a row of one token and without loss tokens.
 
-    Raises ValueError for temperature 0: such tokens have no importance ratio.
+    With `replays_experts` it has their recorded experts. Raises ValueError for temperature 0: such tokens have no
+    importance ratio.
     """
     if not indices:
         return _empty_row(device)
@@ -107,6 +112,7 @@ def pack_row(rollouts: Sequence[Rollout], indices: Sequence[int], device: torch.
         targets=row([ids[where] for ids, where in zip(tokens, sampled, strict=True)], np.int64),
         sampler_logprobs=row([np.frombuffer(item.logprobs.cast("B"), np.float32) for item in rollouts], np.float32),
         temperatures=row([np.repeat(temperatures, num_sampled)], np.float32),
+        experts=RowExperts.of(rollouts, lengths) if replays_experts else None,
     )
 
 

@@ -24,7 +24,8 @@ from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import NousCoderError, Unusable
+from nouscoder.learner.context_parallel import DistributedRow
 from nouscoder.learner.meeting import NobodyCame, meet
 from nouscoder.learner.place import Place, place_of
 
@@ -37,7 +38,10 @@ class RankLost(NousCoderError):
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """One process among `size`. `figures` is a group for numbers, `files` one for checkpoints; None in one process."""
+    """One process among `size`. `figures` is a group for numbers, `files` one for checkpoints; None in one process.
+
+    `row`: the ranks that hold each packed row together with this one; None where each rank has rows of its own.
+    """
 
     rank: int = 0
     size: int = 1
@@ -45,14 +49,19 @@ class Ranks:
     figures: dist.ProcessGroup | None = None
     files: dist.ProcessGroup | None = None
     patience_s: float = 0.0
+    row: DistributedRow | None = None
 
     @classmethod
-    def join(cls, device: str, patience_s: float) -> Ranks:
+    def join(cls, device: str, patience_s: float, context_parallel: int = 1) -> Ranks:
         """Join the group that the environment variables name (place.py); without them, one process alone.
 
-        Raises Unusable for an incomplete environment, and RankLost when the others do not come within `patience_s`.
+        `context_parallel` ranks share each row. Raises Unusable for an incomplete environment or a number of ranks that
+        is no multiple of it, and RankLost when the others do not come within `patience_s`.
         """
         place = place_of(os.environ)
+        size = 1 if place is None else place.size
+        if size % context_parallel:
+            raise Unusable(f"learner.context_parallel is {context_parallel}, and {size} ranks are no multiple of it")
         if place is None:
             return cls()
         limit = timedelta(seconds=patience_s)
@@ -64,7 +73,23 @@ class Ranks:
             group = PrefixStore("group", store)
             dist.init_process_group(backend, store=group, rank=place.rank, world_size=place.size, timeout=limit)
             figures, files = (dist.new_group(backend="gloo", timeout=limit) for _ in range(2))
-        return cls(place.rank, place.size, PrefixStore("learner", store), figures, files, patience_s)
+            row = _row_of(place, context_parallel, limit) if context_parallel > 1 else None
+        return cls(place.rank, place.size, PrefixStore("learner", store), figures, files, patience_s, row)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that all ranks together work on at a time."""
+        return self.size if self.row is None else self.size // self.row.size
+
+    @property
+    def row_number(self) -> int:
+        """Which of them is this rank's."""
+        return self.rank if self.row is None else self.rank // self.row.size
+
+    @property
+    def counts_row(self) -> bool:
+        """Whether the figures of the row are counted here: by one of its ranks."""
+        return self.row is None or self.row.rank == 0
 
     def leave(self) -> None:
         """Leave the group."""
@@ -97,6 +122,16 @@ class Ranks:
         items: list[Item | None] = [None] * self.size
         dist.all_gather_object(items, item, group=self.figures)
         return [found for found in items if found is not None]
+
+
+def _row_of(place: Place, context_parallel: int, limit: timedelta) -> DistributedRow:
+    """The row of this rank: consecutive ranks share one. Every rank makes the groups of all rows, in order."""
+    starts = range(0, place.size, context_parallel)
+    groups = [dist.new_group([*range(start, start + context_parallel)], timeout=limit) for start in starts]
+    row, rank = divmod(place.rank, context_parallel)
+    group = groups[row]
+    assert isinstance(group, dist.ProcessGroup)
+    return DistributedRow(group, rank, context_parallel)
 
 
 def _store_at(place: Place, limit: timedelta) -> Store:

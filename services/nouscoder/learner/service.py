@@ -150,7 +150,8 @@ async def serve(config: Config) -> None:
 
     With learner.serve_after_run it then serves the policies until SIGTERM.
     """
-    ranks = await asyncio.to_thread(Ranks.join, config.learner.device, config.learner.rank_patience_s)
+    learner = config.learner
+    ranks = await asyncio.to_thread(Ranks.join, learner.device, learner.rank_patience_s, learner.context_parallel)
     if ranks.rank:
         # Supervisors signal every rank. Rank 0 decides: it completes its step and tells the others to stop.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

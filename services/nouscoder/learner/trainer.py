@@ -24,8 +24,10 @@ from transformers import PreTrainedModel
 
 from nouscoder.config import Config, LearnerSection
 from nouscoder.domain.batch import Batch
+from nouscoder.domain.rollout import Rollout
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.activation_checkpointing import checkpoint_activations
+from nouscoder.learner.attention import use_attention
 from nouscoder.learner.balance import Cost, rounds
 from nouscoder.learner.batch_statistics import BatchStatistics, ScoredRollout, minibatches, score, statistics_of
 from nouscoder.learner.diagnostics import StepDiagnostics
@@ -35,6 +37,7 @@ from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, Objec
 from nouscoder.learner.objectives.registry import objective_of
 from nouscoder.learner.packing import MicroBatch, input_lengths, pack_row
 from nouscoder.learner.ranks import Ranks, whole
+from nouscoder.learner.router_replay import replay_experts
 from nouscoder.learner.schedule import learning_rate_factor
 
 
@@ -125,10 +128,13 @@ class Trainer:
         self.model = model.to(settings.device)  # type: ignore[arg-type]
         # The ratios need exactly the distribution that was sampled from, so dropout is off.
         self.model.eval()
+        self._replays_experts = config.policy.router_replay
+        if self._replays_experts:
+            replay_experts(self.model)
         checkpoint_activations(self.model, settings.activation_checkpointing)
         self.ranks = ranks or Ranks()
         self._cost = Cost.of(self.model)
-        self._scorer = self._sharded(self.model)
+        self._scorer = self._sharded(self.model, settings)
         self._load_reference = load_reference
         self._reference: Scorer | None = None
         self._given_objective = objective
@@ -156,10 +162,13 @@ class Trainer:
         if self._objective.needs.reference_logprobs and self._reference is None:
             if self._load_reference is None:
                 raise ValueError("the objective needs a reference policy")
-            self._reference = self._sharded(self._load_reference().to(settings.device).eval())  # type: ignore[arg-type]
+            reference: PreTrainedModel = self._load_reference().to(settings.device).eval()  # type: ignore[arg-type]
+            self._reference = self._sharded(reference, settings)
 
-    def _sharded(self, model: PreTrainedModel) -> Scorer:
-        scorer = Scorer(model).eval()
+    def _sharded(self, model: PreTrainedModel, settings: LearnerSection) -> Scorer:
+        row = self.ranks.row
+        use_attention(model, settings.attention, model.dtype, shares_rows=row is not None)
+        scorer = Scorer(model, row).eval()
         self.ranks.shard(scorer, model)
         return scorer
 
@@ -173,6 +182,10 @@ class Trainer:
         Raises TrainingError, or ValueError for a bad batch.
         """
         started, settings = time.monotonic(), self._settings.advantage
+        if self._replays_experts and all(graded.rollout.experts is None for graded in batch.rollouts):
+            raise ValueError(
+                f"no rollout of batch {batch.batch_id} has recorded experts: policy.router_replay needs them"
+            )
         groups = score(batch, settings)
         again = [score(replace(earlier, policy_version=batch.policy_version), settings) for earlier in replayed]
         cut = minibatches([*groups, *chain(*again)], self._settings.steps_per_batch, self._seed, batch.batch_id)
@@ -199,12 +212,15 @@ class Trainer:
     def _pack(self, scored: Sequence[ScoredRollout]) -> _Minibatch:
         scored = [item for item in scored if not item.masked]
         rollouts = [item.graded.rollout for item in scored]
-        rows = rounds(input_lengths(rollouts), self._settings.microbatch_tokens, self.ranks.size, self._cost)
-        parts = [pack_row(rollouts, row[self.ranks.rank], self.model.device) for row in rows]
+        rows = rounds(input_lengths(rollouts), self._settings.microbatch_tokens, self.ranks.num_rows, self._cost)
+        parts = [self._pack_row(rollouts, row[self.ranks.row_number]) for row in rows]
         reference: Sequence[Tensor | None] = [None] * len(parts)
         if self._reference is not None and self._objective.needs.reference_logprobs:
             reference = [scores.logprobs for scores in self._scores(self._reference, parts)]
         return _Minibatch(scored, parts, [None] * len(parts), reference)
+
+    def _pack_row(self, rollouts: Sequence[Rollout], indices: Sequence[int]) -> MicroBatch:
+        return pack_row(rollouts, indices, self.model.device, replays_experts=self._replays_experts)
 
     def _with_old_scores(self, minibatch: _Minibatch) -> _Minibatch:
         return replace(minibatch, old_scores=self._scores(self._scorer, minibatch.parts))
@@ -252,12 +268,14 @@ class Trainer:
         )
 
     def _backward(self, inputs: LossInputs, counts: MinibatchCounts, diagnostics: StepDiagnostics) -> float:
-        """Add the gradient of one micro-batch. Returns its share of the loss."""
+        """Add the gradient of one micro-batch. Returns its share of the loss, which one rank of its row counts."""
         if not inputs.logprobs.numel():  # other ranks have a row in this round, and they need this one's backward pass
             torch.autograd.backward(inputs.logprobs.sum())
             return 0.0
         terms = self._objective(inputs, counts)
         torch.autograd.backward(terms.loss)
+        if not self.ranks.counts_row:
+            return 0.0
         diagnostics.add(inputs, terms.diagnostics)
         return float(terms.loss.detach())
 

@@ -31,7 +31,7 @@ from nouscoder.learner.batch_source import BatchSource
 from nouscoder.learner.checkpoints import Checkpoints
 from nouscoder.learner.core import LearnerCore, LearnerError
 from nouscoder.learner.curriculum_copy import CurriculumCopy
-from nouscoder.learner.flops import measured_peak_flops
+from nouscoder.learner.flops import active_parameters, measured_peak_flops
 from nouscoder.learner.metrics import LearnerMetrics, WaitReason
 from nouscoder.learner.peers import Broker
 from nouscoder.learner.publication import Publication
@@ -220,7 +220,7 @@ class LearnerWorker:
         except (LearnerError, TrainingError, RuntimeError) as error:  # RuntimeError is torch's
             await self._report_failure(recorded.batch_id, error)
             raise
-        self._metrics.trained(self._last, self._core.model.num_parameters(), self._peak_flops)
+        self._metrics.trained(self._last, active_parameters(self._core.model), self._peak_flops)
 
     async def _report_failure(self, batch_id: int, error: Exception) -> None:
         """Tell the broker, which holds a batch back that fails again and again."""

@@ -1,0 +1,76 @@
+"""Router replay: each layer with experts uses the experts that generation recorded, with the weights of today's router.
+
+"Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers", arXiv 2510.11370 (R3). With the
+router's logits z of a token, the recorded experts E and p = softmax(z), expert e of E counts
+
+    p_e / sum of p_i over i in E        (p_e alone when the model's norm_topk_prob is off)
+
+so the router still learns. Where E is what the router would choose, this is the plain forward pass. A token without a
+record has the experts of the router. Nothing is added to
+the loss for a balanced load of the experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from nouscoder.learner.recorded_experts import NOT_RECORDED
+from nouscoder.policy_folder.experts import routers_of
+
+
+def replay_experts(model: PreTrainedModel) -> None:
+    """Have the layers take `experts` [length, layers, top_k] as an argument of the forward pass. Names stay.
+
+    Call it once, before activation checkpointing, which then keeps the argument for the second pass. Raises
+    ValueError for a model without experts.
+    """
+    routers: Any = routers_of(model)
+    if not routers:
+        raise ValueError(f"policy.router_replay needs a policy with experts, and this is a {type(model).__name__}")
+    layers = [layer for layer in model.base_model.layers if routers_of(layer)]  # type: ignore[union-attr]
+    for number, (layer, router) in enumerate(zip(layers, routers, strict=True)):
+        replay = _Replay(router, number, len(layers))
+        layer.forward = partial(replay.of_layer, layer.forward)
+        router.register_forward_hook(replay.of_router)
+
+
+class _Replay:
+    """The replay in one layer. `_chosen` [length, top_k] is set only during a forward pass of the layer."""
+
+    def __init__(self, router: Any, number: int, num_layers: int) -> None:
+        self._router = router
+        self._number = number
+        self._form = (num_layers, int(router.top_k))
+        self._chosen: Tensor | None = None
+
+    def of_layer(self, forward: Callable[..., Any], *inputs: Any, experts: Tensor | None = None, **more: Any) -> Any:
+        """The forward pass of the layer."""
+        if experts is not None:
+            if experts.shape[1:] != self._form:
+                raise ValueError(
+                    f"{[*experts.shape[1:]]} experts are recorded for a token, the policy has {[*self._form]}"
+                )
+            self._chosen = experts[:, self._number].long()
+        try:
+            return forward(*inputs, **more)
+        finally:
+            self._chosen = None
+
+    def of_router(
+        self, router: nn.Module, inputs: object, output: tuple[Tensor, Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The router's output (logits, weights of the experts, experts) with the recorded experts."""
+        if self._chosen is None:
+            return None
+        logits, _, own = output
+        chosen = torch.where(self._chosen == NOT_RECORDED, own, self._chosen)
+        weights = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, chosen)
+        if self._router.norm_topk_prob:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return logits, weights.to(logits.dtype), chosen
