@@ -6,7 +6,7 @@ taught to try any operation in each of three turns, with mistakes.
 
 The comparison is fair in this sense: both runs begin with that policy, have the same training problems and the same
 settings except `turns`, and train until they have trained on about as many sampled tokens. Each policy is evaluated on
-the same held-out problems with the number of turns of its training, and the one trained with three turns also with one.
+the same held-out problems with the number of turns of its training, and also with that of the other run.
 """
 
 from __future__ import annotations
@@ -167,6 +167,7 @@ def test_three_turns_with_feedback_beat_one_turn_at_equal_training_tokens(
     one_tokens = runs.num_tokens(1, one_turn_batches)
     print(f"seed {seed}: sampled tokens trained on: three turns {three_tokens}, one turn {one_tokens}", flush=True)
     runs.evaluated(3, 1)
+    runs.evaluated(1, 3)
     assert one_tokens >= 0.95 * three_tokens
     assert three_after >= three_before, "training with feedback has not made the policy worse"
     assert one_after >= one_before - 0.05, "training with one turn has not broken the policy"
