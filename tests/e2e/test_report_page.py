@@ -37,7 +37,7 @@ from nouscoder.report import write_report
 from nouscoder.report.evaluation_page import ShownSample, write_evaluation_report
 
 if TYPE_CHECKING:
-    from nouscoder.learner.trainer import TrainedBatch
+    from nouscoder.learner.step_metrics import TrainedBatch
 
 NUM_BATCHES, STEPS_PER_BATCH = 30, 4
 HOSTILE = (
@@ -420,7 +420,7 @@ def trained_batch() -> TrainedBatch:
     from nouscoder.learner.diagnostics import StepDiagnostics
     from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts
     from nouscoder.learner.objectives.dapo import Dapo
-    from nouscoder.learner.trainer import StepMetrics, TrainedBatch
+    from nouscoder.learner.step_metrics import StepMetrics, TrainedBatch
 
     text = "print(1)"
     spans = (VersionSpan(0, 3), VersionSpan(1, 5))

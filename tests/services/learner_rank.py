@@ -34,8 +34,9 @@ from nouscoder.learner.follower import Follower
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.ranks import Ranks, whole
 from nouscoder.learner.run_log import BatchSeconds
+from nouscoder.learner.step_metrics import TrainedBatch
 from nouscoder.learner.synthetic import random_batch, random_policy, random_policy_with_experts, with_random_experts
-from nouscoder.learner.trainer import TrainedBatch, Trainer
+from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.worker import LearnerWorker
 
 NUM_BATCHES, DEADLY_BATCH = 4, 2

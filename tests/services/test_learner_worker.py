@@ -30,8 +30,8 @@ from nouscoder.learner.publish import StagedPolicy
 from nouscoder.learner.run_files import RunFiles
 from nouscoder.learner.run_log import BatchSeconds
 from nouscoder.learner.state import LearnerState
+from nouscoder.learner.step_metrics import TrainedBatch
 from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
-from nouscoder.learner.trainer import TrainedBatch
 from nouscoder.learner.worker import LearnerWorker
 
 EVALUATION_BEFORE = "evaluation_before.json"

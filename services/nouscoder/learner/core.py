@@ -32,7 +32,8 @@ from nouscoder.learner.ranks import Ranks
 from nouscoder.learner.run_files import RunFiles
 from nouscoder.learner.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, sample_lines
 from nouscoder.learner.saved_batches import SavedBatches
-from nouscoder.learner.trainer import TrainedBatch, Trainer
+from nouscoder.learner.step_metrics import TrainedBatch
+from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.weights import empty_model, load_model, stored_dtypes
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 

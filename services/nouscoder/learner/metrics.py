@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from nouscoder.learner.trainer import TrainedBatch
+from nouscoder.learner.step_metrics import TrainedBatch
 
 _STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from nouscoder.atomic_files import naming_storage_faults, write_whole
 from nouscoder.learner.batch_statistics import ScoredRollout
-from nouscoder.learner.trainer import TrainedBatch
+from nouscoder.learner.step_metrics import TrainedBatch
 
 Line = dict[str, Any]
 

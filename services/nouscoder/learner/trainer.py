@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -29,7 +29,7 @@ from nouscoder.errors import NousCoderError
 from nouscoder.learner.activation_checkpointing import checkpoint_activations
 from nouscoder.learner.attention import use_attention
 from nouscoder.learner.balance import Cost, rounds
-from nouscoder.learner.batch_statistics import BatchStatistics, ScoredRollout, minibatches, score, statistics_of
+from nouscoder.learner.batch_statistics import ScoredRollout, minibatches, score, statistics_of
 from nouscoder.learner.diagnostics import StepDiagnostics
 from nouscoder.learner.entropy_control import active_coefficient, next_coefficient
 from nouscoder.learner.logprobs import Scorer, TokenScores
@@ -39,6 +39,7 @@ from nouscoder.learner.packing import MicroBatch, input_lengths, pack_row
 from nouscoder.learner.ranks import Ranks, whole
 from nouscoder.learner.router_replay import replay_experts
 from nouscoder.learner.schedule import learning_rate_factor
+from nouscoder.learner.step_metrics import StepMetrics, TrainedBatch
 
 
 class TrainingError(NousCoderError):
@@ -47,45 +48,6 @@ class TrainingError(NousCoderError):
 
 class TrainingInterrupted(Exception):
     """The process is stopping. The batch is incomplete and must be trained again from the state before it."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepMetrics:
-    """One optimizer step. `step` counts from 1.
-
-    num_tokens counts loss tokens; model_tokens counts all input tokens of the model without padding. `diagnostics` are
-    those of every objective and those of this one, by name. A step that is `skipped` changed nothing.
-    """
-
-    step: int
-    skipped: bool
-    loss: float
-    gradient_norm: float
-    learning_rate: float
-    num_tokens: int
-    model_tokens: int
-    duration_s: float
-    diagnostics: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedBatch:
-    """The result of `train_batch`. `duration_s` includes the computation of the old log-probabilities.
-
-    `scored` and `statistics` are of the batch itself, without the `num_replayed` rollouts of earlier batches.
-    """
-
-    batch_id: int
-    steps: tuple[StepMetrics, ...]
-    scored: tuple[ScoredRollout, ...]
-    statistics: BatchStatistics
-    duration_s: float
-    num_replayed: int = 0
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Input tokens of the model without padding, per second of the whole duration."""
-        return sum(step.model_tokens for step in self.steps) / self.duration_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,8 @@ from nouscoder.learner.publication import Publication
 from nouscoder.learner.recovery import Recovery
 from nouscoder.learner.run_log import BatchSeconds
 from nouscoder.learner.state import LearnerState, StateClock
-from nouscoder.learner.trainer import TrainedBatch, TrainingError
+from nouscoder.learner.step_metrics import TrainedBatch
+from nouscoder.learner.trainer import TrainingError
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerBehind, PeerError
 
