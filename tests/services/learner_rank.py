@@ -5,7 +5,8 @@ size]`, forks `size` ranks for each, and prints their exit codes. What: `gradien
 the folder, `gradient-experts` that of a policy with experts that are replayed, and with `-context` two ranks share each
 row; `run` trains the run in the folder, with a broker in a file; `die` is `run` in which the last rank is killed
 in the third batch, `die0` one in which rank 0 is, and `hang` one in which the last rank stops without an end: each only
-once in a folder. The parent process has imported torch but computed nothing.
+once in a folder. A key of KINDS may follow, as in `run-8bit`. The parent process has imported torch but computed
+nothing.
 """
 
 from __future__ import annotations
@@ -40,14 +41,26 @@ from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.worker import LearnerWorker
 
 NUM_BATCHES, DEADLY_BATCH = 4, 2
+KINDS: dict[str, dict[str, object]] = {
+    "bf16": {"dtype": "bfloat16"},
+    "lora": {"lora": {"rank": 4}},
+    "8bit": {"optimizer_states": "8bit"},
+}
 PATIENCE_S = {"hang": 20.0}  # else 120
+
+
+def kind_of(what: str) -> dict[str, object]:
+    """The settings of the kind at the end of `what`."""
+    return KINDS.get(what.rpartition("-")[2], {})
 
 
 def gradient_of_a_step(what: str, ranks: Ranks) -> dict[str, torch.Tensor]:
     """The gradient of a step over one batch, by weight, and its metrics."""
     prepare_thread(1)
     tokens = 200 if ranks.row else 64
-    settings = LearnerSection(steps_per_batch=1, max_gradient_norm=1e9, microbatch_tokens=tokens)
+    settings = LearnerSection.model_validate(
+        {"steps_per_batch": 1, "max_gradient_norm": 1e9, "microbatch_tokens": tokens, **kind_of(what)}
+    )
     settings = settings.model_copy(update={"entropy": settings.entropy.model_copy(update={"coefficient": 0.1})})
     config, batch = Config(learner=settings), random_batch(0, seed=1, num_groups=3, group_size=3)
     policy: PreTrainedModel = random_policy(0)
@@ -64,14 +77,16 @@ def gradient_of_a_step(what: str, ranks: Ranks) -> dict[str, torch.Tensor]:
 
 def config_of(what: str, root: Path) -> Config:
     """Two steps a batch, and a checkpoint after each batch."""
-    learner = LearnerSection(
-        steps_per_batch=2,
-        learning_rate=1e-4,
-        peak_flops=1e9,
-        checkpoint_every_batches=1,
-        microbatch_tokens=64,
-        rank_patience_s=PATIENCE_S.get(what, 120.0),
-    )
+    settings = {
+        "steps_per_batch": 2,
+        "learning_rate": 1e-4,
+        "peak_flops": 1e9,
+        "checkpoint_every_batches": 1,
+        "microbatch_tokens": 64,
+        "rank_patience_s": PATIENCE_S.get(what, 120.0),
+        **kind_of(what),
+    }
+    learner = LearnerSection.model_validate(settings)
     return Config(run=RunSection(root=root, seed=5, total_batches=NUM_BATCHES), learner=learner)
 
 
@@ -131,7 +146,11 @@ def main(what: str, folder: Path) -> None:
             torch.save(gradient, folder / f"{what}{ranks.size}.pt")
     elif ranks.rank:
         is_last = ranks.rank == ranks.size - 1
-        follower = {"die": StruckFollower, "hang": HangingFollower}.get(what, Follower) if is_last else Follower
+        follower = (
+            {"die": StruckFollower, "hang": HangingFollower}.get(what.partition("-")[0], Follower)
+            if is_last
+            else Follower
+        )
         follower(config, ranks).run()
     else:
         core = DeadlyCore(config, ranks) if what == "die0" else LearnerCore(config, ranks)

@@ -159,6 +159,19 @@ def test_ranks_that_share_rows_have_the_gradients_and_figures_of_one_process(
         assert difference(torch.load(tmp_path / f"{policy}-context{size}.pt"), alone) < 1e-5
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize(("kind", "bound"), [("lora", 1e-5), ("bf16", 0.03)])
+def test_ranks_have_the_gradients_of_one_process_in_each_form(
+    start: Start, tmp_path: Path, kind: str, bound: float
+) -> None:
+    for size in (1, 2):
+        assert start(f"gradient-{kind}", tmp_path, size) == [0] * size, log_of(tmp_path, 0)
+    alone, two = (torch.load(tmp_path / f"gradient-{kind}{size}.pt") for size in (1, 2))
+    weights = {name for name in alone if name.endswith(("weight", "lora_a", "lora_b"))}
+    assert difference({name: two[name] for name in weights}, {name: alone[name] for name in weights}) < bound
+    assert {two[name].dtype for name in weights} == {torch.float32}
+
+
 def run_folder(root: Path) -> Path:
     root.mkdir()
     write_policy_folder(root / "run" / "policy", random_policy(0))
@@ -179,6 +192,18 @@ def test_a_lost_rank_ends_the_group_and_any_number_of_ranks_resumes(start: Start
     assert [*(killed / "run" / "checkpoints").glob("0000000[24]")], "a checkpoint of two ranks is there"
     assert start("run", killed, 3) == [0, 0, 0], log_of(killed, 0)
     assert difference(final_policy(killed), final_policy(plain)) < 1e-5
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("kind", "bound"), [("lora", 1e-5), ("8bit", 3e-3), ("bf16", 3e-3)])
+def test_two_ranks_are_resumed_by_three_with_the_states_of_each_form(
+    start: Start, tmp_path: Path, kind: str, bound: float
+) -> None:
+    plain, killed = run_folder(tmp_path / "plain"), run_folder(tmp_path / "killed")
+    assert start(f"run-{kind}", plain, 1) == [0], log_of(plain, 0)
+    assert start(f"die-{kind}", killed, 2) == [1, -9], log_of(killed, 0)
+    assert start(f"run-{kind}", killed, 3) == [0, 0, 0], log_of(killed, 0)
+    assert difference(final_policy(killed), final_policy(plain)) < bound
 
 
 @pytest.mark.soak

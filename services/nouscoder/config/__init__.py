@@ -39,6 +39,7 @@ from nouscoder.config.objective import (
 from nouscoder.config.plan import PlanSection, StageSection, YarnSection
 from nouscoder.config.run import DemoSection, GuardsSection, PolicySection, ProblemsSection, RunSection
 from nouscoder.config.tls import MutualTlsSection
+from nouscoder.config.training import ComputeType, LoraSection, OptimizerStates
 from nouscoder.config.tree import Config, dump_config, load_config
 from nouscoder.config.verifier import SandboxSection, TestsSection, TlsSection, ToolSessionsSection, VerifierSection
 
@@ -50,6 +51,7 @@ __all__ = [
     "BrokerSection",
     "CispoSettings",
     "ClippedSettings",
+    "ComputeType",
     "Config",
     "ConfigError",
     "CorrectionKind",
@@ -69,8 +71,10 @@ __all__ = [
     "InterpreterSection",
     "KlEstimator",
     "LearnerSection",
+    "LoraSection",
     "MutualTlsSection",
     "ObjectiveSettings",
+    "OptimizerStates",
     "PlanSection",
     "PolicySection",
     "PpoSettings",

@@ -16,6 +16,7 @@ from nouscoder.config.loss_terms import (
     ScheduleSection,
 )
 from nouscoder.config.objective import DapoSettings, ObjectiveSettings, PpoSettings, Proximal
+from nouscoder.config.training import ComputeType, LoraSection, OptimizerStates
 
 
 class Attention(StrEnum):
@@ -85,6 +86,16 @@ class LearnerSection(Section):
     activation_checkpointing: ActivationCheckpointing = Field(
         ActivationCheckpointing.NONE, description="what is kept of each layer for the backward pass"
     )
+    dtype: ComputeType = Field(
+        ComputeType.FLOAT32, description="type of the forward and backward pass; masters are float32 in each case"
+    )
+    optimizer_states: OptimizerStates = Field(
+        OptimizerStates.FLOAT32, description="AdamW's moments: float32, 8bit, or cpu (float32 in the CPU's memory)"
+    )
+    compile: bool = Field(
+        False, description="compile the decoder layers by torch.compile; needs a C++ compiler on the learner's machine"
+    )
+    lora: LoraSection = LoraSection()
     checkpoint_every_batches: int = Field(
         10, ge=1, description="a checkpoint is begun after this many batches, or after checkpoint_every_s"
     )
@@ -149,4 +160,12 @@ class LearnerSection(Section):
             raise ValueError(f"replay_batches {self.replay_batches} is more than keep_batches {self.keep_batches}")
         if self.replay_batches and not self.corrects_other_policies:
             raise ValueError("replay_batches needs importance weights: choose a correction.kind other than none")
+        return self
+
+    @model_validator(mode="after")
+    def _compiled_layers_are_computed_again_whole(self) -> LearnerSection:
+        if self.compile and self.activation_checkpointing is ActivationCheckpointing.SELECTIVE:
+            raise ValueError(
+                "activation_checkpointing selective chooses operations inside a layer, which compile hides: choose full"
+            )
         return self

@@ -96,6 +96,14 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _experts_are_replayed_in_layers_that_are_not_compiled(self) -> Config:
+        if self.learner.compile and self.policy.router_replay:
+            raise ValueError(
+                "learner.compile does not know the recorded experts of policy.router_replay: set it to false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _stages_are_runs(self) -> Config:
         if self.plan.stages and self.run.services == "external":
             raise ValueError('a plan starts the services of each stage: set run.services to "local"')

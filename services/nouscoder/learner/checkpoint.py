@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -32,9 +32,10 @@ from nouscoder.atomic_files import numbered, prune, sha256_of, whole_folder
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.books import TrainedGroups, group_number
 from nouscoder.errors import NousCoderError
-from nouscoder.learner.ranks import naming_lost_ranks
+from nouscoder.learner.optimizers import put_states
+from nouscoder.learner.ranks import naming_lost_ranks, zeros_by_rows
 from nouscoder.learner.trainer import Trainer
-from nouscoder.learner.weights import own_weights, put_weights
+from nouscoder.learner.weights import put_weights, trained_weights
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +199,7 @@ class CheckpointStore:
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """Load a checkpoint into the trainer. Raises CheckpointError or WeightsError when it belongs to another model."""
-    tensors = _load(checkpoint.path, _shapes_of(trainer))
+    tensors = _load(checkpoint.path, trainer)
     torch.set_rng_state(tensors.pop(_RANDOM_STATE))
     trainer.entropy_coefficient = float(tensors.pop(_ENTROPY_COEFFICIENT))
     weights = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)}
@@ -209,17 +210,16 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
             index, _, key = name.removeprefix(_OPTIMIZER).partition(".")
             state.setdefault(int(index), {})[key] = tensor
     # Settings such as the learning rate come from the configuration, so they may change on resume.
-    settings = trainer.optimizer.state_dict()["param_groups"]
     try:
-        trainer.optimizer.load_state_dict({"state": state, "param_groups": settings})
-    except (KeyError, ValueError) as error:
-        raise CheckpointError(f"{checkpoint.path} is of another model: {error}") from error
+        put_states(trainer.optimizer, state)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.path} cannot be used: {error}") from error
     trainer.step = checkpoint.progress.step
 
 
 def _state_of(trainer: Trainer) -> dict[str, Tensor]:
     """All tensors of a checkpoint, by name. They are the trainer's own tensors, which `async_save` copies."""
-    weights = {f"{_MODEL}{name}": tensor for name, tensor in own_weights(trainer.model).items()}
+    weights = {f"{_MODEL}{name}": tensor for name, tensor in trained_weights(trainer.model).items()}
     optimizer = {
         f"{_OPTIMIZER}{index}.{key}": tensor.detach()
         for index, values in trainer.optimizer.state_dict()["state"].items()
@@ -229,30 +229,27 @@ def _state_of(trainer: Trainer) -> dict[str, Tensor]:
     return {**weights, **optimizer, _ENTROPY_COEFFICIENT: coefficient, _RANDOM_STATE: torch.get_rng_state()}
 
 
-def _shapes_of(trainer: Trainer) -> dict[str, Tensor]:
-    """A tensor sharded as each one of a checkpoint, by name. Those of the optimizer are sharded as their weights."""
-    parameters = [parameter for group in trainer.optimizer.param_groups for parameter in group["params"]]
-    moments = {
-        f"{_OPTIMIZER}{index}.{key}": parameter.detach()
-        for index, parameter in enumerate(parameters)
-        for key in ("exp_avg", "exp_avg_sq")
-    }
-    return {f"{_MODEL}{name}": tensor for name, tensor in own_weights(trainer.model).items()} | moments
-
-
-def _load(path: Path, shapes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by name; of sharded ones, this rank's part."""
+def _load(path: Path, trainer: Trainer) -> dict[str, Tensor]:
+    """The tensors of a checkpoint by name; of those with the rows of a sharded weight, this rank's part."""
     reader = FileSystemReader(path)
     stored = reader.read_metadata().state_dict_metadata
+    weights = {f"{_MODEL}{name}": tensor for name, tensor in trained_weights(trainer.model).items()}
+    for index, weight in enumerate(weight for group in trainer.optimizer.param_groups for weight in group["params"]):
+        weights[f"{_OPTIMIZER}{index}"] = weight.detach()
     tensors: dict[str, Any] = {
-        name: torch.empty_like(shapes[name])
-        if isinstance(shapes.get(name), DTensor) and shapes[name].shape == item.size
-        else torch.empty(item.size, dtype=item.properties.dtype)
+        name: _empty(item, weights.get(name if name.startswith(_MODEL) else name.rpartition(".")[0]))
         for name, item in stored.items()
         if isinstance(item, TensorStorageMetadata)
     }
     load(tensors, storage_reader=reader, no_dist=True)
     return tensors
+
+
+def _empty(item: TensorStorageMetadata, weight: Tensor | None) -> Tensor:
+    """A tensor for what is stored, divided among ranks as the weight that it belongs to."""
+    if isinstance(weight, DTensor) and item.size[:1] == weight.shape[:1]:
+        return zeros_by_rows(weight, item.size, item.properties.dtype)
+    return torch.empty(item.size, dtype=item.properties.dtype)
 
 
 def _verified(path: Path) -> Checkpoint:

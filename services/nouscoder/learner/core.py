@@ -265,7 +265,9 @@ def trainer_at(config: Config, checkpoint: Checkpoint | None, ranks: Ranks | Non
     Objectives that need a reference policy get the initial one. Raises Unusable, CheckpointError or WeightsError.
     """
     policy = RunFiles.of(config).policy
-    model = load_model(policy) if checkpoint is None else empty_model(policy)
+    # A checkpoint of adapters has no other weights: they are those of the initial policy.
+    needs_weights = checkpoint is None or config.learner.lora.rank > 0
+    model = load_model(policy) if needs_weights else empty_model(policy)
     try:
         trainer = Trainer(model, config, lambda: load_model(policy), ranks=ranks)
     except ValueError as error:

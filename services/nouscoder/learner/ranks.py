@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, zeros
 from transformers import PreTrainedModel
 
 from nouscoder.errors import NousCoderError, Unusable
@@ -96,15 +96,18 @@ class Ranks:
         if self.size > 1:
             dist.destroy_process_group()
 
-    def shard(self, root: nn.Module, model: PreTrainedModel) -> None:
+    def shard(self, root: nn.Module, model: PreTrainedModel, dtype: torch.dtype, *, on_cpu: bool) -> None:
         """Shard the weights of `root`, through which all forward passes go, and of the layers of its `model`.
 
-        Gradients are summed over ranks, because each loss has its share of the whole minibatch already.
+        The passes are computed in `dtype`. Gradients are summed over ranks, in float32, because each loss has its share
+        of the whole minibatch already. With `on_cpu` the CPU's memory holds weights and gradients.
         """
         if self.size == 1:
             return
+        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        offload = CPUOffloadPolicy() if on_cpu and model.device.type == "cuda" else OffloadPolicy()
         for module in [*getattr(model.base_model, "layers", ()), root]:
-            sharded = fully_shard(module)
+            sharded = fully_shard(module, mp_policy=precision, offload_policy=offload)
             assert isinstance(sharded, FSDPModule)
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)
@@ -145,6 +148,14 @@ def _store_at(place: Place, limit: timedelta) -> Store:
 def whole(tensor: Tensor) -> Tensor:
     """The tensor of all ranks; every rank must call this for a sharded one."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def zeros_by_rows(weight: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros of this shape, of which each rank has the rows that it has of `weight`, on the device of the weight."""
+    if not isinstance(weight, DTensor):
+        return torch.zeros(*shape, dtype=dtype, device=weight.device)
+    divided = zeros(*shape, dtype=dtype, device_mesh=weight.device_mesh, placements=weight.placements)
+    return divided.to(weight.device)
 
 
 @contextmanager

@@ -26,18 +26,17 @@ from nouscoder.config import Config, LearnerSection
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.rollout import Rollout
 from nouscoder.errors import NousCoderError
-from nouscoder.learner.activation_checkpointing import checkpoint_activations
-from nouscoder.learner.attention import use_attention
 from nouscoder.learner.balance import Cost, rounds
 from nouscoder.learner.batch_statistics import ScoredRollout, minibatches, score, statistics_of
+from nouscoder.learner.computation import Computation
 from nouscoder.learner.diagnostics import StepDiagnostics
 from nouscoder.learner.entropy_control import active_coefficient, next_coefficient
 from nouscoder.learner.logprobs import Scorer, TokenScores
 from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, Objective
 from nouscoder.learner.objectives.registry import objective_of
+from nouscoder.learner.optimizers import optimizer_of
 from nouscoder.learner.packing import MicroBatch, input_lengths, pack_row
 from nouscoder.learner.ranks import Ranks, whole
-from nouscoder.learner.router_replay import replay_experts
 from nouscoder.learner.schedule import learning_rate_factor
 from nouscoder.learner.step_metrics import StepMetrics, TrainedBatch
 
@@ -87,31 +86,25 @@ class Trainer:
         ranks: Ranks | None = None,
     ) -> None:
         settings = config.learner
-        self.model = model.to(settings.device)  # type: ignore[arg-type]
-        # The ratios need exactly the distribution that was sampled from, so dropout is off.
-        self.model.eval()
-        self._replays_experts = config.policy.router_replay
-        if self._replays_experts:
-            replay_experts(self.model)
-        checkpoint_activations(self.model, settings.activation_checkpointing)
         self.ranks = ranks or Ranks()
-        self._cost = Cost.of(self.model)
-        self._scorer = self._sharded(self.model, settings)
+        self.model = model
+        self._replays_experts = config.policy.router_replay
+        self._computation = Computation(model, config, self.ranks)
+        self._cost = Cost.of(model)
         self._load_reference = load_reference
         self._reference: Scorer | None = None
         self._given_objective = objective
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=settings.learning_rate,
-            betas=settings.adam_betas,
-            weight_decay=settings.weight_decay,
-            foreach=True,
-        )
+        self.optimizer = optimizer_of(settings, self.model.parameters())
         self.step = 0
         self.entropy_coefficient = settings.entropy.coefficient
         self._seed = config.run.seed
         self._interrupted = threading.Event()
         self.use(settings)
+
+    @property
+    def computing(self) -> PreTrainedModel:
+        """The model of the forward and backward passes: `model`, or its copy of another type or on another device."""
+        return self._computation.model
 
     def use(self, settings: LearnerSection) -> None:
         """Train with these settings from now on. Raises ValueError when the objective needs a reference policy."""
@@ -124,15 +117,7 @@ class Trainer:
         if self._objective.needs.reference_logprobs and self._reference is None:
             if self._load_reference is None:
                 raise ValueError("the objective needs a reference policy")
-            reference: PreTrainedModel = self._load_reference().to(settings.device).eval()  # type: ignore[arg-type]
-            self._reference = self._sharded(reference, settings)
-
-    def _sharded(self, model: PreTrainedModel, settings: LearnerSection) -> Scorer:
-        row = self.ranks.row
-        use_attention(model, settings.attention, model.dtype, shares_rows=row is not None)
-        scorer = Scorer(model, row).eval()
-        self.ranks.shard(scorer, model)
-        return scorer
+            self._reference = self._computation.reference(self._load_reference)
 
     def interrupt(self) -> None:
         """Make `train_batch` raise TrainingInterrupted before its next step. Callable from any thread."""
@@ -148,6 +133,7 @@ class Trainer:
             raise ValueError(
                 f"no rollout of batch {batch.batch_id} has recorded experts: policy.router_replay needs them"
             )
+        self._computation.refresh()  # a checkpoint may have been loaded since
         groups = score(batch, settings)
         again = [score(replace(earlier, policy_version=batch.policy_version), settings) for earlier in replayed]
         cut = minibatches([*groups, *chain(*again)], self._settings.steps_per_batch, self._seed, batch.batch_id)
@@ -182,10 +168,10 @@ class Trainer:
         return _Minibatch(scored, parts, [None] * len(parts), reference)
 
     def _pack_row(self, rollouts: Sequence[Rollout], indices: Sequence[int]) -> MicroBatch:
-        return pack_row(rollouts, indices, self.model.device, replays_experts=self._replays_experts)
+        return pack_row(rollouts, indices, self._computation.device, replays_experts=self._replays_experts)
 
     def _with_old_scores(self, minibatch: _Minibatch) -> _Minibatch:
-        return replace(minibatch, old_scores=self._scores(self._scorer, minibatch.parts))
+        return replace(minibatch, old_scores=self._scores(self._computation.scorer, minibatch.parts))
 
     @torch.no_grad()
     def _scores(self, scorer: Scorer, parts: Sequence[MicroBatch]) -> list[TokenScores]:
@@ -215,6 +201,7 @@ class Trainer:
             group["lr"] = rate
         if not skipped:
             self.optimizer.step()
+            self._computation.refresh()
         self.step += 1
         rollouts = [item.graded.rollout for item in minibatch.scored]
         return StepMetrics(
@@ -253,7 +240,7 @@ class Trainer:
     def _loss_inputs(self, minibatch: _Minibatch, index: int, entropy_coefficient: float) -> LossInputs:
         part, old = minibatch.parts[index], minibatch.old_scores[index]
         needs = self._objective.needs
-        scores = TokenScores(*self._scorer(part, entropy_gradient=needs.entropy_gradient))
+        scores = TokenScores(*self._computation.scorer(part, entropy_gradient=needs.entropy_gradient))
         rollouts = [minibatch.scored[position] for position in part.rollout_indices]
         advantages = torch.tensor(
             [item.advantage for item in rollouts], dtype=torch.float32, device=part.input_ids.device

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from nouscoder.errors import Unusable
+from nouscoder.learner.lora import merge_adapters
 from nouscoder.learner.packed_attention import PACKED_ATTENTION
 from nouscoder.learner.ranks import whole
 from nouscoder.policy_folder.weights_files import WeightsMissing, weights_files
@@ -80,9 +81,19 @@ def own_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     return weights
 
 
+def trained_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The tensors of `own_weights` that are not frozen: what a checkpoint holds."""
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    return {name: tensor for name, tensor in own_weights(model).items() if name not in frozen}
+
+
 def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Whole contiguous tensors on the CPU, by name as in `own_weights`. All ranks must call it together."""
-    return {name: whole(tensor).cpu().contiguous() for name, tensor in own_weights(model).items()}
+    """Whole contiguous tensors on the CPU, by name as in `own_weights`, with adapters merged into their layers.
+
+    All ranks must call it together.
+    """
+    weights = {name: whole(tensor).cpu().contiguous() for name, tensor in own_weights(model).items()}
+    return merge_adapters(model, weights)
 
 
 def load_weights(model: PreTrainedModel, file: Path) -> None:
@@ -99,8 +110,8 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 
 def put_weights(model: PreTrainedModel, weights: dict[str, Tensor], source: Path) -> None:
-    """Load weights, named as in `weights_of`, into the model. Raises WeightsError naming `source` if they differ."""
-    expected = set(own_weights(model))
+    """Load weights, named as in `trained_weights`. Raises WeightsError naming `source` if they differ."""
+    expected = set(trained_weights(model))
     if set(weights) != expected:
         odd = sorted(set(weights) ^ expected)[0]
         raise WeightsError(f"{source} belongs to another model: {odd} is in only one of the two")

@@ -1,0 +1,45 @@
+"""How the learner holds and changes weights: types of numbers, optimizer states, LoRA."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field, model_validator
+
+from nouscoder.config.base import Section
+
+
+class ComputeType(StrEnum):
+    """The type of the forward and the backward pass. The optimizer changes float32 weights (masters) in each case."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class OptimizerStates(StrEnum):
+    """How AdamW keeps its two moments.
+
+    FLOAT32: 8 bytes a weight, on the device. EIGHT_BIT: 2 bytes a weight, in blocks of 256 with a common scale. CPU:
+    as FLOAT32, with moments and masters in the CPU's memory, where they are changed.
+    """
+
+    FLOAT32 = "float32"
+    EIGHT_BIT = "8bit"
+    CPU = "cpu"
+
+
+class LoraSection(Section):
+    """Low-rank adapters (LoRA): only they are trained, and the other weights stay those of the first policy."""
+
+    rank: int = Field(0, ge=0, description="rank of the adapters; 0: no adapters, all weights are trained")
+    alpha: float = Field(32.0, gt=0, description="the product of an adapter's two matrices is scaled by alpha / rank")
+    target_modules: tuple[str, ...] = Field(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        description="names of the linear layers that get an adapter, without the path to them",
+    )
+
+    @model_validator(mode="after")
+    def _has_targets(self) -> LoraSection:
+        if self.rank and not self.target_modules:
+            raise ValueError("target_modules is empty: name the layers that get an adapter, or set rank to 0")
+        return self
