@@ -85,7 +85,6 @@ def test_overrides_are_toml_values_or_bare_strings() -> None:
         ("broker.reward.overlong=soft", "broker.reward: .*buffer_tokens is for overlong soft"),
         ("learner.objective.clip_hihg=0.3", "unknown key learner.objective.clip_hihg"),
         ("learner.clip_high=0.3", "unknown key learner.clip_high"),
-        ("generation.vllm.lora=true", "unknown key generation.vllm.lora"),
         ("generation.vllm.on_update=abort", "generation.vllm.on_update: "),
         ("run.name=../evil", "run.name: "),
         ("run.name", "not of the form"),
@@ -112,6 +111,33 @@ def test_a_value_of_another_form_is_answered_with_what_the_key_is(override: str,
     with pytest.raises(ConfigError, match=sentence) as raised:
         load_config(None, [override])
     assert "pattern" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("generation.engine=openai", r"generation\.engine: .*takes no weights.*nouscoder eval PROBLEMS --url URL"),
+        ("generation.zero_mismatch=true", r"zero_mismatch is refused: .*generation\.vllm\.batch_invariant"),
+        ("generation.vllm.enable_lora=true", "enable_lora is refused: the learner .* publishes all weights"),
+        ("generation.vllm.speculative_config={}", "speculative_config is refused: the draft model would not learn"),
+        ("generation.vllm.quantization=fp8", "quantization is refused: rounded weights"),
+        ("generation.vllm.kv_cache_dtype=fp8", "kv_cache_dtype is refused: rounded weights or keys and values"),
+        ("generation.vllm.data_parallel_size=2", "data_parallel_size is refused: .*start a second generation service"),
+    ],
+)
+def test_a_setting_that_is_not_safe_for_training_is_refused_with_the_reason(override: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence) as raised:
+        load_config(None, [override])
+    assert "Value error" not in str(raised.value)
+
+
+def test_batch_invariant_kernels_exist_only_for_vllm_on_a_gpu() -> None:
+    wanted = "generation.vllm.batch_invariant=true"
+    on_gpu = load_config(None, [wanted, "generation.engine=vllm", "generation.device=cuda"])
+    assert on_gpu.generation.vllm.batch_invariant
+    for elsewhere in (["generation.engine=vllm"], ["generation.device=cuda"], []):
+        with pytest.raises(ConfigError, match="needs the vllm engine on a GPU: the sums"):
+            load_config(None, [wanted, *elsewhere])
 
 
 def test_training_with_truncated_probabilities_is_refused_for_vllm() -> None:

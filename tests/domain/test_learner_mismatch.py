@@ -9,18 +9,19 @@ import pytest
 import torch
 
 from nouscoder.learner.diagnostics import StepDiagnostics
-from nouscoder.learner.mismatch import BUCKETS, MismatchFigures, positions_in_rollouts
+from nouscoder.learner.mismatch import POSITIONS, VERSIONS, MismatchFigures, positions_in_rollouts
 from nouscoder.learner.objectives.base import LossInputs
 
 
-def inputs_of(rollouts: list[list[float]]) -> LossInputs:
+def inputs_of(rollouts: list[list[float]], num_versions: list[int] | None = None) -> LossInputs:
     """Loss tokens of rollouts; each number is log pi_old - log pi_sampler of a token."""
     differences = torch.tensor([value for rollout in rollouts for value in rollout])
     numbers = torch.tensor([number for number, rollout in enumerate(rollouts) for _ in rollout])
     sampler = torch.full_like(differences, -30.0)
     same = torch.zeros_like(differences)
     old = sampler + differences
-    return LossInputs(old, old, sampler, same, numbers, same, same.bool())
+    versions = None if num_versions is None else torch.tensor(num_versions)[numbers]
+    return LossInputs(old, old, sampler, same, numbers, same, same.bool(), num_versions=versions)
 
 
 def test_the_figures_are_those_of_plain_loops() -> None:
@@ -33,7 +34,7 @@ def test_the_figures_are_those_of_plain_loops() -> None:
         "mismatch_abs_p99": sizes[math.ceil(0.99 * len(sizes)) - 1],
         "mismatch_beyond_2x": sum(size > math.log(2) for size in sizes) / len(sizes),
     }
-    for first, end in zip(BUCKETS, (*BUCKETS[1:], math.inf), strict=True):
+    for first, end in zip(POSITIONS, (*POSITIONS[1:], math.inf), strict=True):
         inside = [value for rollout in rollouts for at, value in enumerate(rollout) if first <= at < end]
         wanted[f"mismatch_kl_at_{first}"] = sum(math.exp(value) - 1 - value for value in inside) / len(inside)
 
@@ -53,6 +54,25 @@ def test_a_sampler_with_the_same_probabilities_has_no_mismatch() -> None:
         **dict.fromkeys(("mismatch_abs_mean", "mismatch_abs_p99", "mismatch_beyond_2x"), 0.0),
         **dict.fromkeys(("mismatch_kl_at_0", "mismatch_kl_at_64"), 0.0),
     }
+
+
+def test_the_divergence_is_that_of_the_rollouts_with_as_many_versions() -> None:
+    draw = random.Random(4)
+    num_versions = [1, 2, 1, 4, 7]
+    rollouts = [[draw.gauss(0, 0.2) for _ in range(30)] for _ in num_versions]
+    figures = MismatchFigures()
+    figures.add(inputs_of(rollouts[:2], num_versions[:2]))
+    figures.add(inputs_of(rollouts[2:], num_versions[2:]))
+    found = {name: value for name, value in figures.result().items() if "versions" in name}
+    wanted = {}
+    for first, end in zip(VERSIONS, (*VERSIONS[1:], math.inf), strict=True):
+        pairs = zip(rollouts, num_versions, strict=True)
+        inside = [value for rollout, number in pairs if first <= number < end for value in rollout]
+        if inside:
+            wanted[f"mismatch_kl_versions_{first}"] = sum(math.exp(x) - 1 - x for x in inside) / len(inside)
+    assert sorted(wanted) == [f"mismatch_kl_versions_{number}" for number in (1, 2, 4)]
+    # -30 + d is rounded to float32.
+    assert found == pytest.approx(wanted, rel=1e-3, abs=1e-6)
 
 
 def test_positions_begin_again_in_each_rollout() -> None:

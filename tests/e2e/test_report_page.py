@@ -84,6 +84,7 @@ def metrics_line(step: int, draw: random.Random) -> dict[str, Any]:
         "mismatch_abs_p99": 0.1,
         "mismatch_beyond_2x": 0.001,
         "mismatch_kl_at_0": 0.002,
+        "mismatch_kl_versions_2": 0.003,
         "gradient_norm": draw.uniform(0.3, 1.4),
         "learning_rate": 3e-4,
         "tokens": draw.randint(500, 900),
@@ -383,8 +384,8 @@ def test_every_chart_has_values_and_samples_have_their_origin(report: Path) -> N
     page = report.read_text(encoding="utf8")
     for title in (
         *("Pass rate", "Reward", "Staleness", "Response length", "Overlong rollouts", "Entropy", "Importance ratio"),
-        *("Clip fraction", "Learner to sampler ratio", "Effective sample size", "Gradient norm", "Loss"),
-        *("Learner throughput", "Where the learner&#x27;s time went"),
+        *("Clip fraction", "Learner to sampler ratio", "Learner to sampler divergence", "Effective sample size"),
+        *("Gradient norm", "Loss", "Learner throughput", "Where the learner&#x27;s time went"),
     ):
         assert f"<h3>{title}</h3>" in page
     assert "step 1 · sum_plus-3 · reward -1 · policy version 1 to 3 · staleness 2<" in page
@@ -429,8 +430,9 @@ def trained_batch() -> TrainedBatch:
     graded = GradedRollout(rollout, Verdict(VerdictKind.ACCEPTED, 10, 10, 10, 0.1, "local"), 1.0)
     scored = (ScoredRollout(graded, 0.5, 1),)
     tokens = torch.full((8,), -0.1)
+    ones, numbers = torch.ones(8), torch.zeros(8).long()
     inputs = LossInputs(
-        tokens, tokens, tokens, torch.ones(8), torch.zeros(8).long(), torch.ones(8), torch.ones(8).bool()
+        tokens, tokens, tokens, ones, numbers, ones, ones.bool(), num_versions=numbers + rollout.num_versions
     )
     diagnostics = StepDiagnostics()
     diagnostics.add(inputs, Dapo(DapoSettings())(inputs, MinibatchCounts(8, 1, 8)).diagnostics)

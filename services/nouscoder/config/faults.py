@@ -25,9 +25,10 @@ def _sentence(fault: Any, model: type[BaseModel]) -> str:
         return f"unknown key {where}{_nearest(loc, model)}"
     if fault["type"] == "string_pattern_mismatch":
         return f"{where}: expected: {_description(loc, model)} (given: {fault['input']!r:.80})"
+    message = fault["msg"].removeprefix("Value error, ")
     if where == "configuration" or isinstance(fault["input"], dict):
-        return f"{where}: {fault['msg'].removeprefix('Value error, ')}"
-    return f"{where}: {fault['msg']} (given: {fault['input']!r:.80})"
+        return f"{where}: {message}"
+    return f"{where}: {message} (given: {fault['input']!r:.80})"
 
 
 def _description(loc: list[str], model: type[BaseModel]) -> str:

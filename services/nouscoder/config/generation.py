@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
+from nouscoder.config import refused
 from nouscoder.config.base import OutputPath, Section
 from nouscoder.config.environment import Environment, SingleTurnSection
 from nouscoder.domain.policy import Transport
@@ -42,9 +43,22 @@ class VllmSection(Section):
     max_num_batched_tokens: int = Field(
         0, ge=0, description="maximum number of tokens in one step, longer prompts take several; 0: vLLM's choice"
     )
-    prefix_caching: bool = Field(True, description="compute equal prompts once")
+    prefix_caching: bool = Field(
+        True, description="compute equal beginnings of prompts once; keys and values of older weights are never reused"
+    )
+    batch_invariant: bool = Field(
+        False,
+        description="kernels whose results do not depend on what else is in the batch (VLLM_BATCH_INVARIANT), slower;"
+        " only on GPUs for which vLLM has them",
+    )
     enforce_eager: bool = Field(False, description="no compilation and no CUDA graphs: starts faster, samples slower")
     update_limit_s: float = Field(600.0, gt=0, description="the engine fails when loading a policy takes longer")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refused(cls, given: Any) -> Any:
+        refused.refuse(given, refused.VLLM)
+        return given
 
 
 class FakeSection(Section):
@@ -88,3 +102,25 @@ class GenerationSection(Section):
     )
     sampling: SamplingSection = SamplingSection()
     environment: Environment = Field(SingleTurnSection(), description="how a rollout is made from a problem")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refused(cls, given: Any) -> Any:
+        refused.refuse(given, refused.GENERATION)
+        return given
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _no_foreign_server(cls, engine: object) -> object:
+        if engine == "openai":
+            raise ValueError(refused.OPENAI_ENGINE)
+        return engine
+
+    @model_validator(mode="after")
+    def _kernels_exist(self) -> GenerationSection:
+        if self.vllm.batch_invariant and (self.engine != "vllm" or self.device.partition(":")[0] == "cpu"):
+            raise ValueError(
+                "vllm.batch_invariant needs the vllm engine on a GPU: the sums of the torch engine and of kernels for"
+                " CPUs are in an order that depends on the batch"
+            )
+        return self

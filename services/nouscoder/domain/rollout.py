@@ -154,6 +154,11 @@ class Rollout:
         return max(span.policy_version for span in self.versions)
 
     @property
+    def num_versions(self) -> int:
+        """How many policy versions sampled its tokens."""
+        return len({span.policy_version for span in self.versions})
+
+    @property
     def is_overlong(self) -> bool:
         """Whether it was cut at max_new_tokens."""
         return self.finish_reason is FinishReason.LENGTH

@@ -2,20 +2,24 @@
 
 With d_t = log pi_old(t) - log pi_sampler(t) of loss token t:
 
-    mismatch_abs_mean    the mean of |d_t|
-    mismatch_abs_p99     the smallest value that |d_t| exceeds for at most 1 % of the tokens (nearest rank)
-    mismatch_beyond_2x   the share of tokens with |d_t| > log 2: one probability is more than twice the other
-    mismatch_kl_at_N     the mean of exp(d_t) - 1 - d_t, the k3 estimator of the KL divergence of sampler and learner
-                         (J. Schulman, "Approximating KL Divergence"), over the tokens whose position among the sampled
-                         tokens of their rollout is N or later, and before the next bucket
+    mismatch_abs_mean        the mean of |d_t|
+    mismatch_abs_p99         the smallest value that |d_t| exceeds for at most 1 % of the tokens (nearest rank)
+    mismatch_beyond_2x       the share of tokens with |d_t| > log 2: one probability is more than twice the other
+    mismatch_kl_at_N         the mean of exp(d_t) - 1 - d_t, the k3 estimator of the KL divergence of sampler and
+                             learner (J. Schulman, "Approximating KL Divergence"), over the tokens whose position among
+                             the sampled tokens of their rollout is N or later, and before the next bucket
+    mismatch_kl_versions_N   the same mean over the tokens of rollouts that N policy versions sampled; the last bucket
+                             has the rollouts of 4 versions and more
 
 A sampler with the weights of the batch's start and the same arithmetic has 0 everywhere. Older weights, another
-precision, and keys and values that were kept over an update each add to it, more at later positions.
+precision, and keys and values that were kept over an update each add to it. Older weights show in rollouts of one
+version too; what updates within a rollout add shows as the difference to rollouts of more versions.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -24,8 +28,9 @@ from torch import Tensor
 from nouscoder.learner.objectives.base import LossInputs
 from nouscoder.learner.objectives.ratios import MAX_LOG_RATIO
 
-# First positions of the buckets.
-BUCKETS = (0, 64, 512, 4096, 16384)
+# First positions of the buckets, and first numbers of versions.
+POSITIONS = (0, 64, 512, 4096, 16384)
+VERSIONS = (1, 2, 3, 4)
 _END = 2**62
 
 
@@ -35,6 +40,7 @@ class MismatchFigures:
     def __init__(self) -> None:
         self._differences: list[Tensor] = []
         self._positions: list[Tensor] = []
+        self._num_versions: list[Tensor] = []
 
     @torch.no_grad()
     def add(self, inputs: LossInputs) -> None:
@@ -42,17 +48,20 @@ class MismatchFigures:
         differences = (inputs.old_logprobs - inputs.sampler_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         self._differences.append(differences.double().cpu())
         self._positions.append(positions_in_rollouts(inputs.rollout_of_token.cpu()))
+        known = inputs.num_versions
+        self._num_versions.append(torch.zeros_like(self._positions[-1]) if known is None else known.cpu())
 
     def join(self, other: MismatchFigures) -> None:
         """Add the tokens that `other` has."""
         self._differences += other._differences
         self._positions += other._positions
+        self._num_versions += other._num_versions
 
     def result(self) -> dict[str, float]:
         """The figures by name; a bucket without tokens has none. Raises ValueError when no token was added."""
         if not self._differences:
             raise ValueError("no loss tokens were added")
-        differences, positions = torch.cat(self._differences), torch.cat(self._positions)
+        differences = torch.cat(self._differences)
         sizes = differences.abs()
         rank = math.ceil(0.99 * len(sizes))
         k3 = differences.expm1() - differences
@@ -60,11 +69,8 @@ class MismatchFigures:
             "mismatch_abs_mean": float(sizes.mean()),
             "mismatch_abs_p99": float(sizes.kthvalue(rank).values),
             "mismatch_beyond_2x": float((sizes > math.log(2)).double().mean()),
-            **{
-                f"mismatch_kl_at_{first}": max(0.0, float(k3[inside].mean()))
-                for first, end in pairwise((*BUCKETS, _END))
-                if bool((inside := (positions >= first) & (positions < end)).any())
-            },
+            **dict(_means("mismatch_kl_at", k3, torch.cat(self._positions), POSITIONS)),
+            **dict(_means("mismatch_kl_versions", k3, torch.cat(self._num_versions), VERSIONS)),
         }
 
 
@@ -73,3 +79,11 @@ def positions_in_rollouts(rollout_of_token: Tensor) -> Tensor:
     counts = torch.bincount(rollout_of_token)
     starts = counts.cumsum(0) - counts
     return torch.arange(len(rollout_of_token)) - starts[rollout_of_token]
+
+
+def _means(name: str, k3: Tensor, places: Tensor, firsts: Sequence[int]) -> Iterator[tuple[str, float]]:
+    """The mean of `k3` [tokens] over the tokens whose place, [tokens], is in each bucket; buckets begin at `firsts`."""
+    for first, end in pairwise((*firsts, _END)):
+        inside = (places >= first) & (places < end)
+        if bool(inside.any()):
+            yield f"{name}_{first}", max(0.0, float(k3[inside].mean()))

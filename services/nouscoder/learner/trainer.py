@@ -246,6 +246,9 @@ class Trainer:
             [item.advantage for item in rollouts], dtype=torch.float32, device=part.input_ids.device
         )
         accepted = torch.tensor([item.accepted for item in rollouts], device=part.input_ids.device)
+        num_versions = torch.tensor(
+            [item.graded.rollout.num_versions for item in rollouts], dtype=torch.int64, device=part.input_ids.device
+        )
         return LossInputs(
             logprobs=scores.logprobs,
             old_logprobs=scores.logprobs.detach() if old is None else old.logprobs,
@@ -256,6 +259,7 @@ class Trainer:
             accepted=accepted[part.rollout_of_token],
             reference_logprobs=minibatch.reference_logprobs[index],
             entropy_coefficient=entropy_coefficient,
+            num_versions=num_versions[part.rollout_of_token],
         )
 
     def _mean_entropy(self, minibatches: Sequence[_Minibatch]) -> float:

@@ -112,6 +112,13 @@ def _batch_charts(batches: Sequence[Lines]) -> list[Chart]:
         ),
         chart("Clip fraction", curve("low side", "clip_fraction_low"), curve("high side", "clip_fraction_high"), low=0),
         chart("Learner to sampler ratio", curve("mean", "mismatch_mean"), curve("max", "mismatch_max", max)),
+        chart(
+            *("Learner to sampler divergence", curve("all tokens", "mismatch_kl")),
+            curve("rollouts of one version", "mismatch_kl_versions_1"),
+            curve("of four and more", "mismatch_kl_versions_4"),
+            unit=" nats",
+            low=0,
+        ),
         chart("Effective sample size", curve("share of the tokens", "effective_sample_size"), low=0, high=1),
     ]
 

@@ -78,6 +78,8 @@ def _set_environment(settings: GenerationSection) -> None:
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # gRPC does not survive a fork
         "VLLM_CONFIGURE_LOGGING": "0",  # the service's own logging is used
     }
+    if settings.vllm.batch_invariant:
+        defaults["VLLM_BATCH_INVARIANT"] = "1"
     if torch.device(settings.device).type == "cpu":
         # vLLM would bind every engine of a machine to the same cores.
         defaults |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(settings.threads)}

@@ -37,7 +37,8 @@ class LossInputs:
     [tokens]: the number of each token's rollout in this micro-batch, ascending. entropies [tokens] of the policy in
     training, in nats, with gradient if the objective needs it. accepted [tokens]: whether every test passed.
     reference_logprobs [tokens] of the initial policy, None if the objective does not need them. entropy_coefficient:
-    the weight of the entropy bonus in this step.
+    the weight of the entropy bonus in this step. num_versions [tokens]: how many policy versions sampled the rollout,
+    None when that is not measured.
     """
 
     logprobs: Tensor
@@ -49,6 +50,7 @@ class LossInputs:
     accepted: Tensor
     reference_logprobs: Tensor | None = None
     entropy_coefficient: float = 0.0
+    num_versions: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
