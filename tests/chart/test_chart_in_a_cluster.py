@@ -163,7 +163,7 @@ def secrets(documents: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
 
 
 def test_the_token_opens_the_verifier(cluster: Cluster, tmp_path: Path) -> None:
-    from nouscoder.verifier.access.api_keys import open_api_keys
+    from nouscoder.http_server.api_keys import open_api_keys
 
     cluster.runtime_classes = ["gvisor"]
     made = secrets(cluster.render())["nouscoder-verifier-tokens"]

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from nouscoder.client.http import Client
-from nouscoder.verifier.access.api_keys import new_api_key
+from nouscoder.http_server.api_keys import new_api_key
 
 BODY = {"code": "print(3)", "tests": {"type": "stdin", "cases": [{"input": "", "output": "3"}]}}
 

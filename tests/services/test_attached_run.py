@@ -26,7 +26,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from nouscoder.broker.redis_server import start_redis
 from nouscoder.config import dump_config, load_config
-from nouscoder.verifier.access.api_keys import new_api_key
+from nouscoder.http_server.api_keys import new_api_key
 
 TINY = (
     "demo.train_problems=60",

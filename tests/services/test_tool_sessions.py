@@ -28,8 +28,8 @@ from nouscoder.rpc.channel import PeerRefused, PeerUnreachable, open_channel
 from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.rpc.verifier_client import VerifierClient
 from nouscoder.v1 import verifier_pb2_grpc
-from nouscoder.verifier.access.api_keys import ApiKeys
-from nouscoder.verifier.access.caller import Caller, Quota, set_caller
+from nouscoder.http_server.api_keys import ApiKeys, Quota
+from nouscoder.verifier.access.caller import Caller, set_caller
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import QuotaExceeded, Quotas

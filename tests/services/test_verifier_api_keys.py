@@ -25,12 +25,19 @@ from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.rpc.verdict_convert import submission_to
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
-from nouscoder.verifier.access.api_keys import ApiKeys, ApiKeysUnusable, new_api_key, open_api_keys, parse_api_keys
-from nouscoder.verifier.access.caller import Caller, CallerFilter, Quota, current_caller, set_caller
+from nouscoder.http_server.api_keys import (
+    ApiKeys,
+    ApiKeysUnusable,
+    Quota,
+    new_api_key,
+    open_api_keys,
+    parse_api_keys,
+)
+from nouscoder.verifier.access.caller import Caller, CallerFilter, current_caller, set_caller
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import QuotaExceeded, QuotaGrader, Quotas
-from nouscoder.verifier.api.listener import start_http
+from nouscoder.http_server.listener import start_http
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
@@ -190,7 +197,7 @@ def test_a_changed_key_file_is_reloaded_and_an_invalid_one_is_ignored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The invariant of api_keys.py."""
-    monkeypatch.setattr("nouscoder.verifier.access.api_keys._CHECK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("nouscoder.http_server.api_keys._CHECK_INTERVAL_S", 0.0)
     file = tmp_path / "tokens"
     file.write_text(f"# ours\n\n{line('one')}\n")
     api_keys = ApiKeys(file)

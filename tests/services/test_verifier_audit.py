@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.verifier.access.caller import Caller, Quota, set_caller
+from nouscoder.http_server.api_keys import Quota
+from nouscoder.verifier.access.caller import Caller, set_caller
 from nouscoder.verifier.access.quotas import QuotaExceeded, QuotaGrader, Quotas
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import InvalidSubmission

@@ -39,7 +39,7 @@ from nouscoder.bench.mixture import Sample, mixture
 from nouscoder.bench.verifier import running_service
 from nouscoder.client.http import GRADE_PATH
 from nouscoder.progress_bar import progress_bar
-from nouscoder.verifier.access.api_keys import new_api_key
+from nouscoder.http_server.api_keys import new_api_key
 from nouscoder.verifier.toolchains.languages import installed
 
 _WINDOW_S = 60.0  # the first and the last minute

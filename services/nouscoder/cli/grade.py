@@ -50,7 +50,7 @@ def _tokens() -> None:
 @tokens_app.command("new")
 def tokens_new(name: Annotated[str, typer.Argument(help="the client's name")]) -> None:
     """Make a token. Prints the line for verifier.tokens_file to stdout, and the token, only this once, to stderr."""
-    from nouscoder.verifier.access.api_keys import new_api_key
+    from nouscoder.http_server.api_keys import new_api_key
 
     secret, line = new_api_key(name)
     typer.echo(f"token for {name}, shown only now: {secret}", err=True)

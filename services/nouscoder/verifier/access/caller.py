@@ -12,18 +12,12 @@ import secrets
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from nouscoder.http_server.api_keys import Quota
+
 ANONYMOUS = "anonymous"
 ITSELF = "itself"
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=-]{0,127}")
-
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """The quota of one API key. None means no limit."""
-
-    max_in_flight: int | None = None
-    submissions_per_minute: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ import math
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
-from nouscoder.verifier.access.api_keys import ApiKeys
+from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
-from nouscoder.verifier.access.same_site import foreign_part
+from nouscoder.http_server.same_site import foreign_part
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

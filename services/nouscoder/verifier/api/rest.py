@@ -5,11 +5,10 @@ INVARIANT: once `DrainState.draining` is set, no submission is accepted (503), a
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
@@ -20,13 +19,14 @@ from starlette.routing import Route
 
 from nouscoder import __version__
 from nouscoder.store.blobs import BlobsUnavailable
-from nouscoder.verifier.access.api_keys import ApiKeys
+from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.client_tests import ClientTests, StorageFull
 from nouscoder.verifier.access.gatekeeper import Gatekeeper
 from nouscoder.verifier.access.memory_budget import CountBodies, MemoryBudget
-from nouscoder.verifier.api.body import BodyFault, read_body
 from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
+from nouscoder.http_server.body import BodyFault, read_body
+from nouscoder.http_server.connected import while_connected
 from nouscoder.verifier.api.openapi import complete_openapi
 from nouscoder.verifier.api.playground import playground
 from nouscoder.verifier.api.run_code import CodeRunner, RunCodeAnswer, RunCodeRequest, parse_run_code
@@ -45,8 +45,6 @@ from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.grader_decorator import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.toolchains.languages import installed
-
-Answer = TypeVar("Answer")
 
 _JSON = "application/json"
 _FAULTS: dict[int | str, dict[str, Any]] = {
@@ -125,7 +123,7 @@ def _add_grading(app: FastAPI, grader: Grading, drain_state: DrainState, max_bod
         """Grade one submission."""
         _enter(drain_state)
         submission = parse_submission(await read_body(request, max_body_bytes))
-        verdict = await _while_connected(request, grader.grade(submission))
+        verdict = await while_connected(request, grader.grade(submission))
         return Response(answer_json(verdict), media_type=_JSON)
 
     @app.post("/v1/grade/stream", responses=_FAULTS, openapi_extra=_REQUEST)
@@ -177,7 +175,7 @@ def _add_run_code(app: FastAPI, runner: CodeRunner, drain_state: DrainState, max
         """Run one program once, like SandboxFusion."""
         _enter(drain_state)
         run_request = parse_run_code(await read_body(request, max_body_bytes))
-        answer = await _while_connected(request, runner.run(run_request))
+        answer = await while_connected(request, runner.run(run_request))
         return Response(answer.model_dump_json(), media_type=_JSON)
 
 
@@ -197,35 +195,6 @@ async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
     yield first
     async for part in rest:
         yield part
-
-
-async def _while_connected(request: Request, work: Awaitable[Answer]) -> Answer:
-    """Await `work`. A client that disconnects cancels it, which frees its slot at once."""
-    me = asyncio.current_task()
-    assert me is not None
-    gone = False
-
-    async def watch() -> None:
-        nonlocal gone
-        await _disconnected(request)
-        gone = True
-        me.cancel()
-
-    watching = asyncio.create_task(watch())
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if not gone:
-            raise
-        me.uncancel()
-        raise BodyFault(499, "the client disconnected") from None
-    finally:
-        watching.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def make_health_app(drain_state: DrainState) -> FastAPI:

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nouscoder.errors import Unusable
-from nouscoder.verifier.access.caller import Quota
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +32,14 @@ _MAX_SECRET_CHARS = 512
 
 class ApiKeysUnusable(Unusable):
     """The configured API keys cannot be used. The message names the file and the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """The quota of one API key. None means no limit."""
+
+    max_in_flight: int | None = None
+    submissions_per_minute: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""What every HTTP service shares: the listener, bodies within limits, API keys, requests from browsers, TLS."""
