@@ -85,7 +85,7 @@ lock: .venv/dev.ready
 	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra demo -o requirements/demo.txt
 	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra verifier --extra math --extra tracing --extra cluster -o requirements/verifier.txt
 	for service in broker generation learner; do $(COMPILE) pyproject.toml -c requirements/dev.txt --extra $$service -o requirements/$$service.txt || exit; done
-	$(COMPILE) pyproject.toml --extra generation --group test-vllm --override requirements/vllm-overrides.in -o requirements/test-vllm.txt
+	$(COMPILE) pyproject.toml --extra demo --group test-vllm --override requirements/vllm-overrides.in -o requirements/test-vllm.txt
 	for group in sandbox build; do $(COMPILE) -c requirements/dev.txt --group $$group -o requirements/$$group.txt || exit; done
 
 # Builds the images of the five kinds of pods with the image builder of this machine: make images ACCELERATOR=cpu

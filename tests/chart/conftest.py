@@ -49,6 +49,10 @@ class ChartRig:
                 "learner": {"persistence": {"existingClaim": "runs"}},
                 "verifier": {"tokens": {"existingSecret": "clients"}},
             },
+            "openai": {
+                "tls": {"enabled": True, "existingSecret": "certificates"},
+                "generation": {"openai": {"enabled": True, "existingSecret": "clients"}},
+            },
             "open": {"verifier": {"tokens": {"create": False}}, "networkPolicy": {"enabled": False}},
         }
 

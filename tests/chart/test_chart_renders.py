@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "nouscoder"
 GOLDEN = ROOT / "tests" / "golden" / "chart"
 KEPT = ("default", "verifier-only", "gpu", "tls", "external-redis")
-VARIANTS = (*KEPT, "unmanaged", "local", "closed", "existing", "open")
+VARIANTS = (*KEPT, "unmanaged", "local", "closed", "existing", "openai", "open")
 OLDEST = "1.29"
 
 
@@ -66,6 +66,24 @@ def test_the_program_reads_the_rendered_configuration(chart: ChartRig, name: str
     assert config.verifier.grpc == "nouscoder-verifier.here.svc:50051"
     assert config.verifier.tests.cache == "/tests"
     assert config.verifier.sandbox.backend == ("local" if name == "local" else "gvisor")
+
+
+def test_generation_serves_an_api_in_openais_form_where_it_is_wanted(chart: ChartRig, tmp_path: Path) -> None:
+    values = chart.variants["openai"]
+    config = configuration(chart, values, tmp_path).generation.openai
+    assert (config.http, config.tokens_file) == ("0.0.0.0:8000", "/etc/nouscoder/openai/tokens")
+    assert config.tls.certificate == "/etc/nouscoder/tls/tls.crt"
+    ports = chart.one("Service", "nouscoder-generation", values)["spec"]["ports"]
+    assert {"name": "openai", "port": 8000, "targetPort": "openai"} in ports
+    pod = chart.one("Deployment", "nouscoder-generation", values)["spec"]["template"]["spec"]
+    assert {"name": "openai", "containerPort": 8000} in pod["containers"][0]["ports"]
+    assert ("Secret", "clients") in references([{"spec": pod}])
+    own = {"generation": {"openai": {"enabled": True}}}
+    pod = chart.one("Deployment", "nouscoder-generation", own)["spec"]["template"]["spec"]
+    assert ("Secret", "nouscoder-verifier-tokens") in references([{"spec": pod}])
+    without = {**own, "verifier": {"tokens": {"create": False}}}
+    assert not configuration(chart, without, tmp_path).generation.openai.tokens_file
+    assert not configuration(chart, {}, tmp_path).generation.openai.http
 
 
 def test_the_index_of_problems_has_a_volume(chart: ChartRig, tmp_path: Path) -> None:

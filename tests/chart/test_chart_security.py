@@ -234,6 +234,10 @@ def test_connections_of_other_variants(chart: ChartRig) -> None:
     external = connections(chart.documents(chart.variants["external-redis"]))
     assert external["broker"][1] == {("anybody", "TCP 6379")} | DNS
     assert "redis" not in external
+    openai = connections(chart.documents(chart.variants["openai"]))
+    assert openai["generation"][0] == CONNECTIONS["generation"][0] | {("this namespace", "TCP 8000")}
+    nobody = {**chart.variants["openai"], "networkPolicy": {"samplingFrom": []}}
+    assert connections(chart.documents(nobody))["generation"][0] == CONNECTIONS["generation"][0]
 
 
 def test_a_rule_without_peers_is_never_rendered(chart: ChartRig) -> None:

@@ -170,6 +170,23 @@ def test_every_token_has_the_version_with_which_it_was_sampled(config: Config, f
     assert stepped.policy_version == 4
 
 
+def test_a_request_that_goes_first_gets_the_next_free_place(config: Config, folder: Path, weights: Path) -> None:
+    """Uses single steps, so that it is known who waits. vLLM's requests wait in the same order."""
+    if config.generation.engine == "vllm":
+        pytest.skip("vLLM decodes in its own loop")
+    stepped = step_engine(config, folder)
+    stepped.load_policy([weights], 3)
+    for number in range(7):
+        stepped.add(request_of(number, max_new_tokens=3 + number, stop=frozenset()))
+    for number in (8, 9):
+        stepped.add(replace(request_of(number, max_new_tokens=30, stop=frozenset()), goes_first=True))
+    joined: list[str] = []
+    for _ in range(20):
+        stepped.step()
+        joined += [name for name in stepped.progress if name not in joined]
+    assert joined == ["r8", "r9", *(f"r{number}" for number in range(7))]
+
+
 async def test_new_weights_are_in_use_when_load_policy_returns(engine: Engine, weights: Path) -> None:
     running = [engine.sample(request_of(number, max_new_tokens=30)) for number in range(40)]
     assert await engine.load_policy([weights], 4) >= 0

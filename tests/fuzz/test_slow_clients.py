@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.verifier.api import body, listener
+from nouscoder.http_server import body, listener
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import OnOutcome
 

@@ -24,11 +24,11 @@ from nouscoder.config import load_config
 from nouscoder.domain.interpreter import CallEnd
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
+from nouscoder.http_server.api_keys import ApiKeys, Quota
 from nouscoder.rpc.channel import PeerRefused, PeerUnreachable, open_channel
 from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.rpc.verifier_client import VerifierClient
 from nouscoder.v1 import verifier_pb2_grpc
-from nouscoder.http_server.api_keys import ApiKeys, Quota
 from nouscoder.verifier.access.caller import Caller, set_caller
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.memory_budget import MemoryBudget

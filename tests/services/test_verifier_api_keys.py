@@ -22,9 +22,6 @@ from typer.testing import CliRunner
 from nouscoder.cli import app as cli
 from nouscoder.client import Client
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
-from nouscoder.rpc.status_codes import StatusCodes
-from nouscoder.rpc.verdict_convert import submission_to
-from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.http_server.api_keys import (
     ApiKeys,
     ApiKeysUnusable,
@@ -33,11 +30,14 @@ from nouscoder.http_server.api_keys import (
     open_api_keys,
     parse_api_keys,
 )
+from nouscoder.http_server.listener import start_http
+from nouscoder.rpc.status_codes import StatusCodes
+from nouscoder.rpc.verdict_convert import submission_to
+from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.caller import Caller, CallerFilter, current_caller, set_caller
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import QuotaExceeded, QuotaGrader, Quotas
-from nouscoder.http_server.listener import start_http
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics

@@ -18,14 +18,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
+from nouscoder.http_server.api_keys import ApiKeys
+from nouscoder.http_server.listener import start_http
+from nouscoder.http_server.same_site import foreign_part
 from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.rpc.verdict_convert import submission_to
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
-from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.memory_budget import MemoryBudget, Reservation
-from nouscoder.http_server.same_site import foreign_part
-from nouscoder.http_server.listener import start_http
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.run_code import RunCodeRequest
 from nouscoder.verifier.grading.grader import Grader

@@ -18,15 +18,15 @@ from nouscoder.client import AsyncClient, GradingFailed
 from nouscoder.client.http import Patience
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
+from nouscoder.http_server.api_keys import ApiKeys
+from nouscoder.http_server.listener import start_http
 from nouscoder.rpc.channel import open_channel
 from nouscoder.rpc.server import AddressError
 from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.rpc.verdict_convert import submission_to, verdict_from
 from nouscoder.v1 import verdict_pb2, verifier_pb2, verifier_pb2_grpc
-from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.memory_budget import MemoryBudget
-from nouscoder.http_server.listener import start_http
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader, GradingPolicy
 from nouscoder.verifier.observe.metrics import VerifierMetrics

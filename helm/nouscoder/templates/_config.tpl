@@ -101,6 +101,16 @@
 {{- $_ := set $tree.broker "redis_url_file" "/etc/nouscoder/redis/url" -}}
 {{- $_ := set $tree.generation "policy_from" "learner" -}}
 {{- $_ := set $tree.generation "cache" "/cache/policies" -}}
+{{- if .Values.generation.openai.enabled -}}
+{{- $openai := dict "http" (printf "0.0.0.0:%v" $port.openai) -}}
+{{- if include "nouscoder.openaiSecret" . -}}
+{{- $_ := set $openai "tokens_file" "/etc/nouscoder/openai/tokens" -}}
+{{- end -}}
+{{- if .Values.tls.enabled -}}
+{{- $_ := set $openai "tls" (dict "certificate" "/etc/nouscoder/tls/tls.crt" "key" "/etc/nouscoder/tls/tls.key") -}}
+{{- end -}}
+{{- $_ := set $tree.generation "openai" $openai -}}
+{{- end -}}
 {{- end -}}
 {{- toYaml $tree -}}
 {{- end -}}

@@ -76,5 +76,5 @@ app.kubernetes.io/part-of: nouscoder
 
 {{/* All port numbers, as JSON. */}}
 {{- define "nouscoder.ports" -}}
-{{ dict "verifier" 50051 "broker" 50052 "generation" 50053 "learner" 50054 "http" 8080 "pages" 8090 "metrics" 9090 "health" 8086 "redis" 6379 "runner" 7070 | toJson }}
+{{ dict "verifier" 50051 "broker" 50052 "generation" 50053 "learner" 50054 "http" 8080 "openai" 8000 "pages" 8090 "metrics" 9090 "health" 8086 "redis" 6379 "runner" 7070 | toJson }}
 {{- end -}}

@@ -167,6 +167,13 @@ lifecycle:
           items: [{key: token, path: tokens/token}]
       {{- end }}
       {{- end }}
+      {{- if eq .component "generation" }}
+      {{- with include "nouscoder.openaiSecret" $root }}
+      - secret:
+          name: {{ . }}
+          items: [{key: tokens, path: openai/tokens}]
+      {{- end }}
+      {{- end }}
       {{- if eq .component "verifier" }}
       {{- with include "nouscoder.tokensSecret" $root }}
       - secret:

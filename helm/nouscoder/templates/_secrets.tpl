@@ -8,6 +8,13 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The Secret with the tokens of generation's API; empty without that API, and without tokens. */}}
+{{- define "nouscoder.openaiSecret" -}}
+{{- if .Values.generation.openai.enabled -}}
+{{- .Values.generation.openai.existingSecret | default (include "nouscoder.tokensSecret" .) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "nouscoder.poolSecret" -}}
 {{- default (printf "%s-key" (include "nouscoder.sandbox.fullname" .)) .Values.verifier.sandbox.pool.existingSecret -}}
 {{- end -}}

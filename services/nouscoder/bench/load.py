@@ -38,8 +38,8 @@ from nouscoder.bench.load_watch import Holding, first_and_last, watch
 from nouscoder.bench.mixture import Sample, mixture
 from nouscoder.bench.verifier import running_service
 from nouscoder.client.http import GRADE_PATH
-from nouscoder.progress_bar import progress_bar
 from nouscoder.http_server.api_keys import new_api_key
+from nouscoder.progress_bar import progress_bar
 from nouscoder.verifier.toolchains.languages import installed
 
 _WINDOW_S = 60.0  # the first and the last minute

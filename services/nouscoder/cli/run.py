@@ -20,6 +20,10 @@ class Engine(StrEnum):
     VLLM = "vllm"
 
 
+# The demo's policy is tiny: compiling it would take longer than sampling, and vLLM would take most of the memory.
+_SMALL_VLLM = ("generation.vllm.enforce_eager=true", f"generation.vllm.kv_cache_memory_bytes={256 * 1024**2}")
+
+
 def demo(
     seed: Annotated[int, typer.Option(min=0, help="seed of problems, policy and sampling")] = 0,
     name: Annotated[str | None, typer.Option(help="name of the run folder; default demo-SEED")] = None,
@@ -30,7 +34,8 @@ def demo(
     """Train a small policy with real services and real sandboxes: about five minutes on two cores."""
     from nouscoder.demo.run import demo_run
 
-    values = [f"generation.engine={engine.value}", *(overrides or [])]
+    own = _SMALL_VLLM if engine is Engine.VLLM else ()
+    values = [f"generation.engine={engine.value}", *own, *(overrides or [])]
     raise typer.Exit(asyncio.run(demo_run(seed=seed, name=name, resume=resume, overrides=values)))
 
 

@@ -26,7 +26,7 @@ def serve(
     config_file: ConfigOption = None,
     overrides: SetOption = None,
     grpc: Annotated[str | None, typer.Option(help="address of the gRPC API, host:port")] = None,
-    http: Annotated[str | None, typer.Option(help="address of the REST API (verifier), host:port")] = None,
+    http: Annotated[str | None, typer.Option(help="address of the HTTP API (verifier, generation), host:port")] = None,
     metrics: Annotated[str | None, typer.Option(help="address of the Prometheus page, host:port")] = None,
     broker: Annotated[bool, typer.Option("--broker", help="verifier: grade the broker's rollouts too")] = False,
 ) -> None:
@@ -34,7 +34,8 @@ def serve(
     from nouscoder.config import load_config
     from nouscoder.logs import configure_logs
 
-    given = {"grpc": grpc, "http": http, "metrics": metrics}
+    of_http = "openai.http" if service is Service.GENERATION else "http"
+    given = {"grpc": grpc, of_http: http, "metrics": metrics}
     addresses = [f'{service.value}.{key}="{value}"' for key, value in given.items() if value is not None]
     config = load_config(config_file, [*(overrides or []), *addresses])
     wait_passively()

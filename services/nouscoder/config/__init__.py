@@ -11,7 +11,7 @@ from nouscoder.config.environment import (
     InterpreterSection,
     SingleTurnSection,
 )
-from nouscoder.config.generation import GenerationSection, SamplingSection
+from nouscoder.config.generation import GenerationSection, OpenAISection, SamplingSection
 from nouscoder.config.learner import ActivationCheckpointing, Attention, LearnerSection
 from nouscoder.config.loss_terms import (
     AdvantageSection,
@@ -74,6 +74,7 @@ __all__ = [
     "LoraSection",
     "MutualTlsSection",
     "ObjectiveSettings",
+    "OpenAISection",
     "OptimizerStates",
     "PlanSection",
     "PolicySection",

@@ -8,8 +8,9 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from nouscoder.config import refused
-from nouscoder.config.base import OutputPath, Section
+from nouscoder.config.base import InputFile, OutputPath, Section
 from nouscoder.config.environment import Environment, SingleTurnSection
+from nouscoder.config.verifier import TlsSection
 from nouscoder.domain.policy import Transport
 
 
@@ -71,6 +72,28 @@ class FakeSection(Section):
     sigma: float = Field(0.0, ge=0, description="standard deviation of the logarithm of the length")
 
 
+class OpenAISection(Section):
+    """An HTTP API in OpenAI's form that samples from the policy in use, for people and evaluations."""
+
+    http: str = Field("", description="address of the API; empty: none")
+    model: str = Field("", description="the model's name in requests and answers; empty: run.name")
+    tokens_file: InputFile = Field(
+        "",
+        description="file of clients' tokens (nouscoder tokens new NAME), whose quotas do not apply; empty: no token is"
+        " needed",
+    )
+    hosts: tuple[str, ...] = Field(
+        (), description="without tokens: public host names of the service and of pages that may call it"
+    )
+    tls: TlsSection = TlsSection()
+    slots: int = Field(
+        8, ge=1, description="completions at the same time, in places of max_running; rollouts keep the others"
+    )
+    max_requests: int = Field(64, ge=1, description="requests in progress; more are refused")
+    max_body_bytes: int = Field(4 * 1024**2, ge=1024, description="largest request")
+    request_limit_s: float = Field(3600.0, gt=0, description="seconds after which a request is given up")
+
+
 class GenerationSection(Section):
     """The generation worker and its engine."""
 
@@ -102,6 +125,7 @@ class GenerationSection(Section):
     )
     sampling: SamplingSection = SamplingSection()
     environment: Environment = Field(SingleTurnSection(), description="how a rollout is made from a problem")
+    openai: OpenAISection = OpenAISection()
 
     @model_validator(mode="before")
     @classmethod
@@ -115,6 +139,15 @@ class GenerationSection(Section):
         if engine == "openai":
             raise ValueError(refused.OPENAI_ENGINE)
         return engine
+
+    @model_validator(mode="after")
+    def _rollouts_keep_places(self) -> GenerationSection:
+        if self.openai.http and self.openai.slots >= self.max_running:
+            raise ValueError(
+                f"openai.slots {self.openai.slots} must be less than max_running {self.max_running}, or no place in the"
+                " engine is left for rollouts"
+            )
+        return self
 
     @model_validator(mode="after")
     def _kernels_exist(self) -> GenerationSection:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_LORA = (
-    "the learner trains and publishes all weights, never an adapter, so there is nothing that generation could load"
-)
+_LORA = "the learner trains and publishes all weights, never an adapter, so there is nothing that generation could load"
 _SPECULATION = (
     "the draft model would not learn with the policy, and no test shows that the log-probabilities of accepted drafts"
     " are those of the distribution that the learner assumes"
@@ -37,8 +35,8 @@ VLLM: Mapping[str, str] = {
     "zero_mismatch": _ZERO_MISMATCH,
 }
 OPENAI_ENGINE = (
-    "a server with OpenAI's API cannot sample for a run: it takes no weights from the learner, does not say which policy"
-    " version sampled a token, and need not give log-probabilities; to measure such a server use:"
+    "a server with OpenAI's API cannot sample for a run: it takes no weights from the learner, does not say which"
+    " policy version sampled a token, and need not give log-probabilities; to measure such a server use:"
     " nouscoder eval PROBLEMS --url URL --model NAME"
 )
 

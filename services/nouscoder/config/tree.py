@@ -43,6 +43,9 @@ class Config(Section):
     def _encrypted_everywhere(self) -> Config:
         if self.tls.certificate and not self.verifier.tls.certificate:
             raise ValueError("tls is how the run's evaluations call the verifier too: give verifier.tls as well")
+        openai = self.generation.openai
+        if self.tls.certificate and openai.http and not openai.tls.certificate:
+            raise ValueError("tls encrypts all connections of the run: give generation.openai.tls as well")
         return self
 
     @model_validator(mode="after")

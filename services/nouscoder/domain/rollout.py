@@ -74,22 +74,40 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """What an engine answers to one prompt.
+class SampledTokens:
+    """Consecutive tokens that a policy sampled, at least one.
 
     token_ids [tokens] int32; logprobs [tokens] float32, of the sampled token before truncation; the spans of `versions`
-    sum to [tokens]. `experts` are of the prompt and of all sampled tokens but the last, when they were recorded. Raises
-    ValueError on construction when they disagree, or a log-probability is not a finite number <= 0.
+    sum to [tokens]. Raises ValueError on construction when they disagree, or a log-probability is not a finite
+    number <= 0.
     """
 
     token_ids: memoryview[int]
     logprobs: memoryview[float]
     versions: tuple[VersionSpan, ...]
-    finish_reason: FinishReason
-    experts: ExpertChoices | None = None
 
     def __post_init__(self) -> None:
-        _check_sampled("completion", len(self.token_ids), self.logprobs, self.versions)
+        check_sampled("sampled tokens", len(self.token_ids), self.logprobs, self.versions)
+
+    def ended(self, reason: FinishReason, experts: ExpertChoices | None = None) -> Completion:
+        """The completion that these tokens are."""
+        return Completion(self.token_ids, self.logprobs, self.versions, reason, experts)
+
+    def after(self, num_tokens: int) -> SampledTokens:
+        """Those after the first `num_tokens`."""
+        spans = spans_between(self.versions, num_tokens, len(self.token_ids))
+        return SampledTokens(self.token_ids[num_tokens:], self.logprobs[num_tokens:], spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion(SampledTokens):
+    """What an engine answers to one prompt: the sampled tokens, and why they ended.
+
+    `experts` are of the prompt and of all sampled tokens but the last, when they were recorded.
+    """
+
+    finish_reason: FinishReason
+    experts: ExpertChoices | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +141,7 @@ class Rollout:
             raise ValueError(f"{name} has no prompt: its first segment must be given")
         if sum(segment.num_tokens for segment in self.segments) != len(self.token_ids):
             raise ValueError(f"{name}: segments do not cover the {len(self.token_ids)} tokens")
-        _check_sampled(name, self.num_sampled_tokens, self.logprobs, self.versions)
+        check_sampled(name, self.num_sampled_tokens, self.logprobs, self.versions)
         if self.experts is not None and self.experts.num_positions != self.sampled_ranges()[-1][1] - 1:
             num_positions = self.experts.num_positions
             raise ValueError(f"{name}: {num_positions} recorded tokens are not those before the last sampled one")
@@ -271,7 +289,18 @@ def merged(spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
     return tuple(VersionSpan(version, sum(span.num_tokens for span in run)) for version, run in runs)
 
 
-def _check_sampled(name: str, num_tokens: int, logprobs: memoryview[float], versions: tuple[VersionSpan, ...]) -> None:
+def spans_between(spans: Iterable[VersionSpan], first: int, end: int) -> tuple[VersionSpan, ...]:
+    """The spans of the tokens from number `first` up to, but without, number `end`."""
+    found, place = [], 0
+    for span in spans:
+        size = min(place + span.num_tokens, end) - max(place, first)
+        if size > 0:
+            found.append(VersionSpan(span.policy_version, size))
+        place += span.num_tokens
+    return tuple(found)
+
+
+def check_sampled(name: str, num_tokens: int, logprobs: memoryview[float], versions: tuple[VersionSpan, ...]) -> None:
     """Raise ValueError unless the arrays of the sampled tokens agree. `max` and `sum` run in C."""
     if not num_tokens:
         raise ValueError(f"{name} has no sampled tokens")

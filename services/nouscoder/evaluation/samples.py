@@ -84,7 +84,7 @@ async def sampled(server: OpenAIServer, settings: SamplingSettings, job: Job) ->
     return {
         "problem_id": job.problem.problem_id,
         "position": job.position,
-        "completion": answer.text,
+        "code" if job.problem.rules.text_is_code else "completion": answer.text,
         "reasoning": answer.reasoning,
         "finish_reason": answer.finish_reason,
         "num_tokens": answer.num_tokens,

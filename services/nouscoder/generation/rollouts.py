@@ -28,12 +28,14 @@ class Rollouts:
         self._engine = engine
         self._policies = policies
         self._tools = tools
+        self._started: set[str] = set()  # the engine has requests of others too
         self._oldest_versions: dict[str, int] = {}
 
     def start(self, task: Task) -> asyncio.Task[Rollout]:
         """Start a task. The returned asyncio task raises TaskRefused, ToolUnavailable or EngineError."""
         rollout = asyncio.create_task(self._make(task), name=f"rollout {task.rollout_id}")
-        rollout.add_done_callback(lambda _: self._oldest_versions.pop(task.rollout_id, None))
+        self._started.add(task.rollout_id)
+        rollout.add_done_callback(lambda _: self._forget(task.rollout_id))
         return rollout
 
     @property
@@ -70,8 +72,9 @@ class Rollouts:
         It is the version in use when its first tokens were seen here: versions only rise, so those are not newer.
         """
         for name, tokens in self._engine.progress.items():
-            if tokens and self._engine.policy_version is not None:
-                self._oldest_versions.setdefault(name.partition("/")[0], self._engine.policy_version)
+            rollout_id = name.partition("/")[0]
+            if tokens and rollout_id in self._started and self._engine.policy_version is not None:
+                self._oldest_versions.setdefault(rollout_id, self._engine.policy_version)
         return dict(self._oldest_versions)
 
     async def all_of(self, tasks: Sequence[Task]) -> AsyncIterator[Rollout]:
@@ -95,3 +98,7 @@ class Rollouts:
                 f" {_POLICY_LIMIT_S:.0f} s"
             ) from None
         return await self._environment.rollout(task, self._engine)
+
+    def _forget(self, rollout_id: str) -> None:
+        self._started.discard(rollout_id)
+        self._oldest_versions.pop(rollout_id, None)

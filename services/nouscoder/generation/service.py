@@ -127,8 +127,8 @@ async def serve(config: Config) -> None:
     """Serve until SIGTERM or SIGINT. Generate works while the broker does not answer.
 
     With generation.policy_from "learner" the process is alive but not ready until it has fetched the policy folder.
-    Raises EngineError, EnvironmentUnusable, AddressError, PeerError, PolicyUnusable, CacheUnusable, TokenUnreadable or
-    CertificatesUnusable.
+    Raises EngineError, EnvironmentUnusable, AddressError, PeerError, PolicyUnusable, CacheUnusable, TokenUnreadable,
+    ApiKeysUnusable, TlsUnusable or CertificatesUnusable.
     """
     stop = stop_event()
     metrics = GenerationMetrics()
@@ -152,6 +152,11 @@ async def serve(config: Config) -> None:
         rollouts = Rollouts(environment, engine, policies, tools)
         served = _served(config, GenerationService(engine, rollouts, policies), metrics, health)
         await start_grpc(served, stack)
+        if config.generation.openai.http:
+            # Its libraries are loaded only where it is wanted.
+            from nouscoder.generation.openai.serve import start_openai
+
+            await start_openai(config, folder, engine, policies, stack)
         await run_until_stopped(stop, await _worker(config, rollouts, policies, stack), engine.failed())
 
 

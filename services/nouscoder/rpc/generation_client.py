@@ -17,7 +17,8 @@ from nouscoder.store.rollout_record import decode_rollout
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc
 
 _STATUS_LIMIT_S = 2.0
-_START_LIMIT_S = 120.0
+# vLLM loads and compiles for minutes before it answers. A service that has died is noticed by others.
+_START_LIMIT_S = 1800.0
 # The service may have to wait for the learner, to fetch the weights from it.
 _POLICY_LIMIT_S = 1800.0
 _PAUSE_CALL_LIMIT_S = 60.0

@@ -21,6 +21,9 @@ from prometheus_client import CollectorRegistry
 from nouscoder.config import Config, VerifierSection
 from nouscoder.domain.submission import Limits, Submission
 from nouscoder.domain.verdict import Verdict
+from nouscoder.http_server.api_keys import ApiKeys, open_api_keys
+from nouscoder.http_server.listener import start_http
+from nouscoder.http_server.tls import http_context
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.interpreter_convert import answer_to
@@ -30,18 +33,15 @@ from nouscoder.rpc.verdict_convert import limits_to, outcome_to, submission_from
 from nouscoder.store.blobs import BlobsUnavailable, open_blobs
 from nouscoder.store.tests_cache import TestsCache
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
-from nouscoder.http_server.api_keys import ApiKeys, open_api_keys
 from nouscoder.verifier.access.caller import CallerFilter, current_caller
 from nouscoder.verifier.access.client_tests import ClientTests, StoredTestsGrader
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.memory_budget import MemoryBudget, Reservation
 from nouscoder.verifier.access.quotas import QuotaGrader, Quotas
 from nouscoder.verifier.api.capabilities import Capabilities
-from nouscoder.http_server.listener import start_http
 from nouscoder.verifier.api.rest import DrainState, make_app, make_health_app
 from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.api.streaming import grade_events, grade_patiently, map_concurrently, while_full
-from nouscoder.http_server.tls import http_context
 from nouscoder.verifier.api.tls import grpc_credentials
 from nouscoder.verifier.grading.grader import Grader, QueueFull
 from nouscoder.verifier.grading.grader_decorator import Grading

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from nouscoder.domain.rollout import Completion, Sampling
+from nouscoder.domain.rollout import Completion, SampledTokens, Sampling
 from nouscoder.errors import NousCoderError, Unusable
 
 
@@ -32,13 +32,15 @@ class SampleRequest:
     """A request for the completion of `prompt_token_ids` [prompt tokens]. It ends with one of `stop_token_ids`.
 
     The stop token is part of the completion. Without one the completion is cut at `sampling.max_new_tokens` tokens, or
-    at the capacity of the engine. `request_id` is unique among the current requests of an engine.
+    at the capacity of the engine. `request_id` is unique among the current requests of an engine. One that `goes_first`
+    gets the next free place, before all that wait and do not.
     """
 
     request_id: str
     prompt_token_ids: Sequence[int]
     sampling: Sampling
     stop_token_ids: frozenset[int]
+    goes_first: bool = False
 
 
 class Engine(Protocol):
@@ -100,6 +102,13 @@ class Engine(Protocol):
     @property
     def progress(self) -> Mapping[str, int]:
         """Tokens sampled so far of each request being decoded, by request id."""
+        ...
+
+    async def sampled(self, starts: Mapping[str, int]) -> dict[str, SampledTokens]:
+        """For each request being decoded: its sampled tokens from number `starts[request_id]` on.
+
+        Requests without such a token, and unknown ones, are left out. Raises EngineStopped.
+        """
         ...
 
     @property

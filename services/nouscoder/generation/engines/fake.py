@@ -14,9 +14,9 @@ from hashlib import blake2b
 from pathlib import Path
 from random import Random
 
-from nouscoder.domain.rollout import Completion, FinishReason, float32, int32, spans_of
+from nouscoder.domain.rollout import Completion, FinishReason, SampledTokens, float32, int32, spans_of
 from nouscoder.generation.engines.base import EngineError, SampleRequest
-from nouscoder.generation.engines.requests import checked_max_tokens
+from nouscoder.generation.engines.requests import checked_max_tokens, join_line
 
 _LOGPROB = -0.5
 _HEADER_BYTES = 8
@@ -114,12 +114,17 @@ class FakeEngine:
         script = [*self._script(request), *sorted(request.stop_token_ids)[:1]]
         if not request.stop_token_ids:
             script *= max_tokens  # only its limit ends it
-        self._waiting[request.request_id] = _Row(request, script, max_tokens)
+        join_line(self._waiting, _Row(request, script, max_tokens))
 
     def cancel(self, request_id: str) -> None:
         """Forget a request."""
         self._waiting.pop(request_id, None)
         self._running.pop(request_id, None)
+
+    def sampled(self, request_id: str, start: int) -> SampledTokens | None:
+        """The tokens of a running request from number `start` on."""
+        row = self._running.get(request_id)
+        return _sampled(row).after(start) if row is not None and len(row.versions) > start else None
 
     def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
         """Use a new version. Only the length of each file's header is checked."""
@@ -157,12 +162,12 @@ def _check_header(file: Path) -> None:
         raise EngineError(f"{file} holds no readable weights: its header is invalid")
 
 
-def _completion(row: _Row) -> Completion:
+def _sampled(row: _Row) -> SampledTokens:
     token_ids = row.script[: len(row.versions)]
-    stopped = token_ids[-1] in row.request.stop_token_ids
-    return Completion(
-        token_ids=int32(token_ids),
-        logprobs=float32([_LOGPROB] * len(token_ids)),
-        versions=spans_of(row.versions),
-        finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
-    )
+    return SampledTokens(int32(token_ids), float32([_LOGPROB] * len(token_ids)), spans_of(row.versions))
+
+
+def _completion(row: _Row) -> Completion:
+    sampled = _sampled(row)
+    stopped = sampled.token_ids[-1] in row.request.stop_token_ids
+    return sampled.ended(FinishReason.STOP if stopped else FinishReason.LENGTH)

@@ -1,10 +1,28 @@
-"""The checks of a request that all step engines share."""
+"""The checks of a request and the order of waiting requests, which all engines share."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Protocol, TypeVar
 
 from nouscoder.generation.engines.base import EngineError, SampleRequest
+
+
+class WaitingRow(Protocol):
+    """What an engine keeps of a waiting request."""
+
+    request: SampleRequest
+
+
+Row = TypeVar("Row", bound=WaitingRow)
+
+
+def join_line(waiting: dict[str, Row], row: Row) -> None:
+    """Add a row to those that wait, the next one first: at the end, or, if it goes first, before all that do not."""
+    waiting[row.request.request_id] = row
+    if row.request.goes_first:
+        for name in [name for name, other in waiting.items() if not other.request.goes_first]:
+            waiting[name] = waiting.pop(name)
 
 
 def checked_max_tokens(request: SampleRequest, ids_in_use: Collection[str], capacity: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nouscoder.domain.rollout import Completion, FinishReason, float32, int32, spans_of
+from nouscoder.domain.rollout import Completion, FinishReason, SampledTokens, float32, int32, spans_of
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.engines.expert_recorder import Choices, expert_choices
 from nouscoder.generation.engines.kv_cache import KeyValueCache
@@ -45,10 +45,15 @@ class Row:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.token_ids) == self.max_tokens else None
 
+    def sampled(self, start: int = 0) -> SampledTokens:
+        """The tokens from number `start` on."""
+        return SampledTokens(
+            int32(self.token_ids[start:]), float32(self.logprobs[start:]), spans_of(self.versions[start:])
+        )
+
     def completion(self, reason: FinishReason) -> Completion:
         """The finished completion."""
-        experts = expert_choices(self.experts)
-        return Completion(int32(self.token_ids), float32(self.logprobs), spans_of(self.versions), reason, experts)
+        return self.sampled().ended(reason, expert_choices(self.experts))
 
 
 class Slots:

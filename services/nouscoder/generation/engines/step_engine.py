@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from nouscoder.domain.rollout import Completion
+from nouscoder.domain.rollout import Completion, SampledTokens
 from nouscoder.generation.engines.base import SampleRequest
 
 
@@ -32,6 +32,10 @@ class StepEngine(Protocol):
         Returns the requests that have ended, as (request id, completion) pairs. Raises EngineError before a policy is
         loaded, and for NaN logits.
         """
+        ...
+
+    def sampled(self, request_id: str, start: int) -> SampledTokens | None:
+        """The tokens of a running request from number `start` on; None when there is none."""
         ...
 
     def load_policy(self, files: Sequence[Path], policy_version: int) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from nouscoder.domain.rollout import Completion
+from nouscoder.domain.rollout import Completion, SampledTokens
 from nouscoder.generation.engines.base import EngineError, EngineStopped, SampleRequest
 from nouscoder.generation.engines.step_engine import StepEngine
 from nouscoder.generation.metrics import GenerationMetrics, IdleReason
@@ -103,6 +103,15 @@ class SteppedEngine:
         future.add_done_callback(lambda ended: self._forget(request.request_id, ended) if ended.cancelled() else None)
         self._commands.put(lambda: self._add(request, future))
         return future
+
+    async def sampled(self, starts: Mapping[str, int]) -> dict[str, SampledTokens]:
+        """Sampled tokens of running requests, read between two steps."""
+
+        def read() -> dict[str, SampledTokens]:
+            found = {name: self._engine.sampled(name, start) for name, start in starts.items()}
+            return {name: tokens for name, tokens in found.items() if tokens is not None}
+
+        return await self._ask(read)
 
     async def load_policy(self, files: Sequence[Path], policy_version: int) -> float:
         """Load weights between two steps. Returns the seconds for which decoding paused."""

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from nouscoder.domain.rollout import Completion
+from nouscoder.domain.rollout import Completion, SampledTokens
 from nouscoder.generation.engines.base import EngineError, EngineUnusable, SampleRequest
 from nouscoder.generation.engines.expert_recorder import ExpertRecorder
 from nouscoder.generation.engines.kv_cache import KeyValueCache, PromptPass, decode_mask
-from nouscoder.generation.engines.requests import checked_max_tokens
+from nouscoder.generation.engines.requests import checked_max_tokens, join_line
 from nouscoder.generation.engines.slots import Row, Slots
 from nouscoder.generation.engines.weights import copy_weights, read_weights
 
@@ -102,13 +102,20 @@ class TorchEngine:
         """Queue a request. Raises EngineError naming it."""
         ids_in_use = self._waiting.keys() | {row.request.request_id for row in self._slots.rows}
         max_tokens = checked_max_tokens(request, ids_in_use, self._capacity)
-        self._waiting[request.request_id] = Row(request, tuple(request.prompt_token_ids), max_tokens)
+        join_line(self._waiting, Row(request, tuple(request.prompt_token_ids), max_tokens))
 
     def cancel(self, request_id: str) -> None:
         """Remove a request."""
         if self._waiting.pop(request_id, None) is None:
             rows = enumerate(self._slots.rows)
             self._slots.leave([slot for slot, row in rows if row.request.request_id == request_id])
+
+    def sampled(self, request_id: str, start: int) -> SampledTokens | None:
+        """The tokens of a running request from number `start` on."""
+        for row in self._slots.rows:
+            if row.request.request_id == request_id and len(row.token_ids) > start:
+                return row.sampled(start)
+        return None
 
     def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
         """Load new weights. The cache is kept."""

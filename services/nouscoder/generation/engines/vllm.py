@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from nouscoder.config.generation import GenerationSection
-from nouscoder.domain.rollout import Completion
+from nouscoder.domain.rollout import Completion, SampledTokens
 from nouscoder.generation.engines.base import EngineError, EngineStopped, SampleRequest
 from nouscoder.generation.engines.idle import IdleClock
 from nouscoder.generation.engines.staging import Architecture
@@ -127,6 +127,11 @@ class VllmEngine:
         else:
             self._admit()
         return future
+
+    async def sampled(self, starts: Mapping[str, int]) -> dict[str, SampledTokens]:
+        """Sampled tokens of running requests, as far as vLLM has told them."""
+        self._check_runs()
+        return self._requests.sampled(starts)
 
     async def load_policy(self, files: Sequence[Path], policy_version: int) -> float:
         """Check the files, then load them during a pause. Returns the seconds for which decoding paused.

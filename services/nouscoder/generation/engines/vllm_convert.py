@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from nouscoder.domain.rollout import Completion, FinishReason, VersionSpan, float32, int32
+from nouscoder.domain.rollout import Completion, FinishReason, SampledTokens, VersionSpan, float32, int32
 from nouscoder.generation.engines.base import EngineError, SampleRequest
 from nouscoder.generation.engines.sampling import seed_of
 
@@ -45,16 +46,31 @@ def completion_of(request_id: str, output: Any) -> Completion:
     name = f"request {request_id}"
     if answer.finish_reason not in ("stop", "length"):
         raise EngineError(f"{name} ended in vLLM with {answer.finish_reason}")
-    flat = answer.logprobs
-    token_ids = list(answer.token_ids)
-    if [flat.token_ids[start] for start in flat.start_indices] != token_ids:
+    sampled = _sampled(name, answer.token_ids, answer.logprobs, answer.weight_versions)
+    return sampled.ended(FinishReason(answer.finish_reason))
+
+
+def sampled_of(request_id: str, state: Any, start: int) -> SampledTokens | None:
+    """The tokens from number `start` on that vLLM has sampled for a request, from the state of its output.
+
+    None when there is none. Raises EngineError naming the request.
+    """
+    token_ids = state.detokenizer.output_token_ids
+    if len(token_ids) <= start:
+        return None
+    flat, spans = state.logprobs_processor.logprobs, state._weight_version_spans()
+    return _sampled(f"request {request_id}", token_ids, flat, spans).after(start)
+
+
+def _sampled(name: str, token_ids: Sequence[int], flat: Any, spans: Any) -> SampledTokens:
+    """vLLM's tokens, flat log-probabilities and spans of versions. Raises EngineError."""
+    if [flat.token_ids[start] for start in flat.start_indices] != list(token_ids):
         raise EngineError(f"{name}: vLLM's log-probabilities are not those of its tokens")
     try:
-        return Completion(
+        return SampledTokens(
             token_ids=int32(token_ids),
-            logprobs=float32([flat.logprobs[start] for start in flat.start_indices]),
-            versions=tuple(VersionSpan(int(span.version), span.end - span.start) for span in answer.weight_versions),
-            finish_reason=FinishReason(answer.finish_reason),
+            logprobs=float32(flat.logprobs[start] for start in flat.start_indices),
+            versions=tuple(VersionSpan(int(span.version), span.end - span.start) for span in spans),
         )
     except ValueError as error:  # a NaN among the log-probabilities
         raise EngineError(f"{name}: vLLM gave no valid completion: {error}") from error

@@ -7,14 +7,14 @@ ends exactly once: with its completion, with an error, or cancelled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nouscoder.domain.rollout import Completion
+from nouscoder.domain.rollout import Completion, SampledTokens
 from nouscoder.generation.engines.base import EngineError, EngineStopped, SampleRequest
-from nouscoder.generation.engines.requests import checked_max_tokens
-from nouscoder.generation.engines.vllm_convert import completion_of, prompt_of, sampling_params
+from nouscoder.generation.engines.requests import checked_max_tokens, join_line
+from nouscoder.generation.engines.vllm_convert import completion_of, prompt_of, sampled_of, sampling_params
 
 _TAKE_LIMIT_S = 120.0
 _TICK_S = 0.001
@@ -65,11 +65,23 @@ class VllmRequests:
             found[request_id] = 0 if state is None else state.detokenizer.num_output_tokens()
         return found
 
+    def sampled(self, starts: Mapping[str, int]) -> dict[str, SampledTokens]:
+        """As Engine.sampled."""
+        states = self._llm.output_processor.request_states
+        found = {}
+        for request_id, start in starts.items():
+            row = self._running.get(request_id)
+            state = states.get(row.collector.request_id) if row is not None and row.collector is not None else None
+            tokens = None if state is None else sampled_of(request_id, state, start)
+            if tokens is not None:
+                found[request_id] = tokens
+        return found
+
     def add(self, request: SampleRequest, future: asyncio.Future[Completion]) -> None:
         """Queue a request, whose completion `future` gets. Raises EngineError naming it."""
         ids_in_use = self._waiting.keys() | self._running.keys()
         row = _Row(request, checked_max_tokens(request, ids_in_use, self._capacity), future)
-        self._waiting[request.request_id] = row
+        join_line(self._waiting, row)
         future.add_done_callback(lambda _: self._leave(row))
 
     def admit(self, max_running: int, policy_version: int) -> None:

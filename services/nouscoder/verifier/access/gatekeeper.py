@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
 from nouscoder.http_server.api_keys import ApiKeys
-from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
 from nouscoder.http_server.same_site import foreign_part
+from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
+from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.rpc.faults import InvalidMessage
 from nouscoder.rpc.status_codes import rebuilt
-from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.verifier.access.caller import ANONYMOUS, Caller, request_id_from, set_caller
 
 _OPEN = ("/grpc.health.v1.", "/grpc.reflection.")

@@ -18,15 +18,15 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from nouscoder import __version__
-from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.http_server.api_keys import ApiKeys
+from nouscoder.http_server.body import BodyFault, read_body
+from nouscoder.http_server.connected import while_connected
+from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.client_tests import ClientTests, StorageFull
 from nouscoder.verifier.access.gatekeeper import Gatekeeper
 from nouscoder.verifier.access.memory_budget import CountBodies, MemoryBudget
 from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
-from nouscoder.http_server.body import BodyFault, read_body
-from nouscoder.http_server.connected import while_connected
 from nouscoder.verifier.api.openapi import complete_openapi
 from nouscoder.verifier.api.playground import playground
 from nouscoder.verifier.api.run_code import CodeRunner, RunCodeAnswer, RunCodeRequest, parse_run_code

@@ -1,0 +1,1 @@
+"""An HTTP API in OpenAI's form that samples from the policy in use, for people and evaluations."""

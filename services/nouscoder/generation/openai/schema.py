@@ -1,0 +1,184 @@
+"""The requests that the API takes: the fields of OpenAI's API that an engine of this project can honour.
+
+A field that would change the completion and cannot be honoured is refused, unless it has the value that changes
+nothing. Fields that only describe the caller are ignored. An unknown field is refused, so that no setting is lost
+silently.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from nouscoder.domain.message import Message, Role
+from nouscoder.generation.openai.faults import invalid
+
+MAX_CHOICES = 128
+MAX_STOPS = 4
+_DEFAULT_COMPLETION_TOKENS = 16  # of /v1/completions in OpenAI's API
+
+_IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+# Fields that are taken only with these values.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "suffix": ("",),
+    "echo": (False,),
+    "best_of": (1,),
+}
+# The parts of a fault's place that name a type among several, not a field.
+_TYPES = ("str", "list[")
+_ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class TextPart(_Model):
+    """A part of a message; only text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(_Model):
+    """One message of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+    def message(self) -> Message:
+        """For the chat template."""
+        parts = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return Message(_ROLES[self.role], parts)
+
+
+class StreamOptions(_Model):
+    """What a stream has besides the text."""
+
+    include_usage: bool = False
+
+
+class TemplateSettings(_Model):
+    """Settings of the chat template."""
+
+    enable_thinking: bool | None = None
+
+
+class SamplingRequest(_Model):
+    """The fields that both kinds of requests have."""
+
+    model: str
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_tokens: int | None = Field(None, ge=1)
+    seed: int | None = None
+    stop: str | list[str] = []
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _honourable(cls, given: Any) -> Any:
+        """Leave out fields without a value, those that are ignored, and those that change nothing."""
+        if not isinstance(given, dict):
+            raise ValueError("must be a JSON object")
+        for name, neutral in _NEUTRAL.items():
+            if given.get(name) is not None and given[name] not in neutral:
+                raise ValueError(f"{name} is not supported, except with the value {json.dumps(neutral[0])}")
+        skipped = (*_IGNORED, *_NEUTRAL)
+        return {name: value for name, value in given.items() if value is not None and name not in skipped}
+
+    @model_validator(mode="after")
+    def _few_stops(self) -> SamplingRequest:
+        if len(self.stops) > MAX_STOPS or not all(self.stops):
+            raise ValueError(f"stop must be a text, or at most {MAX_STOPS} texts, none of them empty")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The texts that end a completion."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer has the log-probability of each token."""
+        raise NotImplementedError
+
+    @property
+    def token_limit(self) -> int | None:
+        """Tokens of a completion at most; None: as many as fit."""
+        return self.max_tokens
+
+
+class ChatRequest(SamplingRequest):
+    """The body of /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    chat_template_kwargs: TemplateSettings = TemplateSettings()
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer has the log-probability of each token."""
+        return self.logprobs
+
+    @property
+    def token_limit(self) -> int | None:
+        """Tokens of a completion at most; None: as many as fit."""
+        limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
+        return min(limits, default=None)
+
+
+class CompletionRequest(SamplingRequest):
+    """The body of /v1/completions. A prompt is a text or token ids; there may be several."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    # Only the sampled token's: 0 alternatives.
+    logprobs: int | None = Field(None, ge=0, le=0)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer has the log-probability of each token."""
+        return self.logprobs is not None
+
+    @property
+    def token_limit(self) -> int | None:
+        """Tokens of a completion at most."""
+        return self.max_tokens or _DEFAULT_COMPLETION_TOKENS
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt. Raises ApiFault without any."""
+        whole: Any = self.prompt
+        found = [whole] if isinstance(whole, str) or (whole and isinstance(whole[0], int)) else list(whole)
+        if not found:
+            raise invalid("prompt: there is none", "prompt")
+        return found
+
+
+Parsed = TypeVar("Parsed", bound=SamplingRequest)
+
+
+def parsed(kind: type[Parsed], body: bytes) -> Parsed:
+    """The request in a body. Raises ApiFault naming the field at fault."""
+    try:
+        return kind.model_validate(json.loads(body))
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(part for part in map(str, fault["loc"]) if not part.startswith(_TYPES)) or None
+        message = fault["msg"].removeprefix("Value error, ")
+        raise invalid(f"{field}: {message}" if field else message, field) from None
+    except (ValueError, RecursionError):  # also bytes that are no text
+        raise invalid("the body is not JSON") from None
