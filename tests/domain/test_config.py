@@ -118,7 +118,7 @@ def test_a_value_of_another_form_is_answered_with_what_the_key_is(override: str,
     [
         ("generation.engine=openai", r"generation\.engine: .*takes no weights.*nouscoder eval PROBLEMS --url URL"),
         ("generation.zero_mismatch=true", r"zero_mismatch is refused: .*generation\.vllm\.batch_invariant"),
-        ("generation.vllm.enable_lora=true", "enable_lora is refused: the learner .* publishes all weights"),
+        ("generation.vllm.enable_lora=true", "enable_lora is refused: .*merged into their weights"),
         ("generation.vllm.speculative_config={}", "speculative_config is refused: the draft model would not learn"),
         ("generation.vllm.quantization=fp8", "quantization is refused: rounded weights"),
         ("generation.vllm.kv_cache_dtype=fp8", "kv_cache_dtype is refused: rounded weights or keys and values"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_LORA = "the learner trains and publishes all weights, never an adapter, so there is nothing that generation could load"
+_LORA = "the learner publishes policies with the adapters of learner.lora merged into their weights"
 _SPECULATION = (
     "the draft model would not learn with the policy, and no test shows that the log-probabilities of accepted drafts"
     " are those of the distribution that the learner assumes"
