@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.contract.reference_logprobs import fresh_logprobs
 
 from nouscoder.config import Config, load_config
-from nouscoder.domain.rollout import Completion, FinishReason, Sampling
+from nouscoder.domain.rollout import Completion, FinishReason, SampledTokens, Sampling, VersionSpan, float32, int32
 from nouscoder.generation.engines import open_engine, step_engine
 from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable, SampleRequest
 from nouscoder.generation.metrics import GenerationMetrics
@@ -245,6 +246,80 @@ async def test_greedy_output_after_updates_is_that_of_a_fresh_engine(config: Con
         await asyncio.wait_for(asyncio.gather(*running), LIMIT_S)
         after = await greedy(engine)
     assert after == wanted != before
+
+
+def rest_of(request: SampleRequest, whole: Completion, num_kept: int) -> SampleRequest:
+    """The request that continues `whole` from its first `num_kept` tokens on."""
+    return replace(
+        request,
+        prompt_token_ids=(*request.prompt_token_ids, *whole.token_ids[:num_kept]),
+        sampling=replace(request.sampling, max_new_tokens=request.sampling.max_new_tokens - num_kept),
+        num_kept=num_kept,
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_a_request_that_goes_on_from_kept_tokens_ends_as_if_it_had_never_stopped(
+    engine: Engine, temperature: float
+) -> None:
+    if temperature and engine.name == "vllm":
+        pytest.skip("the random stream of vLLM always starts from its beginning")
+    for number in range(3):
+        request = request_of(number, max_new_tokens=24)
+        request = replace(request, sampling=replace(request.sampling, temperature=temperature))
+        whole = await completion_of(engine, request)
+        for num_kept in range(1, len(whole.token_ids), 5):
+            rest = await completion_of(engine, rest_of(request, whole, num_kept))
+            assert list(rest.token_ids) == list(whole.token_ids[num_kept:])
+            assert rest.finish_reason is whole.finish_reason
+            assert list(rest.logprobs) == pytest.approx(list(whole.logprobs[num_kept:]), abs=2e-3)
+
+
+async def test_the_logprobs_after_kept_tokens_are_those_of_a_fresh_forward_at_the_version_in_use(
+    engine: Engine, folders: list[Path]
+) -> None:
+    """The kept tokens were sampled with other weights. Keys and values of them are computed with the new ones."""
+    if engine.name == "fake":
+        pytest.skip("its log-probabilities do not depend on weights")
+    request = request_of(0, max_new_tokens=30, stop=frozenset())
+    whole = await completion_of(engine, request)
+    await engine.load_policy([folders[1] / "model.safetensors"], 4)
+    rest = await completion_of(engine, rest_of(request, whole, num_kept=20))
+    ids = int32([*whole.token_ids[:20], *rest.token_ids])
+    continued = Completion(ids, float32([-1.0] * len(ids)), (VersionSpan(4, len(ids)),), rest.finish_reason)
+    new, old = (fresh_logprobs(folder, request, continued)[20:] for folder in (folders[1], folders[0]))
+    sampled = torch.tensor(list(rest.logprobs))
+    assert float((new - sampled).abs().max()) < 2e-3
+    assert float((old - sampled).abs().max()) > 0.1, "the version matters"
+    assert versions_of(rest) == [4]
+
+
+async def test_the_tokens_of_a_running_request_can_be_read(engine: Engine) -> None:
+    found: dict[str, SampledTokens] = {}
+    number = -1
+    while not found:  # until a request is seen while it runs: a busy machine may be late
+        number += 1
+        name = f"r{number}"
+        future = engine.sample(request_of(number, max_new_tokens=30, stop=frozenset()))
+        await until(lambda name=name, future=future: engine.progress.get(name, 0) > 4 or future.done())  # type: ignore[misc]
+        found = await engine.sampled({name: 2, "unknown": 0})
+        whole = await asyncio.wait_for(future, LIMIT_S)
+    assert set(found) == {name}
+    tokens, wanted = found[name], whole.after(2)
+    assert 2 < len(tokens.token_ids) < 28 + 1
+    assert list(tokens.token_ids) == list(wanted.token_ids)[: len(tokens.token_ids)]
+    assert list(tokens.logprobs) == list(wanted.logprobs)[: len(tokens.token_ids)]
+    assert tokens.versions == (VersionSpan(3, len(tokens.token_ids)),)
+    assert await engine.sampled({name: 0}) == {}, "a request that has ended has left"
+
+
+async def test_a_request_without_the_token_that_is_asked_for_has_none_to_read(engine: Engine) -> None:
+    await engine.pause(LIMIT_S)
+    waiting = engine.sample(request_of(0))
+    await until(lambda: engine.num_waiting == 1)
+    assert await engine.sampled({"r0": 0}) == {}
+    await engine.resume()
+    await asyncio.wait_for(waiting, LIMIT_S)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no weights at all"])

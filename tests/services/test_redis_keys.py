@@ -10,6 +10,7 @@ from tests.services.conftest import BrokerRig
 
 from nouscoder.broker.core import Broker
 from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
+from nouscoder.domain.partial import EncodedPiece
 from nouscoder.domain.verdict import VerdictKind
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "redis-keys.md"
@@ -52,6 +53,7 @@ async def test_the_keys_of_a_run_are_those_of_the_document(
         )
         await look()
     held = (await broker.lease_tasks("generation-h-0-1", 4, 0)).tasks
+    await broker.partials.keep("generation-h-0-1", [EncodedPiece(held[1].lease.lease_id, 0, 1, 0, 0, bytes(48))])
     await broker.heartbeat("generation-h-0-1", [item.lease.lease_id for item in held], [0] * len(held), paused=True)
     letters = await broker.operations.dead_letters()
     await broker.operations.remove_dead_letters([letters[0].letter_id], requeue=True)

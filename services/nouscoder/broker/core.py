@@ -18,6 +18,7 @@ from nouscoder.broker.errors import BrokerUnavailable, InvalidRequest, RedisFull
 from nouscoder.broker.identity import check_settings, check_state, note_problems
 from nouscoder.broker.leased_work import LeasedWork
 from nouscoder.broker.operations import Operations
+from nouscoder.broker.partials import Partials
 from nouscoder.broker.pressure import MemoryWatch
 from nouscoder.broker.problem_statistics import read_state, restore_state
 from nouscoder.broker.records import Records, new_record_name, open_record_store
@@ -74,6 +75,7 @@ class Broker:
         self.waits = Waits(lambda: streams.read_available(self.store))
         self.operations = Operations(self.store, self.waits)
         self.memory = MemoryWatch(self.store)
+        self.partials = Partials(self.store, self.memory, self.waits)
 
     async def check_state(self) -> None:
         """Raises Refused when Redis holds a run that began with other settings or problems."""

@@ -71,7 +71,7 @@ class LeasedWork:
             prompt_template=problem.prompt_template,
             public_tests=problem.public_tests,
         )
-        return LeasedTask(self._lease(entry), task)
+        return LeasedTask(self._lease(entry), task, num_kept_tokens=int(entry.values[3]))
 
     def _grading(self, entry: LeasedEntry) -> RecordedGrading:
         header, record = decode_header(entry.values[0]), entry.values[1].decode()

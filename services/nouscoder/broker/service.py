@@ -19,7 +19,15 @@ from nouscoder.broker.errors import (
     Refused,
     UnknownProblem,
 )
-from nouscoder.rpc import broker_convert, curriculum_convert, faults, policy_convert, rollout_convert, verdict_convert
+from nouscoder.rpc import (
+    broker_convert,
+    curriculum_convert,
+    faults,
+    partial_convert,
+    policy_convert,
+    rollout_convert,
+    verdict_convert,
+)
 from nouscoder.store.record_store import ByteRange
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
 
@@ -65,6 +73,24 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
         rollouts = [(item.lease_id, rollout_convert.header_from(item.header), item.record) for item in request.rollouts]
         refused = await self._broker.submit_rollouts(_worker(request.worker_id), rollouts)
         return broker_pb2.SubmitRolloutsResponse(refused_rollout_ids=refused)
+
+    async def KeepPartials(  # noqa: N802
+        self,
+        request: broker_pb2.KeepPartialsRequest,
+        context: _Context[broker_pb2.KeepPartialsRequest, broker_pb2.KeepPartialsResponse],
+    ) -> broker_pb2.KeepPartialsResponse:
+        """Keeps pieces of rollouts that are being sampled."""
+        pieces = [partial_convert.piece_from(item) for item in request.pieces]
+        kept = await self._broker.partials.keep(_worker(request.worker_id), pieces)
+        return broker_pb2.KeepPartialsResponse(num_kept_tokens=kept)
+
+    async def ReadPartial(  # noqa: N802
+        self,
+        request: broker_pb2.ReadPartialRequest,
+        context: _Context[broker_pb2.ReadPartialRequest, broker_pb2.ReadPartialResponse],
+    ) -> broker_pb2.ReadPartialResponse:
+        """Reads the pieces of a rollout."""
+        return broker_pb2.ReadPartialResponse(data=await self._broker.partials.read(request.rollout_id))
 
     async def LeaseGrading(  # noqa: N802
         self,

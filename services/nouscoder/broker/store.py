@@ -25,7 +25,10 @@ from nouscoder.store.redis_errors import PASSING, kind_of
 _FOLDER = Path(__file__).parent / "lua"
 # Scripts that Redis may refuse when its memory is full: those that add rollouts, and those that only read.
 _NEED_MEMORY = frozenset(
-    {"announce_records", "submit_rollouts", "status", "holders", "read_batch", "read_headers", "available", "letters"}
+    {
+        *("announce_records", "keep_partials", "submit_rollouts"),
+        *("status", "holders", "read_batch", "read_headers", "available", "letters"),
+    }
 )
 # Redis refuses a script at maxmemory only if its first write may use more memory, and DEL never does. (The flag
 # allow-oom of Redis 7 would say the same, but Redis 6 does not know it.)

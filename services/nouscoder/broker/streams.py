@@ -76,7 +76,9 @@ def parse_lease(lease_id: str) -> LeaseRef:
 
 @dataclass(frozen=True, slots=True)
 class LeasedEntry:
-    """One leased rollout. `values` are its problem, group and minimum version (tasks), or its header and record."""
+    """One leased rollout. `values` are its problem, group, minimum version and number of kept tokens
+    (tasks), or its header and record.
+    """
 
     ref: LeaseRef
     rollout_id: str

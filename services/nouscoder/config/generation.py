@@ -110,6 +110,12 @@ class GenerationSection(Section):
     )
     max_running: int = Field(64, ge=1, description="maximum number of rollouts decoded at the same time")
     max_tokens_total: int = Field(512, ge=2, description="maximum number of tokens in prompt and completion together")
+    partial_every_tokens: int = Field(
+        1024,
+        ge=0,
+        description="a rollout is saved in the broker each time it has sampled so many tokens more, so that another"
+        " worker can continue it; 0: never",
+    )
     threads: int = Field(1, ge=1, description="CPU threads of the engine")
     device: str = Field("cpu", description="torch device")
     policy_from: Transport = Field(

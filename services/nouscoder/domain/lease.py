@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from nouscoder.domain.batch import RecordedBatch
+from nouscoder.domain.partial import PartialRollout
 from nouscoder.domain.problem import GradingRules
 from nouscoder.domain.rollout import RolloutHeader, Task
 
@@ -34,10 +35,16 @@ class LeaseLoss(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeasedTask:
-    """A rollout to sample."""
+    """A rollout to sample.
+
+    The broker keeps the first `num_kept_tokens` of an earlier delivery. `kept` are these tokens; None for whoever has
+    not read them, and when there are none.
+    """
 
     lease: Lease
     task: Task
+    num_kept_tokens: int = 0
+    kept: PartialRollout | None = None
 
 
 @dataclass(frozen=True, slots=True)

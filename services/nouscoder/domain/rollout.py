@@ -98,6 +98,16 @@ class SampledTokens:
         spans = spans_between(self.versions, num_tokens, len(self.token_ids))
         return SampledTokens(self.token_ids[num_tokens:], self.logprobs[num_tokens:], spans)
 
+    @staticmethod
+    def concatenated(parts: Sequence[SampledTokens]) -> SampledTokens:
+        """Tokens that were sampled one part after the other."""
+        return SampledTokens(
+            concatenated(part.token_ids for part in parts),
+            concatenated(part.logprobs for part in parts),
+            merged(span for part in parts for span in part.versions),
+        )
+
+
 
 @dataclass(frozen=True, slots=True)
 class Completion(SampledTokens):

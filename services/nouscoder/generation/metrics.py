@@ -24,6 +24,14 @@ class FetchResult(StrEnum):
     FAILED = "failed"
 
 
+class PartialTokens(StrEnum):
+    """What became of tokens of unfinished rollouts."""
+
+    SAVED = "saved"  # the broker keeps them
+    CONTINUED = "continued"  # kept since an earlier delivery, and not sampled again
+    DROPPED = "dropped"  # kept, but a tool or the prompt was different this time
+
+
 class GenerationMetrics:
     """The metrics and their registry. Thread-safe."""
 
@@ -63,5 +71,13 @@ class GenerationMetrics:
             ["result"],
             registry=self.registry,
         )
+        self.partial_tokens = Counter(
+            "nouscoder_generation_partial_tokens_total",
+            "Sampled tokens of unfinished rollouts, by what became of them.",
+            ["fate"],
+            registry=self.registry,
+        )
+        for fate in PartialTokens:
+            self.partial_tokens.labels(fate.value)
         for result in FetchResult:
             self.policy_fetches.labels(result.value)

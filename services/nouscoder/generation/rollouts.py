@@ -1,7 +1,8 @@
 """Makes rollouts from tasks: waits for a policy that is new enough, then runs the task in the environment.
 
 INVARIANT: every started task ends exactly once: with its rollout, with an error, or cancelled. After a cancellation the
-engine has no request of the task.
+engine has no request of the task. The versions of the tokens of a rollout never fall, also when it was begun by another
+worker.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 
+from nouscoder.domain.partial import PartialRollout
 from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.generation.engines.base import Engine
 from nouscoder.generation.environments.base import Environment, TaskRefused
 from nouscoder.generation.environments.tools import Tools
+from nouscoder.generation.metrics import GenerationMetrics, PartialTokens
 from nouscoder.generation.policies import Policies
+from nouscoder.generation.resumable import ResumableSampler
 
 _POLICY_LIMIT_S = 900.0
 
@@ -22,20 +26,30 @@ class Rollouts:
     """Runs tasks in one environment on one engine. `tools` are those of the environment, if it has any."""
 
     def __init__(
-        self, environment: Environment, engine: Engine, policies: Policies, tools: Tools | None = None
+        self,
+        environment: Environment,
+        engine: Engine,
+        policies: Policies,
+        tools: Tools | None = None,
+        metrics: GenerationMetrics | None = None,
     ) -> None:
         self._environment = environment
         self._engine = engine
         self._policies = policies
         self._tools = tools
-        self._started: set[str] = set()  # the engine has requests of others too
+        self._metrics = metrics or GenerationMetrics()
         self._oldest_versions: dict[str, int] = {}
+        self._samplers: dict[str, ResumableSampler] = {}  # the engine has requests of others too
 
-    def start(self, task: Task) -> asyncio.Task[Rollout]:
-        """Start a task. The returned asyncio task raises TaskRefused, ToolUnavailable or EngineError."""
-        rollout = asyncio.create_task(self._make(task), name=f"rollout {task.rollout_id}")
-        self._started.add(task.rollout_id)
-        rollout.add_done_callback(lambda _: self._forget(task.rollout_id))
+    def start(self, task: Task, kept: PartialRollout | None = None) -> asyncio.Task[Rollout]:
+        """Start a task, from `kept` tokens on if there are some.
+
+        The returned asyncio task raises TaskRefused, ToolUnavailable or EngineError.
+        """
+        sampler = self._samplers[task.rollout_id] = ResumableSampler(self._engine, kept)
+        version = max(task.min_policy_version, kept.newest_version if kept else 0)
+        rollout = asyncio.create_task(self._make(task, version, sampler), name=f"rollout {task.rollout_id}")
+        rollout.add_done_callback(lambda _: self._forget(task.rollout_id, sampler))
         return rollout
 
     @property
@@ -73,9 +87,48 @@ class Rollouts:
         """
         for name, tokens in self._engine.progress.items():
             rollout_id = name.partition("/")[0]
-            if tokens and rollout_id in self._started and self._engine.policy_version is not None:
+            if tokens and rollout_id in self._samplers and self._engine.policy_version is not None:
                 self._oldest_versions.setdefault(rollout_id, self._engine.policy_version)
-        return dict(self._oldest_versions)
+        known = dict(self._oldest_versions)
+        for rollout_id, sampler in self._samplers.items():
+            version = sampler.oldest_version
+            if version is not None:
+                known[rollout_id] = min(version, known.get(rollout_id, version))
+        return known
+
+    async def unsaved(
+        self, rollout_ids: Iterable[str], every_tokens: int, *, is_last: bool
+    ) -> dict[str, PartialRollout]:
+        """The tokens that the broker does not keep, of each rollout that has sampled `every_tokens` of them.
+
+        `is_last`: of each rollout that has sampled so many in all. Raises EngineError.
+        """
+        chosen, progress = {}, self._engine.progress
+        for rollout_id in rollout_ids:
+            sampler = self._samplers.get(rollout_id)
+            if sampler is not None:
+                num_sampled = sampler.num_sampled + progress.get(sampler.request_id or "", 0)
+                num_unsaved = num_sampled - sampler.num_saved_sampled
+                if num_unsaved > 0 and (num_sampled if is_last else num_unsaved) >= every_tokens:
+                    chosen[rollout_id] = sampler
+        if not chosen:
+            return {}
+        starts = {s.request_id: s.first_unsaved for s in chosen.values() if s.request_id is not None}
+        running = await self._engine.sampled(starts)
+        pieces = {name: sampler.unsaved(running.get(sampler.request_id or "")) for name, sampler in chosen.items()}
+        return {name: piece for name, piece in pieces.items() if piece is not None}
+
+    def note_saved(self, rollout_id: str, piece: PartialRollout | None) -> None:
+        """The broker keeps `piece` of the rollout after what it kept before; None: it keeps other tokens."""
+        sampler = self._samplers.get(rollout_id)
+        if piece is not None:
+            self._count(PartialTokens.SAVED, piece.num_sampled_tokens)
+        if sampler is None:
+            return
+        if piece is None:
+            sampler.forgotten()
+        else:
+            sampler.saved(piece)
 
     async def all_of(self, tasks: Sequence[Task]) -> AsyncIterator[Rollout]:
         """The rollouts in order of completion. Leaving early cancels the rest. Raises the first error of a task."""
@@ -88,17 +141,23 @@ class Rollouts:
                 rollout.cancel()
             await asyncio.gather(*started, return_exceptions=True)
 
-    async def _make(self, task: Task) -> Rollout:
+    async def _make(self, task: Task, version: int, sampler: ResumableSampler) -> Rollout:
         try:
             async with asyncio.timeout(_POLICY_LIMIT_S):
-                await self._policies.wait_for(task.min_policy_version)
+                await self._policies.wait_for(version)
         except TimeoutError:
             raise TaskRefused(
-                f"task {task.rollout_id} needs policy version {task.min_policy_version}, which did not arrive within"
+                f"task {task.rollout_id} needs policy version {version}, which did not arrive within"
                 f" {_POLICY_LIMIT_S:.0f} s"
             ) from None
-        return await self._environment.rollout(task, self._engine)
+        return await self._environment.rollout(task, sampler)
 
-    def _forget(self, rollout_id: str) -> None:
-        self._started.discard(rollout_id)
+    def _forget(self, rollout_id: str, sampler: ResumableSampler) -> None:
         self._oldest_versions.pop(rollout_id, None)
+        if self._samplers.get(rollout_id) is sampler:
+            del self._samplers[rollout_id]
+        self._count(PartialTokens.CONTINUED, sampler.num_continued)
+        self._count(PartialTokens.DROPPED, sampler.num_dropped)
+
+    def _count(self, fate: PartialTokens, num_tokens: int) -> None:
+        self._metrics.partial_tokens.labels(fate.value).inc(num_tokens)

@@ -149,7 +149,7 @@ async def serve(config: Config) -> None:
         opened = await asyncio.to_thread(open_engine, config, folder, metrics)
         engine = await stack.enter_async_context(opened)
         policies = Policies(engine, source)
-        rollouts = Rollouts(environment, engine, policies, tools)
+        rollouts = Rollouts(environment, engine, policies, tools, metrics)
         served = _served(config, GenerationService(engine, rollouts, policies), metrics, health)
         await start_grpc(served, stack)
         if config.generation.openai.http:
@@ -209,4 +209,5 @@ async def _worker(
     await stack.enter_async_context(broker)
     max_running = config.generation.max_running
     prefetch = max(1, max_running // _PREFETCH_SHARE)
-    return RolloutWorker(broker, rollouts, policies, max_running, prefetch).run()
+    every_tokens = config.generation.partial_every_tokens
+    return RolloutWorker(broker, rollouts, policies, max_running, prefetch, every_tokens).run()

@@ -2,9 +2,9 @@
 
 INVARIANT: every leased task is submitted at most once, under a lease that this worker holds. It leaves `_held` exactly
 once: submitted, lost with its lease, refused (its lease expires, and another worker leases the task), or given back:
-when a tool does not answer, or when the worker stops, other workers get the task at once. At most `_max_held` tasks are
-held at a time, and as many more as wait for a tool, at most `_max_held` too. A rollout that the broker refuses costs
-only itself.
+when a tool does not answer, or when the worker stops, other workers get the task at once, with the tokens of a long
+rollout. At most `_max_held` tasks are held at a time, and as many more as wait for a tool, at most `_max_held` too. A
+rollout that the broker refuses costs only itself.
 
     loop     waits for                         does
     pull     a policy, and room for tasks      lease_tasks -> rollouts.start
@@ -12,6 +12,7 @@ only itself.
     follow   a newer policy                    loads it into the engine (policy_follower.py)
     drop     leases that were lost             cancels their rollouts; the engine stops sampling them
     return   rollouts whose tool is away       release_leases
+    report   new tokens of a long rollout      keep_partials (partials.py)
 The lease keeper sends heartbeats. While the broker does not answer, the loops wait and rollouts continue.
 """
 
@@ -19,18 +20,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from nouscoder.domain.lease import LeasedTask, LeasedTasks, LeaseLoss, WorkReport
-from nouscoder.domain.policy import PolicyManifest
+from nouscoder.domain.lease import LeasedTask, LeaseLoss, WorkReport
 from nouscoder.domain.rollout import Rollout
-from nouscoder.generation.engines.base import EngineStopped
+from nouscoder.generation.engines.base import EngineError, EngineStopped
 from nouscoder.generation.environments.base import ToolUnavailable
+from nouscoder.generation.partials import PartialReports
 from nouscoder.generation.policies import Policies
 from nouscoder.generation.policy_follower import follow_policies
 from nouscoder.generation.rollouts import Rollouts
+from nouscoder.generation.task_broker import TaskBroker
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.lease_keeper import LeaseKeeper
 from nouscoder.rpc.server import run_until_stopped
@@ -46,30 +47,6 @@ _SUBMIT_LIMIT_S = 2.0
 _HUNG_S = 60.0
 
 
-class TaskBroker(Protocol):
-    """The calls to the broker that the worker needs; implemented by BrokerClient."""
-
-    async def lease_tasks(self, max_tasks: int, wait_s: float = 10.0) -> LeasedTasks:
-        """Lease up to `max_tasks` tasks. Waits up to `wait_s` seconds for the first."""
-        ...
-
-    async def submit_rollouts(self, rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
-        """Submit (lease_id, rollout) pairs. Returns the rollout ids that were refused."""
-        ...
-
-    def watch_policy(self) -> AsyncIterator[PolicyManifest]:
-        """The newest policy, then each newer one."""
-        ...
-
-    async def release_leases(self, lease_ids: Sequence[str] = ()) -> None:
-        """Give these leases back; none: all that this worker holds."""
-        ...
-
-    def keep_leases(self, report: Callable[[], WorkReport]) -> LeaseKeeper:
-        """A keeper of leases."""
-        ...
-
-
 @dataclass(slots=True)
 class _Held:
     lease_id: str
@@ -80,7 +57,13 @@ class RolloutWorker:
     """Holds up to `max_running` tasks, and `prefetch` more, so that the engine never waits for the broker."""
 
     def __init__(
-        self, broker: TaskBroker, rollouts: Rollouts, policies: Policies, max_running: int, prefetch: int
+        self,
+        broker: TaskBroker,
+        rollouts: Rollouts,
+        policies: Policies,
+        max_running: int,
+        prefetch: int,
+        partial_every_tokens: int = 0,
     ) -> None:
         self._broker = broker
         self._rollouts = rollouts
@@ -88,6 +71,7 @@ class RolloutWorker:
         self._max_held = max_running + prefetch
         # Leasing for each free place would take one call per rollout.
         self._ask_for = max(1, prefetch // 2)
+        self._partials = PartialReports(broker, rollouts, partial_every_tokens)
         self._held: dict[str, _Held] = {}
         self._ended: list[Rollout] = []
         self._some_ended = asyncio.Event()
@@ -112,10 +96,12 @@ class RolloutWorker:
                 loops = (
                     *(self._pull(keeper), self._submit(keeper), self._drop(keeper), self._return_leases()),
                     follow_policies(self._broker.watch_policy(), self._policies),
+                    self._partials.run(self._leases),
                 )
                 await run_until_stopped(asyncio.Event(), *loops)
             finally:
                 await self._submit_finished()
+                await self._save_unfinished()
                 for rollout_id in list(self._held):
                     self._leave(rollout_id, keeper).future.cancel()
                 await self._give_back()
@@ -152,7 +138,7 @@ class RolloutWorker:
             keeper.drop(known.lease_id)
             known.lease_id = leased.lease.lease_id
             return
-        future = self._rollouts.start(leased.task)
+        future = self._rollouts.start(leased.task, leased.kept)
         self._held[rollout_id] = _Held(leased.lease.lease_id, future)
         self._count_room()
         future.add_done_callback(lambda ended: self._take(rollout_id, ended, keeper))
@@ -234,6 +220,14 @@ class RolloutWorker:
         except (TimeoutError, PeerError) as error:
             log.warning("rollouts lost", extra={"num_rollouts": len(pairs), "reason": str(error)})
 
+    async def _save_unfinished(self) -> None:
+        """The tokens of long rollouts go to the broker, for the workers that continue them."""
+        try:
+            async with asyncio.timeout(_SUBMIT_LIMIT_S):
+                await self._partials.send_last(self._leases())
+        except (TimeoutError, PeerError, EngineError) as error:
+            log.warning("partial rollouts lost", extra={"reason": str(error)})
+
     async def _give_back(self) -> None:
         """What is unfinished goes to other workers at once."""
         try:
@@ -241,6 +235,10 @@ class RolloutWorker:
                 await self._broker.release_leases()
         except (TimeoutError, PeerError) as error:
             log.warning("leases not given back, they run out", extra={"reason": str(error)})
+
+    def _leases(self) -> dict[str, str]:
+        """The lease id of each rollout in progress."""
+        return {name: held.lease_id for name, held in self._held.items() if not held.future.done()}
 
     def _report(self) -> WorkReport:
         progress = self._rollouts.progress(self._held)

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -27,11 +28,13 @@ from nouscoder.domain.run_status import RunMode, RunStatus
 from nouscoder.domain.stall import Blocker
 from nouscoder.domain.verdict import Verdict
 from nouscoder.rpc import broker_convert, curriculum_convert, policy_convert, rollout_convert, verdict_convert
-from nouscoder.rpc.channel import PeerNotFound, PeerUnreachable, ServiceClient, peer_error
+from nouscoder.rpc.channel import PeerNotFound, PeerUnreachable, peer_error
 from nouscoder.rpc.lease_keeper import LeaseKeeper
+from nouscoder.rpc.partial_client import PartialClient
 from nouscoder.rpc.record_transfer import RangeReader, messages_of
+from nouscoder.store.record_sections import RecordError
 from nouscoder.store.record_store import ByteRange
-from nouscoder.store.rollout_record import RecordError, decode_text
+from nouscoder.store.rollout_record import decode_text
 from nouscoder.store.tests import UnknownTests
 from nouscoder.v1 import broker_pb2, broker_pb2_grpc
 
@@ -46,7 +49,7 @@ _READ_CURRICULUM_LIMIT_S = 10.0
 _WATCH_AGAIN_S = 0.3
 
 
-class BrokerClient(ServiceClient):
+class BrokerClient(PartialClient):
     """Use as `async with BrokerClient(config.broker.grpc, worker_id) as broker:`; worker_identity.py makes the ids."""
 
     def __init__(
@@ -61,13 +64,16 @@ class BrokerClient(ServiceClient):
 
     def _connect(self, channel: grpc.aio.Channel) -> None:
         """Make the stub."""
-        self._stub: broker_pb2_grpc.BrokerServiceAsyncStub = broker_pb2_grpc.BrokerServiceStub(channel)
+        self._stub = broker_pb2_grpc.BrokerServiceStub(channel)
 
     async def lease_tasks(self, max_tasks: int, wait_s: float = 10.0) -> LeasedTasks:
-        """Up to `max_tasks` rollouts to sample, or none after `wait_s` seconds."""
+        """Up to `max_tasks` rollouts to sample and what is kept of them, or none after `wait_s` seconds."""
         request = broker_pb2.LeaseTasksRequest(worker_id=self.worker_id, max_tasks=max_tasks, wait_s=wait_s)
         answer = await self._call(lambda: self._stub.LeaseTasks(request, timeout=wait_s + _CALL_LIMIT_S))
-        return broker_convert.leased_tasks_from(answer)
+        leased = broker_convert.leased_tasks_from(answer)
+        kept = await asyncio.gather(*map(self._kept_tokens, leased.tasks))
+        tasks = [replace(item, kept=tokens) for item, tokens in zip(leased.tasks, kept, strict=True)]
+        return replace(leased, tasks=tuple(tasks))
 
     async def submit_rollouts(self, rollouts: Iterable[tuple[str, Rollout]]) -> frozenset[str]:
         """Submit (lease_id, rollout) pairs; returns the rollout ids refused because their lease was lost."""

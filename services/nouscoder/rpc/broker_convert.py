@@ -117,13 +117,20 @@ def lease_from(message: broker_pb2.Lease) -> Lease:
 
 def leased_tasks_to(leased: LeasedTasks) -> broker_pb2.LeaseTasksResponse:
     """Domain -> protocol."""
-    tasks = [broker_pb2.LeasedTask(lease=lease_to(t.lease, "tasks"), task=task_to(t.task)) for t in leased.tasks]
+    tasks = [
+        broker_pb2.LeasedTask(
+            lease=lease_to(item.lease, "tasks"), task=task_to(item.task), num_kept_tokens=item.num_kept_tokens
+        )
+        for item in leased.tasks
+    ]
     return broker_pb2.LeaseTasksResponse(tasks=tasks, run_finished=leased.run_finished)
 
 
 def leased_tasks_from(message: broker_pb2.LeaseTasksResponse) -> LeasedTasks:
     """Protocol -> domain."""
-    tasks = tuple(LeasedTask(lease_from(item.lease), task_from(item.task)) for item in message.tasks)
+    tasks = tuple(
+        LeasedTask(lease_from(item.lease), task_from(item.task), item.num_kept_tokens) for item in message.tasks
+    )
     return LeasedTasks(tasks, message.run_finished)
 
 

@@ -42,17 +42,25 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
-import zlib
-from collections.abc import Sequence
-from itertools import chain, dropwhile
+from itertools import dropwhile
 from typing import TYPE_CHECKING
 
 import zstandard
 
 from nouscoder.domain.expert_choices import ExpertChoices
-from nouscoder.domain.rollout import FinishReason, Rollout, RolloutHeader, Sampling, Segment, VersionSpan
-from nouscoder.errors import NousCoderError
+from nouscoder.domain.rollout import FinishReason, Rollout, RolloutHeader, Sampling, Segment
+from nouscoder.store.record_sections import (
+    RecordError,
+    checksum,
+    cut,
+    expect_little_endian,
+    padded,
+    padded_size,
+    segments_in,
+    spans_in,
+    token_sections,
+    token_sizes,
+)
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -74,60 +82,41 @@ _MAX_TEXT_BYTES = 256 * 1024**2
 _WORTH = 0.9
 
 
-class RecordError(NousCoderError):
-    """These bytes are not a whole record, or have a version of the layout that is unknown here."""
-
-
 def encode_rollout(rollout: Rollout) -> tuple[RolloutHeader, bytes]:
     """The header that the broker keeps for a rollout, and the record."""
-    _expect_little_endian()
+    expect_little_endian()
     ids = json.dumps([rollout.rollout_id, rollout.group_id, rollout.problem_id]).encode()
     text = _encode_text(rollout.text)
-    segments = list(chain.from_iterable((s.num_tokens, int(s.is_sampled)) for s in rollout.segments))
-    spans = list(chain.from_iterable((s.policy_version, s.num_tokens) for s in rollout.versions))
-    sections: list[Buffer] = [
-        struct.pack(f"<{len(segments)}I", *segments),
-        struct.pack(f"<{len(spans)}Q", *spans),
-        rollout.token_ids,
-        rollout.logprobs,
-        ids,
-        *_encode_experts(rollout.experts),
-        text,
-    ]
-    parts: list[Buffer] = []
-    offset = _HEADER.size
-    for section in sections:
-        size = memoryview(section).nbytes
-        parts += [section, bytes(-size % 8)]
-        offset += size + -size % 8
+    sections = [*token_sections(rollout), ids, *_encode_experts(rollout.experts), text]
+    size = _HEADER.size + padded_size(sections)
     sampling = rollout.sampling
     version = VERSION if rollout.experts is None else VERSION_WITH_EXPERTS
     expert_id_bytes = 0 if rollout.experts is None else rollout.experts.ids.itemsize
     header = _HEADER.pack(
-        MAGIC, version, _FINISH[rollout.finish_reason], expert_id_bytes, offset,
+        MAGIC, version, _FINISH[rollout.finish_reason], expert_id_bytes, size,
         len(rollout.token_ids), len(rollout.logprobs), len(rollout.segments), len(rollout.versions),
         len(ids), len(text),
         sampling.temperature, sampling.top_p, sampling.seed, sampling.max_new_tokens, 0,
     )  # fmt: skip
-    record = bytearray().join([header, *parts])
-    record[_CHECKSUM] = _checksum(record, _CHECKSUM)
+    record = bytearray().join([header, *padded(sections)])
+    record[_CHECKSUM] = checksum(record, _CHECKSUM)
     return _header_of(rollout, len(record), len(text)), bytes(record)
 
 
 def decode_rollout(record: bytes | memoryview) -> Rollout:
     """The rollout; its arrays are views of `record`. Raises RecordError."""
-    _expect_little_endian()
+    expect_little_endian()
     view = memoryview(record).cast("B") if not isinstance(record, memoryview) else record
     fields = _checked_header(view)
     finish, id_bytes, _, num_tokens, num_sampled, num_segments, num_spans, ids_bytes, text_bytes, *sampling = fields
     temperature, top_p, seed, max_new_tokens, _ = sampling
-    sizes = [8 * num_segments, 16 * num_spans, 4 * num_tokens, 4 * num_sampled, ids_bytes, text_bytes]
+    sizes = [*token_sizes(num_segments, num_spans, num_tokens, num_sampled), ids_bytes, text_bytes]
     if id_bytes:  # the section of experts has the bytes that the others leave
         sizes.insert(-1, len(view) - _HEADER.size - sum(size + -size % 8 for size in sizes))
-    segments, spans, token_ids, logprobs, ids, *experts, text = _cut(view, sizes)
+    segments, spans, token_ids, logprobs, ids, *experts, text = cut(view, _HEADER.size, sizes)
     try:
         rollout_id, group_id, problem_id = json.loads(bytes(ids))
-        parts = tuple(Segment(size, bool(kind)) for size, kind in struct.iter_unpack("<2I", segments))
+        parts = segments_in(segments)
         return Rollout(
             rollout_id=rollout_id,
             group_id=group_id,
@@ -135,7 +124,7 @@ def decode_rollout(record: bytes | memoryview) -> Rollout:
             segments=parts,
             token_ids=token_ids.cast("i"),
             logprobs=logprobs.cast("f"),
-            versions=tuple(VersionSpan(*span) for span in struct.iter_unpack("<2Q", spans)),
+            versions=spans_in(spans),
             finish_reason=_FINISH_OF[finish],
             sampling=Sampling(temperature, top_p, max_new_tokens, seed),
             text=decode_text(text),
@@ -168,8 +157,8 @@ def decode_text(section: bytes | memoryview) -> str:
     """The text of a rollout from its text section alone. Raises RecordError."""
     if len(section) < _TEXT_HEADER.size:
         raise RecordError(f"a rollout's text section is cut off: {len(section)} bytes")
-    encoding, checksum, num_bytes = _TEXT_HEADER.unpack_from(section)
-    if checksum.to_bytes(4, "little") != _checksum(section, _TEXT_CHECKSUM):
+    encoding, crc, num_bytes = _TEXT_HEADER.unpack_from(section)
+    if crc.to_bytes(4, "little") != checksum(section, _TEXT_CHECKSUM):
         raise RecordError("a rollout's text section is damaged: its checksum does not match")
     if encoding not in (_PLAIN, _ZSTD) or num_bytes > _MAX_TEXT_BYTES:
         raise RecordError(f"a rollout's text section has encoding {encoding} and {num_bytes} bytes of text")
@@ -207,7 +196,7 @@ def _encode_text(text: str) -> bytes:
     pays = len(compressed) < _WORTH * len(plain)
     section = bytearray(_TEXT_HEADER.pack(_ZSTD if pays else _PLAIN, 0, len(plain)))
     section += compressed if pays else plain
-    section[_TEXT_CHECKSUM] = _checksum(section, _TEXT_CHECKSUM)
+    section[_TEXT_CHECKSUM] = checksum(section, _TEXT_CHECKSUM)
     return bytes(section)
 
 
@@ -225,29 +214,6 @@ def _checked_header(view: memoryview) -> tuple[int, ...]:
         raise RecordError(f"a rollout record of layout version {version} has expert ids of {fields[1]} bytes")
     if fields[2] != len(view):
         raise RecordError(f"a rollout record has {len(view)} bytes, not {fields[2]} as its header says")
-    if fields[-1].to_bytes(4, "little") != _checksum(view, _CHECKSUM):
+    if fields[-1].to_bytes(4, "little") != checksum(view, _CHECKSUM):
         raise RecordError("a rollout record is damaged: its checksum does not match")
     return tuple(fields)
-
-
-def _cut(view: memoryview, sizes: Sequence[int]) -> list[memoryview]:
-    """The sections of these sizes. Raises RecordError when they are not the whole record."""
-    sections, offset = [], _HEADER.size
-    for size in sizes:
-        sections.append(view[offset : offset + size])
-        offset += size + -size % 8
-    if offset != len(view):
-        raise RecordError(f"a rollout record's sections end at {offset}, not at its end, {len(view)}")
-    return sections
-
-
-def _checksum(data: bytes | bytearray | memoryview, hole: slice) -> bytes:
-    """CRC-32 of `data` with the four bytes of `hole` zero."""
-    view = memoryview(data)
-    crc = zlib.crc32(view[hole.stop :], zlib.crc32(bytes(4), zlib.crc32(view[: hole.start])))
-    return crc.to_bytes(4, "little")
-
-
-def _expect_little_endian() -> None:
-    if sys.byteorder != "little":
-        raise RecordError("rollout records are read in place, which needs a little-endian machine")

@@ -150,6 +150,9 @@ class LeasedTask(_message.Message):
 
     LEASE_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
+    NUM_KEPT_TOKENS_FIELD_NUMBER: _builtins.int
+    num_kept_tokens: _builtins.int
+    """Tokens that are kept of an earlier delivery, for ReadPartial."""
     @_builtins.property
     def lease(self) -> Global___Lease:
         """The lease."""
@@ -163,10 +166,11 @@ class LeasedTask(_message.Message):
         *,
         lease: Global___Lease | None = ...,
         task: _rollout_pb2.Task | None = ...,
+        num_kept_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "num_kept_tokens", b"num_kept_tokens", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -199,6 +203,146 @@ class LeaseTasksResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeaseTasksResponse: _TypeAlias = LeaseTasksResponse  # noqa: Y015
+
+@_typing.final
+class PartialPiece(_message.Message):
+    """The tokens that a worker has sampled since its last report of a rollout."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    END_TOKEN_FIELD_NUMBER: _builtins.int
+    OLDEST_VERSION_FIELD_NUMBER: _builtins.int
+    NEWEST_VERSION_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.str
+    """From LeaseTasks."""
+    first_token: _builtins.int
+    """Number of its first token in the rollout. A piece from 0 on replaces all that is kept."""
+    end_token: _builtins.int
+    """Number of the token after its last."""
+    oldest_version: _builtins.int
+    """Oldest policy version among its sampled tokens."""
+    newest_version: _builtins.int
+    """Newest policy version among its sampled tokens."""
+    data: _builtins.bytes
+    """The piece (services/nouscoder/store/partial_record.py)."""
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.str = ...,
+        first_token: _builtins.int = ...,
+        end_token: _builtins.int = ...,
+        oldest_version: _builtins.int = ...,
+        newest_version: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "end_token", b"end_token", "first_token", b"first_token", "lease_id", b"lease_id", "newest_version", b"newest_version", "oldest_version", b"oldest_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartialPiece: _TypeAlias = PartialPiece  # noqa: Y015
+
+@_typing.final
+class KeepPartialsRequest(_message.Message):
+    """Pieces of rollouts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """Worker id: name and incarnation (services/nouscoder/rpc/worker_identity.py)."""
+    @_builtins.property
+    def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartialPiece]:
+        """At most one for each lease."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        pieces: _abc.Iterable[Global___PartialPiece] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pieces", b"pieces", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepPartialsRequest: _TypeAlias = KeepPartialsRequest  # noqa: Y015
+
+@_typing.final
+class KeepPartialsResponse(_message.Message):
+    """The answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_KEPT_TOKENS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def num_kept_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that are kept of each rollout now, in the order of the pieces; -1: the lease was lost. Any other number than
+        end_token: nothing was changed, and the next piece must be from 0 on.
+        """
+
+    def __init__(
+        self,
+        *,
+        num_kept_tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_kept_tokens", b"num_kept_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepPartialsResponse: _TypeAlias = KeepPartialsResponse  # noqa: Y015
+
+@_typing.final
+class ReadPartialRequest(_message.Message):
+    """Asks for the pieces of a rollout."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLLOUT_ID_FIELD_NUMBER: _builtins.int
+    rollout_id: _builtins.str
+    """Which rollout."""
+    def __init__(
+        self,
+        *,
+        rollout_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rollout_id", b"rollout_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadPartialRequest: _TypeAlias = ReadPartialRequest  # noqa: Y015
+
+@_typing.final
+class ReadPartialResponse(_message.Message):
+    """The answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """The pieces, one after another; empty when nothing is kept."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadPartialResponse: _TypeAlias = ReadPartialResponse  # noqa: Y015
 
 @_typing.final
 class SubmittedRollout(_message.Message):

@@ -45,6 +45,16 @@ class BrokerServiceStub:
                 request_serializer=nouscoder_dot_v1_dot_broker__pb2.SubmitRolloutsRequest.SerializeToString,
                 response_deserializer=nouscoder_dot_v1_dot_broker__pb2.SubmitRolloutsResponse.FromString,
                 _registered_method=True)
+        self.KeepPartials = channel.unary_unary(
+                '/nouscoder.v1.BrokerService/KeepPartials',
+                request_serializer=nouscoder_dot_v1_dot_broker__pb2.KeepPartialsRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_broker__pb2.KeepPartialsResponse.FromString,
+                _registered_method=True)
+        self.ReadPartial = channel.unary_unary(
+                '/nouscoder.v1.BrokerService/ReadPartial',
+                request_serializer=nouscoder_dot_v1_dot_broker__pb2.ReadPartialRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_broker__pb2.ReadPartialResponse.FromString,
+                _registered_method=True)
         self.LeaseGrading = channel.unary_unary(
                 '/nouscoder.v1.BrokerService/LeaseGrading',
                 request_serializer=nouscoder_dot_v1_dot_broker__pb2.LeaseGradingRequest.SerializeToString,
@@ -160,6 +170,20 @@ class BrokerServiceServicer:
 
     def SubmitRollouts(self, request, context):
         """Submits sampled rollouts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KeepPartials(self, request, context):
+        """Keeps pieces of rollouts that are being sampled, so that another worker can continue them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadPartial(self, request, context):
+        """Reads all pieces of a rollout.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -319,6 +343,16 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     request_deserializer=nouscoder_dot_v1_dot_broker__pb2.SubmitRolloutsRequest.FromString,
                     response_serializer=nouscoder_dot_v1_dot_broker__pb2.SubmitRolloutsResponse.SerializeToString,
             ),
+            'KeepPartials': grpc.unary_unary_rpc_method_handler(
+                    servicer.KeepPartials,
+                    request_deserializer=nouscoder_dot_v1_dot_broker__pb2.KeepPartialsRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_broker__pb2.KeepPartialsResponse.SerializeToString,
+            ),
+            'ReadPartial': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadPartial,
+                    request_deserializer=nouscoder_dot_v1_dot_broker__pb2.ReadPartialRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_broker__pb2.ReadPartialResponse.SerializeToString,
+            ),
             'LeaseGrading': grpc.unary_unary_rpc_method_handler(
                     servicer.LeaseGrading,
                     request_deserializer=nouscoder_dot_v1_dot_broker__pb2.LeaseGradingRequest.FromString,
@@ -475,6 +509,60 @@ class BrokerService:
             '/nouscoder.v1.BrokerService/SubmitRollouts',
             nouscoder_dot_v1_dot_broker__pb2.SubmitRolloutsRequest.SerializeToString,
             nouscoder_dot_v1_dot_broker__pb2.SubmitRolloutsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepPartials(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nouscoder.v1.BrokerService/KeepPartials',
+            nouscoder_dot_v1_dot_broker__pb2.KeepPartialsRequest.SerializeToString,
+            nouscoder_dot_v1_dot_broker__pb2.KeepPartialsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadPartial(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nouscoder.v1.BrokerService/ReadPartial',
+            nouscoder_dot_v1_dot_broker__pb2.ReadPartialRequest.SerializeToString,
+            nouscoder_dot_v1_dot_broker__pb2.ReadPartialResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,10 @@ class BrokerServiceStub:
     """Leases rollouts to sample. Admits new groups while the bound of admission allows it."""
     SubmitRollouts: _grpc.UnaryUnaryMultiCallable[_broker_pb2.SubmitRolloutsRequest, _broker_pb2.SubmitRolloutsResponse]
     """Submits sampled rollouts."""
+    KeepPartials: _grpc.UnaryUnaryMultiCallable[_broker_pb2.KeepPartialsRequest, _broker_pb2.KeepPartialsResponse]
+    """Keeps pieces of rollouts that are being sampled, so that another worker can continue them."""
+    ReadPartial: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ReadPartialRequest, _broker_pb2.ReadPartialResponse]
+    """Reads all pieces of a rollout."""
     LeaseGrading: _grpc.UnaryUnaryMultiCallable[_broker_pb2.LeaseGradingRequest, _broker_pb2.LeaseGradingResponse]
     """Leases rollouts to grade."""
     FetchTests: _grpc.UnaryStreamMultiCallable[_broker_pb2.FetchTestsRequest, _broker_pb2.FetchTestsResponse]
@@ -89,6 +93,10 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """Leases rollouts to sample. Admits new groups while the bound of admission allows it."""
     SubmitRollouts: _aio.UnaryUnaryMultiCallable[_broker_pb2.SubmitRolloutsRequest, _broker_pb2.SubmitRolloutsResponse]  # type: ignore[assignment]
     """Submits sampled rollouts."""
+    KeepPartials: _aio.UnaryUnaryMultiCallable[_broker_pb2.KeepPartialsRequest, _broker_pb2.KeepPartialsResponse]  # type: ignore[assignment]
+    """Keeps pieces of rollouts that are being sampled, so that another worker can continue them."""
+    ReadPartial: _aio.UnaryUnaryMultiCallable[_broker_pb2.ReadPartialRequest, _broker_pb2.ReadPartialResponse]  # type: ignore[assignment]
+    """Reads all pieces of a rollout."""
     LeaseGrading: _aio.UnaryUnaryMultiCallable[_broker_pb2.LeaseGradingRequest, _broker_pb2.LeaseGradingResponse]  # type: ignore[assignment]
     """Leases rollouts to grade."""
     FetchTests: _aio.UnaryStreamMultiCallable[_broker_pb2.FetchTestsRequest, _broker_pb2.FetchTestsResponse]  # type: ignore[assignment]
@@ -150,6 +158,22 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.SubmitRolloutsResponse, _abc.Awaitable[_broker_pb2.SubmitRolloutsResponse]]:
         """Submits sampled rollouts."""
+
+    @_abc_1.abstractmethod
+    def KeepPartials(
+        self,
+        request: _broker_pb2.KeepPartialsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.KeepPartialsResponse, _abc.Awaitable[_broker_pb2.KeepPartialsResponse]]:
+        """Keeps pieces of rollouts that are being sampled, so that another worker can continue them."""
+
+    @_abc_1.abstractmethod
+    def ReadPartial(
+        self,
+        request: _broker_pb2.ReadPartialRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.ReadPartialResponse, _abc.Awaitable[_broker_pb2.ReadPartialResponse]]:
+        """Reads all pieces of a rollout."""
 
     @_abc_1.abstractmethod
     def LeaseGrading(

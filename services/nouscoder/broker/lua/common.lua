@@ -23,6 +23,7 @@ EPOCH, CLOCK = EPOCH or '0', tonumber(CLOCK or 0)
 
 local function live(state) return P .. 'live:' .. state end
 local function rollout_key(id) return P .. 'rollout:' .. id end
+local function partial_key(id) return P .. 'partial:' .. id end -- the first tokens of a rollout that is being sampled
 local function group_key(id) return P .. 'group:' .. id end
 local function group_of(id) return string.match(id, '^[^-]+') end -- a rollout's id begins with that of its group
 local function group_number(group) return tonumber(string.sub(group, 2)) end
@@ -62,12 +63,13 @@ local function open_streams()
   end
 end
 
--- Rollouts are no longer in flight: deletes their hashes and marks their records as garbage.
+-- Rollouts are no longer in flight: deletes their hashes and tokens, and marks their records as garbage.
 local function remove_all(ids, from)
   each_chunk(#ids, function(first, last)
     local keys, records = {}, {}
     for i = first, last do
       keys[#keys + 1] = rollout_key(ids[i])
+      keys[#keys + 1] = partial_key(ids[i])
       records[#records + 1] = redis.call('HGET', rollout_key(ids[i]), 'record') or nil
     end
     redis.call('SREM', live(from), unpack(ids, first, last))

@@ -2,8 +2,8 @@
 -- ARGV: rules, stream, worker, name, wanted, then the curriculum's offer: the cursor that it begins at, then place,
 -- problem ... in the order of the places. Places that are left out are skipped.
 -- Returns {finished, cursor, next group, how many more could be leased, leases}. A lease on a task is
--- {entry, rollout, delivery with epoch, problem, group, minimum policy version}; one to grade is
--- {entry, rollout, delivery with epoch, header, record}.
+-- {entry, rollout, delivery with epoch, problem, group, minimum policy version, tokens kept of an earlier delivery};
+-- one to grade is {entry, rollout, delivery with epoch, header, record}.
 local stream, worker, name, wanted = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local key, now, leased, left = P .. stream, now_ms(), {}, 0
 local cursor, offered = meta_number('cursor'), 7
@@ -41,9 +41,8 @@ local function take(entry, id, delivery)
     leased[#leased + 1] = {entry, id, ticket(delivery), unpack(redis.call('HMGET', rollout_key(id), 'header', 'record'))}
     return
   end
-  local group = group_of(id)
-  leased[#leased + 1] = {entry, id, ticket(delivery), redis.call('HGET', rollout_key(id), 'problem'), group,
-    version_of(group)}
+  local group, known = group_of(id), redis.call('HMGET', rollout_key(id), 'problem', 'partial')
+  leased[#leased + 1] = {entry, id, ticket(delivery), known[1], group, version_of(group), known[2] or 0}
 end
 
 local function take_released()

@@ -18,6 +18,7 @@ local function submit(entry, delivery, id, problem, header, oldest, newest, reco
   if not redis.call('ZSCORE', P .. 'records:announced', record) then return 'lost' end
   done[#done + 1], is_done[entry] = entry, true
   redis.call('HSET', key, 'header', header, 'record', record, 'oldest', oldest, 'lease:tasks', lease, 'since', now)
+  if redis.call('HDEL', key, 'partial') == 1 then redis.call('UNLINK', partial_key(id)) end -- the record has its tokens
   move(id, 'sampling', 'sampled')
   enqueue('grading', id)
   note_token(group_of(id), tonumber(oldest), allowed)

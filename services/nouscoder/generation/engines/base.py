@@ -33,7 +33,9 @@ class SampleRequest:
 
     The stop token is part of the completion. Without one the completion is cut at `sampling.max_new_tokens` tokens, or
     at the capacity of the engine. `request_id` is unique among the current requests of an engine. One that `goes_first`
-    gets the next free place, before all that wait and do not.
+    gets the next free place, before all that wait and do not. The last `num_kept` tokens of the prompt are the first
+    tokens of the same answer, which were sampled earlier: the random stream of the request goes on after them. They are
+    not in the completion, and `max_new_tokens` does not count them.
     """
 
     request_id: str
@@ -41,6 +43,7 @@ class SampleRequest:
     sampling: Sampling
     stop_token_ids: frozenset[int]
     goes_first: bool = False
+    num_kept: int = 0
 
 
 class Engine(Protocol):

@@ -52,7 +52,8 @@ def script_of(median_tokens: int, sigma: float) -> Script:
 
 
 def _prompt_tokens(request: SampleRequest) -> list[int]:
-    return [token for token in request.prompt_token_ids if token not in request.stop_token_ids]
+    prompt = request.prompt_token_ids[: len(request.prompt_token_ids) - request.num_kept]
+    return [token for token in prompt if token not in request.stop_token_ids]
 
 
 @dataclass(slots=True)
@@ -113,8 +114,8 @@ class FakeEngine:
         max_tokens = checked_max_tokens(request, self._waiting.keys() | self._running.keys(), self._max_tokens_total)
         script = [*self._script(request), *sorted(request.stop_token_ids)[:1]]
         if not request.stop_token_ids:
-            script *= max_tokens  # only its limit ends it
-        join_line(self._waiting, _Row(request, script, max_tokens))
+            script *= request.num_kept + max_tokens  # only its limit ends it
+        join_line(self._waiting, _Row(request, script[request.num_kept :], max_tokens))
 
     def cancel(self, request_id: str) -> None:
         """Forget a request."""

@@ -32,9 +32,12 @@ def seed_of(request: SampleRequest) -> int:
 
 
 def draws_of(request: SampleRequest, num_tokens: int) -> Tensor:
-    """The random numbers in (0, 1] of a request's first `num_tokens` tokens, [num_tokens] float64."""
+    """The random numbers in (0, 1] of the next `num_tokens` tokens of a request, [num_tokens] float64.
+
+    Those of the kept tokens come before them in the stream.
+    """
     stream = np.random.Generator(np.random.Philox(key=seed_of(request)))
-    return torch.from_numpy(1.0 - stream.random(num_tokens))
+    return torch.from_numpy(1.0 - stream.random(request.num_kept + num_tokens)[request.num_kept :])
 
 
 def choose_tokens(logits: Tensor, draws: Tensor, temperature: Tensor, top_p: Tensor | None) -> Choice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
 from nouscoder.domain.rollout import Completion, FinishReason, SampledTokens, VersionSpan, float32, int32
@@ -19,7 +20,7 @@ def sampling_params(request: SampleRequest, max_tokens: int) -> Any:
     return SamplingParams(
         temperature=request.sampling.temperature,
         top_p=request.sampling.top_p,
-        seed=seed_of(request) % _MAX_SEED,
+        seed=_stream_of(request),
         max_tokens=max_tokens,
         stop_token_ids=sorted(request.stop_token_ids),
         ignore_eos=True,  # the request names every stop token
@@ -28,6 +29,17 @@ def sampling_params(request: SampleRequest, max_tokens: int) -> Any:
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
+
+
+def _stream_of(request: SampleRequest) -> int:
+    """The seed of vLLM's random stream, which always starts from its beginning.
+
+    So a request with kept tokens has another stream: the same one would give it the numbers of the kept tokens again.
+    """
+    seed = seed_of(request)
+    if request.num_kept:
+        seed = int.from_bytes(blake2b(f"{seed}/{request.num_kept}".encode(), digest_size=8).digest(), "little")
+    return seed % _MAX_SEED
 
 
 def prompt_of(request: SampleRequest, policy_version: int) -> Any:

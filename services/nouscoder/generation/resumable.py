@@ -1,0 +1,184 @@
+"""The sampler of one rollout: it records the rollout's tokens, and continues those of a worker that ended.
+
+INVARIANT: the recorded tokens are those that the environment gave and the policy sampled, each once and in order. A
+kept token is used only after exactly the tokens that it followed before. It is then not sampled again, and its
+log-probability and version stay as they were. From the first difference on the kept tokens are dropped.
+
+The environment runs from its start also when it continues a rollout. A turn that has ended is answered from the kept
+tokens, and tools are called again. The turn that was interrupted goes on in the engine. A tool that answers otherwise
+than before gives other tokens, so from there on the policy samples afresh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import replace
+
+from nouscoder.domain.partial import Part, PartialRollout, tokens_from
+from nouscoder.domain.rollout import Completion, FinishReason, SampledTokens, int32
+from nouscoder.generation.engines.base import SampleRequest
+from nouscoder.generation.environments.base import Sampler
+
+
+class ResumableSampler:
+    """Passes the requests of one rollout to `sampler`. `kept` are the tokens that the broker keeps of it.
+
+    `num_continued` and `num_dropped` count the sampled tokens among them that were used and that were not.
+    """
+
+    def __init__(self, sampler: Sampler, kept: PartialRollout | None = None) -> None:
+        self._sampler = sampler
+        self._kept: deque[Part] = deque(kept.parts() if kept else ())
+        self._parts: list[Part] = []
+        self._tokens: list[int] = []
+        self._running: SampleRequest | None = None
+        self._is_cut = False  # the newest turn ended at a limit
+        self._is_linear = True  # each request goes on from the tokens of those before
+        self._num_saved = kept.end_token if kept else 0
+        self._num_saved_sampled = kept.num_sampled_tokens if kept else 0
+        self.num_continued = 0
+        self.num_dropped = 0
+
+    @property
+    def request_id(self) -> str | None:
+        """The request of this rollout that the engine has."""
+        return self._running.request_id if self._running else None
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest policy version among the recorded and the kept tokens; None without a sampled one."""
+        sampled = [part for part in (*self._parts, *self._kept) if isinstance(part, SampledTokens)]
+        return min((span.policy_version for part in sampled for span in part.versions), default=None)
+
+    @property
+    def num_sampled(self) -> int:
+        """Recorded tokens that were sampled. Those that the engine samples are recorded when their turn ends."""
+        return sum(len(part.token_ids) for part in self._parts if isinstance(part, SampledTokens))
+
+    @property
+    def num_saved_sampled(self) -> int:
+        """Sampled tokens of this rollout that the broker keeps."""
+        return self._num_saved_sampled
+
+    @property
+    def first_unsaved(self) -> int:
+        """The first token that the broker does not keep, as the engine counts those of the present turn."""
+        return max(0, self._num_saved - len(self._tokens))
+
+    def sample(self, request: SampleRequest) -> asyncio.Future[Completion]:
+        """A future of the completion. Cancelling it cancels the request."""
+        return asyncio.ensure_future(self._turn(request))
+
+    def unsaved(self, running: SampledTokens | None) -> PartialRollout | None:
+        """The tokens that the broker does not keep. `running` are those that the engine has, from `first_unsaved` on.
+
+        None when no sampled token is among them, or the requests of the environment do not follow one another.
+        """
+        if not self._is_linear:
+            return None
+        if running is not None and self.first_unsaved:
+            return PartialRollout.rest_of_turn(self._num_saved, running)
+        # Whether a turn was cut by the engine's capacity cannot be seen from its tokens, so its end is not kept.
+        parts = self._parts[:-1] if self._is_cut else self._parts
+        if running is not None:
+            parts = self._with_running(running)
+        try:
+            return tokens_from(parts, self._num_saved)
+        except ValueError:
+            return None
+
+    def saved(self, piece: PartialRollout) -> None:
+        """The broker keeps this piece after those before it."""
+        self._num_saved = piece.end_token
+        self._num_saved_sampled += piece.num_sampled_tokens
+
+    def forgotten(self) -> None:
+        """The broker keeps other tokens than expected: it gets all of them again."""
+        self._num_saved = self._num_saved_sampled = 0
+
+    async def _turn(self, request: SampleRequest) -> Completion:
+        kept = self._kept_turn(request, self._record_given(request))
+        if kept is None:
+            completion = await self._from_engine(request)
+            self._record(completion)
+        else:
+            self._record(kept)
+            self.num_continued += len(kept.token_ids)
+            reason = self._end_of(kept, request)
+            completion = kept.ended(reason) if reason else await self._continued(kept, request)
+        self._is_cut = completion.finish_reason is FinishReason.LENGTH
+        return completion
+
+    def _record_given(self, request: SampleRequest) -> memoryview[int] | None:
+        """Record the tokens that were given since the last turn; returns them, None when there are none."""
+        prompt, num_tokens = list(request.prompt_token_ids), len(self._tokens)
+        if self._running is not None or prompt[:num_tokens] != self._tokens:
+            self._is_linear = False
+            self._drop_kept()
+        if len(prompt) == num_tokens or not self._is_linear:
+            return None
+        given = int32(prompt[num_tokens:])
+        self._parts.append(given)
+        self._tokens = prompt
+        self._is_cut = False
+        return given
+
+    def _kept_turn(self, request: SampleRequest, given: memoryview[int] | None) -> SampledTokens | None:
+        """The kept tokens of this turn. Without any, or after other tokens than before, None."""
+        if given is not None and self._kept:
+            before = self._kept[0]
+            if isinstance(before, SampledTokens) or before != given:
+                self._drop_kept()
+            else:
+                self._kept.popleft()
+        if not self._kept:
+            return None
+        turn = self._kept[0]
+        if not isinstance(turn, SampledTokens) or len(turn.token_ids) > request.sampling.max_new_tokens:
+            self._drop_kept()
+            return None
+        self._kept.popleft()
+        return turn
+
+    def _end_of(self, kept: SampledTokens, request: SampleRequest) -> FinishReason | None:
+        """Why a kept turn ended; None when it was interrupted."""
+        if kept.token_ids[-1] in request.stop_token_ids:
+            return FinishReason.STOP
+        is_full = len(kept.token_ids) == request.sampling.max_new_tokens
+        return FinishReason.LENGTH if self._kept or is_full else None
+
+    async def _continued(self, kept: SampledTokens, request: SampleRequest) -> Completion:
+        """Have the engine sample the rest of a turn."""
+        num_kept = len(kept.token_ids)
+        sampling = replace(request.sampling, max_new_tokens=request.sampling.max_new_tokens - num_kept)
+        rest = await self._from_engine(
+            replace(request, prompt_token_ids=tuple(self._tokens), sampling=sampling, num_kept=num_kept)
+        )
+        whole = SampledTokens.concatenated([kept, rest])
+        self._parts[-1] = whole
+        self._tokens += rest.token_ids
+        return whole.ended(rest.finish_reason)
+
+    async def _from_engine(self, request: SampleRequest) -> Completion:
+        self._running = request
+        try:
+            return await self._sampler.sample(request)
+        finally:
+            self._running = None
+
+    def _record(self, sampled: SampledTokens) -> None:
+        self._parts.append(sampled)
+        self._tokens += sampled.token_ids
+
+    def _with_running(self, running: SampledTokens) -> list[Part]:
+        """The recorded parts and the tokens of the present turn, which may go on from kept ones."""
+        last = self._parts[-1]
+        if self._running is not None and self._running.num_kept and isinstance(last, SampledTokens):
+            return [*self._parts[:-1], SampledTokens.concatenated([last, running])]
+        return [*self._parts, running]
+
+    def _drop_kept(self) -> None:
+        self.num_dropped += sum(len(part.token_ids) for part in self._kept if isinstance(part, SampledTokens))
+        self._kept.clear()
+        self.forgotten()
