@@ -1,7 +1,7 @@
 """Sends the tokens of long rollouts to the broker while they are sampled, so that another worker can continue them.
 
-INVARIANT: what the broker keeps of a rollout begins what this worker has sampled of it, or the next report replaces it. A
-report that fails costs nothing: its tokens are in the next one.
+INVARIANT: what the broker keeps of a rollout begins what this worker has sampled of it, or the next report replaces it.
+A report that fails costs nothing: its tokens are in the next one.
 """
 
 from __future__ import annotations
