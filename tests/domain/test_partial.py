@@ -17,7 +17,8 @@ from nouscoder.store.record_sections import RecordError
 @st.composite
 def rollouts(draw: st.DrawFn) -> list[Part]:
     """A prompt, a sampled segment, and any segments after them; the versions never fall."""
-    version, parts = 0, []
+    version = 0
+    parts: list[Part] = []
     for is_sampled in [False, True, *draw(st.lists(st.booleans(), max_size=5))]:
         token_ids = draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=8))
         if not is_sampled:
@@ -36,7 +37,8 @@ def cut_at(parts: Sequence[Part], ends: Sequence[int]) -> list[PartialRollout]:
     pieces: list[PartialRollout] = []
     first = 0
     for end in sorted({*ends, whole.end_token}):
-        known, place = [], 0
+        known: list[Part] = []
+        place = 0
         for part in parts:
             size = min(num_tokens(part), end - place)
             if size > 0:
@@ -95,7 +97,7 @@ def sampled(*token_ids: int) -> SampledTokens:
 
 
 def test_a_piece_that_does_not_follow_the_one_before_is_refused() -> None:
-    parts = [int32([1, 2]), sampled(5, 6), int32([7]), sampled(8, 9)]
+    parts: list[Part] = [int32([1, 2]), sampled(5, 6), int32([7]), sampled(8, 9)]
     begin, rest = tokens_from(parts[:2], 0), tokens_from(parts, 4)
     assert joined([begin, rest]).parts() == parts
     with pytest.raises(ValueError, match="does not follow token 0"):
@@ -107,7 +109,7 @@ def test_a_piece_that_does_not_follow_the_one_before_is_refused() -> None:
 
 
 def test_two_turns_without_given_tokens_between_them_stay_two_turns() -> None:
-    parts = [int32([1]), sampled(5, 6), sampled(7, 8)]
+    parts: list[Part] = [int32([1]), sampled(5, 6), sampled(7, 8)]
     first, second = tokens_from(parts[:2], 0), tokens_from(parts, 3)
     assert (second.continues, joined([first, second]).parts()) == (False, parts)
     assert tokens_from(parts, 2).continues

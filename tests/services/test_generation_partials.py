@@ -299,8 +299,10 @@ async def submitted(broker: Broker) -> list[Rollout]:
     from nouscoder.store.rollout_record import decode_rollout
 
     redis, prefix = broker.store.redis, broker.store.prefix
-    keys = [key async for key in redis.scan_iter(match=f"{prefix}record:*", count=1000)]
-    return [decode_rollout(bytes(await redis.get(key))) for key in keys]
+    names = [key async for key in redis.scan_iter(match=f"{prefix}record:*", count=1000)]
+    texts = [name.decode() if isinstance(name, bytes) else name for name in names]
+    records = [await broker.store.get(text.removeprefix(prefix)) for text in texts]
+    return [decode_rollout(record) for record in records if record is not None]
 
 
 async def in_flight(broker: Broker, state: str) -> int:

@@ -114,7 +114,7 @@ class GenerationSection(Section):
         1024,
         ge=0,
         description="a rollout is saved in the broker each time it has sampled so many tokens more, so that another"
-        " worker can continue it; 0: never",
+        " worker can continue it; 0, and with policy.router_replay: never",
     )
     threads: int = Field(1, ge=1, description="CPU threads of the engine")
     device: str = Field("cpu", description="torch device")

@@ -108,7 +108,6 @@ class SampledTokens:
         )
 
 
-
 @dataclass(frozen=True, slots=True)
 class Completion(SampledTokens):
     """What an engine answers to one prompt: the sampled tokens, and why they ended.

@@ -209,5 +209,6 @@ async def _worker(
     await stack.enter_async_context(broker)
     max_running = config.generation.max_running
     prefetch = max(1, max_running // _PREFETCH_SHARE)
-    every_tokens = config.generation.partial_every_tokens
+    # The pieces have no experts, which router replay needs of every token.
+    every_tokens = 0 if config.policy.router_replay else config.generation.partial_every_tokens
     return RolloutWorker(broker, rollouts, policies, max_running, prefetch, every_tokens).run()

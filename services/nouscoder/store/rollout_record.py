@@ -42,6 +42,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from itertools import dropwhile
 from typing import TYPE_CHECKING
 
