@@ -304,7 +304,7 @@ async def test_the_process_serves_without_a_broker_and_exits_cleanly_on_sigterm(
     )
     channel = open_channel(f"127.0.0.1:{port}")
     try:
-        await asyncio.wait_for(channel.channel_ready(), 60)
+        await asyncio.wait_for(channel.channel_ready(), 240)  # it loads a tokenizer's library
         client = Bench(generation_pb2_grpc.GenerationServiceStub(channel), None, None)  # type: ignore[arg-type]
         await client.update(published(tmp_path, 0))
         assert len(await client.generate([task(0), task(1)])) == 2

@@ -20,8 +20,13 @@ class Engine(StrEnum):
     VLLM = "vllm"
 
 
-# The demo's policy is tiny: compiling it would take longer than sampling, and vLLM would take most of the memory.
-_SMALL_VLLM = ("generation.vllm.enforce_eager=true", f"generation.vllm.kv_cache_memory_bytes={256 * 1024**2}")
+# The demo's policy is tiny and trains in float32: compiling it would take longer than sampling, vLLM would take most of
+# the memory, and its own choice of a data type is bfloat16.
+_SMALL_VLLM = (
+    "generation.vllm.enforce_eager=true",
+    "generation.vllm.dtype=float32",
+    f"generation.vllm.kv_cache_memory_bytes={256 * 1024**2}",
+)
 
 
 def demo(
