@@ -14,6 +14,7 @@ from nouscoder.generation.engines.base import EngineUnusable
 
 # The weight-transfer engine of vllm_files.py. That module imports vLLM, so it must not be loaded here.
 FILES_BACKEND = "files"
+_CPU_STEP_TOKENS = 4096  # a step on a CPU takes at least so many tokens
 
 OnStep = Callable[[int], None]
 
@@ -50,7 +51,7 @@ def start_offline(settings: GenerationSection, folder: Path, max_tokens_total: i
 
 def _arguments(settings: GenerationSection, folder: Path, max_tokens_total: int) -> dict[str, Any]:
     vllm = settings.vllm
-    return {
+    arguments = {
         "model": str(folder),
         "skip_tokenizer_init": True,
         "load_format": "dummy",
@@ -68,6 +69,11 @@ def _arguments(settings: GenerationSection, folder: Path, max_tokens_total: int)
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",  # the folder's own sampling defaults are not used
     }
+    if torch.device(settings.device).type == "cpu":
+        # After each part of a prompt but the last, vLLM sets the random stream back, which a CPU's generator cannot do.
+        step_tokens = max(_CPU_STEP_TOKENS, max_tokens_total)
+        arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": step_tokens}
+    return arguments
 
 
 def _set_environment(settings: GenerationSection) -> None:
