@@ -71,7 +71,7 @@ def _arguments(settings: GenerationSection, folder: Path, max_tokens_total: int)
     }
     if torch.device(settings.device).type == "cpu":
         # After each part of a prompt but the last, vLLM sets the random stream back, which a CPU's generator cannot do.
-        step_tokens = max(_CPU_STEP_TOKENS, max_tokens_total)
+        step_tokens = max(vllm.max_num_batched_tokens, _CPU_STEP_TOKENS, max_tokens_total)
         arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": step_tokens}
     return arguments
 
