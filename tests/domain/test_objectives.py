@@ -22,6 +22,7 @@ from nouscoder.config import (
     CorrectionKind,
     CorrectionSection,
     DapoSettings,
+    DistillationSettings,
     EntropySection,
     GppoSettings,
     GrpoSettings,
@@ -152,6 +153,11 @@ def gain_of(case: Case, row: Row, index: int, anchor: Row) -> tuple[float, list[
         gain = math.exp(bound(log_ratio)) * row.advantage
         slopes[index] = gain if -20.0 <= log_ratio <= 20.0 else 0.0
         return gain, slopes
+    if isinstance(objective, DistillationSettings):
+        wanted = token.reference - token.old + objective.reward_weight * row.advantage
+        gain = math.exp(bound(log_ratio)) * wanted
+        slopes[index] = gain if -20.0 <= log_ratio <= 20.0 else 0.0
+        return gain, slopes
     if isinstance(objective, PpoSettings) and objective.proximal is Proximal.SAMPLER:
         log_ratio = token.new - token.sampler
     gain, slopes[index] = clipped_gain(objective, log_ratio, row.advantage)
@@ -279,6 +285,9 @@ CASES: dict[str, Case] = {
     "sequence MIS": of(DapoSettings(), correction=corrected(CorrectionKind.SEQUENCE_MASKED)),
     **{f"kl {k}": of(GrpoSettings(), reference_kl=penalised(k)) for k in KlEstimator},
     "entropy bonus": of(DapoSettings(), entropy=EntropySection(coefficient=0.1)),
+    "distillation": of(DistillationSettings(teacher="t"), correction=NONE),
+    "distillation, corrected": of(DistillationSettings(teacher="t", aggregation=Aggregation.SEQUENCE_MEAN)),
+    "distillation and rewards": of(DistillationSettings(teacher="t", reward_weight=0.7), correction=NONE),
     "everything": of(
         GspoSettings(clip_low=0.3, clip_high=0.4),
         correction=corrected(CorrectionKind.SEQUENCE_TRUNCATED, 3.0),
@@ -488,6 +497,29 @@ def test_a_policy_that_is_its_reference_has_no_kl_and_no_pull_from_k2_and_k3() -
         assert any(answer.by_logprob) is (estimator is KlEstimator.K1)
 
 
+def test_the_expected_gradient_of_distillation_is_that_of_the_reverse_kl() -> None:
+    """Over all tokens of a vocabulary, weighted by the policy: by each logit, p_i (log p_i - log q_i - KL)."""
+    source = random.Random(8)
+    policy, teacher = (torch.tensor([source.gauss(0, 1) for _ in range(7)], dtype=torch.float64) for _ in range(2))
+    p, q = (logits.log_softmax(0) for logits in (policy, teacher))
+    rows = [Row((Token(float(p[i]), float(p[i]), float(p[i]), float(q[i]), 0.0),), 0.0, False) for i in range(7)]
+    case = of(DistillationSettings(teacher="t"), correction=NONE)
+    by_logprob = torch.tensor([computed(case, [row]).by_logprob[0] for row in rows], dtype=torch.float64)
+    weights = p.exp() * by_logprob
+    found = [float(sum(weights[i] * (float(i == j) - p[j].exp()) for i in range(7))) for j in range(7)]
+    kl = float((p.exp() * (p - q)).sum())
+    assert found == pytest.approx([float(p[j].exp() * (p[j] - q[j] - kl)) for j in range(7)], rel=1e-9, abs=1e-12)
+
+
+def test_distillation_without_a_teacher_is_refused() -> None:
+    tokens = torch.zeros(2, dtype=torch.float64)
+    inputs = LossInputs(tokens, tokens, tokens, tokens, torch.zeros(2).long(), tokens, torch.ones(2).bool())
+    with pytest.raises(ValueError, match="log-probabilities of the teacher"):
+        objective_of(LearnerSection(objective=DistillationSettings(teacher="t")))(inputs, MinibatchCounts(2, 1, 0))
+    with pytest.raises(ValueError, match="the teacher of distillation is the reference policy"):
+        LearnerSection(objective=DistillationSettings(teacher="t"), reference_kl=ReferenceKlSection(coefficient=0.1))
+
+
 # ---- registry ----
 
 
@@ -495,7 +527,9 @@ def test_every_objective_of_the_configuration_is_in_the_registry_and_published()
     definitions = LearnerSection.model_json_schema()["$defs"]
     allowed = {name for name, schema in definitions.items() if "name" in schema.get("properties", {})}
     assert {section.__name__ for section in OBJECTIVES} == allowed
-    assert {type(section) for section in PUBLISHED.values()} == set(OBJECTIVES)
+    assert {type(section) for section in PUBLISHED.values()} == set(OBJECTIVES) - {DistillationSettings}, (
+        "it needs a teacher"
+    )
     assert {type(case.objective) for case in CASES.values()} == set(OBJECTIVES)
 
 

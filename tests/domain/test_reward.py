@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nouscoder.domain.length_control import group_length_rewards, soft_overlong_punishment
 from nouscoder.domain.reward import OverlongReward, RewardRule, RewardTerms, reward_of, reward_of_verdict
-from nouscoder.domain.rollout import FinishReason, RolloutHeader
+from nouscoder.domain.rollout import FinishReason, RolloutHeader, has_thinking
 from nouscoder.domain.verdict import Verdict, VerdictKind
 
 
@@ -104,3 +106,33 @@ def test_the_length_reward_prefers_short_right_rollouts_and_never_pays_wrong_one
     assert group_length_rewards([10, 20, 30], right) == [0.5, 0.0, -0.5]
     assert group_length_rewards([10, 20, 30], wrong) == [0.0, 0.0, -0.5]
     assert group_length_rewards([7, 7, 7], right) == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>\nIt is two.\n</think>\nprint(2)", True),
+        ("It is two.</think>print(2)", True),  # the template ended with <think>
+        ("<think>\n\n</think>\nprint(2)", False),
+        ("</think>print(2)", False),
+        ("<think>It is two. print(2)", False),
+        ("print(2)", False),
+        ("", False),
+    ],
+)
+def test_a_thinking_part_is_closed_and_not_empty(text: str, expected: bool) -> None:
+    assert has_thinking(text) is expected
+
+
+@pytest.mark.parametrize("rule", BY_VERDICT)
+@pytest.mark.parametrize("kind", [VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER])
+def test_the_penalty_is_for_a_missing_thinking_part_only(rule: RewardRule, kind: VerdictKind) -> None:
+    given = verdict(kind, passed=10 if kind is VerdictKind.ACCEPTED else 3)
+    terms, plain = RewardTerms(rule, thinking_penalty=0.75), reward_of_verdict(given, rule)
+    assert reward_of(header(), given, terms) == plain - 0.75
+    assert reward_of(replace(header(), has_thinking=True), given, terms) == plain
+
+
+def test_a_punished_overlong_rollout_has_the_fixed_reward_alone() -> None:
+    terms = RewardTerms(overlong=OverlongReward.PUNISHED, punished_reward=-2.0, thinking_penalty=0.75)
+    assert reward_of(header(finish=FinishReason.LENGTH), verdict(VerdictKind.ACCEPTED, passed=10), terms) == -2.0

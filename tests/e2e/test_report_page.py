@@ -35,6 +35,8 @@ from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
 from nouscoder.evaluation.problems import EvaluatedProblem
 from nouscoder.report import write_report
 from nouscoder.report.evaluation_page import ShownSample, write_evaluation_report
+from nouscoder.report.objectives_page import write_objectives_page
+from nouscoder.report.rollouts_page import write_rollouts_page
 
 if TYPE_CHECKING:
     from nouscoder.learner.step_metrics import TrainedBatch
@@ -352,9 +354,14 @@ window.addEventListener("load", () => {
 </script>"""
 
 
-def test_both_reports_fit_in_narrow_and_wide_windows(report: Path, tmp_path: Path) -> None:
+def test_every_page_fits_in_narrow_and_wide_windows(report: Path, tmp_path: Path) -> None:
     """Nothing is cut at 400 and 1280 px: text, labels of charts and open samples are inside the page."""
-    pages = {"run": report, "evaluation": write_evaluation(tmp_path / "evaluation.html")}
+    pages = {
+        "run": report,
+        "evaluation": write_evaluation(tmp_path / "evaluation.html"),
+        "rollouts": write_rollouts(tmp_path / "run"),
+        "objectives": write_objectives(tmp_path / "objectives.html"),
+    }
     frames = [
         # The page's policy is left out: a frame would pass it on to the driver's script.
         f'<iframe title="{name} {width}" style="width: {width}px; height: 900px; border: 0" srcdoc="'
@@ -367,6 +374,97 @@ def test_both_reports_fit_in_narrow_and_wide_windows(report: Path, tmp_path: Pat
     driver.write_text(f"<!doctype html><body>{''.join(frames)}{FITTING}</body>", encoding="utf8")
     told = browse(driver, tmp_path).dom.split("<pre>")[1].split("</pre>")[0].split("|")
     assert told == [f"{name} {width}: fits" for name in pages for width in (400, 1280)]
+
+
+def write_rollouts(run: Path) -> Path:
+    """The page of rollouts of a run with hostile tokens, long names and several versions."""
+    draw = random.Random(0)
+    (run / "tokens").mkdir(parents=True)
+    for batch in range(4):
+        rollouts = []
+        for number in range(8):
+            size = 30 + 40 * number
+            rollouts.append(
+                {
+                    "rollout_id": f"g{batch}-{number}",
+                    "problem_id": HOSTILE if number == 7 else "long_name_" * 9,
+                    "step": 2 * batch + number % 2 + 1,
+                    "verdict": ("accepted", "wrong_answer")[number % 2],
+                    "reward": (1.0, -1.0)[number % 2],
+                    "advantage": (0.7, -0.7)[number % 2],
+                    "staleness": 1,
+                    "length": size + 100,
+                    "overlong": number == 7,
+                    "prompt": HOSTILE,
+                    "left_out": 100,
+                    "tokens": [draw.choice((" print", "(", "x" * 90, "\n", HOSTILE)) for _ in range(size)],
+                    "versions": [batch + (at > size // 2) for at in range(size)],
+                    "ratios": [round(draw.uniform(0.5, 1.6), 4) for _ in range(size)],
+                    "mismatches": [round(draw.uniform(0.9, 1.1), 4) for _ in range(size)],
+                    "clipped": [int(draw.random() < 0.1) for _ in range(size)],
+                }
+            )
+        record = {"batch_id": batch, "policy_version": batch + 1, "rollouts": rollouts}
+        (run / "tokens" / f"{batch:08d}.json").write_text(json.dumps(record), encoding="utf8")
+    return write_rollouts_page(run)
+
+
+def write_objectives(page: Path) -> Path:
+    """The comparison of nine objectives, one of which has a zero gradient."""
+    names = ("dapo", "grpo", "grpo+", "gspo", "gspo+", "gppo", "cispo", "reinforce++", "ppo")
+    draw = random.Random(0)
+    figures = [
+        {
+            "name": name,
+            "loss": draw.gauss(0, 1e-3),
+            "gradient_norm": draw.random(),
+            "clipped": {"overall": 0.1, "accepted": 0.2, "rejected": None, "by_length": [0.1, 0.2, None, 1.0]},
+            "cosines": {other: None if name == "ppo" else draw.uniform(-1, 1) for other in names},
+        }
+        for name in names
+    ]
+    write_objectives_page(page, HOSTILE, figures)
+    return page
+
+
+def test_the_page_of_rollouts_lists_filters_and_colours_and_runs_no_token(tmp_path: Path) -> None:
+    page = write_rollouts(tmp_path / "run")
+    seen = browse(page, tmp_path)
+    assert seen.asked == ()
+    assert "<title>alive" not in seen.dom
+    elements = Elements(seen.dom)
+    assert (elements.count("img"), elements.count("link")) == (0, 0)
+    assert elements.count("script") == 2, "its own, and the data"
+    assert elements.count("span", "clipped") > 3
+    assert elements.count("span", "up-") > 10
+    assert "32 of 32 shown" in seen.dom
+    driver = """<script>
+const form = document.querySelector("form.rollout-filters"), seen = [];
+function told() { return form.querySelector("output").textContent; }
+function set(name, value) { form.elements[name].value = value; form.dispatchEvent(new Event("input")); }
+set("reward", "0"); seen.push(told());
+set("reward", ""); set("version_to", "0"); seen.push(told());
+set("version_to", ""); set("length", "400"); seen.push(told());
+set("length", "");
+const rows = [...document.querySelectorAll("table.rollouts tbody tr")];
+rows[0].click();
+const spans = [...document.querySelectorAll("pre.tokens span.token")];
+seen.push(spans.length, spans[0].title.startsWith("ratio "), document.querySelector(".gap").textContent.trim());
+set("colours", "versions");
+const classes = new Set([...document.querySelectorAll("pre.tokens span.token")].map((one) => one.className.trim()));
+seen.push(classes.has("token up-1"));
+document.querySelectorAll("table.rollouts button")[4].click();
+const sorted = [...document.querySelectorAll("table.rollouts tbody tr")];
+const lengths = sorted.map((row) => Number(row.cells[4].textContent));
+seen.push(lengths.every((one, at) => !at || lengths[at - 1] <= one));
+document.body.replaceChildren(Object.assign(document.createElement("pre"), {textContent: seen.join("|")}));
+</script>"""
+    driven = tmp_path / "driven.html"
+    text = page.read_text(encoding="utf8").replace('http-equiv="Content-Security-Policy"', "")
+    driven.write_text(text.replace("</body>", f"{driver}</body>"), encoding="utf8")
+    told = browse(driven, tmp_path).dom.split("<pre>")[1].split("</pre>")[0].split("|")
+    assert told[:3] == ["16 of 32 shown", "8 of 32 shown", "4 of 32 shown"]
+    assert told[3:] == ["30", "true", "[100 tokens are left out]", "true", "true"]
 
 
 def test_the_report_of_an_evaluation_is_one_file_that_runs_no_sample(tmp_path: Path) -> None:

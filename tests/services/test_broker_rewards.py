@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from nouscoder.errors import Unusable
 
 MODULE = """
 import math
+from dataclasses import replace
 
 def shorter_is_better(rollout, verdict):
     return verdict.passed / verdict.total - 0.01 * (rollout.num_tokens - rollout.num_prompt_tokens)
@@ -85,3 +87,11 @@ def test_the_rules_of_the_configuration_reach_the_reward() -> None:
     late = ["broker.reward.overlong=soft", "broker.reward.buffer_tokens=8", "generation.sampling.max_new_tokens=14"]
     assert Rewards(load_config(None, late)).of(header(), verdict()) == pytest.approx(-1.0 - 0.5)
     assert math.isclose(Rewards(load_config(None)).of(header(), verdict()) or 0.0, -1.0)
+
+
+def test_a_missing_thinking_part_costs_what_the_configuration_says() -> None:
+    penalised = Rewards(load_config(None, ["broker.reward.thinking_penalty=0.5"]))
+    assert penalised.of(header(), verdict(VerdictKind.ACCEPTED)) == 0.5
+    assert penalised.of(replace(header(), has_thinking=True), verdict(VerdictKind.ACCEPTED)) == 1.0
+    user = rewards("shorter_is_better", "broker.reward.thinking_penalty=0.5")
+    assert user.of(header(), verdict()) == pytest.approx(0.75 - 0.1 - 0.5)

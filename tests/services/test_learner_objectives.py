@@ -94,12 +94,14 @@ def test_entropies_with_gradient_and_reference_log_probabilities_reach_the_objec
     norm = float(torch.stack([gradient.norm() for gradient in gradients]).norm())
 
     trainer = Trainer(
-        random_policy(0), config(microbatch_tokens), lambda: reference, EntropyAndReference(bonus, penalty)
+        random_policy(0), config(microbatch_tokens), lambda _: reference, EntropyAndReference(bonus, penalty)
     )
     (step,) = trainer.train_batch(random_batch(0, seed=1)).steps
     assert step.loss == pytest.approx(float(expected.detach()), rel=1e-4)
     assert step.gradient_norm == pytest.approx(norm, rel=1e-3)
-    without = Trainer(random_policy(0), config(microbatch_tokens), lambda: reference, EntropyAndReference(0.0, penalty))
+    without = Trainer(
+        random_policy(0), config(microbatch_tokens), lambda _: reference, EntropyAndReference(0.0, penalty)
+    )
     assert without.train_batch(random_batch(0, seed=1)).steps[0].gradient_norm != pytest.approx(norm, rel=1e-3)
 
 
@@ -110,7 +112,7 @@ def test_entropies_have_a_gradient_only_if_needed() -> None:
 
 
 def test_diagnostics_are_in_log_and_metrics_by_their_names() -> None:
-    trainer = Trainer(random_policy(0), config(80), lambda: random_policy(1), EntropyAndReference(0.1, 0.1))
+    trainer = Trainer(random_policy(0), config(80), lambda _: random_policy(1), EntropyAndReference(0.1, 0.1))
     trained = trainer.train_batch(random_batch(0, seed=1))
     (line,) = metrics_lines(trained, 1, BatchSeconds())
     lowest = min(scored.advantage for scored in scored_rollouts())

@@ -40,7 +40,7 @@ def _repeatable() -> Iterator[None]:
 def trainer(seed: int = 0, **section: Any) -> Trainer:
     settings = {"steps_per_batch": 2, "learning_rate": 1e-2, **section}
     return Trainer(
-        random_policy(seed), Config(learner=LearnerSection.model_validate(settings)), lambda: random_policy(9)
+        random_policy(seed), Config(learner=LearnerSection.model_validate(settings)), lambda _: random_policy(9)
     )
 
 

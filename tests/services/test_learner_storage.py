@@ -30,7 +30,7 @@ from nouscoder.learner.batch_settings import BatchSettings
 from nouscoder.learner.checkpoint import Checkpoint, CheckpointError, CheckpointStore, Progress, restore
 from nouscoder.learner.fake_broker import recorded
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
-from nouscoder.learner.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, sample_lines
+from nouscoder.learner.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, reward_line, sample_lines
 from nouscoder.learner.saved_batches import SavedBatchError, SavedBatches
 from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.trainer import Trainer
@@ -397,7 +397,8 @@ def steps_in(file: Path) -> list[int]:
 
 def lines(*steps: int) -> BatchLines:
     samples = [{"step": steps[-1], "rollout_id": str(n), "program": f"print({n})"} for n in range(3)]
-    return BatchLines([{"step": step, "loss": step / 8} for step in steps], samples)
+    rewards = [{"step": steps[-1], "batch_id": steps[-1] // 2 - 1, "rewards": {"p": [1.0, -1.0]}}]
+    return BatchLines([{"step": step, "loss": step / 8} for step in steps], samples, rewards)
 
 
 def test_each_line_is_written_once_in_order_after_an_interruption_at_any_byte(tmp_path: Path) -> None:
@@ -405,7 +406,7 @@ def test_each_line_is_written_once_in_order_after_an_interruption_at_any_byte(tm
     log = RunLog(tmp_path)
     for steps in ((1, 2), (3, 4)):
         log.append(lines(*steps))
-    whole = {name: (tmp_path / name).read_bytes() for name in ("metrics.jsonl", "samples.jsonl")}
+    whole = {name: (tmp_path / name).read_bytes() for name in ("metrics.jsonl", "samples.jsonl", "rewards.jsonl")}
     for name, data in whole.items():
         for cut in range(0, len(data), 7):
             (tmp_path / name).write_bytes(data[:cut])
@@ -434,6 +435,12 @@ def test_lines_of_a_batch(tmp_path: Path) -> None:
     made = BatchLines(
         metrics_lines(trained, 4, BatchSeconds(wait_for_batch=1.5, checkpoint=0.25, publish=0.5)),
         sample_lines(trained, load_tokenizer(tmp_path), count=5, seed=0),
+        [reward_line(trained)],
+    )
+    (rewards,) = made.rewards
+    assert (rewards["step"], rewards["batch_id"], len(rewards["rewards"])) == (2, 3, 4)
+    assert sorted(value for values in rewards["rewards"].values() for value in values) == sorted(
+        scored.graded.reward for scored in trained.scored
     )
     first, last = made.metrics
     assert {

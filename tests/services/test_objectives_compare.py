@@ -18,6 +18,9 @@ from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
 from nouscoder.learner.saved_batches import SavedBatches
 from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.trainer import Trainer
+from nouscoder.report.bars import BarChart, bar_figure
+from nouscoder.report.charts import Series, format_number
+from nouscoder.report.objectives_page import bar_charts
 from nouscoder.store.rollout_record import encode_rollout
 
 SETTINGS = LearnerSection(steps_per_batch=1, max_gradient_norm=1e9)
@@ -108,3 +111,31 @@ async def test_what_is_missing_is_named(tmp_path: Path) -> None:
     other.write_bytes(file.read_bytes())
     outside = CliRunner().invoke(app, ["objectives", "compare", str(other)])
     assert "is not runs/NAME/batches/NUMBER.batch" in str(outside.exception)
+
+
+async def test_the_page_has_every_figure(tmp_path: Path) -> None:
+    file, page = await recorded_run(tmp_path), tmp_path / "page.html"
+    answer = CliRunner().invoke(app, ["objectives", "compare", str(file), "--json", "--html", str(page)])
+    assert answer.exit_code == 0, answer.output
+    text, figures = page.read_text(), json.loads(answer.stdout)
+    assert "<title>Objectives on batch 00000000 of mine</title>" in text
+    for title in ("Loss", "Norm of the gradient", "Clipped tokens by correctness", "Clipped tokens by length"):
+        assert f"<h3>{title}</h3>" in text
+    charts = {chart.title: chart for chart in bar_charts(figures)}
+    assert charts["Loss"].series[0].values == tuple(item["loss"] for item in figures)
+    assert [series.name for series in charts["Clipped tokens by correctness"].series] == [
+        "accepted rollouts",
+        "rejected rollouts",
+    ]
+    for item in figures:
+        assert f">{format_number(item['gradient_norm'])}</td>" in text
+        for cosine in item["cosines"].values():
+            assert f">{cosine:.3f}</td>" in text
+
+
+def test_bars_go_to_both_sides_of_zero_and_a_missing_value_has_none() -> None:
+    svg = bar_figure(BarChart("t", ("a", "b", "c"), (Series("s", (2.0, -1.0, None)),)))
+    # 312 pixels from -1 to 2: zero is at 132 + 104.
+    assert '<rect class="fill-0" x="236.0" y="6" width="208.0" height="16"/>' in svg
+    assert '<rect class="fill-0" x="132.0" y="34" width="104.0" height="16"/>' in svg
+    assert svg.count("<rect") == 2

@@ -114,7 +114,7 @@ def test_each_stage_of_a_recipe_takes_two_steps_of_a_tiny_policy(name: str) -> N
         if learner in tried or not stage.run.total_batches:
             continue
         tried.append(learner)
-        trainer = Trainer(random_policy(0), Config(learner=learner), lambda: random_policy(0))
+        trainer = Trainer(random_policy(0), Config(learner=learner), lambda _: random_policy(0))
         steps = trainer.train_batch(random_batch(0, seed=1)).steps
         assert [step.skipped for step in steps] == [False, False]
         assert all(step.gradient_norm > 0 for step in steps)

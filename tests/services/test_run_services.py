@@ -27,7 +27,7 @@ from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.rpc.tls import CertificatesUnusable, channel_credentials
 from nouscoder.run.external import EVALUATION_BEFORE, ExternalServices, ServiceAway
 from nouscoder.run.folder import FIXED, RunChanged, RunFolder, RunFolderError, attach_patiently
-from nouscoder.run.pages import FILES, open_pages
+from nouscoder.run.pages import FILES, ROLLOUTS, open_pages
 from nouscoder.run.services import deployment
 
 EXTERNAL = ("run.services=external", f"learner.start_after={EVALUATION_BEFORE}", "run.peer_patience_s=900")
@@ -257,7 +257,9 @@ def test_pages_serve_only_the_files_of_the_list(tmp_path: Path) -> None:
         assert request(address, "/config.toml", "HEAD") == (200, b"")
         status, index = request(address, "/")
         assert status == 200
-        assert all(name.encode() in index for name in FILES)
+        assert all(name.encode() in index for name in (*FILES, ROLLOUTS))
+        status, rollouts = request(address, f"/{ROLLOUTS}")
+        assert (status, b"There are no records of tokens yet" in rollouts) == (200, True)
         for path in ("/secret.txt", "/policy/config.json", "/../config.toml", "/%2e%2e/config.toml", "/.", "/policy"):
             assert request(address, path)[0] == 404, path
         assert request(address, "/config.toml", "DELETE")[0] == 501

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 
 from nouscoder.config import Config
-from nouscoder.domain.reward import RewardRule, RewardTerms, reward_of, with_overlong
+from nouscoder.domain.reward import RewardRule, RewardTerms, adjusted, reward_of
 from nouscoder.domain.rollout import RolloutHeader
 from nouscoder.domain.verdict import Verdict
 from nouscoder.errors import Unusable
@@ -34,6 +34,7 @@ class Rewards:
             section.punished_reward,
             section.buffer_tokens,
             config.generation.sampling.max_new_tokens,
+            section.thinking_penalty,
         )
         self._user = load_reward(section.entry_point) if section.rule is RewardRule.CALLABLE else None
 
@@ -58,7 +59,7 @@ class Rewards:
                 "the user's reward is not finite", extra={"rollout_id": rollout.rollout_id, "fault": repr(reward)}
             )
             return None
-        return with_overlong(reward, rollout, self._terms)
+        return adjusted(reward, rollout, self._terms)
 
 
 def load_reward(entry_point: str) -> UserReward:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -26,11 +27,16 @@ def objectives_compare(
     old_policy: Annotated[
         int | None, typer.Option(min=0, help="policy version before the batch; default: the batch's own")
     ] = None,
+    html: Annotated[Path | None, typer.Option(help="write the figures and their charts to this page, too")] = None,
     as_json: JsonOption = False,
     overrides: SetOption = None,
 ) -> None:
     """Evaluate one batch under every objective: loss, gradient, cosines between gradients, share of clipped tokens."""
     from nouscoder.learner import compare_run
+    from nouscoder.report.objectives_page import write_objectives_page
 
     comparisons = compare_run.compare_file(batch, overrides or [], policy, old_policy)
+    if html is not None:
+        run = batch.resolve().parents[1].name
+        write_objectives_page(html, f"batch {batch.stem} of {run}", [asdict(item) for item in comparisons])
     typer.echo(compare_run.as_json(comparisons) if as_json else compare_run.as_table(comparisons))

@@ -47,11 +47,23 @@ def demo(
 def train(
     config_file: Annotated[Path, typer.Argument(metavar="CONFIG", help="configuration of the run, TOML or JSON")],
     resume: Annotated[bool, typer.Option("--resume", help="continue an earlier run of this name")] = False,
+    smoke64: Annotated[
+        bool, typer.Option("--smoke64", help="only test whether the reward rises on 64 problems; exit code 0 or 1")
+    ] = False,
+    pass_rates: Annotated[
+        Path | None,
+        typer.Option(help="for --smoke64: file of pass rates of the first policy; default: they are measured"),
+    ] = None,
+    smoke_batches: Annotated[
+        int, typer.Option(min=0, help="for --smoke64: batches to train; 0: so many that each third has each problem")
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="for --smoke64: print the result as JSON")] = False,
     overrides: SetOption = None,
 ) -> None:
     """Train with service processes of this machine, or with running services if run.services is "external".
 
-    A configuration with plan.stages runs its stages one after the other.
+    A configuration with plan.stages runs its stages one after the other. With --smoke64 it trains on 64 problems that
+    the first policy solves sometimes, and says whether the reward rises.
     """
     from nouscoder.config import load_config
     from nouscoder.logs import configure_logs
@@ -63,6 +75,12 @@ def train(
         config = load_config(config_file, overrides or [])
         if deployment(config).json_logs:
             configure_logs("train")
+        if smoke64:
+            from nouscoder.run.smoke import SmokeTest
+            from nouscoder.run.smoke import smoke64 as run_smoke64
+
+            test = SmokeTest(smoke_batches, pass_rates)
+            raise typer.Exit(asyncio.run(run_smoke64(config, test, resume=resume, as_json=as_json)))
         train_all = train_plan if config.plan.stages else run_training
         raise typer.Exit(asyncio.run(train_all(config, resume=resume)))
 

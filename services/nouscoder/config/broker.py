@@ -59,6 +59,9 @@ class RewardSection(Section):
     punished_reward: float = Field(
         -1.0, allow_inf_nan=False, description="for punished: the reward of an overlong rollout"
     )
+    thinking_penalty: float = Field(
+        0.0, ge=0, description="subtracted from the reward of a rollout without a thinking part (closed by </think>)"
+    )
     buffer_tokens: int = Field(
         0, ge=0, description="for soft: tokens before max_new_tokens over which the punishment falls from 0 to -1"
     )

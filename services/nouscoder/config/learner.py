@@ -15,7 +15,7 @@ from nouscoder.config.loss_terms import (
     ReferenceKlSection,
     ScheduleSection,
 )
-from nouscoder.config.objective import DapoSettings, ObjectiveSettings, PpoSettings, Proximal
+from nouscoder.config.objective import DapoSettings, DistillationSettings, ObjectiveSettings, PpoSettings, Proximal
 from nouscoder.config.training import ComputeType, LoraSection, OptimizerStates
 
 
@@ -140,6 +140,11 @@ class LearnerSection(Section):
     device: str = Field("cpu", description="torch device")
 
     @property
+    def teacher(self) -> str:
+        """The folder of the teacher, which is the reference policy then; empty when it is the initial policy."""
+        return self.objective.teacher if isinstance(self.objective, DistillationSettings) else ""
+
+    @property
     def corrects_other_policies(self) -> bool:
         """Whether importance weights correct tokens that another policy version has sampled."""
         return self.correction.kind is not CorrectionKind.NONE or self._ratio_is_to_the_sampler
@@ -152,6 +157,12 @@ class LearnerSection(Section):
     def _one_correction(self) -> LearnerSection:
         if self._ratio_is_to_the_sampler and self.correction.kind is not CorrectionKind.NONE:
             raise ValueError("with objective.proximal sampler the ratio corrects already: set correction.kind to none")
+        return self
+
+    @model_validator(mode="after")
+    def _one_reference(self) -> LearnerSection:
+        if self.teacher and self.reference_kl.coefficient:
+            raise ValueError("the teacher of distillation is the reference policy: set reference_kl.coefficient to 0")
         return self
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from nouscoder.config.base import Section
+from nouscoder.config.base import InputFile, Section
 
 
 class Aggregation(StrEnum):
@@ -28,7 +28,7 @@ class Proximal(StrEnum):
     SAMPLER = "sampler"
 
 
-_NAMES = "dapo, grpo, gspo, gppo, cispo, reinforce_plus_plus, ppo"
+_NAMES = "dapo, grpo, gspo, gppo, cispo, reinforce_plus_plus, ppo, distillation"
 
 
 def _name(name: str) -> Any:
@@ -140,6 +140,18 @@ class PpoSettings(ClippedSettings):
     )
 
 
+class DistillationSettings(_ObjectiveSection):
+    """On-policy distillation: the reverse KL to a teacher takes the place of the advantage."""
+
+    name: Literal["distillation"] = _name("distillation")
+    teacher: InputFile = Field(
+        description="for distillation: the teacher's Hugging Face folder, with the same tokenizer"
+    )
+    reward_weight: float = Field(
+        0.0, ge=0, description="for distillation: weight of the advantage of verdicts beside the teacher; 0: none"
+    )
+
+
 # Tags begin with the key, so that the report of a fault can leave them out of the path.
 TAG = "name="
 
@@ -156,7 +168,8 @@ ObjectiveSettings = Annotated[
     | Annotated[GppoSettings, Tag("name=gppo")]
     | Annotated[CispoSettings, Tag("name=cispo")]
     | Annotated[ReinforcePlusPlusSettings, Tag("name=reinforce_plus_plus")]
-    | Annotated[PpoSettings, Tag("name=ppo")],
+    | Annotated[PpoSettings, Tag("name=ppo")]
+    | Annotated[DistillationSettings, Tag("name=distillation")],
     Discriminator(
         _tag_of,
         custom_error_type="objective_name",

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from nouscoder.config.base import InputFile, Model, OutputFile, OutputPath, RunInput, Section
+
+
+class SinkName(StrEnum):
+    """A tool to which the lines of metrics.jsonl are copied; each is an extra of the package."""
+
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    MLFLOW = "mlflow"
 
 
 class GuardsSection(Section):
@@ -77,11 +86,20 @@ class RunSection(Section):
         10, ge=0, description="deaths of one process of a local run within an hour after which the run ends"
     )
     guards: GuardsSection = GuardsSection()
+    sinks: tuple[SinkName, ...] = Field(
+        (), description="tools that get the metrics too; docs/architecture.md says where each puts them"
+    )
     pages: str = Field("", description="HTTP address for the run's report and files; empty: none")
     verifier_token_file: InputFile = Field(
         "",
         description="file with the token that evaluations and environments send to a verifier that has a tokens_file",
     )
+
+    @model_validator(mode="after")
+    def _each_sink_once(self) -> RunSection:
+        if len(set(self.sinks)) != len(self.sinks):
+            raise ValueError("sinks names one of them twice")
+        return self
 
     @model_validator(mode="after")
     def _early_end_needs_evaluations(self) -> RunSection:

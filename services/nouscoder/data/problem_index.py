@@ -31,7 +31,7 @@ from nouscoder.data.problem_parquet import is_parquet, read_rows, store_of
 from nouscoder.data.problems import ProblemFileError
 from nouscoder.data.reading import load_problems, read_problems
 from nouscoder.domain.problem import GradingRules, Problem, PublicTests, is_held_out
-from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, StdinTests
+from nouscoder.domain.submission import Comparator, ComparatorKind, Limits, Prelude, Profile, StdinTests, Tests
 from nouscoder.errors import NousCoderError
 from nouscoder.formats.tests import canonical_json, tests_from_json
 from nouscoder.store.blobs import open_blobs
@@ -64,6 +64,22 @@ class IndexedProblem:
     num_tests: int
     tests_bytes: int
     public_tests: PublicTests | None = None
+
+    def with_tests(self, tests: Tests) -> Problem:
+        """The whole problem."""
+        rules = self.rules
+        return Problem(
+            self.problem_id,
+            self.prompt,
+            tests,
+            limits=rules.limits,
+            comparator=rules.comparator,
+            text_is_code=rules.text_is_code,
+            prelude=rules.prelude,
+            profile=rules.profile,
+            prompt_template=self.prompt_template,
+            public_tests=None if self.public_tests is None else self.public_tests.tests,
+        )
 
 
 class ProblemIndex:

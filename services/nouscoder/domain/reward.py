@@ -46,7 +46,8 @@ class OverlongReward(StrEnum):
 class RewardTerms:
     """All that a reward depends on besides rollout and verdict.
 
-    punished_reward is that of PUNISHED. buffer_tokens and max_new_tokens are those of SOFT.
+    punished_reward is that of PUNISHED. buffer_tokens and max_new_tokens are those of SOFT. thinking_penalty is
+    subtracted where the thinking part is missing (Klear-Reasoner, math; our survey names no value).
     """
 
     rule: RewardRule = RewardRule.SIGN
@@ -54,6 +55,7 @@ class RewardTerms:
     punished_reward: float = -1.0
     buffer_tokens: int = 0
     max_new_tokens: int = 0
+    thinking_penalty: float = 0.0
 
 
 def reward_of(rollout: RolloutHeader, verdict: Verdict, terms: RewardTerms) -> float:
@@ -64,13 +66,15 @@ def reward_of(rollout: RolloutHeader, verdict: Verdict, terms: RewardTerms) -> f
         raise ValueError(f"rollout {rollout.rollout_id}: {error}") from error
     if terms.rule is RewardRule.R1_CODE_INTERPRETER and rollout.num_turns > _FREE_TURNS:
         reward -= 0.1
-    return with_overlong(reward, rollout, terms)
+    return adjusted(reward, rollout, terms)
 
 
-def with_overlong(reward: float, rollout: RolloutHeader, terms: RewardTerms) -> float:
-    """`reward`, changed for a rollout that is overlong."""
+def adjusted(reward: float, rollout: RolloutHeader, terms: RewardTerms) -> float:
+    """`reward`, changed for a rollout without a thinking part and for one that is overlong."""
     if terms.overlong is OverlongReward.PUNISHED and rollout.finish_reason is FinishReason.LENGTH:
         return terms.punished_reward
+    if not rollout.has_thinking:
+        reward -= terms.thinking_penalty
     if terms.overlong is OverlongReward.SOFT:
         num_tokens = rollout.num_tokens - rollout.num_prompt_tokens
         return reward + soft_overlong_punishment(num_tokens, terms.max_new_tokens, terms.buffer_tokens)

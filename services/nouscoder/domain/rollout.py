@@ -204,7 +204,8 @@ class Rollout:
 class RolloutHeader:
     """What the broker knows of a rollout; the rest is in its record, which the broker never decodes.
 
-    The text starts at `text_offset` in the record and has `text_bytes`. A turn is a sampled segment.
+    The text starts at `text_offset` in the record and has `text_bytes`. A turn is a sampled segment. `has_thinking` is
+    that of the text.
     """
 
     rollout_id: str
@@ -219,6 +220,16 @@ class RolloutHeader:
     text_offset: int
     text_bytes: int
     num_turns: int
+    has_thinking: bool = False
+
+
+def has_thinking(text: str) -> bool:
+    """Whether a thinking part begins the text: it ends with </think> and is not empty.
+
+    <think> may be missing, because the templates of some models end with it.
+    """
+    thinking, closed, _ = text.partition("</think>")
+    return bool(closed and thinking.removeprefix("<think>").strip())
 
 
 def assemble_rollout(task: Task, parts: Sequence[memoryview[int] | Completion], text: str) -> Rollout:

@@ -112,6 +112,11 @@ def minibatches(
     return [[scored for group in order[index::num_minibatches] for scored in group] for index in range(num_minibatches)]
 
 
+def inspected(scored: Sequence[ScoredRollout], batch_id: int, count: int, seed: int) -> list[ScoredRollout]:
+    """`count` rollouts of a batch for people to look at. They depend only on the seed and the batch."""
+    return Random(f"{seed}/samples/{batch_id}").sample(scored, min(count, len(scored)))
+
+
 def statistics_of(scored: Sequence[ScoredRollout]) -> BatchStatistics:
     """The figures of all rollouts. There must be at least one."""
     rollouts = [item.graded.rollout for item in scored]

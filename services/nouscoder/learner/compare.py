@@ -19,12 +19,10 @@ from nouscoder.domain.batch import Batch
 from nouscoder.learner.batch_statistics import ScoredRollout, score
 from nouscoder.learner.logprobs import score_tokens
 from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, Objective, ObjectiveTerms
+from nouscoder.learner.objectives.clip import clipped_tokens
 from nouscoder.learner.objectives.composition import SharedTerms
 from nouscoder.learner.objectives.registry import OBJECTIVES, PUBLISHED
 from nouscoder.learner.packing import MicroBatch, pack
-
-# Diagnostics that say which tokens lost their gradient to a clip, or kept it with a bounded factor.
-_CLIPS = ("clip_fraction_", "bounded_fraction_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +61,11 @@ class _Tally:
         self.gradient: Tensor | None = None
         self.is_clipped: list[Tensor] = []
 
-    def add(self, terms: ObjectiveTerms, gradients: Sequence[Tensor]) -> None:
+    def add(self, inputs: LossInputs, terms: ObjectiveTerms, gradients: Sequence[Tensor]) -> None:
         self.loss += float(terms.loss.detach())
         flat = torch.cat([gradient.flatten().float().cpu() for gradient in gradients])
         self.gradient = flat if self.gradient is None else self.gradient + flat
-        clips = [item.values.bool() for name, item in terms.diagnostics.items() if name.startswith(_CLIPS)]
-        self.is_clipped.append(torch.stack(clips).any(dim=0).cpu())
+        self.is_clipped.append(clipped_tokens(inputs, terms.diagnostics).cpu())
 
 
 def compare(
@@ -98,7 +95,7 @@ def compare(
             gradients = torch.autograd.grad(
                 terms.loss, parameters, retain_graph=True, materialize_grads=True, allow_unused=True
             )
-            tally.add(terms, gradients)
+            tally.add(inputs, terms, gradients)
     groups = _Groups.of(parts, scored)
     return [_comparison(name, tallies, groups) for name in tallies]
 

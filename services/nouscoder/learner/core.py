@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import AsyncIterable
+from functools import partial
 from typing import TextIO
 
 import torch
@@ -29,10 +30,12 @@ from nouscoder.learner.commands import Command, Leader, Work
 from nouscoder.learner.identity import open_identity
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
 from nouscoder.learner.ranks import Ranks
+from nouscoder.learner.reference import reference_policy
 from nouscoder.learner.run_files import RunFiles
-from nouscoder.learner.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, sample_lines
+from nouscoder.learner.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, reward_line, sample_lines
 from nouscoder.learner.saved_batches import SavedBatches
 from nouscoder.learner.step_metrics import TrainedBatch
+from nouscoder.learner.token_records import TokenRecords
 from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.weights import empty_model, load_model, stored_dtypes
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
@@ -85,6 +88,7 @@ class LearnerCore:
         self._batches = SavedBatches(self._files.batches, settings.keep_batches)
         self._settings = BatchSettings(self._files.batches)
         self._run_log = RunLog(self._files.run)
+        self._token_records = TokenRecords(self._files.run)
         self._lock: TextIO | None = None
         self._trainer: Trainer | None = None
         self._tokenizer: PolicyTokenizer | None = None
@@ -180,6 +184,7 @@ class LearnerCore:
         except ValueError as error:
             raise LearnerError(f"batch {batch.batch_id} cannot be trained on: {error}") from error
         self._run_log.append(self._lines(trained, seconds or BatchSeconds()))
+        self._token_records.write(trained, trained.batch_id + 1, self._decoder)
         self._progress = self._progress.after(batch, self._started.step)
         self._in_batch = False
         return trained
@@ -243,12 +248,18 @@ class LearnerCore:
             raise LearnerError("the learner has not started")
         return self._trainer
 
-    def _lines(self, trained: TrainedBatch, seconds: BatchSeconds) -> BatchLines:
+    @property
+    def _decoder(self) -> PolicyTokenizer:
         if self._tokenizer is None:
             raise LearnerError("the learner has not started")
+        return self._tokenizer
+
+    def _lines(self, trained: TrainedBatch, seconds: BatchSeconds) -> BatchLines:
         count, seed = self._config.learner.samples_per_batch, self._config.run.seed
         return BatchLines(
-            metrics_lines(trained, trained.batch_id + 1, seconds), sample_lines(trained, self._tokenizer, count, seed)
+            metrics_lines(trained, trained.batch_id + 1, seconds),
+            sample_lines(trained, self._decoder, count, seed),
+            [reward_line(trained)],
         )
 
     def _lock_folder(self) -> None:
@@ -262,14 +273,15 @@ class LearnerCore:
 def trainer_at(config: Config, checkpoint: Checkpoint | None, ranks: Ranks | None = None) -> Trainer:
     """A trainer of the initial policy, or with the state of a checkpoint. All ranks must call it together.
 
-    Objectives that need a reference policy get the initial one. Raises Unusable, CheckpointError or WeightsError.
+    Objectives that need a reference policy get the initial one, or their teacher. Raises Unusable, CheckpointError
+    or WeightsError.
     """
     policy = RunFiles.of(config).policy
     # A checkpoint of adapters has no other weights: they are those of the initial policy.
     needs_weights = checkpoint is None or config.learner.lora.rank > 0
     model = load_model(policy) if needs_weights else empty_model(policy)
     try:
-        trainer = Trainer(model, config, lambda: load_model(policy), ranks=ranks)
+        trainer = Trainer(model, config, partial(reference_policy, policy), ranks=ranks)
     except ValueError as error:
         raise Unusable(str(error)) from error
     if checkpoint is not None:

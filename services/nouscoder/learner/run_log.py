@@ -1,7 +1,11 @@
-"""metrics.jsonl, with one line per step, and samples.jsonl, with a few rollouts per batch.
+"""The logs of a training: metrics.jsonl, samples.jsonl and rewards.jsonl.
 
-INVARIANT: each trained step has exactly one line, in order of steps. The lines of a batch are durable before the batch
-is committed and before a checkpoint includes it. A batch that is trained again adds only missing lines.
+metrics.jsonl has one line for each step, samples.jsonl a few rollouts of each batch, rewards.jsonl one line for each
+batch, with the rewards of all its rollouts.
+
+INVARIANT: each trained step has exactly one line in metrics.jsonl, in order of steps. The lines of a batch are durable
+before the batch is committed and before a checkpoint includes it. A batch that is trained again adds only missing
+lines.
 """
 
 from __future__ import annotations
@@ -12,11 +16,10 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Any, Protocol
 
 from nouscoder.atomic_files import naming_storage_faults, write_whole
-from nouscoder.learner.batch_statistics import ScoredRollout
+from nouscoder.learner.batch_statistics import ScoredRollout, inspected
 from nouscoder.learner.step_metrics import TrainedBatch
 
 Line = dict[str, Any]
@@ -32,10 +35,11 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BatchLines:
-    """The lines of a batch, for metrics.jsonl and samples.jsonl."""
+    """The lines of a batch, for metrics.jsonl, samples.jsonl and rewards.jsonl."""
 
     metrics: list[Line] = field(default_factory=list)
     samples: list[Line] = field(default_factory=list)
+    rewards: list[Line] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,7 @@ def metrics_lines(trained: TrainedBatch, policy_version: int, seconds: BatchSeco
 
 def sample_lines(trained: TrainedBatch, tokenizer: Decoder, count: int, seed: int) -> list[Line]:
     """`count` rollouts of the batch, chosen by the seed and the batch. `version_range` is [oldest, newest]."""
-    random = Random(f"{seed}/samples/{trained.batch_id}")
-    chosen = random.sample(trained.scored, min(count, len(trained.scored)))
+    chosen = inspected(trained.scored, trained.batch_id, count, seed)
     return [_sample_line(trained.steps[-1].step, scored, tokenizer) for scored in chosen]
 
 
@@ -106,17 +109,27 @@ def _sample_line(step: int, scored: ScoredRollout, tokenizer: Decoder) -> Line:
     }
 
 
+def reward_line(trained: TrainedBatch) -> Line:
+    """The rewards of all rollouts of the batch, by problem. `step` is the last step of the batch."""
+    rewards: dict[str, list[float]] = {}
+    for scored in trained.scored:
+        rewards.setdefault(scored.graded.rollout.problem_id, []).append(scored.graded.reward)
+    return {"step": trained.steps[-1].step, "batch_id": trained.batch_id, "rewards": rewards}
+
+
 class RunLog:
-    """Both files, in the run folder."""
+    """The three files, in the run folder."""
 
     def __init__(self, folder: Path) -> None:
         self._metrics = _LineFile(folder / "metrics.jsonl", lambda line: line["step"])
         self._samples = _LineFile(folder / "samples.jsonl", lambda line: (line["step"], line["rollout_id"]))
+        self._rewards = _LineFile(folder / "rewards.jsonl", lambda line: line["batch_id"])
 
     def open(self, last_step: int) -> None:
-        """Read both files. Remove incomplete lines and lines after `last_step`, the last step that can be replayed."""
+        """Read the files. Remove incomplete lines and lines after `last_step`, the last step that can be replayed."""
         self._metrics.open(last_step)
         self._samples.open(last_step)
+        self._rewards.open(last_step)
 
     def has_step(self, step: int) -> bool:
         """Whether the line of this step is there."""
@@ -126,6 +139,7 @@ class RunLog:
         """Add the missing lines of a batch. Raises StorageError."""
         self._metrics.append(lines.metrics)
         self._samples.append(lines.samples)
+        self._rewards.append(lines.rewards)
 
 
 class _LineFile:

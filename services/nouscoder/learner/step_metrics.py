@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nouscoder.learner.batch_statistics import BatchStatistics, ScoredRollout
+from nouscoder.learner.token_traces import TokenTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class StepMetrics:
 class TrainedBatch:
     """The result of `train_batch`. `duration_s` includes the computation of the old log-probabilities.
 
-    `scored` and `statistics` are of the batch itself, without the `num_replayed` rollouts of earlier batches.
+    `scored` and `statistics` are of the batch itself, without the `num_replayed` rollouts of earlier batches. `traces`
+    are those of a few of its rollouts, by rollout.
     """
 
     batch_id: int
@@ -40,6 +42,7 @@ class TrainedBatch:
     statistics: BatchStatistics
     duration_s: float
     num_replayed: int = 0
+    traces: Mapping[str, TokenTrace] = field(default_factory=dict)
 
     @property
     def tokens_per_second(self) -> float:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 import torch
@@ -27,7 +28,7 @@ from nouscoder.domain.batch import Batch
 from nouscoder.domain.rollout import Rollout
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.balance import Cost, rounds
-from nouscoder.learner.batch_statistics import ScoredRollout, minibatches, score, statistics_of
+from nouscoder.learner.batch_statistics import ScoredRollout, inspected, minibatches, score, statistics_of
 from nouscoder.learner.computation import Computation
 from nouscoder.learner.diagnostics import StepDiagnostics
 from nouscoder.learner.entropy_control import active_coefficient, next_coefficient
@@ -39,6 +40,7 @@ from nouscoder.learner.packing import MicroBatch, input_lengths, pack_row
 from nouscoder.learner.ranks import Ranks, whole
 from nouscoder.learner.schedule import learning_rate_factor
 from nouscoder.learner.step_metrics import StepMetrics, TrainedBatch
+from nouscoder.learner.token_traces import TokenTraces
 
 
 class TrainingError(NousCoderError):
@@ -73,15 +75,16 @@ class _Minibatch:
 class Trainer:
     """Owns the model and its optimizer. All calls except `interrupt` must come from one thread.
 
-    `load_reference` loads the policy for reference log-probabilities, when an objective first needs them. `objective`
-    defaults to that of the configuration. Raises ValueError when the objective needs a reference that is missing.
+    `load_reference` loads the policy for reference log-probabilities, the initial one or the teacher of these settings,
+    when an objective first needs it. `objective` defaults to that of the configuration. Raises ValueError when the
+    objective needs a reference that is missing.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
         config: Config,
-        load_reference: Callable[[], PreTrainedModel] | None = None,
+        load_reference: Callable[[LearnerSection], PreTrainedModel] | None = None,
         objective: Objective | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -93,12 +96,14 @@ class Trainer:
         self._cost = Cost.of(model)
         self._load_reference = load_reference
         self._reference: Scorer | None = None
+        self._teacher = ""
         self._given_objective = objective
         self.optimizer = optimizer_of(settings, self.model.parameters())
         self.step = 0
         self.entropy_coefficient = settings.entropy.coefficient
         self._seed = config.run.seed
         self._interrupted = threading.Event()
+        self._traces = TokenTraces(frozenset())
         self.use(settings)
 
     @property
@@ -114,10 +119,12 @@ class Trainer:
             self.entropy_coefficient = settings.entropy.coefficient
         for group in self.optimizer.param_groups:
             group.update(betas=settings.adam_betas, weight_decay=settings.weight_decay)
-        if self._objective.needs.reference_logprobs and self._reference is None:
+        has_it = self._reference is not None and self._teacher == settings.teacher
+        if self._objective.needs.reference_logprobs and not has_it:
             if self._load_reference is None:
                 raise ValueError("the objective needs a reference policy")
-            self._reference = self._computation.reference(self._load_reference)
+            self._reference = self._computation.reference(partial(self._load_reference, settings))
+            self._teacher = settings.teacher
 
     def interrupt(self) -> None:
         """Make `train_batch` raise TrainingInterrupted before its next step. Callable from any thread."""
@@ -135,6 +142,9 @@ class Trainer:
             )
         self._computation.refresh()  # a checkpoint may have been loaded since
         groups = score(batch, settings)
+        everyone = tuple(chain(*groups))
+        shown = inspected(everyone, batch.batch_id, self._settings.samples_per_batch, self._seed)
+        self._traces = TokenTraces(frozenset(one.graded.rollout.rollout_id for one in shown))
         again = [score(replace(earlier, policy_version=batch.policy_version), settings) for earlier in replayed]
         cut = minibatches([*groups, *chain(*again)], self._settings.steps_per_batch, self._seed, batch.batch_id)
         prepared = [self._pack(scored) for scored in cut]
@@ -143,9 +153,9 @@ class Trainer:
         first = 0 if self._objective.needs.batch_entropy else 1
         prepared[first:] = [self._with_old_scores(minibatch) for minibatch in prepared[first:]]
         steps = self._take_steps(prepared)
-        everyone = tuple(scored for group in groups for scored in group)
+        traces = self._traces.over(self.ranks)
         duration_s, num_replayed = time.monotonic() - started, sum(len(earlier.rollouts) for earlier in replayed)
-        return TrainedBatch(batch.batch_id, steps, everyone, statistics_of(everyone), duration_s, num_replayed)
+        return TrainedBatch(batch.batch_id, steps, everyone, statistics_of(everyone), duration_s, num_replayed, traces)
 
     def _take_steps(self, minibatches: Sequence[_Minibatch]) -> tuple[StepMetrics, ...]:
         """One step on each minibatch, with the entropy coefficient of the batch."""
@@ -190,7 +200,8 @@ class Trainer:
         loss, num_odd = 0.0, 0
         for index in range(len(minibatch.parts)):
             inputs = self._loss_inputs(minibatch, index, entropy_coefficient)
-            loss += self._backward(inputs, counts, diagnostics)
+            owners = [minibatch.scored[position] for position in minibatch.parts[index].rollout_indices]
+            loss += self._backward(inputs, counts, diagnostics, owners)
             num_odd += _num_odd(inputs.logprobs)
         loss = self._sum_of_ranks(loss, num_odd)
         norm = self._clip_gradient(loss) if minibatch.parts else 0.0
@@ -216,8 +227,17 @@ class Trainer:
             diagnostics=diagnostics.over(self.ranks).result() if minibatch.parts else {},
         )
 
-    def _backward(self, inputs: LossInputs, counts: MinibatchCounts, diagnostics: StepDiagnostics) -> float:
-        """Add the gradient of one micro-batch. Returns its share of the loss, which one rank of its row counts."""
+    def _backward(
+        self,
+        inputs: LossInputs,
+        counts: MinibatchCounts,
+        diagnostics: StepDiagnostics,
+        rollouts: Sequence[ScoredRollout],
+    ) -> float:
+        """Add the gradient of one micro-batch, which has these rollouts.
+
+        Returns its share of the loss, which one rank of its row counts.
+        """
         if not inputs.logprobs.numel():  # other ranks have a row in this round, and they need this one's backward pass
             torch.autograd.backward(inputs.logprobs.sum())
             return 0.0
@@ -226,6 +246,7 @@ class Trainer:
         if not self.ranks.counts_row:
             return 0.0
         diagnostics.add(inputs, terms.diagnostics)
+        self._traces.add(self.step + 1, rollouts, inputs, terms.diagnostics)
         return float(terms.loss.detach())
 
     def _sum_of_ranks(self, loss: float, num_odd: int) -> float:

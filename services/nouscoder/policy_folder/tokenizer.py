@@ -76,6 +76,15 @@ class PolicyTokenizer:
             *self._encode(start_of_turn, add_special_tokens=False, split_special_tokens=False),
         ]
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text of each id alone, with special tokens. A part of a character is a replacement character."""
+        known = {token: str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False)) for token in set(ids)}
+        return [known[token] for token in ids]
+
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each token."""
+        return dict(self._tokenizer.get_vocab())
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -15,7 +15,12 @@ _KEPT_CONTROLS = "\n\t"
 
 def escape(text: object) -> str:
     """`text` for an element or a quoted attribute. Invisible characters are shown as escapes."""
-    return html.escape("".join(map(_visible, str(text))), quote=True)
+    return html.escape(visible(str(text)), quote=True)
+
+
+def visible(text: str) -> str:
+    """`text` with its invisible characters as escapes, such as a right-to-left override."""
+    return "".join(map(_visible, text))
 
 
 def clip(text: str) -> str:

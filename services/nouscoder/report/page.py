@@ -10,20 +10,23 @@ from nouscoder.report.charts import dumbbell, format_number
 from nouscoder.report.curves import curves
 from nouscoder.report.figures import figure
 from nouscoder.report.markup import escape
+from nouscoder.report.rollouts_page import write_rollouts_page
 from nouscoder.report.run_data import Record, RunData, number, read_run, whole_number
 from nouscoder.report.samples import pairs, pairs_section, training_section
 from nouscoder.report.shell import html_page, section, tiles
 
 _CURVES_NOTE = "One point per batch, at its last step; throughput, gradient norm and loss have one point per step."
+_TOKENS_NOTE = '<p class="note"><a href="rollouts.html">The tokens of a few rollouts</a>, by ratio and clip.</p>'
 _FINAL = ("trained", "filtered", "stale", "abandoned", "lost")
 
 
 def write_report(run_folder: Path) -> Path:
-    """Write report.html into the run folder atomically. Raises FileNotFoundError when there is no such folder."""
+    """Write report.html and rollouts.html into the run folder. Raises FileNotFoundError when it is missing."""
     report = run_folder / "report.html"
     partial = run_folder / "report.html.part"
     partial.write_bytes(page(read_run(run_folder)).encode("utf8"))
     os.replace(partial, report)
+    write_rollouts_page(run_folder)
     return report
 
 
@@ -49,7 +52,7 @@ def _sections(run: RunData) -> list[str]:
     if compared:
         sections.append(section("Programs before and after", pairs_section(compared)))
     if run.samples:
-        sections.append(section("Rollouts of the training", training_section(run.samples)))
+        sections.append(section("Rollouts of the training", _TOKENS_NOTE + training_section(run.samples)))
     return sections
 
 

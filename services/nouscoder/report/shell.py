@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from string import Template
 
 from nouscoder.report.markup import escape
 
 
-def html_page(title: str, headline: str, sections: Iterable[str], notes: str = "") -> str:
-    """The whole page. `title` is text; the other arguments are markup."""
-    style, script = _asset("page.css"), _asset("page.js")
+def html_page(
+    title: str, headline: str, sections: Iterable[str], notes: str = "", assets: Sequence[str] = ("page",)
+) -> str:
+    """The whole page. `title` is text; the other texts are markup. `assets` have its styles and scripts."""
+    style, script = ("".join(_asset(f"{name}.{kind}") for name in assets) for kind in ("css", "js"))
     return Template(_asset("page.html")).substitute(
         title=escape(title),
         policy=f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'",

@@ -97,6 +97,7 @@ def header_to(header: RolloutHeader) -> rollout_pb2.RolloutHeader:
         text_offset=header.text_offset,
         text_bytes=header.text_bytes,
         num_turns=header.num_turns,
+        has_thinking=header.has_thinking,
     )
 
 
@@ -121,6 +122,7 @@ def header_from(message: rollout_pb2.RolloutHeader) -> RolloutHeader:
         text_offset=message.text_offset,
         text_bytes=message.text_bytes,
         num_turns=message.num_turns,
+        has_thinking=message.has_thinking,
     )
 
 

@@ -48,7 +48,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -65,6 +65,7 @@ from nouscoder.run.learning_signal import LearningSignal, NothingToLearn
 from nouscoder.run.pages import open_pages
 from nouscoder.run.periodic_evaluation import PeriodicEvaluation
 from nouscoder.run.services import RunServices, deployment
+from nouscoder.run.sinks.processes import open_sinks
 from nouscoder.run.summary import Summary, closing_lines, summarize
 from nouscoder.run.view import View, open_view
 from nouscoder.run.watch import RunWatch
@@ -105,16 +106,17 @@ async def run_loop(folder: RunFolder, config: Config, view: View, started_s: flo
     """The whole run, from the start of the services to the report. Raises NousCoderError with one sentence."""
     earlier_s = (folder.read_json("elapsed.json") or {}).get("learning_seconds", 0.0)
 
-    async with deployment(config).open_services(folder, config, view.say) as services:
-        services.start("broker", "verifier", "generation")
-        before = after = await evaluate_once(folder, services, view, "before")
+    with open_sinks(folder, config, view.say) as sinks:
+        async with deployment(config).open_services(folder, config, view.say) as services:
+            services.start("broker", "verifier", "generation")
+            before = after = await evaluate_once(folder, services, view, "before")
 
-        ledger = NO_ROLLOUTS
-        if config.run.total_batches:
-            services.start("learner")
-            ledger = await watch_until_ended(folder, services, view, started_s - earlier_s)
+            ledger = NO_ROLLOUTS
+            if config.run.total_batches:
+                services.start("learner")
+                ledger = await watch_until_ended(folder, services, view, started_s - earlier_s, sinks.look)
 
-            after = await evaluate_once(folder, services, view, "after")
+                after = await evaluate_once(folder, services, view, "after")
 
     summary = summarize(config, before, after, time.monotonic() - started_s + earlier_s, ledger)
     folder.write_json("summary.json", summary.record())
@@ -124,8 +126,10 @@ async def run_loop(folder: RunFolder, config: Config, view: View, started_s: flo
     return summary
 
 
-async def watch_until_ended(folder: RunFolder, services: RunServices, view: View, started_s: float) -> Ledger:
-    """Show the run until the learner has finished it. Returns the last state of the ledger.
+async def watch_until_ended(
+    folder: RunFolder, services: RunServices, view: View, started_s: float, look: Callable[[], list[str]]
+) -> Ledger:
+    """Show the run until the learner has finished it. Returns the last state of the ledger. `look` gives warnings.
 
     Raises LedgerBroken when the ledger does not balance, NothingToLearn after it has ended a run whose groups are all
     filtered, and what `services.check` raises.
@@ -143,7 +147,7 @@ async def watch_until_ended(folder: RunFolder, services: RunServices, view: View
             if watch.status is not None and not watch.status.ledger.balanced:
                 raise LedgerBroken(f"the ledger does not balance: {watch.status.ledger}")
             await _warn(watch, learning, view)
-            for warning in guards.look():
+            for warning in [*guards.look(), *look()]:
                 view.say(warning)
             await periodic.step(watch.status)
             if ended and watch.status is not None and watch.status.finished:

@@ -1,7 +1,7 @@
 """The pages of a run over HTTP: a few files of its folder, for a browser.
 
-INVARIANT: only the names in `FILES` are served, each looked up unchanged. Nothing is written, and no other file of the
-folder (checkpoints, logs, problems) can be requested.
+INVARIANT: only the names in `FILES` and ROLLOUTS are served, each looked up unchanged. Nothing is written, and no other
+file of the folder (checkpoints, logs, problems) can be requested. ROLLOUTS is made from tokens/ at each request.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import BinaryIO
 
+from nouscoder.report.rollouts_page import rollouts_page
 from nouscoder.rpc.address import AddressError, split_address
 
 log = logging.getLogger(__name__)
 
+ROLLOUTS = "rollouts.html"
 FILES = {
     "report.html": "text/html; charset=utf-8",
     "summary.json": "application/json",
@@ -44,6 +46,8 @@ class _Handler(BaseHTTPRequestHandler):
         name = self.path.partition("?")[0].removeprefix("/")
         if not name:
             self._answer(HTTPStatus.OK, "text/html; charset=utf-8", _index(self.folder).encode())
+        elif name == ROLLOUTS:
+            self._answer(HTTPStatus.OK, "text/html; charset=utf-8", rollouts_page(self.folder).encode())
         elif name not in FILES:
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such page\n")
         else:
@@ -89,6 +93,7 @@ def _index(folder: Path) -> str:
         f'<li><a href="{name}">{name}</a></li>' if (folder / name).exists() else f"<li>{name}: not there yet</li>"
         for name in FILES
     ]
+    lines.append(f'<li><a href="{ROLLOUTS}">{ROLLOUTS}</a></li>')
     name = html.escape(folder.name)
     return f"<!doctype html><title>NousCoder run {name}</title><h1>Run {name}</h1><ul>{''.join(lines)}</ul>\n"
 

@@ -80,11 +80,14 @@ async def run_stages(folder: RunFolder, config: Config, view: View) -> None:
 
 def stage_config(config: Config, index: int) -> Config:
     """The configuration of a stage's run. Inputs whose default is in the run folder are in the plan's folder."""
-    stage = config.of_stage(index)
-    inputs = {name: config.in_run_folder(getattr(stage.problems, name)) for name in ("train", "held_out")}
-    policy = stage.policy.model_copy(update={"path": config.in_run_folder(stage.policy.path)})
-    problems = stage.problems.model_copy(update=inputs)
-    return stage.model_copy(update={"problems": problems, "policy": policy})
+    return with_inputs_of(config.of_stage(index), config)
+
+
+def with_inputs_of(config: Config, other: Config) -> Config:
+    """`config` with absolute paths of its inputs. Those whose default is in the run folder are in that of `other`."""
+    inputs = {name: other.in_run_folder(getattr(config.problems, name)) for name in ("train", "held_out")}
+    policy = config.policy.model_copy(update={"path": other.in_run_folder(config.policy.path)})
+    return config.model_copy(update={"problems": config.problems.model_copy(update=inputs), "policy": policy})
 
 
 def histories(config: Config) -> list[StageHistory]:

@@ -18,6 +18,7 @@ from nouscoder.errors import NousCoderError
 from nouscoder.nearest_name import did_you_mean
 from nouscoder.policy_folder.hub import HubUnavailable, downloaded, is_hub_id
 from nouscoder.policy_folder.inspection import context_tokens, faults_of, has_chat_template
+from nouscoder.run.sinks.kinds import missing_packages
 
 _REDIS_TIMEOUT_S = 5.0
 
@@ -46,7 +47,7 @@ def _checked(config: Config) -> Config:
         faults = list(_policy_faults(config))
     except HubUnavailable as error:
         faults = [f"policy.path: {error}"]
-    for check in (_file_faults, _problem_faults, _length_faults, _redis_faults):
+    for check in (_file_faults, _problem_faults, _length_faults, missing_packages, _redis_faults):
         faults += check(config)
     if faults:
         raise ConfigError("\n".join(faults))

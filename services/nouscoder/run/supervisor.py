@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 EXIT_UNUSABLE = 78
 
 _HOUR_S = 3600.0
-_PARENT_DEATH = Path(__file__).with_name("parent_death.py")
+# Runs a command that the kernel kills when this process is gone.
+PARENT_DEATH = Path(__file__).with_name("parent_death.py")
 
 
 class SupervisionError(NousCoderError):
@@ -105,7 +106,7 @@ class Supervised:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-IS",
-                str(_PARENT_DEATH),
+                str(PARENT_DEATH),
                 str(os.getpid()),
                 *self.spec.command,
                 stdin=asyncio.subprocess.DEVNULL,

@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING
 import zstandard
 
 from nouscoder.domain.expert_choices import ExpertChoices
-from nouscoder.domain.rollout import FinishReason, Rollout, RolloutHeader, Sampling, Segment
+from nouscoder.domain.rollout import FinishReason, Rollout, RolloutHeader, Sampling, Segment, has_thinking
 from nouscoder.store.record_sections import (
     RecordError,
     checksum,
@@ -188,6 +188,7 @@ def _header_of(rollout: Rollout, record_bytes: int, text_bytes: int) -> RolloutH
         text_offset=record_bytes - text_bytes - (-text_bytes % 8),
         text_bytes=text_bytes,
         num_turns=sum(segment.is_sampled for segment in rollout.segments),
+        has_thinking=has_thinking(rollout.text),
     )
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 class Needs:
     """The optional inputs of an objective. The trainer computes only those that are needed.
 
-    reference_logprobs: log-probabilities under the initial policy. entropy_gradient: entropies with gradient.
+    reference_logprobs: log-probabilities under the reference policy. entropy_gradient: entropies with gradient.
     batch_entropy: the entropy of the whole batch before its first step, which controls `entropy_coefficient`.
     """
 
@@ -36,9 +36,9 @@ class LossInputs:
     batch. sampler_logprobs [tokens] as recorded when the tokens were sampled. advantages [tokens]. rollout_of_token
     [tokens]: the number of each token's rollout in this micro-batch, ascending. entropies [tokens] of the policy in
     training, in nats, with gradient if the objective needs it. accepted [tokens]: whether every test passed.
-    reference_logprobs [tokens] of the initial policy, None if the objective does not need them. entropy_coefficient:
-    the weight of the entropy bonus in this step. num_versions [tokens]: how many policy versions sampled the rollout,
-    None when that is not measured.
+    reference_logprobs [tokens] of the reference policy (the initial one, or the teacher), None if the objective does
+    not need them. entropy_coefficient: the weight of the entropy bonus in this step. num_versions [tokens]: how many
+    policy versions sampled the rollout, None when that is not measured.
     """
 
     logprobs: Tensor

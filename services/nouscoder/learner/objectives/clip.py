@@ -9,6 +9,7 @@ and optionally the dual clip (Ye et al., arXiv 1912.09729): where A < 0, gain = 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,9 @@ from torch import Tensor
 from nouscoder.config import ClippedSettings
 from nouscoder.learner.objectives.base import Diagnostic, LossInputs
 from nouscoder.learner.objectives.ratios import bounded_ratio
+
+# Diagnostics that say which tokens lost their gradient to a clip, or kept it with a bounded factor.
+_CLIPS = ("clip_fraction_", "bounded_fraction_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +71,12 @@ def clipped_token_ratios(inputs: LossInputs, denominators: Tensor, settings: Cli
         clip_high=settings.clip_high,
         dual_clip=settings.dual_clip,
     )
+
+
+def clipped_tokens(inputs: LossInputs, diagnostics: Mapping[str, Diagnostic]) -> Tensor:
+    """Whether the clip of the objective with these diagnostics acts on each token, [tokens]."""
+    acts = torch.zeros_like(inputs.accepted)
+    for name, diagnostic in diagnostics.items():
+        if name.startswith(_CLIPS):
+            acts = acts | diagnostic.values.bool()
+    return acts

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, Self, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
 import torch
 
@@ -46,6 +46,7 @@ class SurrogateObjective(ABC, Generic[Settings]):
     and entropy_coefficient, when these terms are on.
     """
 
+    has_teacher: ClassVar[bool] = False
     settings: Settings
     shared: SharedTerms = SharedTerms()
 
@@ -55,10 +56,10 @@ class SurrogateObjective(ABC, Generic[Settings]):
 
     @property
     def needs(self) -> Needs:
-        """Reference log-probabilities for the KL, entropies with gradient for the bonus."""
+        """Reference log-probabilities for the KL and for a teacher, entropies with gradient for the bonus."""
         entropy = self.shared.entropy
         return Needs(
-            reference_logprobs=self.shared.reference_kl.coefficient > 0,
+            reference_logprobs=self.has_teacher or self.shared.reference_kl.coefficient > 0,
             entropy_gradient=entropy.coefficient > 0 or entropy.target > 0,
             batch_entropy=entropy.target > 0,
         )
@@ -73,7 +74,7 @@ class SurrogateObjective(ABC, Generic[Settings]):
             values = values + inputs.entropy_coefficient * inputs.entropies
             coefficients = torch.full_like(inputs.old_logprobs, inputs.entropy_coefficient)
             diagnostics["entropy_coefficient"] = Diagnostic(coefficients)
-        if self.needs.reference_logprobs:
+        if self.shared.reference_kl.coefficient > 0:
             if inputs.reference_logprobs is None:
                 raise ValueError("the KL to the reference policy needs its log-probabilities")
             penalty = reference_kl(self.shared.reference_kl.estimator, inputs.logprobs, inputs.reference_logprobs)

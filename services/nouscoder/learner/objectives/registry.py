@@ -9,6 +9,7 @@ from nouscoder.config import (
     Aggregation,
     CispoSettings,
     DapoSettings,
+    DistillationSettings,
     GppoSettings,
     GrpoSettings,
     GspoSettings,
@@ -24,6 +25,7 @@ from nouscoder.learner.objectives.dapo import Dapo
 from nouscoder.learner.objectives.gppo import Gppo
 from nouscoder.learner.objectives.grpo import Grpo
 from nouscoder.learner.objectives.gspo import Gspo
+from nouscoder.learner.objectives.on_policy_distillation import OnPolicyDistillation
 from nouscoder.learner.objectives.ppo import Ppo
 from nouscoder.learner.objectives.reinforce_plus_plus import ReinforcePlusPlus
 
@@ -35,6 +37,7 @@ OBJECTIVES: Mapping[type[ObjectiveSettings], Callable[[Any, SharedTerms], Object
     CispoSettings: Cispo,
     ReinforcePlusPlusSettings: ReinforcePlusPlus,
     PpoSettings: Ppo,
+    DistillationSettings: OnPolicyDistillation,
 }
 
 PUBLISHED: Mapping[str, ObjectiveSettings] = {

@@ -1,0 +1,107 @@
+
+// The viewer of rollouts: a list that filters and sorts, and the tokens of one rollout. Text is only ever set as text.
+
+function element(name, text, classes) {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  if (classes) made.className = classes;
+  return made;
+}
+
+function facts(one) {
+  const [oldest, newest] = [Math.min(...one.versions), Math.max(...one.versions)];
+  const clipped = one.clipped.reduce((sum, flag) => sum + flag, 0) / one.clipped.length;
+  return {
+    oldest, newest,
+    step: one.step,
+    versions: oldest === newest ? String(oldest) : oldest + "-" + newest,
+    reward: one.reward,
+    advantage: one.advantage.toFixed(3),
+    length: one.length,
+    clipped: (100 * clipped).toFixed(1) + " %",
+    verdict: one.verdict,
+    problem: one.problem_id,
+  };
+}
+
+// The class of a ratio: how far it is from 1, on which side.
+function shade(ratio) {
+  const limits = ratio < 1 ? [0.98, 0.9, 0.7] : [1.02, 1.1, 1.3];
+  const depth = limits.filter((limit) => (ratio < 1 ? ratio < limit : ratio > limit)).length;
+  return depth ? (ratio < 1 ? "down-" : "up-") + depth : "";
+}
+
+function tokenSpan(one, at, colours) {
+  const shown = colours === "versions"
+    ? ["", "up-1", "down-1", "up-2", "down-2"][(one.versions[at] - Math.min(...one.versions)) % 5]
+    : shade(one[colours][at]);
+  const span = element("span", one.tokens[at], "token " + shown + (one.clipped[at] ? " clipped" : ""));
+  span.title = "ratio " + one.ratios[at] + ", learner to sampler " + one.mismatches[at]
+    + ", version " + one.versions[at] + (one.clipped[at] ? ", clipped" : "");
+  return span;
+}
+
+function showRollout(place, one, colours) {
+  const told = facts(one);
+  const words = "step " + told.step + " · " + told.problem + " · " + told.verdict + " · reward " + told.reward
+    + " · advantage " + told.advantage + " · version " + told.versions + " · staleness " + one.staleness
+    + " · " + told.length + " tokens" + (one.overlong ? ", cut at the limit" : "") + " · " + told.clipped + " clipped";
+  const text = element("pre", undefined, "tokens");
+  const middle = one.left_out ? Math.floor(one.tokens.length / 2) : -1;
+  one.tokens.forEach((_, at) => {
+    if (at === middle) text.append(element("span", "\n[" + one.left_out + " tokens are left out]\n", "gap"));
+    text.append(tokenSpan(one, at, colours));
+  });
+  place.replaceChildren(element("h3", words), element("pre", one.prompt, "prompt"), text);
+}
+
+function rolloutViewer(data) {
+  const rollouts = JSON.parse(data.textContent).map((one) => ({ one, told: facts(one) }));
+  const form = data.parentElement.querySelector("form.rollout-filters");
+  const body = data.parentElement.querySelector("table.rollouts tbody");
+  const place = data.parentElement.querySelector("div.rollout");
+  const columns = ["step", "versions", "reward", "advantage", "length", "clipped", "verdict", "problem"];
+  let chosen = rollouts[rollouts.length - 1];
+
+  function show() {
+    showRollout(place, chosen.one, form.elements.colours.value);
+    for (const item of rollouts) item.row.toggleAttribute("aria-current", item === chosen);
+  }
+
+  for (const item of rollouts) {
+    item.row = document.createElement("tr");
+    for (const name of columns) item.row.append(element("td", item.told[name]));
+    const button = element("button", item.told.step);
+    button.type = "button";
+    button.title = "show this rollout";
+    item.row.cells[0].replaceChildren(button);
+    item.row.addEventListener("click", () => { chosen = item; show(); });
+    body.append(item.row);
+  }
+
+  function within(value, low, high) {
+    return (low === "" || value >= Number(low)) && (high === "" || value <= Number(high));
+  }
+
+  function apply() {
+    const limits = form.elements;
+    let count = 0;
+    for (const item of rollouts) {
+      const { reward, newest, oldest, length } = item.told;
+      const fits = within(reward, limits.reward.value, limits.reward_to.value)
+        && within(newest, limits.version.value, "") && within(oldest, "", limits.version_to.value)
+        && within(length, limits.length.value, limits.length_to.value);
+      item.row.hidden = !fits;
+      count += fits;
+    }
+    form.querySelector("output").textContent = count + " of " + rollouts.length + " shown";
+  }
+
+  form.addEventListener("input", () => { apply(); show(); });
+  form.addEventListener("submit", (event) => event.preventDefault());
+  apply();
+  show();
+}
+
+document.querySelectorAll("#rollouts-data").forEach(rolloutViewer);
+document.querySelectorAll("table.rollouts").forEach(sortable);

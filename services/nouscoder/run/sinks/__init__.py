@@ -1,0 +1,1 @@
+"""Sinks: copies of metrics.jsonl in other tools (TensorBoard, Weights & Biases, MLflow)."""

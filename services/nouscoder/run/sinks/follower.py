@@ -1,0 +1,132 @@
+"""A process that copies metrics.jsonl to one sink: `python -m nouscoder.run.sinks.follower NAME RUN_FOLDER`.
+
+It reads the file as the learner writes it. When its standard input ends, it copies what is left and exits. The run does
+not wait for it, and it can fail or hang without an effect on the run.
+
+INVARIANT: the sink gets each step once, in order of steps, also over restarts of the process: it begins after the last
+step that the sink says it has. After a failure the record is tried again, at most MAX_FAILURES times in a row.
+status.json of the sink says how many records were written and how many tries failed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import select
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nouscoder.atomic_files import write_whole
+from nouscoder.config import Config, load_config
+from nouscoder.logs import configure_logs
+from nouscoder.run.metrics_tail import MetricsTail
+from nouscoder.run.sinks.base import Sink, scalars_of
+from nouscoder.run.sinks.kinds import open_sink, sink_folder
+
+log = logging.getLogger(__name__)
+
+MAX_FAILURES = 20
+STATUS = "status.json"
+_LOOK_EVERY_S = 1.0
+_MAX_WAIT_S = 30.0
+
+
+@dataclass
+class SinkStatus:
+    """`last_step` is the last one that the sink has. `written` and `failures` count in this process."""
+
+    last_step: int = 0
+    written: int = 0
+    failures: int = 0
+
+
+class SinkFailed(Exception):
+    """Too many tries in a row failed."""
+
+
+class Follower:
+    """Copies records to a sink. `wait(seconds)` returns whether the run has ended."""
+
+    def __init__(self, sink: Sink, run: Path, status_file: Path, wait: Callable[[float], bool]) -> None:
+        self._sink = sink
+        self._tail = MetricsTail(run / "metrics.jsonl")
+        self._status_file = status_file
+        self._wait = wait
+        self._failures_in_row = 0
+        self.status = SinkStatus()
+
+    def run(self) -> None:
+        """Copy until the run has ended and nothing is left. Raises SinkFailed."""
+        self._try("open", self._open)
+        ended = False
+        while True:
+            records = self._tail.new_records()
+            for record in records:
+                self._try("write", lambda record=record: self._write(record))
+            if records:
+                self._try("flush", self._sink.flush)
+                self._save()
+            elif ended:
+                break
+            ended = self._wait(_LOOK_EVERY_S) or ended
+        self._try("close", self._sink.close)
+        self._save()
+
+    def _open(self) -> None:
+        self.status.last_step = self._sink.open()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        """Give the sink a record that it does not have yet."""
+        step = int(record["step"])
+        if step <= self.status.last_step:
+            return
+        self._sink.write(step, float(record.get("time", 0.0)), scalars_of(record))
+        self.status.last_step = step
+        self.status.written += 1
+
+    def _try(self, what: str, work: Callable[[], None]) -> None:
+        """Do it, again after each failure and a pause that doubles. Raises SinkFailed after MAX_FAILURES in a row."""
+        while True:
+            try:
+                work()
+            except Exception as error:  # a tool's client may raise anything
+                self._failures_in_row += 1
+                self.status.failures += 1
+                self._save()
+                log.warning("the sink failed", extra={"what": what, "reason": repr(error)})
+                if self._failures_in_row >= MAX_FAILURES:
+                    raise SinkFailed(f"{what}: {error}") from error
+                self._wait(min(_MAX_WAIT_S, 0.1 * 2.0**self._failures_in_row))
+            else:
+                self._failures_in_row = 0
+                return
+
+    def _save(self) -> None:
+        write_whole(self._status_file, json.dumps(asdict(self.status)).encode())
+
+
+def _stdin_ended(limit_s: float) -> bool:
+    """Wait until standard input ends, at most `limit_s` seconds. Returns whether it has."""
+    ready, _, _ = select.select([sys.stdin], [], [], limit_s)
+    return bool(ready) and not sys.stdin.buffer.read1(1)
+
+
+def main(name: str, run: Path) -> int:
+    """Copy the metrics of the run to the sink. Returns the exit code."""
+    configure_logs(f"sink-{name}")
+    config: Config = load_config(run / "config.toml")
+    folder = sink_folder(run, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        Follower(open_sink(name, config, folder), run, folder / STATUS, _stdin_ended).run()
+    except SinkFailed as error:
+        log.error("the sink is given up; the run goes on", extra={"reason": str(error)})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
