@@ -444,8 +444,8 @@ function told() { return form.querySelector("output").textContent; }
 function set(name, value) { form.elements[name].value = value; form.dispatchEvent(new Event("input")); }
 set("reward", "0"); seen.push(told());
 set("reward", ""); set("version_to", "0"); seen.push(told());
-set("version_to", ""); set("length", "400"); seen.push(told());
-set("length", "");
+set("version_to", ""); set("tokens", "400"); seen.push(told());
+set("tokens", "");
 const rows = [...document.querySelectorAll("table.rollouts tbody tr")];
 rows[0].click();
 const spans = [...document.querySelectorAll("pre.tokens span.token")];

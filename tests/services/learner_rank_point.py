@@ -17,7 +17,7 @@ from typing import Any
 import learner_rank  # type: ignore[import-not-found]
 
 from nouscoder.domain.batch import Batch
-from nouscoder.learner.trainer import Trainer
+from nouscoder.learner.trainer import TrainedBatch, Trainer
 
 DEADLY_BATCH = 2
 # For each point: a method of the trainer, or of its optimizer, which call of the batch, and before or after it.
@@ -55,12 +55,12 @@ def arm(point: str) -> None:
     name, call, before = POINTS[point]
     real = Trainer.train_batch
 
-    def train_batch(trainer: Trainer, batch: Batch, replayed: Sequence[Batch] = ()) -> Any:
+    def train_batch(self: Trainer, batch: Batch, replayed: Sequence[Batch] = ()) -> TrainedBatch:
         if batch.batch_id == DEADLY_BATCH:
-            owner: Any = trainer.optimizer if name.startswith("optimizer.") else trainer
+            owner: Any = self.optimizer if name.startswith("optimizer.") else self
             method = name.removeprefix("optimizer.")
             setattr(owner, method, dying(getattr(owner, method), call, before))
-        return real(trainer, batch, replayed)
+        return real(self, batch, replayed)
 
     Trainer.train_batch = train_batch  # type: ignore[method-assign]
 

@@ -27,7 +27,7 @@ def trained(samples: int, microbatch_tokens: int = 100) -> TrainedBatch:
     """A batch of two steps. The first one is large, so that the clip acts in the second."""
     settings = LearnerSection(
         steps_per_batch=2,
-        learning_rate=1e-2,
+        learning_rate=0.1,
         microbatch_tokens=microbatch_tokens,
         samples_per_batch=samples,
         objective=DapoSettings(),

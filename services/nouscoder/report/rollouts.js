@@ -90,7 +90,7 @@ function rolloutViewer(data) {
       const { reward, newest, oldest, length } = item.told;
       const fits = within(reward, limits.reward.value, limits.reward_to.value)
         && within(newest, limits.version.value, "") && within(oldest, "", limits.version_to.value)
-        && within(length, limits.length.value, limits.length_to.value);
+        && within(length, limits.tokens.value, limits.tokens_to.value);
       item.row.hidden = !fits;
       count += fits;
     }

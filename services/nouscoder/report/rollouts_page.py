@@ -91,8 +91,8 @@ _FILTERS = (
     '<label>at most <input name="reward_to" type="number" step="any"></label>'
     '<label>version from <input name="version" type="number" min="0"></label>'
     '<label>to <input name="version_to" type="number" min="0"></label>'
-    '<label>tokens from <input name="length" type="number" min="0"></label>'
-    '<label>to <input name="length_to" type="number" min="0"></label>'
+    '<label>tokens from <input name="tokens" type="number" min="0"></label>'
+    '<label>to <input name="tokens_to" type="number" min="0"></label>'
     '<label>colours <select name="colours"><option value="ratios">ratio to the old policy</option>'
     '<option value="mismatches">learner to sampler</option><option value="versions">policy version</option></select>'
     "</label><output></output></form>"

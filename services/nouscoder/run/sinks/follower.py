@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import select
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,7 @@ class Follower:
         while True:
             records = self._tail.new_records()
             for record in records:
-                self._try("write", lambda record=record: self._write(record))
+                self._try("write", partial(self._write, record))
             if records:
                 self._try("flush", self._sink.flush)
                 self._save()
@@ -111,7 +113,7 @@ class Follower:
 def _stdin_ended(limit_s: float) -> bool:
     """Wait until standard input ends, at most `limit_s` seconds. Returns whether it has."""
     ready, _, _ = select.select([sys.stdin], [], [], limit_s)
-    return bool(ready) and not sys.stdin.buffer.read1(1)
+    return bool(ready) and not os.read(sys.stdin.fileno(), 1)
 
 
 def main(name: str, run: Path) -> int:
