@@ -16,7 +16,7 @@ from nouscoder.report.samples import pairs, pairs_section, training_section
 from nouscoder.report.shell import html_page, section, tiles
 
 _CURVES_NOTE = "One point per batch, at its last step; throughput, gradient norm and loss have one point per step."
-_TOKENS_NOTE = '<p class="note"><a href="rollouts.html">The tokens of a few rollouts</a>, by ratio and clip.</p>'
+_TOKENS_NOTE = '<p class="note">rollouts.html beside this page shows tokens of rollouts by ratio and clip.</p>'
 _FINAL = ("trained", "filtered", "stale", "abandoned", "lost")
 
 
