@@ -17,7 +17,8 @@ from typing import Any
 import learner_rank  # type: ignore[import-not-found]
 
 from nouscoder.domain.batch import Batch
-from nouscoder.learner.trainer import TrainedBatch, Trainer
+from nouscoder.learner.step_metrics import TrainedBatch
+from nouscoder.learner.trainer import Trainer
 
 DEADLY_BATCH = 2
 # For each point: a method of the trainer, or of its optimizer, which call of the batch, and before or after it.

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from nouscoder.config import Config, DapoSettings, LearnerSection
 from nouscoder.learner import token_records
+from nouscoder.learner.step_metrics import TrainedBatch
 from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.token_records import TokenRecords, kept
-from nouscoder.learner.step_metrics import TrainedBatch
 from nouscoder.learner.trainer import Trainer
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer
 from nouscoder.report.rollouts_page import read_rollouts, rollouts_page, write_rollouts_page
