@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn.functional import log_softmax
-from transformers import Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from nouscoder.config import Config, CorrectionKind, CorrectionSection, DistillationSettings, LearnerSection, RunSection
 from nouscoder.config.run import PolicySection
@@ -65,7 +65,7 @@ def peaked_policy(seed: int) -> Qwen3ForCausalLM:
     return policy
 
 
-def plain(policy: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
+def plain(policy: PreTrainedModel) -> Qwen3ForCausalLM:
     """The same policy with transformers' own attention."""
     same = Qwen3ForCausalLM(copy.deepcopy(policy.config))
     same.load_state_dict(policy.state_dict())
