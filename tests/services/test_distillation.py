@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn.functional import log_softmax
-from transformers import PreTrainedModel, Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from nouscoder.config import Config, CorrectionKind, CorrectionSection, DistillationSettings, LearnerSection, RunSection
 from nouscoder.config.run import PolicySection
@@ -67,7 +67,9 @@ def peaked_policy(seed: int) -> Qwen3ForCausalLM:
 
 def plain(policy: PreTrainedModel) -> Qwen3ForCausalLM:
     """The same policy with transformers' own attention."""
-    same = Qwen3ForCausalLM(copy.deepcopy(policy.config))
+    config = copy.deepcopy(policy.config)
+    assert isinstance(config, Qwen3Config)
+    same = Qwen3ForCausalLM(config)
     same.load_state_dict(policy.state_dict())
     same.set_attn_implementation("eager")
     same.eval()  # type: ignore[no-untyped-call]
