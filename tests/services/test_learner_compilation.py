@@ -43,6 +43,7 @@ def trained(**section: Any) -> tuple[list[Tensor], list[float], list[int]]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
+@pytest.mark.filterwarnings("ignore")  # of torch itself, when Dynamo and Inductor are imported and trace
 @pytest.mark.usefixtures("_repeatable")
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_a_compiled_policy_is_the_eager_one(checkpointing: str) -> None:
