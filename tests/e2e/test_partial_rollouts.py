@@ -83,7 +83,7 @@ def partials_in(broker: RunningBroker) -> dict[str, PartialRollout]:
     found = {}
     for key in broker.redis.scan_iter("*}:partial:*", count=1000):
         data = broker.redis.get(key)
-        if data:
+        if isinstance(data, bytes):
             found[key.decode().rpartition(":")[2]] = decode_pieces(data)
     return found
 
@@ -104,7 +104,7 @@ async def finished(broker: RunningBroker, rollout_id: str) -> Rollout:
         while True:
             for key in broker.redis.scan_iter(f"*}}:record:{rollout_id}.*", count=1000):
                 record = broker.redis.get(key)
-                if record:
+                if isinstance(record, bytes):
                     return decode_rollout(record)
             await asyncio.sleep(0.1)
 
