@@ -27,6 +27,7 @@ from nouscoder.broker.errors import BrokerUnavailable
 from nouscoder.broker.problem_statistics import restore_state
 from nouscoder.broker.store import Value
 from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
+from nouscoder.domain.partial import EncodedPiece
 from nouscoder.domain.run_status import RunMode
 from nouscoder.domain.verdict import VerdictKind
 
@@ -79,6 +80,8 @@ async def live(broker: Broker, rig: BrokerRig) -> None:
 
     held = (await broker.lease_tasks(GEN, 4, 0)).tasks
     assert await broker.heartbeat(GEN, [item.lease.lease_id for item in held], [1] * 4) == {}
+    assert await broker.partials.keep(GEN, [EncodedPiece(held[0].lease.lease_id, 0, 5, 0, 0, bytes(40))]) == [5]
+    assert await broker.partials.read(held[0].task.rollout_id) == bytes(40)
     assert await broker.release_leases(GEN) == 4
     held = (await broker.lease_tasks(GEN, 4, 0)).tasks
     await broker.store.run("tick", "test", 0, 10_000_000)

@@ -233,7 +233,7 @@ def test_the_page_shows_its_curves_and_neither_uses_the_network_nor_runs_a_progr
     dom = seen.dom
     assert seen.asked == ()
     elements = Elements(dom)
-    assert elements.count("svg", "chart") == 14
+    assert elements.count("svg", "chart") == 15
     assert elements.count("polyline") >= 14
     assert elements.count("rect", "fill-") >= 4 * NUM_BATCHES
     assert elements.count("article", "pair") == 14

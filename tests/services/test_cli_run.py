@@ -14,7 +14,15 @@ from nouscoder.cli.app import app
     ("arguments", "values"),
     [
         ([], ["generation.engine=torch"]),
-        (["--engine", "vllm"], ["generation.engine=vllm"]),
+        (
+            ["--engine", "vllm"],
+            [
+                "generation.engine=vllm",
+                "generation.vllm.enforce_eager=true",
+                "generation.vllm.dtype=float32",
+                "generation.vllm.kv_cache_memory_bytes=268435456",
+            ],
+        ),
         (["--set", "generation.engine=fake"], ["generation.engine=torch", "generation.engine=fake"]),
     ],
 )

@@ -175,6 +175,12 @@ def format_number(value: float | None) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def _tick_text(tick: float) -> str:
+    """As short as possible, because the space beside the axis is small. A tick has at most three digits."""
+    text = format_number(tick)
+    return f"{tick:.3g}" if "e" in text else text
+
+
 def _names(chart: Chart) -> list[str]:
     return [series.name for series in chart.series]
 
@@ -204,7 +210,7 @@ def _curve(series: Series, index: int, xs: Sequence[float], x_axis: _Axis, y_axi
 
 
 def _frame(x_axis: _Axis, y_axis: _Axis, ticks: Sequence[float], chart: Chart) -> list[str]:
-    return _y_grid(y_axis, ticks, [format_number(tick) for tick in ticks]) + _x_labels(
+    return _y_grid(y_axis, ticks, [_tick_text(tick) for tick in ticks]) + _x_labels(
         chart, [x_axis.at(x) for x in chart.xs]
     )
 
