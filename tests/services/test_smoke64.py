@@ -87,11 +87,9 @@ async def go(config: Config, test: SmokeTest, *, resume: bool = False) -> dict[s
     return await smoke.run_test(config, test, PlainView(Console(quiet=True)), resume=resume)
 
 
-def test_of(tmp_path: Path) -> SmokeTest:
+def smoke_of(tmp_path: Path) -> SmokeTest:
     return SmokeTest(num_batches=9, pass_rates=tmp_path / "rates.jsonl", num_problems=NUM_PROBLEMS)
 
-
-test_of.__test__ = False  # type: ignore[attr-defined]
 
 RISING = {batch: 0.2 + 0.07 * batch for batch in range(9)}
 
@@ -100,7 +98,7 @@ async def test_a_rising_reward_on_the_chosen_problems(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(smoke, "run_loop", imitated(RISING))
-    result = await go(config, test_of(tmp_path))
+    result = await go(config, smoke_of(tmp_path))
     assert result["direction"] == "rises"
     assert 0 < result["low"] < result["gain"] < result["high"]
     assert (result["num_problems"], result["num_batches"]) == (NUM_PROBLEMS, 9)
@@ -122,7 +120,7 @@ async def test_a_reward_that_does_not_rise(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rates: dict[int, float], direction: str
 ) -> None:
     monkeypatch.setattr(smoke, "run_loop", imitated(rates))
-    assert (await go(config, test_of(tmp_path)))["direction"] == direction
+    assert (await go(config, smoke_of(tmp_path)))["direction"] == direction
 
 
 @pytest.mark.parametrize(("rates", "code"), [(RISING, 0), (dict.fromkeys(range(9), 0.5), 1)])
@@ -135,10 +133,10 @@ async def test_the_exit_code_and_the_json(
     code: int,
 ) -> None:
     monkeypatch.setattr(smoke, "run_loop", imitated(rates))
-    assert await smoke.smoke64(config, test_of(tmp_path), resume=False, as_json=True) == code
+    assert await smoke.smoke64(config, smoke_of(tmp_path), resume=False, as_json=True) == code
     result = json.loads(capsys.readouterr().out)
     assert (result["direction"] == "rises") is (code == 0)
-    assert await smoke.smoke64(config, test_of(tmp_path), resume=True, as_json=False) == code
+    assert await smoke.smoke64(config, smoke_of(tmp_path), resume=True, as_json=False) == code
     assert "in the last, gain" in capsys.readouterr().out
 
 
@@ -158,16 +156,16 @@ async def test_a_killed_test_goes_on_with_the_same_problems(
 
     monkeypatch.setattr(smoke, "run_loop", killed)
     with pytest.raises(Stopped):
-        await go(config, test_of(tmp_path))
+        await go(config, smoke_of(tmp_path))
     before = (config.run.root / "mine-smoke64" / "problems.json").read_text()
     (tmp_path / "rates.jsonl").unlink()
     monkeypatch.setattr(smoke, "run_loop", imitated(RISING))
-    result = await go(config, test_of(tmp_path), resume=True)
+    result = await go(config, smoke_of(tmp_path), resume=True)
     assert result["direction"] == "rises"
     assert (config.run.root / "mine-smoke64" / "problems.json").read_text() == before
     assert ran == 1
     monkeypatch.setattr(smoke, "run_loop", None)
-    assert await go(config, test_of(tmp_path), resume=True) == result, "a finished test only shows its result"
+    assert await go(config, smoke_of(tmp_path), resume=True) == result, "a finished test only shows its result"
 
 
 async def test_too_few_problems_are_a_sentence(config: Config, tmp_path: Path) -> None:

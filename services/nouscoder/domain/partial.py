@@ -13,6 +13,7 @@ from typing import Self, TypeAlias
 from nouscoder.domain.rollout import (
     SampledTokens,
     Segment,
+    SegmentedTokens,
     VersionSpan,
     check_sampled,
     concatenated,
@@ -25,7 +26,7 @@ Part: TypeAlias = "memoryview[int] | SampledTokens"
 
 
 @dataclass(frozen=True, slots=True)
-class PartialRollout:
+class PartialRollout(SegmentedTokens):
     """The tokens of a rollout from number `first_token` on, as many as were known.
 
     As in a Rollout, token_ids [tokens] int32 cover all segments; logprobs [sampled tokens] float32 and the spans of
@@ -57,21 +58,6 @@ class PartialRollout:
     def end_token(self) -> int:
         """The number of the token after the last."""
         return self.first_token + len(self.token_ids)
-
-    @property
-    def num_sampled_tokens(self) -> int:
-        """Tokens of the sampled segments."""
-        return sum(segment.num_tokens for segment in self.segments if segment.is_sampled)
-
-    @property
-    def oldest_version(self) -> int:
-        """The oldest policy version among the sampled tokens."""
-        return min(span.policy_version for span in self.versions)
-
-    @property
-    def newest_version(self) -> int:
-        """The newest policy version among the sampled tokens."""
-        return max(span.policy_version for span in self.versions)
 
     def parts(self) -> list[Part]:
         """The tokens, segment by segment."""

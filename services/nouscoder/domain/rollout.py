@@ -119,8 +119,31 @@ class Completion(SampledTokens):
     experts: ExpertChoices | None = None
 
 
+class SegmentedTokens:
+    """What follows from the segments and version spans of a rollout, whole or partial."""
+
+    __slots__ = ()
+    segments: tuple[Segment, ...]
+    versions: tuple[VersionSpan, ...]
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens that count in the loss."""
+        return sum(segment.num_tokens for segment in self.segments if segment.is_sampled)
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest policy version among the sampled tokens."""
+        return min(span.policy_version for span in self.versions)
+
+    @property
+    def newest_version(self) -> int:
+        """The newest policy version among the sampled tokens."""
+        return max(span.policy_version for span in self.versions)
+
+
 @dataclass(frozen=True, slots=True)
-class Rollout:
+class Rollout(SegmentedTokens):
     """One rollout.
 
     The first segment is the prompt, given. token_ids [tokens] int32 cover all segments; logprobs [sampled tokens]
@@ -164,21 +187,6 @@ class Rollout:
     def sampled_token_ids(self) -> memoryview[int]:
         """The tokens of the sampled segments, [sampled tokens]."""
         return concatenated(self.token_ids[start:end] for start, end in self.sampled_ranges())
-
-    @property
-    def num_sampled_tokens(self) -> int:
-        """Tokens that count in the loss."""
-        return sum(segment.num_tokens for segment in self.segments if segment.is_sampled)
-
-    @property
-    def oldest_version(self) -> int:
-        """The oldest policy version among the sampled tokens."""
-        return min(span.policy_version for span in self.versions)
-
-    @property
-    def newest_version(self) -> int:
-        """The newest policy version among the sampled tokens."""
-        return max(span.policy_version for span in self.versions)
 
     @property
     def num_versions(self) -> int:

@@ -8,6 +8,7 @@ silently.
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -111,9 +112,9 @@ class SamplingRequest(_Model):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
+    @abstractmethod
     def wants_logprobs(self) -> bool:
         """Whether the answer has the log-probability of each token."""
-        raise NotImplementedError
 
     @property
     def token_limit(self) -> int | None:
