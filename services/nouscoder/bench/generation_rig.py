@@ -25,6 +25,7 @@ _GRADED_AT_ONCE = 64
 _GRADING_WAIT_S = 20.0
 _BATCH = 256
 _LAST_LINES = 20
+_VLLM_CACHE_BYTES = 2**30
 # No group grows too old, and admission is never the limit, because nothing is trained on.
 _BROKER_SETTINGS = (
     *("broker.pipeline_k=64", "broker.max_staleness=100000", "broker.stale_policy=keep"),
@@ -34,9 +35,11 @@ _BROKER_SETTINGS = (
 
 def engine_settings(engine: str, policy: Path, overrides: Sequence[str]) -> list[str]:
     """The settings of the service, which the engine alone gets too."""
+    # Without a bound, vLLM takes nearly all memory of the device, and here two engines share it.
+    cache = (f"generation.vllm.kv_cache_memory_bytes={_VLLM_CACHE_BYTES}",) if engine == "vllm" else ()
     return [
         *(f"generation.engine={engine}", f'policy.path="{policy}"', f"generation.max_tokens_total={MAX_TOKENS_TOTAL}"),
-        *(f"generation.sampling.max_new_tokens={MAX_NEW_TOKENS}", *overrides),
+        *(f"generation.sampling.max_new_tokens={MAX_NEW_TOKENS}", *cache, *overrides),
     ]
 
 
