@@ -42,6 +42,7 @@ class Window:
     """The service over some seconds. `busy_share`: the share of the time in which it decoded.
 
     `running_share`: the mean number of rollouts being decoded, as a share of generation.max_running.
+    `stolen_cpu_share`: the share of all cores' time that the hypervisor gave to other machines meanwhile.
     """
 
     seconds: float
@@ -49,6 +50,7 @@ class Window:
     busy_share: float
     running_share: float
     num_updates: int
+    stolen_cpu_share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,7 @@ async def _window(rig: Rig, workers: Sequence[GenerationClient], seconds: float,
         return [await worker.status() for worker in workers]
 
     first, begun_s, updates_before = await states(), time.monotonic(), len(rig.pauses_s)
+    stolen_before_s = stolen_s()
     last, running = first, []
     while (spent_s := time.monotonic() - begun_s) < seconds:
         await asyncio.sleep(min(_POLL_S, seconds - spent_s))
@@ -190,6 +193,7 @@ async def _window(rig: Rig, workers: Sequence[GenerationClient], seconds: float,
         busy_share=1 - idle_s / spent_s,
         running_share=statistics.mean(running) / max_running,
         num_updates=len(rig.pauses_s) - updates_before,
+        stolen_cpu_share=(stolen_s() - stolen_before_s) / (spent_s * (os.cpu_count() or 1)),
     )
 
 
