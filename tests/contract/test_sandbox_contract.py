@@ -199,6 +199,20 @@ async def test_two_programs_converse_and_see_the_end_of_each_other(sandbox: Sand
             assert (heard.exit, heard.exit_code, heard.stdout) == (Exit.EXITED, 0, b"5 x\n")
 
 
+CLOSES = "import os, sys\nos.write(1, b'3 4\\n')\nos.close(1)\nsys.stderr.write(sys.stdin.read())\n"
+SUMS = "import sys\nprint(sum(map(int, sys.stdin.read().split())))\n"
+TABLE[CLOSES] = lambda _: ended(b"3 4\n", stderr=b"7\n")
+TABLE[SUMS] = lambda stdin: ended(b"%d\n" % sum(map(int, stdin.split())))
+
+
+async def test_a_program_that_closes_its_output_ends_the_input_of_its_partner(sandbox: Sandbox) -> None:
+    async with sandbox.pair(Program(PYTHON, CLOSES, WIDE), Program(PYTHON, SUMS, WIDE)) as (one, other):
+        for _ in range(2):
+            closed, summed = await one.converse(other)
+            assert (closed.exit, closed.stdout, closed.stderr) == (Exit.EXITED, b"3 4\n", b"7\n")
+            assert (summed.exit, summed.stdout) == (Exit.EXITED, b"7\n")
+
+
 OPENS = "out = open('/dev/stdout', 'w')\nprint('hello', file=out, flush=True)\nopen('/dev/stdin').read()\n"
 TABLE[OPENS] = TABLE[SAYS]
 

@@ -127,9 +127,20 @@ async def test_a_bad_first_frame_is_a_sandbox_error(hello: bytes) -> None:
         await session_with(HostileLaunch(b"", hello))
 
 
-@pytest.mark.parametrize("output", [b"", b"x" * 70_000], ids=["empty", "flood"])
-async def test_the_output_in_a_conversation_is_bounded(output: bytes) -> None:
-    said = frames.encode(Kind.OUTPUT, output) * 10
+END = frames.encode(Kind.OUTPUT_END)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        frames.encode(Kind.OUTPUT) * 10,
+        frames.encode(Kind.OUTPUT, b"x" * 70_000) * 10,
+        END * 2,
+        END + frames.encode(Kind.OUTPUT, b"x"),
+    ],
+    ids=["empty", "flood", "two ends", "output after the end"],
+)
+async def test_the_output_in_a_conversation_is_bounded(said: bytes) -> None:
     slot, session = await session_with(HostileLaunch(COMPILED + said))
     partner_slot, partner = await session_with(HostileLaunch(COMPILED + result()))
     with pytest.raises(SandboxError):

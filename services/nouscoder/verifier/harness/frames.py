@@ -5,8 +5,9 @@ INVARIANT: nothing is read ahead. At the end of a frame, another process of the 
 The gateway sends for each session: PROGRAM, then any number of RUN or TALK, each optionally after ARGUMENTS (arguments
 and files), then END. END may come at any time and ends a run early. The slot sends HELLO or FAILED once, READY when the
 next sandbox is ready, COMPILED or COMPILE_FAILED after PROGRAM, and RESULT after RUN. In a TALK the gateway sends
-INPUT, INPUT_END and HOLD, and the slot sends OUTPUT, until RESULT; later frames are dropped. HOLD stops all processes
-of the program until the next INPUT. The slot answers it with HELD, after the rest of the output.
+INPUT, INPUT_END and HOLD, and the slot sends OUTPUT, until RESULT; later frames are dropped. OUTPUT_END comes once,
+when the program has closed its output, and no OUTPUT follows. HOLD stops all processes of the program until the next
+INPUT. The slot answers it with HELD, after the rest of the output.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Kind(IntEnum):
     FAILED = 21
     OUTPUT = 22
     HELD = 23
+    OUTPUT_END = 24
 
 
 class Ended(IntEnum):

@@ -136,8 +136,9 @@ class Session(Protocol):
         """Run this program and `partner`'s together. The output of each is the input of the other.
 
         `partner` is the second session of the same `Sandbox.pair`; `args` and `files` are for the partner. When one
-        program exits, the input of the other ends. The results (this one's, the partner's) hold the complete output of
-        each. Both have their own limits; wall time counts from the start of the conversation. Raises what `run` raises.
+        program exits or closes its output, the input of the other ends. The results (this one's, the partner's) hold
+        the complete output of each. Both have their own limits; wall time counts from the start of the conversation.
+        Raises what `run` raises.
         """
         ...
 

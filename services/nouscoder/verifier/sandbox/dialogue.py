@@ -33,6 +33,7 @@ class SlotDialogue:
         self._to_result = to_result
         self._out_of_memory = out_of_memory
         self._left_bytes = most_bytes
+        self._output_ended = False
         self._result: RunResult | None = None
 
     async def say(self, data: bytes) -> None:
@@ -62,11 +63,14 @@ class SlotDialogue:
             await self._end_or_raise(error)
 
     async def _next(self, limit_s: float, *expected: Kind) -> tuple[Kind, bytes]:
-        """The next frame: OUTPUT, RESULT (kept in `_result`), or one of `expected`."""
+        """The next frame: OUTPUT, RESULT (kept in `_result`), or one of `expected`. OUTPUT_END is passed over, once."""
         if self._result is not None:
             return Kind.RESULT, b""
         try:
             kind, payload = await self._receive(limit_s)
+            if kind is Kind.OUTPUT_END and not payload and not self._output_ended:
+                self._output_ended = True
+                kind, payload = await self._receive(limit_s)
         except SandboxError as error:
             await self._end_or_raise(error)
             return Kind.RESULT, b""

@@ -211,14 +211,19 @@ class SlotSession:
         now_s = asyncio.get_running_loop().time
         end_s = now_s() + self._program.limits.wall_time_s
         left_bytes = frames.session_bound(self._program.limits.output_bytes)
+        speaks = True
         while True:
             kind, payload = await self._receive(max(0.0, end_s - now_s()))
             left_bytes -= len(payload)
-            if kind is Kind.OUTPUT and payload and left_bytes > 0:
+            if kind is Kind.OUTPUT and payload and speaks and left_bytes > 0:
                 await listener._slot.send(Kind.INPUT, payload)
+            elif kind is Kind.OUTPUT_END and speaks:
+                speaks = False
+                await listener._slot.send(Kind.INPUT_END)
             elif kind is Kind.RESULT:
                 result = await self._to_result(payload)
-                await listener._slot.send(Kind.INPUT_END)
+                if speaks:
+                    await listener._slot.send(Kind.INPUT_END)
                 return result
             else:
                 await self._slot.stop()

@@ -1,7 +1,8 @@
 /* A run in a conversation: its input and output are pipes, and each chunk is sent over the stream at once.
  *
- * INVARIANT: the output of a program is sent before its RESULT, which holds the output again. A program that exceeds
- * its output limit is killed. From HELD until the next INPUT none of its processes runs.
+ * INVARIANT: the output of a program is sent before its RESULT, which holds the output again. OUTPUT_END is sent once,
+ * after the last OUTPUT. A program that exceeds its output limit is killed. From HELD until the next INPUT none of its
+ * processes runs.
  */
 #include "init.h"
 
@@ -91,6 +92,7 @@ static bool relay_output(struct session *s, struct run *run, struct relay *m) {
     if (n <= 0) {
         close(m->out);
         m->out = -1;
+        send_frame(s, OUTPUT_END, NULL, 0);
         return false;
     }
     m->num_output += (uint64_t)n;
