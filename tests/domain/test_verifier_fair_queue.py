@@ -160,3 +160,15 @@ async def test_an_extra_slot_is_given_only_while_a_slot_is_idle_and_no_submissio
         await asyncio.wait_for(task, 60)
         assert served.is_set()
     assert (slots.busy, slots.extra, slots.waiting) == (0, 0, 0)
+
+
+async def test_a_submission_that_has_waited_for_its_patience_leaves_the_queue() -> None:
+    slots = FairSlots(1, MAX_WAITING, lambda waiting, busy: None)
+    async with slots.slot("a"):
+        with pytest.raises(QueueFull):
+            async with slots.slot("b", patience_s=0.01):
+                pytest.fail("there is only one slot")
+        assert (slots.waiting, slots.busy) == (0, 1)
+    async with slots.slot("b", patience_s=60):
+        assert (slots.waiting, slots.busy) == (0, 1)
+    assert slots.busy == 0

@@ -169,7 +169,8 @@ async def judge_contests(url: str, problems: Sequence[Problem]) -> list[Judged]:
                 "memory hog": (MEMORY_HOG, {"memory_bytes": 256 * 1024**2}, "memory_limit_exceeded"),
             }[name]
             cases = [{"input": case.input, "output": case.output} for case in tests.cases]
-            answer = await client.grade(code=code, tests={"type": "stdin", "cases": cases}, limits=limits)
+            record = {"code": code, "tests": {"type": "stdin", "cases": cases}, "limits": limits}
+            answer = await client.grade_record(record)
             return Judged(problem.problem_id, name, truth, answer["verdict"], answer["detail"])
 
         names = ("empty", "print(0)", "endless", "memory hog")

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from nouscoder.client.http import Client
+from nouscoder.client import Client
 from nouscoder.http_server.api_keys import new_api_key
 
 BODY = {"code": "print(3)", "tests": {"type": "stdin", "cases": [{"input": "", "output": "3"}]}}
@@ -96,7 +96,7 @@ def test_a_service_with_tokens_audit_log_and_tls(service: tuple[Service, dict[st
     assert httpx.get(f"{health}/readyz").json() == {"status": "ready"}
     assert httpx.post(f"{url}/v1/grade", json=BODY, verify=trust).status_code == 401
     with Client(url, token=secrets["ann"], tls=trust) as client:
-        assert client.grade(**BODY)["verdict"] == "accepted"
+        assert client.grade_record(BODY)["verdict"] == "accepted"
     headers = {"Authorization": f"Bearer {secrets['ann']}", "X-Request-Id": "mine"}
     run = httpx.post(f"{url}/run_code", json={"code": "1", "language": "python"}, headers=headers, verify=trust)
     assert run.json()["status"] == "Success"
@@ -109,7 +109,7 @@ def test_a_service_with_tokens_audit_log_and_tls(service: tuple[Service, dict[st
     until(lambda: (tmp_path / "audit.jsonl").exists(), "the audit log is begun anew")
     assert httpx.post(f"{url}/v1/grade", json=BODY, headers=headers, verify=trust).status_code == 401
     with Client(url, token=secret, tls=trust) as client:
-        assert client.grade(**BODY)["cached"]
+        assert client.grade_record(BODY)["cached"]
     assert running.stop() == 0
 
     def audited(name: str) -> list[tuple[str, str, str]]:

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nouscoder.client import Client, GradingFailed
-from nouscoder.client.http import Patience
+from nouscoder.client import Client, GradingFailed, Patience
 from nouscoder.config import Config, load_config
 from nouscoder.data.json_records import UnreadableFile
 from nouscoder.data.problems import save_problems
@@ -332,18 +331,18 @@ def test_samples_are_sent_to_a_server_with_the_tests_of_their_problem_and_the_to
 
 def test_the_sync_client_retries_an_internal_error_a_bounded_number_of_times() -> None:
     with server((200, OURS), (200, GOOD)) as (url, handler), Client(url) as client:
-        assert client.grade(code="pass") == GOOD
+        assert dict(client.grade_record({"code": "pass"})) == GOOD
         assert handler.seen == 2
     with server((200, OURS)) as (url, handler), Client(url) as client:
-        assert client.grade(code="pass") == OURS
+        assert dict(client.grade_record({"code": "pass"})) == OURS
         assert handler.seen == 3
 
 
 def test_the_sync_client_retries_no_bad_request_and_an_unreachable_server_for_a_limited_time() -> None:
     with server((422, {"detail": "code: missing"})) as (url, handler), Client(url) as client:
         with pytest.raises(GradingFailed, match="code: missing"):
-            client.grade(code="pass")
+            client.grade_record({"code": "pass"})
         assert handler.seen == 1
     with Client("http://127.0.0.1:1", Patience(unreachable_s=0.1)) as client, pytest.raises(GradingFailed) as failure:
-        client.grade(code="pass")
+        client.grade_record({"code": "pass"})
     assert failure.value.status == 0

@@ -14,8 +14,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from nouscoder.client import AsyncClient, GradingFailed
-from nouscoder.client.http import Patience
+from nouscoder.client import AsyncClient, GradingFailed, Patience
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.http_server.api_keys import ApiKeys
@@ -227,7 +226,7 @@ async def test_a_full_queue_is_429_with_retry_after_and_the_client_retries(servi
         await service.stub.Grade(verifier_pb2.GradeRequest(submission=submission_to(submission())))
     assert full.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     async with AsyncClient(service.url) as client:
-        waiting = asyncio.ensure_future(client.grade(**request()))
+        waiting = asyncio.ensure_future(client.grade_record(request()))
         await asyncio.sleep(0.05)
         service.sandbox.let_go.set()
         assert (await waiting)["verdict"] == "accepted"
@@ -406,8 +405,8 @@ async def test_an_address_in_use_is_one_clear_sentence(service: Running) -> None
 async def test_the_client_fails_with_one_clear_sentence(service: Running) -> None:
     async with AsyncClient(service.url) as client:
         with pytest.raises(GradingFailed, match="422: colour: unknown field"):
-            await client.grade(**request(colour="red"))
-        assert (await client.grade(**request("break")))["verdict"] == "internal_error"
+            await client.grade_record(request(colour="red"))
+        assert (await client.grade_record(request("break")))["verdict"] == "internal_error"
     async with AsyncClient("http://127.0.0.1:1", Patience(unreachable_s=0.01)) as client:
         with pytest.raises(GradingFailed, match="does not answer"):
-            await client.grade(**request())
+            await client.grade_record(request())

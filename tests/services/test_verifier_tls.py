@@ -15,8 +15,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from nouscoder.client import AsyncClient, GradingFailed
-from nouscoder.client.http import Patience
+from nouscoder.client import AsyncClient, Patience, TlsFailed, Unreachable
 from nouscoder.config import ConfigError, TlsSection, load_config
 from nouscoder.http_server.listener import start_http
 from nouscoder.http_server.tls import TlsUnusable, http_context
@@ -110,8 +109,8 @@ async def test_tls_serves_clients_that_trust_the_authority_and_refuses_plain_tex
     trusting = ssl.create_default_context(cafile=str(files / "ca.pem"))
     async with AsyncClient(running.url, tls=trusting) as client:
         assert (await client.grade(code="1", tests=TESTS))["verdict"] == "accepted"
-    async with AsyncClient(running.url, Patience(unreachable_s=0.01)) as client:
-        with pytest.raises(GradingFailed, match=r"(?i)certificate"):
+    async with AsyncClient(running.url) as client:
+        with pytest.raises(TlsFailed, match=r"(?i)certificate"):
             await client.grade(code="1", tests=TESTS)
     async with httpx.AsyncClient() as plain:
         with pytest.raises(httpx.TransportError):
@@ -128,7 +127,7 @@ async def test_mtls_needs_a_client_certificate_of_the_authority(files: Path, sta
     running = await start(section(files, authority), stack)
     nameless = ssl.create_default_context(cafile=authority)
     async with AsyncClient(running.url, Patience(unreachable_s=0.01), tls=nameless) as client:
-        with pytest.raises(GradingFailed, match="does not answer"):
+        with pytest.raises((TlsFailed, Unreachable)):
             await client.grade(code="1", tests=TESTS)
     named = ssl.create_default_context(cafile=authority)
     named.load_cert_chain(files / "client.pem", files / "client.key")

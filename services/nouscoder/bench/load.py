@@ -37,7 +37,7 @@ from nouscoder.bench.load_result import LoadPlan, LoadResult, figures
 from nouscoder.bench.load_watch import Holding, first_and_last, watch
 from nouscoder.bench.mixture import Sample, mixture
 from nouscoder.bench.verifier import running_service
-from nouscoder.client.http import GRADE_PATH
+from nouscoder.client.calls import GRADE_PATH
 from nouscoder.http_server.api_keys import new_api_key
 from nouscoder.progress_bar import progress_bar
 from nouscoder.verifier.toolchains.languages import installed

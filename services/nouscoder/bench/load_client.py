@@ -20,7 +20,7 @@ from typing import Any
 
 from nouscoder.bench.http_load import LeanClient, LoadFault
 from nouscoder.bench.mixture import Sample
-from nouscoder.client.http import GRADE_PATH
+from nouscoder.client.calls import GRADE_PATH
 
 _MAX_SENDS = 4
 _MAX_NOTES = 20

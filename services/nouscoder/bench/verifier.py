@@ -23,7 +23,7 @@ from nouscoder.bench.controls import bare_spawn, forks_per_second, rate
 from nouscoder.bench.errors import BenchError
 from nouscoder.bench.http_load import LeanClient
 from nouscoder.bench.processes import Usage, stolen_s, usage_of
-from nouscoder.client.http import GRADE_PATH
+from nouscoder.client.calls import GRADE_PATH
 from nouscoder.run.local import free_addresses
 
 _START_LIMIT_S = 60.0

@@ -2,6 +2,39 @@
 
 from __future__ import annotations
 
-from nouscoder.client.http import AsyncClient, Client, GradingFailed, Patience
+from nouscoder.client.async_client import AsyncClient
+from nouscoder.client.errors import (
+    AuthenticationFailed,
+    BadRequest,
+    DeadlinePassed,
+    GradingFailed,
+    Overloaded,
+    StorageFull,
+    TlsFailed,
+    UnknownHost,
+    Unreachable,
+)
+from nouscoder.client.records import Comparator, GradeAnswer, GradeRequest, Limits, OutcomeAnswer, RunAnswer
+from nouscoder.client.retries import Patience
+from nouscoder.client.sync_client import Client
 
-__all__ = ["AsyncClient", "Client", "GradingFailed", "Patience"]
+__all__ = [
+    "AsyncClient",
+    "AuthenticationFailed",
+    "BadRequest",
+    "Client",
+    "Comparator",
+    "DeadlinePassed",
+    "GradeAnswer",
+    "GradeRequest",
+    "GradingFailed",
+    "Limits",
+    "OutcomeAnswer",
+    "Overloaded",
+    "Patience",
+    "RunAnswer",
+    "StorageFull",
+    "TlsFailed",
+    "UnknownHost",
+    "Unreachable",
+]

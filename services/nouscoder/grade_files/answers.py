@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nouscoder.client.http import AsyncClient
+from nouscoder.client import AsyncClient
 from nouscoder.config import Config
 from nouscoder.data.problem_index import IndexedProblem, NotInIndex, ProblemIndex
 from nouscoder.domain.submission import Profile, Submission, Tests
@@ -62,7 +62,7 @@ async def remote_answers(
             assert problems is not None
             problem = _problem_of(entry, problems)
             request = await asyncio.to_thread(_request, entry, problem, problems.tests)
-        return await client.grade_record(request)
+        return dict(await client.grade_record(request))
 
     tls = None if ca is None else _tls(ca)
     async with AsyncClient(server, num_connections=SERVER_AT_ONCE, token=token, tls=tls) as client:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from nouscoder.client.http import GradingFailed
+from nouscoder.client import GradingFailed
 from nouscoder.config import Config
 from nouscoder.data.compressed import STDIN
 from nouscoder.data.problem_index import open_index_of

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from nouscoder.client.http import AsyncClient, GradingFailed
+from nouscoder.client import AsyncClient, GradingFailed
 from nouscoder.data.filters.step import Candidate, CannotFilter, Grading
 from nouscoder.data.references import Reference
 from nouscoder.domain.submission import Prelude, Submission, Tests

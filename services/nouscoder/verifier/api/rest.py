@@ -57,6 +57,9 @@ _FAULTS: dict[int | str, dict[str, Any]] = {
     503: {"model": Fault, "description": "The service is draining."},
     504: {"model": Fault, "description": "The X-Deadline-S of the request has passed."},
 }
+_RUN_FAULTS = {status: fault for status, fault in _FAULTS.items() if status not in (429, 503, 504)} | {
+    504: {"model": Fault, "description": "No slot was free in time, or the X-Deadline-S has passed: retry."}
+}
 _REF = "#/components/schemas/{model}"
 _EITHER = {"anyOf": [{"$ref": _REF.format(model=name)} for name in ("GradeRequest", "StoredGradeRequest")]}
 _REQUEST = {"requestBody": {"required": True, "content": {_JSON: {"schema": _EITHER}}}}
@@ -170,12 +173,15 @@ def _add_run_code(app: FastAPI, runner: CodeRunner, drain_state: DrainState, max
     request_schema = {"$ref": _REF.format(model="RunCodeRequest")}
     extra = {"requestBody": {"required": True, "content": {_JSON: {"schema": request_schema}}}}
 
-    @app.post("/run_code", response_model=RunCodeAnswer, responses=_FAULTS, openapi_extra=extra)
+    @app.post("/run_code", response_model=RunCodeAnswer, responses=_RUN_FAULTS, openapi_extra=extra)
     async def run_code(request: Request) -> Response:
         """Run one program once, like SandboxFusion."""
-        _enter(drain_state)
-        run_request = parse_run_code(await read_body(request, max_body_bytes))
-        answer = await while_connected(request, runner.run(run_request))
+        try:
+            _enter(drain_state)
+            run_request = parse_run_code(await read_body(request, max_body_bytes))
+            answer = await while_connected(request, runner.run(run_request))
+        except (QueueFull, Draining) as error:  # the callers of this path repeat only a 504 (run_code.py)
+            return _fault(504, str(error) or "the service is draining", **{"Retry-After": "1"})
         return Response(answer.model_dump_json(), media_type=_JSON)
 
 

@@ -3,6 +3,9 @@
 Differences from SandboxFusion: the program cannot change the files that were sent, `fetch_files` must be empty,
 `compile_timeout` is ignored because the service has its own compile limit, and a program that prints more than 8 MiB is
 stopped.
+
+A run waits for a slot. When it gets none in time, the answer is 504: verl and SandboxFusion's client send the request
+again after a 504, while verl counts every other refusal as a wrong program. So a full queue is never a reward.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from __future__ import annotations
 import base64
 import binascii
 import time
+from collections.abc import Mapping
+from contextlib import ExitStack
 from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission, language_name
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.quotas import Quotas
+from nouscoder.verifier.api.streaming import QUEUE_PATIENCE_S, while_full
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 from nouscoder.verifier.observe.audit import AuditLog
@@ -25,6 +31,7 @@ from nouscoder.verifier.toolchains.languages import installed
 
 _CPU_PER_WALL = 8.0  # SandboxFusion limits only wall time, and threads may use several cores
 _OUTPUT_BYTES = 8 * 1024**2  # the answer holds all of it as JSON text, which can be six times as long
+_SPARE_S = 4.0  # verl gives up 10 s after the two timeouts; the rest is for an exclusive run and the way
 _BOUNDS = Bounds()
 _STOPPED = {
     Exit.MEMORY_LIMIT: "stopped: over the memory limit",
@@ -54,6 +61,16 @@ class RunCodeRequest(BaseModel):
         limits = Limits(self.run_timeout, cpu_time_s, memory_bytes, _OUTPUT_BYTES)
         validate(Submission(StdinTests((StdinCase("", ""),)), self.code, language=language, limits=limits), _BOUNDS)
         return Program(installed()[language], self.code, limits)
+
+    @property
+    def slot_patience_s(self) -> float:
+        """Seconds that the request may wait for a slot.
+
+        verl gives up `compile_timeout + run_timeout + 10` seconds after it has sent the request. An interpreted program
+        does not need `compile_timeout`.
+        """
+        is_compiled = installed()[language_name(self.language)].compile is not None
+        return min(QUEUE_PATIENCE_S, _SPARE_S + (0.0 if is_compiled else self.compile_timeout))
 
     def contents(self) -> dict[str, bytes]:
         """The decoded files by name. Raises InvalidSubmission naming the invalid one."""
@@ -123,13 +140,12 @@ class CodeRunner:
         self._audit = audit
 
     async def run(self, request: RunCodeRequest) -> RunCodeAnswer:
-        """Run one program. Raises InvalidSubmission, QueueFull and QuotaExceeded."""
+        """Run one program. Raises InvalidSubmission, and QueueFull when there is no slot or quota in time."""
         begun_s = time.monotonic()
         answer: RunCodeAnswer | None = None
         refused = ""
         try:
-            with self._quotas.admitted(current_caller()):
-                answer = await self._answer(request)
+            answer = await self._patient_answer(request)
             return answer
         except BaseException as error:
             refused = type(error).__name__
@@ -145,13 +161,27 @@ class CodeRunner:
                     duration_s=round(time.monotonic() - begun_s, 6),
                 )
 
-    async def _answer(self, request: RunCodeRequest) -> RunCodeAnswer:
+    async def _patient_answer(self, request: RunCodeRequest) -> RunCodeAnswer:
         program, files = request.program(), request.contents()
+        stdin = (request.stdin or "").encode("utf8", "surrogatepass")
+        end_s = time.monotonic() + request.slot_patience_s
+        with ExitStack() as stack:
+
+            async def enter() -> None:
+                stack.enter_context(self._quotas.admitted(current_caller()))
+
+            await while_full(enter, request.slot_patience_s)
+            left_s = end_s - time.monotonic()
+            return await while_full(lambda: self._answer(program, stdin, files, end_s - time.monotonic()), left_s)
+
+    async def _answer(
+        self, program: Program, stdin: bytes, files: Mapping[str, bytes], slot_patience_s: float
+    ) -> RunCodeAnswer:
         compiled = (
             None if program.language.compile is None else CommandResult(status=CommandStatus.FINISHED, return_code=0)
         )
         try:
-            result = await self._grader.run_once(program, (request.stdin or "").encode("utf8", "surrogatepass"), files)
+            result = await self._grader.run_once(program, stdin, files, slot_patience_s)
         except CompileFailed as failure:
             return _not_compiled(program, failure.detail)
         except SandboxError as error:

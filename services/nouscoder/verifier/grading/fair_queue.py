@@ -10,6 +10,7 @@ idle and no submission waits, so that it delays no submission that is already th
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
@@ -39,9 +40,16 @@ class FairSlots:
         report_load(0, 0)
 
     @asynccontextmanager
-    async def slot(self, client: str) -> AsyncIterator[None]:
-        """A slot for one submission of `client`. Raises QueueFull, at once or later while it waits."""
-        await self._acquire(client)
+    async def slot(self, client: str, patience_s: float = math.inf) -> AsyncIterator[None]:
+        """A slot for one submission of `client`.
+
+        Raises QueueFull, at once, later while it waits, or after it has waited `patience_s` seconds.
+        """
+        try:
+            async with asyncio.timeout(patience_s if patience_s < math.inf else None):
+                await self._acquire(client)
+        except TimeoutError:
+            raise QueueFull(self._retry_after_s()) from None
         begun = time.monotonic()
         try:
             yield

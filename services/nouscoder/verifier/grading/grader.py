@@ -14,6 +14,7 @@ Nothing that a candidate does gives internal_error.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -129,12 +130,15 @@ class Grader:
         order = hardest_first(sizes, learned.rates() if learned is not None else None)
         return Progress(submission, judge, order, self._sandbox.name, begun, self._policy.max_submission_s)
 
-    async def run_once(self, program: Program, stdin: bytes, files: Mapping[str, bytes]) -> RunResult:
+    async def run_once(
+        self, program: Program, stdin: bytes, files: Mapping[str, bytes], slot_patience_s: float = math.inf
+    ) -> RunResult:
         """Run a program once in a slot, without judging it.
 
-        Raises CompileFailed, SandboxError, QueueFull, and ValueError for files that the sandbox does not accept.
+        Raises CompileFailed, SandboxError, ValueError for files that the sandbox does not accept, and QueueFull, at
+        once or when it got no slot within `slot_patience_s` seconds.
         """
-        async with self._slots.slot(current_caller().client):
+        async with self._slots.slot(current_caller().client, slot_patience_s):
             try:
                 async with asyncio.timeout(self._policy.open_patience_s + self._policy.run_patience_s(program)):
                     async with self._sandbox.session(program) as session, self._run_lock.shared():

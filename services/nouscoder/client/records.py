@@ -1,0 +1,125 @@
+"""The records of the grading API as types: docs/grading.md and /openapi.json describe each field.
+
+They are dicts at run time, so an answer can be stored as JSON as it is, and a new field of a newer service breaks
+nothing. A type checker finds misspelt fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Required, TypedDict, final
+
+VerdictName = Literal[
+    "accepted",
+    "wrong_answer",
+    "time_limit_exceeded",
+    "memory_limit_exceeded",
+    "output_limit_exceeded",
+    "runtime_error",
+    "compile_error",
+    "no_code",
+    "internal_error",
+]
+
+
+class Limits(TypedDict, total=False):
+    """Limits of one test."""
+
+    wall_time_s: float
+    cpu_time_s: float
+    memory_bytes: int
+    output_bytes: int
+    processes: int
+
+
+class Comparator(TypedDict, total=False):
+    """How an output is compared (docs/verdicts.md)."""
+
+    type: Literal["tokens", "kattis", "lines", "unordered_lines", "exact"]
+    float_tolerance: float
+    absolute_tolerance: float
+    relative_tolerance: float
+    ignore_case: bool
+
+
+class Rules(TypedDict, total=False):
+    """The fields of a request besides the program and its tests."""
+
+    language: str
+    limits: Limits
+    comparator: Comparator
+    profile: Literal["process", "lcb"]
+    prelude: Literal["none", "lcb"]
+    stop_on_first_failure: bool
+    reveal: Literal["first_failure", "none"]
+    problem_id: str
+
+
+class GradeRequest(Rules, total=False):
+    """One submission. Give exactly one of `code` (a program) and `completion` (a model's answer)."""
+
+    code: str
+    completion: str
+    tests: Required[Mapping[str, Any] | str]
+
+
+@final
+class OutcomeAnswer(TypedDict):
+    """The outcome of one test."""
+
+    index: int
+    outcome: VerdictName
+    wall_time_s: float
+    cpu_time_s: float
+    memory_bytes: int
+    score: float
+
+
+class FirstFailure(TypedDict):
+    """The failing test with the lowest index among those run; texts are clipped."""
+
+    index: int
+    outcome: VerdictName
+    input: str
+    expected: str
+    output: str
+    stderr: str
+
+
+@final
+class GradeAnswer(TypedDict):
+    """A verdict. `reward` is None for internal_error: the service failed, and the program was not judged."""
+
+    verdict: VerdictName
+    passed: int
+    total: int
+    reward: float | None
+    score: float
+    first_failure: FirstFailure | None
+    tests: list[OutcomeAnswer]
+    graded: int
+    duration_s: float
+    backend: str
+    cached: bool
+    detail: str
+
+
+class CommandResult(TypedDict):
+    """The result of one command of `run_code`: the compiler or the program."""
+
+    status: Literal["Finished", "Error", "TimeLimitExceeded"]
+    execution_time: float | None
+    return_code: int | None
+    stdout: str | None
+    stderr: str | None
+
+
+class RunAnswer(TypedDict):
+    """The answer of `run_code`, as SandboxFusion writes it."""
+
+    status: Literal["Success", "Failed", "SandboxError"]
+    message: str
+    compile_result: CommandResult | None
+    run_result: CommandResult | None
+    executor_pod_name: str | None
+    files: dict[str, str]

@@ -1,0 +1,157 @@
+"""The synchronous client.
+
+    with Client("http://127.0.0.1:8080") as client:
+        answer = client.grade(code="print(3)", tests={"type": "stdin", "cases": [{"input": "", "output": "3"}]})
+        answer["verdict"], answer["reward"]
+
+INVARIANT: `grade_many` yields one result for each request, in their order; at most `at_once` are in progress.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self, Unpack, cast
+
+import httpx
+
+from nouscoder.client.calls import AHEAD, GRADE_PATH, RUN_CODE_PATH, STREAM_PATH, TESTS_PATH, run_code_record
+from nouscoder.client.errors import GradingFailed, failure_of_transport, record_of
+from nouscoder.client.events import Event, EventReader
+from nouscoder.client.records import GradeAnswer, GradeRequest, RunAnswer
+from nouscoder.client.retries import Attempts, Outcome, Patience, authorization
+
+
+class Client:
+    """It has one connection pool and may be shared between threads.
+
+    `token` is the API key, by default that of the environment variable NOUSCODER_TOKEN. `tls` holds the trusted
+    authorities and the client certificate, by default the system's authorities and none. `transport` takes the place
+    of the network, for tests and proxies.
+
+    Each call takes a `request_id`, which the service writes to its logs, and a `deadline_s`, which bounds the call with
+    all its retries in seconds. Each call raises GradingFailed when the service gives no answer (errors.py).
+    """
+
+    def __init__(
+        self,
+        url: str,
+        patience: Patience | None = None,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._patience = patience or Patience()
+        self._http = httpx.Client(base_url=url, headers=authorization(token), verify=tls or True, transport=transport)
+
+    def grade(
+        self, *, request_id: str | None = None, deadline_s: float | None = None, **fields: Unpack[GradeRequest]
+    ) -> GradeAnswer:
+        """Grade one submission, with the fields of POST /v1/grade."""
+        return self.grade_record(fields, request_id=request_id, deadline_s=deadline_s)
+
+    def grade_record(
+        self, record: Mapping[str, Any], *, request_id: str | None = None, deadline_s: float | None = None
+    ) -> GradeAnswer:
+        """Like `grade`, with the request as one record that no type checker has seen."""
+        attempts = Attempts(self._patience, request_id, deadline_s)
+        return cast("GradeAnswer", self._request("POST", GRADE_PATH, record, attempts))
+
+    def grade_many(
+        self, requests: Iterable[Mapping[str, Any]], *, at_once: int = 16, deadline_s: float | None = None
+    ) -> Iterator[GradeAnswer | GradingFailed]:
+        """Grade many, `at_once` at a time. Yields an answer or the error for each request, in their order.
+
+        `deadline_s` is for each request. Requests are read only as the results are taken.
+        """
+        waiting: deque[Future[GradeAnswer | GradingFailed]] = deque()
+        pool = ThreadPoolExecutor(at_once, thread_name_prefix="grade_many")
+        try:
+            for request in requests:
+                waiting.append(pool.submit(self._graded, request, deadline_s))
+                if len(waiting) >= AHEAD * at_once:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def stream(
+        self, *, request_id: str | None = None, deadline_s: float | None = None, **fields: Unpack[GradeRequest]
+    ) -> Iterator[Event]:
+        """Grade one submission: a OutcomeAnswer for each test as it ends, then the GradeAnswer ("verdict" in it)."""
+        attempts = Attempts(self._patience, request_id, deadline_s)
+        while True:
+            reader = EventReader()
+            outcome: Outcome
+            try:
+                with self._http.stream("POST", STREAM_PATH, json=fields, **attempts.send_arguments()) as response:
+                    if response.status_code == 200:
+                        yield from (event for line in response.iter_lines() if (event := reader.feed(line)))
+                        reader.finish()
+                        return
+                    response.read()
+                    outcome = response
+            except httpx.TransportError as error:
+                if reader.begun:
+                    raise failure_of_transport(error) from error
+                outcome = error
+            time.sleep(attempts.next_delay_s(outcome) or 0.0)
+
+    def run_code(
+        self,
+        code: str,
+        *,
+        language: str = "python",
+        stdin: str = "",
+        run_timeout_s: float = 10.0,
+        memory_limit_mb: int | None = None,
+        files: Mapping[str, bytes] | None = None,
+        request_id: str | None = None,
+        deadline_s: float | None = None,
+    ) -> RunAnswer:
+        """Run a program once without tests. `files` are beside it, by name."""
+        record = run_code_record(code, language, stdin, run_timeout_s, memory_limit_mb, files)
+        attempts = Attempts(self._patience, request_id, deadline_s)
+        return cast("RunAnswer", self._request("POST", RUN_CODE_PATH, record, attempts))
+
+    def put_tests(self, tests: Mapping[str, Any]) -> str:
+        """Store tests once, with PUT /v1/tests. Returns their digest, for `tests={"digest": digest}` in `grade`.
+
+        Raises StorageFull when the client has stored its maximum number of bytes.
+        """
+        return str(self._request("PUT", TESTS_PATH, tests, Attempts(self._patience))["digest"])
+
+    def _graded(self, request: Mapping[str, Any], deadline_s: float | None) -> GradeAnswer | GradingFailed:
+        try:
+            return self.grade_record(request, deadline_s=deadline_s)
+        except GradingFailed as error:
+            return error
+
+    def _request(self, method: str, path: str, record: Mapping[str, Any], attempts: Attempts) -> dict[str, Any]:
+        while True:
+            outcome: Outcome
+            try:
+                outcome = self._http.request(method, path, json=record, **attempts.send_arguments())
+            except httpx.TransportError as error:
+                outcome = error
+            delay_s = attempts.next_delay_s(outcome)
+            if delay_s is None and isinstance(outcome, httpx.Response):
+                return record_of(outcome)
+            time.sleep(delay_s or 0.0)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,214 @@
+"""A full queue is never a reward: POST /run_code waits for a slot, and answers 504 when it gets none in time.
+
+verl sends a request again after a 504, and counts any other refusal as a wrong program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, cast
+
+import httpx
+import pytest
+import sandbox_fusion
+from prometheus_client import CollectorRegistry
+from sandbox_fusion.models import RunCodeRequest as FusionRequest
+
+from nouscoder.http_server.api_keys import ApiKeys, new_api_key
+from nouscoder.http_server.listener import start_http
+from nouscoder.verifier.access.memory_budget import MemoryBudget
+from nouscoder.verifier.access.quotas import Quotas
+from nouscoder.verifier.api import run_code
+from nouscoder.verifier.api.rest import DrainState, make_app
+from nouscoder.verifier.api.run_code import CodeRunner, RunCodeRequest
+from nouscoder.verifier.grading.grader import Grader, GradingPolicy
+from nouscoder.verifier.observe.audit import AuditLog
+from nouscoder.verifier.observe.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox.base import NO_FILES, Dialogue, Exit, Program, RunResult, Session
+
+NO_RUNNERS: Mapping[str, int] = MappingProxyType({})
+NUM_PROGRAMS = 40
+
+
+class GateSandbox:
+    """Two slots. Every program waits for the event, then prints its input."""
+
+    name = "gate"
+    isolation: tuple[str, ...] = ()
+    runners = replacements = NO_RUNNERS
+    num_slots = 2
+
+    def __init__(self) -> None:
+        self.let_go = asyncio.Event()
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    @asynccontextmanager
+    async def session(self, program: Program) -> AsyncIterator[Session]:
+        """One program."""
+        yield _GateSession(self)
+
+    def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
+        """Not used by these tests."""
+        raise NotImplementedError
+
+    def dialogue(self, program: Program) -> AbstractAsyncContextManager[Dialogue]:
+        """Not used by these tests."""
+        raise NotImplementedError
+
+
+@dataclass
+class _GateSession:
+    sandbox: GateSandbox
+
+    async def run(
+        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> RunResult:
+        await self.sandbox.let_go.wait()
+        return RunResult(Exit.EXITED, 0, 0, 0.01, 0.01, 1000, stdin, b"")
+
+    async def converse(
+        self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> tuple[RunResult, RunResult]:
+        raise NotImplementedError
+
+
+class Refusals:
+    """In place of the audit log: the names of the refusals."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def write(self, code: str, *, refused: str, **fields: object) -> None:
+        """Called once for each run."""
+        self.names += [refused] if refused else []
+
+
+@dataclass
+class Running:
+    sandbox: GateSandbox
+    grader: Grader
+    drain_state: DrainState
+    budget: MemoryBudget
+    url: str
+    http: httpx.AsyncClient
+    refusals: list[str] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def running(api_keys: ApiKeys | None = None) -> AsyncIterator[Running]:
+    """REST with a grader of two slots and a queue of two."""
+    sandbox, registry, drain_state, budget = GateSandbox(), CollectorRegistry(), DrainState(), MemoryBudget(10_000)
+    grader = Grader(sandbox, VerifierMetrics(registry), GradingPolicy(max_queue=2))
+    refusals = Refusals()
+    runner = CodeRunner(grader, Quotas(), cast(AuditLog, refusals))
+    app = make_app(grader, registry, drain_state, 100_000, api_keys, runner, budget=budget)
+    async with AsyncExitStack() as stack:
+        url = "http://" + await start_http(app, "127.0.0.1:0", stack)
+        limits = httpx.Limits(max_connections=2 * NUM_PROGRAMS)
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=120, limits=limits))
+        yield Running(sandbox, grader, drain_state, budget, url, http, refusals.names)
+        sandbox.let_go.set()
+
+
+def body(number: int = 0, **fields: Any) -> dict[str, Any]:
+    return {"code": "print(input())", "language": "python", "stdin": str(number), "compile_timeout": 60, **fields}
+
+
+async def settled(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request waits 0.1 s besides its compile_timeout."""
+    monkeypatch.setattr(run_code, "_SPARE_S", 0.1)
+
+
+async def test_40_right_programs_at_once_score_40_with_a_queue_of_two() -> None:
+    async with running() as service:
+        all_bytes = sum(len(httpx.Request("POST", "http://x/", json=body(n)).content) for n in range(NUM_PROGRAMS))
+        sent = [asyncio.ensure_future(service.http.post("/run_code", json=body(n))) for n in range(NUM_PROGRAMS)]
+        await settled(lambda: service.grader.unfinished == 4 and service.budget.held_bytes == all_bytes)
+        service.sandbox.let_go.set()
+        answers = await asyncio.gather(*sent)
+        right = [
+            answer.status_code == 200 and answer.json()["run_result"]["stdout"] == str(number)
+            for number, answer in enumerate(answers)
+        ]
+        print(f"{sum(right)} of {NUM_PROGRAMS} right programs got their result")
+        assert sum(right) == NUM_PROGRAMS
+        assert service.grader.unfinished == 0
+        assert service.budget.held_bytes == 0
+
+
+@pytest.mark.usefixtures("no_patience")
+async def test_a_run_without_a_slot_is_504_and_leaves_nothing_behind() -> None:
+    async with running() as service:
+        waiting = [asyncio.ensure_future(service.http.post("/run_code", json=body())) for _ in range(2)]
+        await settled(lambda: service.grader.unfinished == 2)
+        in_queue = await service.http.post("/run_code", json=body(compile_timeout=0.1))
+        assert (in_queue.status_code, in_queue.json()["field"]) == (504, None)
+        assert int(in_queue.headers["retry-after"]) >= 1
+        assert service.grader.unfinished == 2
+        graded = {"code": "1", "tests": {"type": "stdin", "cases": [{"input": "a", "output": "a"}]}}
+        queued = [asyncio.ensure_future(service.http.post("/v1/grade", json=graded)) for _ in range(2)]
+        await settled(lambda: service.grader.unfinished == 4)
+        assert (await service.http.post("/run_code", json=body(compile_timeout=0.1))).status_code == 504
+        service.sandbox.let_go.set()
+        assert {(await one).status_code for one in waiting} == {200}
+        assert [(await one).json()["verdict"] for one in queued] == ["accepted"] * 2
+        assert (await service.http.post("/run_code", json=body(7))).json()["run_result"]["stdout"] == "7"
+
+
+@pytest.mark.usefixtures("no_patience")
+async def test_a_full_quota_a_full_memory_and_a_drain_are_504_too() -> None:
+    secret, line = new_api_key("ann")
+    async with running(ApiKeys(environment=f"{line}:1")) as service:
+        service.http.headers["Authorization"] = f"Bearer {secret}"
+        first = asyncio.ensure_future(service.http.post("/run_code", json=body()))
+        await settled(lambda: service.grader.unfinished == 1)
+        assert (await service.http.post("/run_code", json=body(compile_timeout=0.1))).status_code == 504
+        assert (await service.http.post("/run_code", json=body(code="#" * 10_000))).status_code == 504
+        service.sandbox.let_go.set()
+        assert (await first).status_code == 200
+        service.drain_state.start()
+        drained = await service.http.post("/run_code", json=body())
+        assert (drained.status_code, drained.json()["detail"]) == (504, "the service is draining")
+
+
+@pytest.mark.usefixtures("no_patience")
+async def test_sandbox_fusions_own_client_repeats_the_refused_run() -> None:
+    async with running() as service:
+        waiting = [asyncio.ensure_future(service.http.post("/run_code", json=body())) for _ in range(2)]
+        await settled(lambda: service.grader.unfinished == 2)
+        request = FusionRequest(code="print(input())", language="python", stdin="9", compile_timeout=0.1)
+        fused = asyncio.ensure_future(asyncio.to_thread(sandbox_fusion.run_code, request, service.url))
+        await settled(lambda: "QueueFull" in service.refusals)
+        service.sandbox.let_go.set()
+        answer = await fused
+        assert answer.run_result is not None
+        assert answer.run_result.stdout == "9"
+        await asyncio.gather(*waiting)
+
+
+def test_the_wait_ends_before_verl_gives_up() -> None:
+    """verl waits compile_timeout + run_timeout + 10 s, a program of C++ may use both timeouts."""
+    for compile_timeout, run_timeout in ((10.0, 10.0), (1.0, 60.0), (60.0, 1.0)):
+        for language, compile_s in (("python", 0.0), ("cpp", compile_timeout)):
+            request = RunCodeRequest(
+                code="1", language=language, compile_timeout=compile_timeout, run_timeout=run_timeout
+            )
+            longest_s = request.slot_patience_s + compile_s + run_timeout
+            assert longest_s <= compile_timeout + run_timeout + 10.0 - 5.0
+    assert RunCodeRequest(code="1", language="python", compile_timeout=1e9).slot_patience_s <= 120.0
