@@ -55,7 +55,7 @@ def test_all_faults_of_a_file_are_reported_together(tmp_path: Path) -> None:
     assert str(fault.value).splitlines() == [
         f"{file}: run.seed: Input should be greater than or equal to 0 (given: -1)",
         f"{file}: unknown key run.sed: did you mean run.seed?",
-        f"{file}: unknown key learner.batch_size: did you mean broker.batch_size?",
+        f"{file}: unknown key learner.batch_size: did you mean broker.batch_size or sft.batch_size?",
         f"{file}: unknown key runn: did you mean run?",
     ]
 

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from nouscoder.cli import bench, data, evaluate, grade, objectives, operate, plan, run, runs, serve, status
+from nouscoder.cli import bench, data, evaluate, grade, objectives, operate, plan, run, runs, serve, sft, status
 from nouscoder.errors import NousCoderError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.add_typer(operate.letters_app, name="dead-letters")
 app.add_typer(operate.batch_app, name="batch")
 app.add_typer(data.data_app, name="data")
 app.add_typer(evaluate.eval_app, name="eval")
+app.add_typer(sft.sft_app, name="sft")
 app.add_typer(bench.bench_app, name="bench")
 app.add_typer(runs.runs_app, name="runs")
 app.add_typer(objectives.objectives_app, name="objectives")

@@ -9,22 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
+from nouscoder.cli.options import ConfigOption, JsonOption, RunByDefault, SetOption, json_fields
 from nouscoder.domain.submission import Profile
 from nouscoder.errors import Unusable
 
-
-class _EvalGroup(typer.core.TyperGroup):
-    """`eval PROBLEMS` is `eval run PROBLEMS`: without a subcommand the arguments are those of `run`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put `run` before the arguments when no subcommand is named."""
-        if args and args[0] not in (*self.commands, *ctx.help_option_names):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
-
-
-eval_app = typer.Typer(cls=_EvalGroup, no_args_is_help=True)
+eval_app = typer.Typer(cls=RunByDefault, no_args_is_help=True)
 
 
 @eval_app.callback()
@@ -76,7 +65,7 @@ def eval_run(
     if window and (since or until):
         raise Unusable("give either --window, or --since and --until")
     sampling = SamplingSettings(
-        model, num_samples, temperature, top_p, max_tokens, seed, _prompt_format(prompt), _fields(extra)
+        model, num_samples, temperature, top_p, max_tokens, seed, _prompt_format(prompt), json_fields("--extra", extra)
     )
     folder = out or Path("evaluations") / re.sub(r"[^\w.-]+", "_", model or (samples.stem if samples else "samples"))
     request = EvaluationRequest(
@@ -117,13 +106,3 @@ def _prompt_format(name: str) -> Any:
         return PromptFormat(name)
     except ValueError:
         raise Unusable(f"--prompt {name!r} is none of {', '.join(PromptFormat)}") from None
-
-
-def _fields(text: str) -> dict[str, Any]:
-    try:
-        fields = json.loads(text)
-    except ValueError:
-        fields = None
-    if not isinstance(fields, dict):
-        raise Unusable(f"--extra {text!r:.80} is not a JSON object")
-    return fields

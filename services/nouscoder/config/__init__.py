@@ -39,8 +39,9 @@ from nouscoder.config.objective import (
 )
 from nouscoder.config.plan import PlanSection, StageSection, YarnSection
 from nouscoder.config.run import DemoSection, GuardsSection, PolicySection, ProblemsSection, RunSection
+from nouscoder.config.sft import SftScheduleSection, SftSection
 from nouscoder.config.tls import MutualTlsSection
-from nouscoder.config.training import ComputeType, LoraSection, OptimizerStates
+from nouscoder.config.training import ComputeType, LoraSection, OptimizerKind, OptimizerStates
 from nouscoder.config.tree import Config, dump_config, load_config
 from nouscoder.config.verifier import SandboxSection, TestsSection, TlsSection, ToolSessionsSection, VerifierSection
 
@@ -77,6 +78,7 @@ __all__ = [
     "MutualTlsSection",
     "ObjectiveSettings",
     "OpenAISection",
+    "OptimizerKind",
     "OptimizerStates",
     "PlanSection",
     "PolicySection",
@@ -92,6 +94,8 @@ __all__ = [
     "SandboxSection",
     "ScheduleSection",
     "Section",
+    "SftScheduleSection",
+    "SftSection",
     "SingleTurnSection",
     "StageSection",
     "TestsSection",

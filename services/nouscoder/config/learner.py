@@ -16,7 +16,7 @@ from nouscoder.config.loss_terms import (
     ScheduleSection,
 )
 from nouscoder.config.objective import DapoSettings, DistillationSettings, ObjectiveSettings, PpoSettings, Proximal
-from nouscoder.config.training import ComputeType, LoraSection, OptimizerStates
+from nouscoder.config.training import ComputeType, LoraSection, OptimizerKind, OptimizerStates
 
 
 class Attention(StrEnum):
@@ -88,6 +88,13 @@ class LearnerSection(Section):
     )
     dtype: ComputeType = Field(
         ComputeType.FLOAT32, description="type of the forward and backward pass; masters are float32 in each case"
+    )
+    optimizer: OptimizerKind = Field(
+        OptimizerKind.ADAMW,
+        description="adamw for all weights, or muon for the matrices of the decoder layers and adamw for the others",
+    )
+    matrix_learning_rate: float = Field(
+        0.02, gt=0, description="for muon: learning rate of the matrices after the warm-up"
     )
     optimizer_states: OptimizerStates = Field(
         OptimizerStates.FLOAT32, description="AdamW's moments: float32, 8bit, or cpu (float32 in the CPU's memory)"
@@ -171,6 +178,12 @@ class LearnerSection(Section):
             raise ValueError(f"replay_batches {self.replay_batches} is more than keep_batches {self.keep_batches}")
         if self.replay_batches and not self.corrects_other_policies:
             raise ValueError("replay_batches needs importance weights: choose a correction.kind other than none")
+        return self
+
+    @model_validator(mode="after")
+    def _muon_has_its_own_states(self) -> LearnerSection:
+        if self.optimizer is OptimizerKind.MUON and self.optimizer_states is OptimizerStates.EIGHT_BIT:
+            raise ValueError("optimizer_states 8bit are those of AdamW: with optimizer muon choose float32 or cpu")
         return self
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""How the learner holds and changes weights: types of numbers, optimizer states, LoRA."""
+"""How the learner holds and changes weights: types of numbers, optimizers and their states, LoRA."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ class ComputeType(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+
+
+class OptimizerKind(StrEnum):
+    """ADAMW for all weights; MUON for the matrices of the decoder layers, with AdamW for the others."""
+
+    ADAMW = "adamw"
+    MUON = "muon"
 
 
 class OptimizerStates(StrEnum):

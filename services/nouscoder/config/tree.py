@@ -20,6 +20,7 @@ from nouscoder.config.learner import LearnerSection
 from nouscoder.config.paths import place_paths
 from nouscoder.config.plan import PlanSection, merged
 from nouscoder.config.run import DemoSection, PolicySection, ProblemsSection, RunSection
+from nouscoder.config.sft import SftSection
 from nouscoder.config.tls import MutualTlsSection
 from nouscoder.config.verifier import VerifierSection
 from nouscoder.domain.staleness import StalePolicy
@@ -37,6 +38,7 @@ class Config(Section):
     learner: LearnerSection = LearnerSection()
     tls: MutualTlsSection = MutualTlsSection()
     demo: DemoSection = DemoSection()
+    sft: SftSection = SftSection()
     plan: PlanSection = PlanSection()
 
     @model_validator(mode="after")

@@ -28,6 +28,7 @@ from nouscoder.learner.batch_settings import BatchSettings
 from nouscoder.learner.checkpoint import Checkpoint, CheckpointStore, PendingCheckpoint, Progress, restore
 from nouscoder.learner.commands import Command, Leader, Work
 from nouscoder.learner.identity import open_identity
+from nouscoder.learner.objectives.base import Objective
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
 from nouscoder.learner.ranks import Ranks
 from nouscoder.learner.reference import reference_policy
@@ -270,18 +271,20 @@ class LearnerCore:
             self._lock = lock_file(path, f"another learner is working in {self._files.run}")
 
 
-def trainer_at(config: Config, checkpoint: Checkpoint | None, ranks: Ranks | None = None) -> Trainer:
+def trainer_at(
+    config: Config, checkpoint: Checkpoint | None, ranks: Ranks | None = None, objective: Objective | None = None
+) -> Trainer:
     """A trainer of the initial policy, or with the state of a checkpoint. All ranks must call it together.
 
-    Objectives that need a reference policy get the initial one, or their teacher. Raises Unusable, CheckpointError
-    or WeightsError.
+    `objective` is that of the configuration unless it is given. Objectives that need a reference policy get the initial
+    one, or their teacher. Raises Unusable, CheckpointError or WeightsError.
     """
     policy = RunFiles.of(config).policy
     # A checkpoint of adapters has no other weights: they are those of the initial policy.
     needs_weights = checkpoint is None or config.learner.lora.rank > 0
     model = load_model(policy) if needs_weights else empty_model(policy)
     try:
-        trainer = Trainer(model, config, partial(reference_policy, policy), ranks=ranks)
+        trainer = Trainer(model, config, partial(reference_policy, policy), objective, ranks)
     except ValueError as error:
         raise Unusable(str(error)) from error
     if checkpoint is not None:

@@ -10,19 +10,15 @@ lines.
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from nouscoder.atomic_files import naming_storage_faults, write_whole
 from nouscoder.learner.batch_statistics import ScoredRollout, inspected
+from nouscoder.learner.line_file import Line, LineFile
 from nouscoder.learner.step_metrics import TrainedBatch
-
-Line = dict[str, Any]
 
 
 class Decoder(Protocol):
@@ -121,9 +117,9 @@ class RunLog:
     """The three files, in the run folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._metrics = _LineFile(folder / "metrics.jsonl", lambda line: line["step"])
-        self._samples = _LineFile(folder / "samples.jsonl", lambda line: (line["step"], line["rollout_id"]))
-        self._rewards = _LineFile(folder / "rewards.jsonl", lambda line: line["batch_id"])
+        self._metrics = LineFile(folder / "metrics.jsonl", lambda line: line["step"])
+        self._samples = LineFile(folder / "samples.jsonl", lambda line: (line["step"], line["rollout_id"]))
+        self._rewards = LineFile(folder / "rewards.jsonl", lambda line: line["batch_id"])
 
     def open(self, last_step: int) -> None:
         """Read the files. Remove incomplete lines and lines after `last_step`, the last step that can be replayed."""
@@ -140,39 +136,3 @@ class RunLog:
         self._metrics.append(lines.metrics)
         self._samples.append(lines.samples)
         self._rewards.append(lines.rewards)
-
-
-class _LineFile:
-    """A file of JSON lines. `key` returns the identity of a line."""
-
-    def __init__(self, file: Path, key: Callable[[Line], Hashable]) -> None:
-        self._file = file
-        self._key = key
-        self._known: set[Hashable] = set()
-
-    def open(self, last_step: int) -> None:
-        kept: dict[Hashable, Line] = {}
-        for text in self._file.read_text(encoding="utf8").split("\n") if self._file.exists() else []:
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue  # incomplete after a crash during a write
-            if line["step"] <= last_step:
-                kept.setdefault(self._key(line), line)
-        write_whole(self._file, "".join(map(_text, kept.values())).encode())
-        self._known = set(kept)
-
-    def knows(self, key: Hashable) -> bool:
-        return key in self._known
-
-    def append(self, lines: Iterable[Line]) -> None:
-        missing = {self._key(line): line for line in lines if self._key(line) not in self._known}
-        with naming_storage_faults(self._file), self._file.open("a", encoding="utf8") as output:
-            output.write("".join(map(_text, missing.values())))
-            output.flush()
-            os.fsync(output.fileno())
-        self._known |= missing.keys()
-
-
-def _text(line: Line) -> str:
-    return json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"

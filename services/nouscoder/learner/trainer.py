@@ -98,7 +98,7 @@ class Trainer:
         self._reference: Scorer | None = None
         self._teacher = ""
         self._given_objective = objective
-        self.optimizer = optimizer_of(settings, self.model.parameters())
+        self.optimizer = optimizer_of(settings, self.model)
         self.step = 0
         self.entropy_coefficient = settings.entropy.coefficient
         self._seed = config.run.seed
@@ -157,6 +157,14 @@ class Trainer:
         duration_s, num_replayed = time.monotonic() - started, sum(len(earlier.rollouts) for earlier in replayed)
         return TrainedBatch(batch.batch_id, steps, everyone, statistics_of(everyone), duration_s, num_replayed, traces)
 
+    def mean_loss(self, rollouts: Sequence[Rollout]) -> float:
+        """The mean -log p of their sampled tokens, in nats. All ranks must call it. Raises TrainingError."""
+        self._computation.refresh()
+        scores = self._scores(self._computation.scorer, self._rows(rollouts))
+        mine = sum(float(part.logprobs.double().sum()) for part in scores) if self.ranks.counts_row else 0.0
+        (total,) = self.ranks.sum([mine])
+        return -total / sum(rollout.num_sampled_tokens for rollout in rollouts)
+
     def _take_steps(self, minibatches: Sequence[_Minibatch]) -> tuple[StepMetrics, ...]:
         """One step on each minibatch, with the entropy coefficient of the batch."""
         if not self._objective.needs.batch_entropy:
@@ -169,16 +177,17 @@ class Trainer:
 
     def _pack(self, scored: Sequence[ScoredRollout]) -> _Minibatch:
         scored = [item for item in scored if not item.masked]
-        rollouts = [item.graded.rollout for item in scored]
-        rows = rounds(input_lengths(rollouts), self._settings.microbatch_tokens, self.ranks.num_rows, self._cost)
-        parts = [self._pack_row(rollouts, row[self.ranks.row_number]) for row in rows]
+        parts = self._rows([item.graded.rollout for item in scored])
         reference: Sequence[Tensor | None] = [None] * len(parts)
         if self._reference is not None and self._objective.needs.reference_logprobs:
             reference = [scores.logprobs for scores in self._scores(self._reference, parts)]
         return _Minibatch(scored, parts, [None] * len(parts), reference)
 
-    def _pack_row(self, rollouts: Sequence[Rollout], indices: Sequence[int]) -> MicroBatch:
-        return pack_row(rollouts, indices, self._computation.device, replays_experts=self._replays_experts)
+    def _rows(self, rollouts: Sequence[Rollout]) -> list[MicroBatch]:
+        """The rows of this rank."""
+        rows = rounds(input_lengths(rollouts), self._settings.microbatch_tokens, self.ranks.num_rows, self._cost)
+        device, experts = self._computation.device, self._replays_experts
+        return [pack_row(rollouts, row[self.ranks.row_number], device, replays_experts=experts) for row in rows]
 
     def _with_old_scores(self, minibatch: _Minibatch) -> _Minibatch:
         return replace(minibatch, old_scores=self._scores(self._computation.scorer, minibatch.parts))

@@ -20,15 +20,16 @@ class TokenizerError(ValueError):
 
 
 class PolicyTokenizer:
-    """A tokenizer. `stop_ids` end a completion; `pad_id` pads batches. The chat template is the folder's, if any.
+    """A tokenizer. Each of `stop_ids` ends a completion, `end_id` those that are written as examples.
 
-    Token ids are below `vocabulary_size`.
+    `pad_id` pads batches. Token ids are below `vocabulary_size`. The chat template is the folder's, if any.
     """
 
     def __init__(self, tokenizer: Any, stop_ids: frozenset[int]) -> None:
         """`tokenizer` is one of transformers."""
         self._tokenizer = tokenizer
         self.stop_ids = stop_ids
+        self.end_id: int = min(stop_ids) if tokenizer.eos_token_id is None else tokenizer.eos_token_id
         self.pad_id: int = min(stop_ids) if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self.vocabulary_size = len(tokenizer)
         self._special_ids = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from nouscoder.config import Config, load_config
@@ -10,7 +9,7 @@ from nouscoder.domain.plan import best_of
 from nouscoder.errors import NousCoderError
 from nouscoder.policy_folder.compose import compose_policy
 from nouscoder.run.evaluations import newest_version, recorded_evaluations, weights_folder
-from nouscoder.run.model_card import model_card
+from nouscoder.run.model_card import base_model, model_card
 from nouscoder.run.plan import histories
 
 
@@ -30,7 +29,7 @@ def export(run: Path, to: Path, version: str) -> int:
     number = _number(config, version)
     weights = weights_folder(config, number)
     first = config.in_run_folder(config.policy.path)
-    base = _base_model(first)
+    base = base_model(first)
     card = model_card(name, config, number, recorded_evaluations(config.run.folder), base)
     compose_policy(to, first, weights, card=card)
     return number
@@ -62,12 +61,3 @@ def _number(config: Config, version: str) -> int:
     if not version.isdecimal():
         raise CannotExport(f"{version[:100]!r} is not a version: give a number, last or best")
     return int(version)
-
-
-def _base_model(first: Path) -> str:
-    """The model that the run began with, as its own configuration names it; its folder's name otherwise."""
-    try:
-        named = json.loads((first / "config.json").read_text(encoding="utf8")).get("_name_or_path")
-    except (OSError, ValueError, AttributeError):
-        named = None
-    return named if isinstance(named, str) and named else first.name

@@ -35,7 +35,7 @@ FIXED = (
     *("problems.held_out_samples", "policy.path"),
     *("broker.group_size", "broker.batch_size", "broker.reward", "learner.steps_per_batch"),
     *("generation.sampling.temperature", "generation.sampling.top_p", "generation.sampling.max_new_tokens"),
-    *("learner.dtype", "learner.optimizer_states", "learner.lora", "learner.compile"),
+    *("learner.dtype", "learner.optimizer", "learner.optimizer_states", "learner.lora", "learner.compile"),
     "generation.environment",
     *("demo.train_problems", "demo.held_out_problems", "demo.warm_start_share"),
 )

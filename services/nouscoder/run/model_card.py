@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from nouscoder.config import Config
 from nouscoder.domain.plan import Evaluated
@@ -11,25 +12,44 @@ from nouscoder.domain.plan import Evaluated
 
 def model_card(name: str, config: Config, version: int, evaluations: Sequence[Evaluated], base: str) -> str:
     """Markdown with the metadata that Hugging Face reads. It says only what the run recorded."""
-    metadata = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["code", "nouscoder"]}
-    head = "".join(f"{key}: {json.dumps(value)}\n" for key, value in metadata.items())
     return "\n".join(
         (
-            f"---\n{head}---",
-            f"# {name}, version {version}",
+            *heading(f"{name}, version {version}"),
             f"Trained with NousCoder by reinforcement learning from {base}: version {version} is the policy after"
             f" {version} batches ({version * config.learner.steps_per_batch} optimizer steps) of run"
             f" `{name}`.",
             "",
             *_evaluation_lines(config, version, evaluations),
             "## Training",
-            *_table(config),
+            *table(_settings(config)),
             "",
-            "## Limits",
-            "The programs that this model writes are not checked: run them in a sandbox.",
-            "",
+            *LIMITS,
         )
     )
+
+
+LIMITS = ("## Limits", "The programs that this model writes are not checked: run them in a sandbox.", "")
+
+
+def heading(title: str) -> list[str]:
+    """The metadata that Hugging Face reads, and the title."""
+    metadata = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["code", "nouscoder"]}
+    head = "".join(f"{key}: {json.dumps(value)}\n" for key, value in metadata.items())
+    return [f"---\n{head}---", f"# {title}"]
+
+
+def table(settings: Mapping[str, object]) -> list[str]:
+    """A table of settings."""
+    return ["| setting | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in settings.items())]
+
+
+def base_model(first: Path) -> str:
+    """The model that a training began with, as its own configuration names it; its folder's name otherwise."""
+    try:
+        named = json.loads((first / "config.json").read_text(encoding="utf8")).get("_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        named = None
+    return named if isinstance(named, str) and named else first.name
 
 
 def _evaluation_lines(config: Config, version: int, evaluations: Sequence[Evaluated]) -> list[str]:
@@ -52,9 +72,9 @@ def _evaluation_lines(config: Config, version: int, evaluations: Sequence[Evalua
     return [*lines, ""]
 
 
-def _table(config: Config) -> list[str]:
+def _settings(config: Config) -> dict[str, object]:
     broker, learner, sampling = config.broker, config.learner, config.generation.sampling
-    rows = {
+    return {
         "objective": learner.objective.name,
         "aggregation": learner.objective.aggregation.value,
         "learning rate": f"{learner.learning_rate:g}",
@@ -70,4 +90,3 @@ def _table(config: Config) -> list[str]:
         "prompt": config.generation.environment.prompt_as,
         "seed": config.run.seed,
     }
-    return ["| setting | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]

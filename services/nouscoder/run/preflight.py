@@ -1,4 +1,4 @@
-"""The checks of a local run before any process starts and before the run folder is made.
+"""The checks of a local run and of a fine-tuning before any process starts and before the run folder is made.
 
 All faults are reported together, each in one sentence with its key. The index of the problems is built here, because
 building it is the check of the problem file; the broker finds it ready.
@@ -29,6 +29,21 @@ async def checked(config: Config) -> Config:
     Raises ConfigError with all faults.
     """
     return await asyncio.to_thread(_checked, config)
+
+
+def checked_fine_tuning(config: Config) -> Config:
+    """The configuration of a fine-tuning that can start. A policy that is on a hub is downloaded.
+
+    Raises ConfigError with all faults.
+    """
+    faults = [] if config.sft.train else ["sft.train: name a file of examples, or a run folder"]
+    try:
+        config = with_policy_folder(config)
+        faults += _policy_faults(config)
+    except HubUnavailable as error:
+        faults.append(f"policy.path: {error}")
+    _raise(lambda: [*faults, *_file_faults(config, of_fine_tuning=True)])
+    return config
 
 
 async def checked_inputs(config: Config) -> None:
@@ -73,10 +88,10 @@ def _policy_faults(config: Config) -> Iterator[str]:
         yield f'generation.environment.prompt_as is "messages", but {folder} has no chat template: take "text"'
 
 
-def _file_faults(config: Config) -> Iterator[str]:
-    """Files that the configuration names besides problems and policy."""
+def _file_faults(config: Config, *, of_fine_tuning: bool = False) -> Iterator[str]:
+    """Files that the configuration names besides problems and policy: those of [sft], or all others."""
     for key in keys_of(Config):
-        if key.place is not Place.INPUT:
+        if key.place is not Place.INPUT or (key.path[0] == "sft") is not of_fine_tuning:
             continue
         value: object = config
         for part in key.path:

@@ -13,7 +13,7 @@ from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError
 
 # The rollouts of a group have the same prompt, and their tasks arrive one after another.
 _CACHED_PROMPTS = 256
-_THINKING = {"auto": None, "on": True, "off": False}
+THINKING = {"auto": None, "on": True, "off": False}
 
 
 class Prompts:
@@ -25,10 +25,10 @@ class Prompts:
             raise EnvironmentUnusable(
                 'generation.environment.prompt_as is "messages", but the policy folder has no chat template'
             )
-        self._as_messages = settings.prompt_as != "text" and tokenizer.has_chat_template
+        self.as_messages = settings.prompt_as != "text" and tokenizer.has_chat_template
         self._tokenizer = tokenizer
         self._settings = settings
-        self._thinking = _THINKING[settings.thinking]
+        self._thinking = THINKING[settings.thinking]
         self._encoded = lru_cache(maxsize=_CACHED_PROMPTS)(self._encode_prompt)
 
     def begin(self, task: Task, sampler: Sampler) -> Episode:
@@ -51,7 +51,7 @@ class Prompts:
         vocabulary cannot write `text`, such as the output of a program in a small vocabulary.
         """
         try:
-            if not self._as_messages:
+            if not self.as_messages:
                 return self._tokenizer.encode_inside(f"\n{text}\n")
             ids = self._tokenizer.encode_reply(Message(Role.USER, text), self._thinking)
         except TokenizerError:
@@ -69,7 +69,7 @@ class Prompts:
             raise TokenizerError("the prompt is empty")
         # Not str.format, because a problem's statement may contain braces.
         text = (template or self._settings.prompt_template).replace("{prompt}", prompt)
-        if not self._as_messages:
+        if not self.as_messages:
             return self._tokenizer.encode(text)
         system = self._settings.system_prompt
         messages = [Message(Role.SYSTEM, system)] if system else []

@@ -1,0 +1,1 @@
+"""Supervised fine-tuning: examples in, a policy folder out, with the learner's trainer and checkpoints."""

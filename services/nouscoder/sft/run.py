@@ -1,0 +1,159 @@
+"""`nouscoder sft`: examples -> fine-tuned policy, as a Hugging Face folder.
+
+    files, run folders -> examples, chosen and encoded -> steps -> the folder model of runs/NAME-sft
+    examples.py           reading.py, encoding.py        training.py
+
+The run folder holds config.toml, examples.json (which examples, by digest), metrics.jsonl, checkpoints/, summary.json
+and model/. With torchrun each rank runs this module; rank 0 writes.
+
+INVARIANT: a fine-tuning goes on only with the examples that it began with.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from nouscoder.config import Config, load_config
+from nouscoder.domain.supervised import EpochOrder
+from nouscoder.errors import Unusable
+from nouscoder.generation.environments.base import EnvironmentUnusable
+from nouscoder.learner.line_file import Line
+from nouscoder.learner.ranks import Ranks
+from nouscoder.policy_folder.inspection import context_tokens
+from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
+from nouscoder.progress_bar import Advance, progress_bar
+from nouscoder.run.folder import RunFolder, RunFolderError
+from nouscoder.run.preflight import checked_fine_tuning
+from nouscoder.sft.card import fine_tuning_card
+from nouscoder.sft.encoding import Encoder
+from nouscoder.sft.epochs import EpochBatches
+from nouscoder.sft.reading import Examples, read_examples
+from nouscoder.sft.training import METRICS_FILE, SupervisedTraining, training_config
+
+EXAMPLES_FILE = "examples.json"
+_SUFFIX = "-sft"
+
+
+class ExamplesChanged(Unusable):
+    """The examples are not those that the fine-tuning began with. The message names the run folder."""
+
+
+def fine_tune(config: Config, *, resume: bool) -> dict[str, Any] | None:
+    """Fine-tune, and return the summary; None on ranks other than 0. Raises NousCoderError with one sentence."""
+    config = config.model_copy(update={"run": config.run.model_copy(update={"name": config.run.name + _SUFFIX})})
+    config = _recorded(config.run.folder) if resume else checked_fine_tuning(config)
+    learner = config.learner
+    ranks = Ranks.join(learner.device, learner.rank_patience_s, learner.context_parallel)
+    with ExitStack() as stack:
+        stack.callback(ranks.leave)
+        if ranks.rank == 0 and not resume:
+            RunFolder.refuse_existing(config.run.folder)
+        examples = _examples(config)
+        sft = config.sft
+        order = EpochOrder(len(examples.train), sft.batch_size, sft.epochs, config.run.seed)
+        if ranks.rank == 0:
+            folder = RunFolder.reopen(config.run.folder)[0] if resume else RunFolder.create(config)
+            stack.callback(folder.close)
+            _keep(folder, examples, order)
+        ranks.gather("the run folder is open")
+        config = training_config(config, order.num_steps)
+        training = _trained(config, examples, order, ranks)
+        place = Path(config.sft.out) if config.sft.out else config.run.folder / "model"
+        lines = _lines(config.run.folder / METRICS_FILE) if ranks.rank == 0 else []
+        training.write_policy(place, fine_tuning_card(config, examples, lines) if lines else "")
+        if ranks.rank:
+            return None
+        summary = _summary(config, examples, lines, place)
+        folder.write_json("summary.json", summary)
+        return summary
+
+
+def _trained(config: Config, examples: Examples, order: EpochOrder, ranks: Ranks) -> SupervisedTraining:
+    """The training after its last step."""
+    with progress_bar("fine-tuning", order.num_steps) as advance:
+        batches = EpochBatches(examples.train, order)
+        training = SupervisedTraining(config, batches, examples.validation, ranks, _shown(advance))
+        advance(training.step)
+        with _stopping(training.interrupt):
+            training.run()
+    return training
+
+
+def _recorded(folder: Path) -> Config:
+    """The configuration that the fine-tuning in this folder began with."""
+    if not (folder / "config.toml").exists():
+        raise RunFolderError(f"there is no fine-tuning to resume in {folder}")
+    return load_config(folder / "config.toml")
+
+
+def _examples(config: Config) -> Examples:
+    policy = config.in_run_folder(config.policy.path)
+    try:
+        tokenizer = load_tokenizer(policy)
+        encoder = Encoder(tokenizer, config.generation.environment)
+    except (TokenizerError, EnvironmentUnusable) as error:
+        raise Unusable(f"policy.path: {error}") from error
+    return read_examples(config.sft, encoder, tokenizer.vocabulary_size, context_tokens(policy), config.run.seed)
+
+
+def _keep(folder: RunFolder, examples: Examples, order: EpochOrder) -> None:
+    """Record which examples these are, or compare them with the record."""
+    record = {
+        "digest": examples.digest,
+        "train": len(examples.train),
+        "validation": len(examples.validation),
+        "dropped": examples.dropped,
+        "steps": order.num_steps,
+    }
+    known = folder.read_json(EXAMPLES_FILE)
+    if known is None:
+        folder.write_json(EXAMPLES_FILE, record)
+    elif known["digest"] != record["digest"]:
+        raise ExamplesChanged(
+            f"the examples of {folder.path} are not those that it began with: put the files back, or begin a new run"
+        )
+
+
+def _shown(advance: Advance) -> Callable[[Line], None]:
+    def show(line: Line) -> None:
+        if "loss" in line:
+            advance(1, f"loss {line['loss']:.4f}")
+
+    return show
+
+
+@contextmanager
+def _stopping(interrupt: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT end the training after the step at hand. Raises ValueError outside of the main thread."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda *_: interrupt()) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _lines(file: Path) -> list[Line]:
+    return [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]
+
+
+def _summary(config: Config, examples: Examples, lines: list[Line], place: Path) -> dict[str, Any]:
+    validation = [line["validation_loss"] for line in lines if "validation_loss" in line]
+    return {
+        "name": config.run.name,
+        "model": str(place),
+        "steps": lines[-1]["step"],
+        "examples": len(examples.train),
+        "validation_examples": len(examples.validation),
+        "dropped": examples.dropped,
+        "tokens": sum(line.get("tokens", 0) for line in lines),
+        "loss": lines[-1]["loss"],
+        "validation_loss_before": validation[0] if validation else None,
+        "validation_loss": validation[-1] if validation else None,
+    }

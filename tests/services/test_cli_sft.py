@@ -1,0 +1,120 @@
+"""`nouscoder sft` from the command line: a new policy folder with tokenizer and card, and one sentence for a fault."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from nouscoder.cli.app import app
+from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.policy_folder.inspection import faults_of
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a policy and examples."""
+    write_policy_folder(tmp_path / "first", random_policy(0))
+    write_examples(tmp_path / "examples.jsonl", 24)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_examples(path: Path, count: int) -> None:
+    records = [
+        {"problem_id": f"p{number}", "prompt": f"Print {number}.\n", "completion": f"print({number})"}
+        for number in range(count)
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def sft(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["sft", *arguments])
+
+
+def test_flags_make_a_policy_folder_with_tokenizer_and_card(place: Path) -> None:
+    options = ("--model", "first", "--data", "examples.jsonl", "--name", "tiny", "--epochs", "4", "--batch-size", "6")
+    more = ("--learning-rate", "3e-3", "--set", "sft.validation_share=0.2", "--json")
+    answer = sft(*options, *more)
+    assert answer.exit_code == 0, answer.output
+    summary = json.loads(answer.stdout.strip().splitlines()[-1])
+    made = place / "runs" / "tiny-sft" / "model"
+    assert summary["model"] == str(made)
+    assert summary["examples"] + summary["validation_examples"] == 24
+    assert summary["validation_loss"] < summary["validation_loss_before"]
+    assert faults_of(made) == []
+    AutoModelForCausalLM.from_pretrained(made)
+    assert AutoTokenizer.from_pretrained(made)("print(1)")["input_ids"]
+    card = (made / "README.md").read_text()
+    for sentence in (
+        'library_name: "transformers"',
+        "# tiny-sft",
+        "supervised fine-tuning from first",
+        "- examples.jsonl",
+    ):
+        assert sentence in card
+    again = sft(*options, *more, "--resume")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout.strip().splitlines()[-1]) == summary
+
+
+def test_a_configuration_names_the_same_things_and_an_own_place(place: Path) -> None:
+    (place / "my.toml").write_text(
+        '[run]\nname = "tiny"\n[policy]\npath = "first"\n[sft]\ntrain = ["examples.jsonl"]\nout = "tuned"\n'
+    )
+    answer = sft("my.toml")
+    assert answer.exit_code == 0, answer.output
+    assert f"the policy is in {place / 'tuned'}" in answer.output
+    assert "1 steps on 24 examples" in answer.output
+    assert faults_of(place / "tuned") == []
+
+
+def test_a_fine_tuning_goes_on_only_with_its_own_examples(place: Path) -> None:
+    options = ("--model", "first", "--data", "examples.jsonl", "--name", "tiny")
+    assert sft(*options).exit_code == 0
+    assert "holds a run already" in str(sft(*options).exception)
+    write_examples(place / "examples.jsonl", 23)
+    answer = sft(*options, "--resume")
+    assert answer.exit_code == 78
+    assert "are not those that it began with" in answer.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "faults"),
+    [
+        (["--model", "first"], ["sft.train: name a file of examples"]),
+        (
+            ["--model", "frist", "--data", "exampels.jsonl"],
+            ["policy.path: ", "did you mean first?", "sft.train: ", "did you mean examples.jsonl?"],
+        ),
+        (["--data", "examples.jsonl"], ["policy.path: "]),
+        (["--model", "first", "--data", "first"], ["first is not a run folder with saved batches"]),
+        (["--model", "first", "--data", "bad.jsonl"], ["bad.jsonl, record 1: it needs either a prompt or messages"]),
+        (["--model", "first", "--data", "examples.jsonl", "--epochs", "0"], ["sft.epochs"]),
+        (["--model", "first", "--data", "examples.jsonl", "--set", "sft.epoch=1"], ["unknown key sft.epoch"]),
+    ],
+)
+def test_each_fault_has_a_sentence_before_anything_is_trained(
+    place: Path, arguments: list[str], faults: list[str]
+) -> None:
+    (place / "bad.jsonl").write_text('{"question": "a"}\n')
+    answer = sft(*arguments)
+    assert answer.exit_code == 78, answer.output
+    for fault in faults:
+        assert fault in answer.output
+    assert "Traceback" not in answer.output
+    assert not (place / "runs").exists()
