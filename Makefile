@@ -19,7 +19,8 @@ demo-objectives: .venv/demo.ready
 test: .venv/dev.ready
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --durations=15
 
-# Takes minutes: the demo, killed and resumed exactly; a Redis that forgets; a large batch.
+# Takes minutes: the demo, killed and resumed exactly; a Redis that forgets; a large batch; the grading service at
+# twice its capacity.
 test-heavy: .venv/dev.ready
 	$(BIN)/pytest -s -m heavy
 

@@ -24,10 +24,12 @@ def check_answers(result: LoadResult) -> None:
     assert len(result.verdicts) == 8  # every verdict except internal_error
 
 
+@pytest.mark.heavy
 async def test_twice_the_capacity_loses_duplicates_and_changes_no_answer() -> None:
     check(await bench_load(LoadPlan(num_seconds=10, num_submissions=100, overload=3)))
 
 
+@pytest.mark.heavy
 async def test_a_client_with_five_times_the_rate_gets_no_larger_share() -> None:
     result = await bench_load(LoadPlan(num_seconds=8, num_submissions=100, greed=5))
     # The others send little more than their share, so for short times they leave a part of it to the first client.
