@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.config import load_config
 from nouscoder.domain.submission import Submission
+from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.api.schema import parse_submission
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.judges import mathematics
@@ -162,6 +164,24 @@ async def test_the_process_profile_gives_the_right_verdict_for_every_program(gra
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_lcb_profile_gives_the_verdict_of_livecodebench(grader: Grader) -> None:
     assert await _differences(grader, "lcb", "lcb") == []
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("module", ["numpy", "numpy.linalg"])
+async def test_the_lcb_profile_imports_numpy_before_its_guard(module: str) -> None:
+    """The guard removes functions of `os` that numpy calls when it is imported."""
+    numpy = pytest.importorskip("numpy")
+    folder = Path(numpy.__file__).parents[1]
+    sandbox = open_sandbox(replace(sandbox_config(load_config(None).verifier), slots=1, site_packages=(folder,)))
+    program = {"code": f"import {module}\nimport os\nprint(numpy.array([1, 2]).sum(), os.kill)", "output": "3 None"}
+    try:
+        await sandbox.start()
+        grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
+        verdict = await grader.grade(_submission(program, "lcb"))
+        assert verdict.kind is VerdictKind.ACCEPTED, verdict.first_failure
+    finally:
+        await sandbox.close()
+        await asyncio.sleep(0.1)  # lets the pipes of the slots' processes close before the loop does
 
 
 @pytest.mark.skipif(

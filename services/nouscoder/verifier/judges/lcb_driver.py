@@ -10,6 +10,8 @@ time limit is an alarm that the program can turn off.
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib
 import io
 import json
 import os
@@ -37,7 +39,25 @@ class TimeoutException(Exception):
 
 
 def _on_alarm(number: int, frame: object) -> None:
+    # LiveCodeBench prints this into the captured output, so a program that catches the exception is wrong.
+    print("timeout occured: alarm went off")  # noqa: T201
     raise TimeoutException
+
+
+def _import_numpy(code: str) -> None:
+    """Import numpy where LiveCodeBench's grader does: before the guard, after which it cannot be imported.
+
+    It takes a tenth of a second, so it is left out for programs that import only the standard library.
+    """
+    try:
+        parts = list(ast.walk(ast.parse(code)))
+    except Exception:
+        return
+    names = {alias.name for part in parts if isinstance(part, ast.Import) for alias in part.names}
+    names |= {part.module or "" for part in parts if isinstance(part, ast.ImportFrom)}
+    if {name.partition(".")[0] for name in names} - sys.stdlib_module_names:
+        with contextlib.suppress(Exception):
+            importlib.import_module("numpy")
 
 
 def _apply_guard() -> None:
@@ -91,7 +111,8 @@ def _load(code: str, limit_s: int) -> Any:
     signal.alarm(limit_s)
     try:
         module = types.ModuleType("tmp_sol", "")
-        exec(code, module.__dict__)  # noqa: S102 - this is what a sandbox is for
+        # This file's own __future__ imports are not for the program.
+        exec(compile(code, "<string>", "exec", dont_inherit=True), module.__dict__)  # noqa: S102
         return module.Solution() if "class Solution" in code else module
     finally:
         signal.alarm(0)
@@ -199,6 +220,7 @@ def lcb_grade(entry_point: str | None, inputs: list[Any], limit_s: int) -> None:
     """Write one line per test: ["ok", output, seconds], or a last line ["late" | "error", reason, seconds]."""
     signal.signal(signal.SIGALRM, _on_alarm)
     sys.set_int_max_str_digits(50000)
+    _import_numpy(SOURCE)
     _apply_guard()
     signal.alarm(limit_s)
     started = _now()
