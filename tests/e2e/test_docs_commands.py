@@ -1,6 +1,7 @@
-"""Runs the commands of README.md and docs/grading.md unchanged, with a running service.
+"""Runs the commands and programs of README.md, docs/grading.md and docs/trainers.md, with a running service.
 
-A block is run if its fence is `sh tested`. A following comment `<!-- gives: ... -->` names a part of its output.
+A block is run if its fence is `sh tested` or `python tested`. A following comment `<!-- gives: ... -->` names a part of
+its output.
 """
 
 from __future__ import annotations
@@ -14,38 +15,49 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"^```sh tested\n(?P<script>.*?)^```\n(?P<after>[^\n]*)", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r"^```(?P<language>sh|python) tested\n(?P<script>.*?)^```\n(?P<after>[^\n]*)", re.DOTALL | re.MULTILINE
+)
+DOCUMENTS = ("README.md", "docs/grading.md", "docs/trainers.md")
 GIVES = re.compile(r"<!-- gives: (.*) -->")
 
 
-def blocks() -> list[tuple[str, str, str]]:
-    """(position, script, next line) of every block."""
+def blocks() -> list[tuple[str, str, str, str]]:
+    """(position, language, script, next line) of every block."""
     found = []
-    for name in ("README.md", "docs/grading.md"):
+    for name in DOCUMENTS:
         text = (ROOT / name).read_text(encoding="utf8")
         for match in BLOCK.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
-            found.append((f"{name}:{line}", match["script"], match["after"]))
+            found.append((f"{name}:{line}", match["language"], match["script"], match["after"]))
     return found
 
 
 BLOCKS = blocks()
 
 
-def test_both_documents_have_blocks_with_their_output() -> None:
-    assert {where.split(":")[0] for where, _, _ in BLOCKS} == {"README.md", "docs/grading.md"}
-    assert [where for where, _, after in BLOCKS if not GIVES.fullmatch(after)] == []
+def test_each_document_has_blocks_with_their_output() -> None:
+    assert {where.split(":")[0] for where, *_ in BLOCKS} == set(DOCUMENTS)
+    assert [where for where, _, _, after in BLOCKS if not GIVES.fullmatch(after)] == []
 
 
-@pytest.mark.parametrize(("script", "after"), [block[1:] for block in BLOCKS], ids=[block[0] for block in BLOCKS])
+def test_an_example_for_a_trainer_is_shorter_than_30_lines() -> None:
+    long = [where for where, language, script, _ in BLOCKS if language == "python" and script.count("\n") >= 30]
+    assert not long
+
+
+@pytest.mark.parametrize(
+    ("language", "script", "after"), [block[1:] for block in BLOCKS], ids=[block[0] for block in BLOCKS]
+)
 def test_a_documented_command_gives_its_documented_output(
-    script: str, after: str, grading_url: str, tmp_path: Path
+    language: str, script: str, after: str, grading_url: str, tmp_path: Path
 ) -> None:
     script = script.replace("http://127.0.0.1:8080", grading_url).replace(".venv/bin/nouscoder", "nouscoder")
     (tmp_path / "nouscoder").write_text(f'#!/bin/sh\nexec {sys.executable} -m nouscoder "$@"\n')
     (tmp_path / "nouscoder").chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    command = ["bash", "-euo", "pipefail", "-c", script]
+    shell, interpreter = ["bash", "-euo", "pipefail", "-c", script], [sys.executable, "-c", script]
+    command = shell if language == "sh" else interpreter
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=False, env=environment, cwd=tmp_path
     )

@@ -1,0 +1,47 @@
+"""Reward functions for TRL's GRPOTrainer and its other online trainers.
+
+TRL calls them with `completions`, a list of texts or of lists of messages, and each column of the data set as a list.
+None is no reward for that completion. TRL adds the rewards of all functions; with one function None counts as 0, which
+is between right (1) and wrong (-1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, Unpack
+
+from nouscoder.client.adapters.rewards import Completion, reward_or_none, text_of
+from nouscoder.client.async_client import AsyncClient
+from nouscoder.client.records import Rules
+from nouscoder.client.sync_client import Client
+
+Rewards = list[float | None]
+
+
+def reward_fn(
+    client: Client, column: str = "tests", at_once: int = 16, **rules: Unpack[Rules]
+) -> Callable[..., Rewards]:
+    """A reward function. `column` of the data set holds the tests, as a record or as JSON text."""
+
+    def code_reward(*, completions: Sequence[Completion], **columns: Any) -> Rewards:
+        requests = _requests(completions, columns[column], rules)
+        return [reward_or_none(result) for result in client.grade_many(requests, at_once=at_once)]
+
+    return code_reward
+
+
+def async_reward_fn(
+    client: AsyncClient, column: str = "tests", at_once: int = 16, **rules: Unpack[Rules]
+) -> Callable[..., Awaitable[Rewards]]:
+    """The same for the event loop in which TRL calls its asynchronous reward functions."""
+
+    async def code_reward(*, completions: Sequence[Completion], **columns: Any) -> Rewards:
+        requests = _requests(completions, columns[column], rules)
+        return [reward_or_none(result) async for result in client.grade_many(requests, at_once=at_once)]
+
+    return code_reward
+
+
+def _requests(completions: Sequence[Completion], tests: Sequence[Any], rules: Rules) -> Iterator[dict[str, Any]]:
+    for completion, each in zip(completions, tests, strict=True):
+        yield {**rules, "completion": text_of(completion), "tests": each}

@@ -1,0 +1,30 @@
+"""A reward function for a Rubric of the `verifiers` package, which prime-rl trains with.
+
+A Rubric takes an exception of its functions for a reward of 0. So a failure is set as the rollout's error
+(`state["error"]`), and trainers leave out rollouts with an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, Unpack
+
+from nouscoder.client.adapters.rewards import Completion, score_of, text_of
+from nouscoder.client.async_client import AsyncClient
+from nouscoder.client.errors import GradingFailed
+from nouscoder.client.records import Rules
+
+
+def code_reward(client: AsyncClient, key: str = "tests", **rules: Unpack[Rules]) -> Callable[..., Awaitable[float]]:
+    """A function for `Rubric(funcs=[...])`: 1 for a right program, else 0. `info[key]` holds the tests."""
+
+    async def accepted(completion: Completion, info: Mapping[str, Any] | str, state: MutableMapping[str, Any]) -> float:
+        tests = (json.loads(info) if isinstance(info, str) else info)[key]
+        try:
+            return score_of(await client.grade(completion=text_of(completion), tests=tests, **rules))
+        except GradingFailed as error:
+            state["error"] = error
+            return 0.0
+
+    return accepted
