@@ -18,7 +18,7 @@ from nouscoder.domain.paired_test import sign_test
 from nouscoder.domain.problem import GradingRules
 from nouscoder.evaluation.compare import NotComparable, compare
 from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
-from nouscoder.evaluation.problems import EvaluatedProblem, NothingToEvaluate, Window, window_named
+from nouscoder.evaluation.problems import EvaluatedProblem, NothingToEvaluate, Window, rating_of, window_named
 from nouscoder.evaluation.prompts import PromptFormat, messages_of
 from nouscoder.evaluation.samples import sample_seed
 from nouscoder.record_log import LogUnusable, RecordLog
@@ -132,6 +132,32 @@ def test_results_are_added_up_by_problem_and_group() -> None:
     assert sum(lengths["accepted"]) == 5
     assert sum(lengths["others"]) == 7
     assert json.loads(json.dumps(record)) == record
+
+
+def test_problems_with_a_rating_give_an_elo_rating_and_others_do_not_count() -> None:
+    rated = outcomes("a", "2024-09", [RIGHT, WRONG])
+    rated = replace(rated, problem=replace(rated.problem, rating=1700.0))
+    found = [rated, outcomes("b", "2024-09", [WRONG, WRONG])]
+    elo = results(found, ["process"])["profiles"]["process"]["elo"]
+    assert (elo["num_problems"], elo["value"]) == (1, pytest.approx(1700.0))
+    assert elo["low"] < 1700.0 < elo["high"]
+    assert results(found[1:], ["process"])["profiles"]["process"]["elo"] is None
+
+
+@pytest.mark.parametrize(
+    ("metadata", "rating"),
+    [
+        ({"rating": "1700"}, 1700.0),
+        ({"cf_rating": "800"}, 800.0),
+        ({"cf_rating": "0"}, None),
+        ({"rating": "hard"}, None),
+        ({"rating": "nan"}, None),
+        ({"rating": "1e9"}, None),
+        ({}, None),
+    ],
+)
+def test_the_rating_of_a_problem_is_in_its_metadata(metadata: dict[str, str], rating: float | None) -> None:
+    assert rating_of(metadata) == rating
 
 
 def test_the_examples_of_a_problem_are_its_first_right_and_its_first_wrong_sample() -> None:

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from nouscoder.cli import evaluate_options as options
 from nouscoder.cli.options import ConfigOption, JsonOption, RunByDefault, SetOption, json_fields
-from nouscoder.domain.submission import Profile
 from nouscoder.errors import Unusable
 
 eval_app = typer.Typer(cls=RunByDefault, no_args_is_help=True)
@@ -23,32 +23,26 @@ def _eval() -> None:
 
 @eval_app.command("run")
 def eval_run(
-    problems: Annotated[Path, typer.Argument(help="problem file: JSON lines or parquet")],
-    url: Annotated[str, typer.Option(help="server with OpenAI's API, such as http://127.0.0.1:8000/v1")] = "",
-    model: Annotated[str, typer.Option(help="name of the model at the server")] = "",
-    samples: Annotated[
-        Path | None, typer.Option(help="file of samples, in place of a server; as `nouscoder grade` reads")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="folder; default: evaluations/MODEL; an evaluation there is continued")
-    ] = None,
-    num_samples: Annotated[int, typer.Option("--n", min=1, help="samples of each problem")] = 8,
-    temperature: Annotated[float, typer.Option(min=0.0, help="of the sampling")] = 0.6,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="of the sampling")] = 0.95,
-    max_tokens: Annotated[int, typer.Option(min=1, help="of one completion")] = 32_768,
-    seed: Annotated[int, typer.Option(help="of the sampling; each sample has a seed of its own")] = 0,
-    prompt: Annotated[str, typer.Option(help="prompt format: plain, or lcb (LiveCodeBench's)")] = "plain",
-    extra: Annotated[str, typer.Option(help="JSON object of further fields of each request")] = "{}",
-    profile: Annotated[
-        list[Profile] | None, typer.Option(help="grading semantics; give it twice to compare; default: the problems'")
-    ] = None,
-    window: Annotated[str, typer.Option(help="a named window of dates: lcb-v6")] = "",
-    since: Annotated[str, typer.Option(help="first date, such as 2024-08-01")] = "",
-    until: Annotated[str, typer.Option(help="last date, such as 2025-05-01")] = "",
-    at_once: Annotated[int, typer.Option(min=1, help="requests to the server at the same time")] = 16,
-    verifier: Annotated[str | None, typer.Option(help="URL of a grading service; default: this machine")] = None,
-    token: Annotated[str | None, typer.Option(help="the service's token; default: NOUSCODER_TOKEN")] = None,
-    ca: Annotated[Path | None, typer.Option(help="PEM file of the authority of the service's certificate")] = None,
+    problems: options.ProblemsArgument,
+    url: options.UrlOption = "",
+    model: options.ModelOption = "",
+    samples: options.SamplesOption = None,
+    out: options.OutOption = None,
+    num_samples: options.NumSamplesOption = 8,
+    temperature: options.TemperatureOption = 0.6,
+    top_p: options.TopPOption = 0.95,
+    max_tokens: options.MaxTokensOption = 32_768,
+    seed: options.SeedOption = 0,
+    prompt: options.PromptOption = "plain",
+    extra: options.ExtraOption = "{}",
+    profile: options.ProfileOption = None,
+    window: options.WindowOption = "",
+    since: options.SinceOption = "",
+    until: options.UntilOption = "",
+    at_once: options.AtOnceOption = 16,
+    verifier: options.VerifierOption = None,
+    token: options.TokenOption = None,
+    ca: options.CaOption = None,
     as_json: JsonOption = False,
     config_file: ConfigOption = None,
     overrides: SetOption = None,
@@ -56,31 +50,17 @@ def eval_run(
     """Sample a model on problems, grade the samples, and report pass@k. Run again, it continues where it stopped."""
     from nouscoder.config import load_config
     from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
-    from nouscoder.evaluation.problems import Window, window_named
     from nouscoder.evaluation.samples import SamplingSettings
     from nouscoder.evaluation.summary import summary_text
 
     if url and not model:
         raise Unusable("--url needs --model, the name of the model at the server")
-    if window and (since or until):
-        raise Unusable("give either --window, or --since and --until")
-    sampling = SamplingSettings(
+    settings = SamplingSettings(
         model, num_samples, temperature, top_p, max_tokens, seed, _prompt_format(prompt), json_fields("--extra", extra)
     )
-    folder = out or Path("evaluations") / re.sub(r"[^\w.-]+", "_", model or (samples.stem if samples else "samples"))
-    request = EvaluationRequest(
-        problems=problems,
-        out=folder,
-        sampling=sampling,
-        url=url,
-        samples=samples,
-        window=window_named(window) if window else Window(since, until),
-        profiles=tuple(profile or ()),
-        at_once=at_once,
-        verifier=verifier,
-        token=token,
-        ca=ca,
-    )
+    folder = out or _folder(model, samples)
+    dates, profiles = _window(window, since, until), tuple(profile or ())
+    request = EvaluationRequest(problems, folder, settings, url, samples, dates, profiles, at_once, verifier, token, ca)
     record = evaluate(request, load_config(config_file, overrides or []))
     typer.echo(json.dumps(record) if as_json else summary_text(record, folder))
 
@@ -97,6 +77,20 @@ def eval_compare(
 
     found = compare(a, b, profile)
     typer.echo(json.dumps(found.record()) if as_json else found.text())
+
+
+def _folder(model: str, samples: Path | None) -> Path:
+    """Where an evaluation goes that is given no folder."""
+    name = model or (samples.stem if samples else "samples")
+    return Path("evaluations") / re.sub(r"[^\w.-]+", "_", name)
+
+
+def _window(name: str, since: str, until: str) -> Any:
+    from nouscoder.evaluation.problems import Window, window_named
+
+    if name and (since or until):
+        raise Unusable("give either --window, or --since and --until")
+    return window_named(name) if name else Window(since, until)
 
 
 def _prompt_format(name: str) -> Any:

@@ -1,17 +1,18 @@
 """The results of an evaluation as one record, report.json: a pure function of its samples and verdicts, without times.
 
-Problems count alike. pass@k is the unbiased estimate from a problem's samples, and the intervals are 95% bootstrap
-intervals over problems.
+Problems count alike. pass@k is the unbiased estimate from a problem's samples, and its intervals are 95% bootstrap
+intervals over problems. The Elo rating is that of domain/elo.py, from the problems that have a rating.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nouscoder.domain.bootstrap import bootstrap_interval
+from nouscoder.domain.elo import RatedResult, elo_rating
 from nouscoder.domain.pass_at_k import USUAL_K, pass_at_k
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.evaluation.problems import EvaluatedProblem
@@ -83,6 +84,7 @@ def _of_profile(found: Sequence[ProblemOutcomes], profile: str) -> dict[str, Any
     return {
         "pass_at_k": {str(k): _estimate(found, k, profile) for k in most},
         "by": {name: _by(found, group, profile) for name, group in _GROUPS.items()},
+        "elo": _elo(found, profile),
         "verdicts": {name: verdicts[name] for name in sorted(verdicts, key=lambda name: (-verdicts[name], name))},
     }
 
@@ -91,6 +93,14 @@ def _estimate(found: Iterable[ProblemOutcomes], k: int, profile: str) -> dict[st
     values = [one.pass_at(k, profile) for one in found]
     low, high = bootstrap_interval(values)
     return {"value": sum(values) / len(values), "low": low, "high": high}
+
+
+def _elo(found: Iterable[ProblemOutcomes], profile: str) -> dict[str, Any] | None:
+    """The Elo rating from the problems that have one; None when none has."""
+    rated = [
+        RatedResult(one.problem.rating, one.pass_at(1, profile)) for one in found if one.problem.rating is not None
+    ]
+    return {"num_problems": len(rated), **asdict(elo_rating(rated))} if rated else None
 
 
 def _by(
@@ -150,6 +160,7 @@ def _problem(one: ProblemOutcomes, profiles: Sequence[str]) -> dict[str, Any]:
         "difficulty": problem.difficulty,
         "platform": problem.platform,
         "month": problem.month,
+        "rating": problem.rating,
         "tests_digest": problem.tests_digest,
         "num_samples": len(one.samples),
         "accepted": {profile: one.num_accepted(profile) for profile in profiles},

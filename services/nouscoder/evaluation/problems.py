@@ -17,6 +17,7 @@ from nouscoder.domain.submission import Profile
 from nouscoder.errors import Unusable
 
 UNKNOWN = "unknown"
+_HIGHEST_RATING = 10_000.0  # more is no rating of a problem
 # LiveCodeBench v6 as NousCoder-14B reports it: 454 problems.
 WINDOWS = {"lcb-v6": ("2024-08-01", "2025-05-01")}
 
@@ -27,7 +28,7 @@ class NothingToEvaluate(Unusable):
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedProblem:
-    """A problem without its tests. `date` is ISO text, or empty."""
+    """A problem without its tests. `date` is ISO text, or empty. `rating` is on the scale of Codeforces."""
 
     problem_id: str
     prompt: str
@@ -38,6 +39,7 @@ class EvaluatedProblem:
     tests_type: str
     tests_digest: str
     rules: GradingRules
+    rating: float | None = None
 
     @property
     def month(self) -> str:
@@ -126,7 +128,17 @@ def _problem(
         tests_type=tests_type,
         tests_digest=known.tests_digest,
         rules=known.rules,
+        rating=rating_of(metadata),
     )
+
+
+def rating_of(metadata: dict[str, str]) -> float | None:
+    """The rating of a problem; None when none is known. CodeContests has 0 for a problem without one."""
+    try:
+        rating = float(metadata.get("rating") or metadata.get("cf_rating") or "")
+    except ValueError:
+        return None
+    return rating if 0.0 < rating <= _HIGHEST_RATING else None
 
 
 def _instant(date: str) -> datetime:

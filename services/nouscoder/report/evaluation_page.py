@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nouscoder.atomic_files import write_whole
+from nouscoder.domain.elo import Elo, elo_text
 from nouscoder.report.charts import Chart, Series, count_chart, format_number, interval
 from nouscoder.report.curves import Drawn
 from nouscoder.report.figures import figure
@@ -49,6 +50,8 @@ def evaluation_page(record: Record, samples: Sequence[ShownSample]) -> str:
     sections = [section("pass@k", _pass_at_k(record))]
     for group in ("difficulty", "platform", "month"):
         sections.append(section(f"pass@1 by {group}", _by(record, group)))
+    if any(results["elo"] for results in record["profiles"].values()):
+        sections.append(section("Elo rating", _elo(record)))
     sections.append(section("Verdicts", _verdicts(record)))
     sections.append(section("Lengths", f'<div class="charts">{_lengths(record)}</div>'))
     if len(record["profiles"]) > 1:
@@ -106,6 +109,20 @@ def _by(record: Record, group: str) -> str:
         for row in results["by"][group]
     ]
     return _estimates((group, "problems", "pass@1", "95% interval", ""), rows)
+
+
+def _elo(record: Record) -> str:
+    rows = [
+        f'<tr><th scope="row">{escape(profile)}</th><td>{one["num_problems"]}</td>'
+        f"<td>{escape(elo_text(Elo(one['value'], one['low'], one['high'])))}</td></tr>"
+        for profile, results in record["profiles"].items()
+        if (one := results["elo"])
+    ]
+    note = (
+        '<p class="note">The most likely rating on the scale of Codeforces and its 95% interval, from the problems that'
+        " have a rating.</p>"
+    )
+    return _table(("grading", "problems", "rating"), rows) + note
 
 
 def _estimates(heads: Sequence[str], rows: Sequence[tuple[str, list[str], Record]]) -> str:
@@ -189,13 +206,13 @@ def _browser(samples: Sequence[ShownSample]) -> str:
 def _card(sample: ShownSample) -> str:
     truncated = " · truncated" if sample.is_truncated else ""
     reasoning = (
-        f'<p class="note">reasoning</p><pre class="prompt">{escape(clip(sample.reasoning))}</pre>'
+        f'<p class="note">reasoning</p><pre class="prompt" tabindex="0">{escape(clip(sample.reasoning))}</pre>'
         if sample.reasoning
         else ""
     )
     return (
         f'<details data-verdict="{escape(sample.verdict)}" data-problem="{escape(sample.problem_id)}"><summary>'
         f"{badge(sample.verdict)} {escape(sample.problem_id)} · sample {sample.position} · {escape(sample.detail)}"
-        f'{truncated}</summary><pre class="prompt">{escape(clip(sample.prompt.strip()))}</pre>{reasoning}'
+        f'{truncated}</summary><pre class="prompt" tabindex="0">{escape(clip(sample.prompt.strip()))}</pre>{reasoning}'
         f'<pre class="program" tabindex="0"><code>{escape(clip(sample.answer))}</code></pre></details>'
     )
