@@ -22,11 +22,18 @@ class Advance(Protocol):
 def progress_bar(name: str, total: float | None) -> Iterator[Advance]:
     """Yields a function that advances the bar. The total is None when it is not known."""
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _silent  # a bar that is not shown takes time too, much for a row of a data set
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console) as bar:
         shown = bar.add_task(name, total=total)
 
         def advance(more: float, note: str = "") -> None:
             bar.update(shown, advance=more, description=f"{name} {note}".rstrip())
 
         yield advance
+
+
+def _silent(more: float, note: str = "") -> None:
+    """Show nothing."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import BinaryIO, cast
 
 import pytest
 
@@ -31,6 +33,12 @@ def test_a_blob_is_read_as_written_and_replaced_atomically(blobs: Blobs, tmp_pat
     assert (read(blobs, "tests/ab/one"), read(blobs, "tests/ab/two")) == (b"first", large.read_bytes())
     blobs.put("tests/ab/one", b"")
     assert read(blobs, "tests/ab/one") == b""
+    for size in (10, 3_000_000):  # in memory, and on the disk
+        with SpooledTemporaryFile(1000) as file:
+            file.write(bytes(size))
+            file.seek(0)
+            blobs.put("tests/ab/three", cast("BinaryIO", file))
+        assert read(blobs, "tests/ab/three") == bytes(size)
     blobs.sync()
     assert read(blobs, "tests/ab/two") == large.read_bytes()
 

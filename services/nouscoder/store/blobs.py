@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from nouscoder.errors import NousCoderError, Unusable
 
@@ -50,7 +51,7 @@ class BlobInfo:
 class Blobs(Protocol):
     """The store. Every method raises BlobsUnavailable."""
 
-    def put(self, name: str, data: bytes | Path) -> None:
+    def put(self, name: str, data: bytes | BinaryIO | Path) -> None:
         """Keep `data`, or the content of a file, under this name. Replaces what was there."""
         ...
 
@@ -110,6 +111,15 @@ def _put_pieces(blobs: Blobs, name: str, source: Blobs) -> None:
         blobs.put(name, Path(file.name))
 
 
+def _created(path: Path) -> BinaryIO:
+    """A new file, with the folders that it needs. Raises OSError."""
+    try:
+        return path.open("wb")
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("wb")
+
+
 class FolderBlobs:
     """A folder on a disk or a shared volume."""
 
@@ -117,19 +127,19 @@ class FolderBlobs:
         self._folder = folder
         self._bulk = bulk
 
-    def put(self, name: str, data: bytes | Path) -> None:
+    def put(self, name: str, data: bytes | BinaryIO | Path) -> None:
         """See Blobs."""
         path = self._folder / _checked(name)
         part = path.with_name(f"{_PART}{secrets.token_hex(8)}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as file:
-                if isinstance(data, Path):
-                    with data.open("rb") as source:
-                        while piece := source.read(CHUNK_BYTES):
-                            file.write(piece)
-                else:
+            with _created(part) as file:
+                if isinstance(data, bytes):
                     file.write(data)
+                elif isinstance(data, Path):
+                    with data.open("rb") as source:
+                        shutil.copyfileobj(source, file, CHUNK_BYTES)
+                else:
+                    shutil.copyfileobj(data, file, CHUNK_BYTES)
                 if not self._bulk:
                     file.flush()
                     os.fsync(file.fileno())
@@ -200,7 +210,7 @@ class ObjectBlobs:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
-    def put(self, name: str, data: bytes | Path) -> None:
+    def put(self, name: str, data: bytes | BinaryIO | Path) -> None:
         """See Blobs."""
         from obstore.exceptions import BaseError
 

@@ -19,6 +19,7 @@ from nouscoder.errors import NousCoderError
 from nouscoder.store.blobs import Blobs, NoSuchBlob
 from nouscoder.store.case_files import CaseFile, write_tests
 
+_IN_MEMORY_BYTES = 4 * 1024**2  # of a compressed file before it is in the store; larger ones are on the disk
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
@@ -68,13 +69,14 @@ class TestStore:
 
     def put(self, tests: Tests, admit: Callable[[StoredTests], None] | None = None) -> StoredTests:
         """Keep these tests, unless `admit` raises. Raises BlobsUnavailable, ValueError for text that is not Unicode."""
-        with tempfile.NamedTemporaryFile(prefix="nouscoder-tests-") as file:
-            digest, num_bytes = write_tests(tests, cast("BinaryIO", file))
+        with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES, prefix="nouscoder-tests-") as spooled:
+            file = cast("BinaryIO", spooled)
+            digest, num_bytes = write_tests(tests, file)
             stored = StoredTests(digest, len(tests.cases), num_bytes, file.tell())
             if admit is not None:
                 admit(stored)
-            file.flush()
-            self._blobs.put(self.name_of(digest), Path(file.name))
+            file.seek(0)
+            self._blobs.put(self.name_of(digest), file)
         return stored
 
     def copy(self, digest: str, source: TestStore) -> None:

@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pydantic_core import from_json
+
 from nouscoder.data.importers.rejection import Reason, Rejected
 from nouscoder.data.references import Reference
 from nouscoder.domain.submission import CallCase, CallTests, StdinCase, StdinTests
@@ -36,10 +38,11 @@ def decoded(value: Any) -> Any:
     """A value that a data set keeps as JSON or as a Python literal in a string; any other value as it is."""
     if not isinstance(value, str):
         return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        pass
+    for read in (from_json, json.loads):  # the second one also takes half of a surrogate pair, which is rare
+        try:
+            return read(value)
+        except (ValueError, RecursionError):
+            continue
     try:
         return ast.literal_eval(value)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
