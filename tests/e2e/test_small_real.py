@@ -65,6 +65,38 @@ def test_injected_reference_solutions_are_accepted_on_every_problem(tmp_path: Pa
     assert summary["ledger"]["trained"] == NUM_BATCHES * batch_size
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_new_user_edits_two_paths_and_trains(tmp_path: Path) -> None:
+    """`nouscoder init`, the two paths, `nouscoder train`. The groups are kept, because a random policy solves nothing,
+    and completions are short, because it never stops.
+    """
+    if not LEETCODE.exists():
+        pytest.skip(f"{LEETCODE} is missing")
+    write_policy(tmp_path / "tiny-qwen3")
+    nouscoder("data", "import", "leetcode", str(LEETCODE), "--out", "leetcode.parquet", folder=tmp_path)
+    nouscoder("init", folder=tmp_path)
+    file = tmp_path / "my.toml"
+    given = file.read_text()
+    edited = given.replace('path = "model"', 'path = "tiny-qwen3"')
+    edited = edited.replace('train = "problems.jsonl"', 'train = "leetcode.parquet"')
+    differing = [line for line, before in zip(edited.split("\n"), given.split("\n"), strict=True) if line != before]
+    assert differing == ['path = "tiny-qwen3"', 'train = "leetcode.parquet"']
+    file.write_text(edited)
+    short = ("run.total_batches=3", "broker.drop_zero_variance=false", "generation.sampling.max_new_tokens=32")
+    nouscoder("train", "my.toml", *(word for value in short for word in ("--set", value)), folder=tmp_path)
+    summary = json.loads((tmp_path / "runs" / "my" / "summary.json").read_text())
+    assert summary["balanced"] is True
+    assert (summary["steps"], summary["ledger"]["trained"]) == (3 * 4, 3 * 64)
+
+
+def nouscoder(*arguments: str, folder: Path) -> None:
+    """Run the command in a folder. It must succeed."""
+    command = [sys.executable, "-m", "nouscoder", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
 def write_problems(folder: Path) -> dict[str, str]:
     """Write the problem files, and answers.json for the environment. Returns the answers by problem."""
     known = format_named("leetcode")
