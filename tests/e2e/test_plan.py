@@ -26,7 +26,7 @@ set.run.total_batches = 4
 [[plan.stages]]
 name = "long"
 from = "best"
-set.run.total_batches = 30
+set.run.total_batches = 200
 set.run.end_after_no_gain = 2
 set.generation.sampling.max_new_tokens = 32
 [[plan.stages]]
@@ -96,14 +96,14 @@ def assert_end(run: Any) -> None:
     summaries = [record(run, f"{stage}/summary.json") for stage in ("01-short", "02-long", "03-evaluate")]
     short, long, evaluated = summaries
     assert (short["steps"], evaluated["steps"]) == (8, 0)
-    assert 0 < long["steps"] < 2 * 30
+    assert 0 < long["steps"] < 2 * 200
     for stage, summary in (("01-short", short), ("02-long", long)):
         assert [line["step"] for line in lines(run, stage)] == list(range(1, summary["steps"] + 1))
     assert all(summary["balanced"] for summary in summaries)
     stages = record(run, "plan.json")["stages"]
     assert [stage["finished"] for stage in stages] == [True, True, True]
     assert "begins with the best policy of short" in run.text()
-    # An untrained policy does not gain, so the stage ended before its 30 batches.
+    # An untrained policy does not gain, so the stage ended before its 200 batches.
     assert "the run ends early: 2 evaluations were not above pass@1" in run.text()
     assert len([*(run.folder / "02-long/evaluations").glob("*.json")]) >= 2
     print(json.dumps(stages))

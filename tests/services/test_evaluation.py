@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -30,7 +31,7 @@ from nouscoder.generation.policies import Policies
 from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.service import STATUS_CODES, GenerationService
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
-from nouscoder.rpc.generation_client import GenerationClient
+from nouscoder.rpc.generation_client import GenerationClient, PolicyReplaced
 from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.rpc.verdict_convert import submission_from, verdict_to
 from nouscoder.rpc.verifier_client import VerifierClient
@@ -95,8 +96,15 @@ class Services:
     grader: ScriptedVerifier
     policies: Policies
     folder: Path
+    engine: SteppedEngine
 
-    async def measure(self, problems: list[Problem], samples: int = 2) -> Evaluation:
+    async def measure(
+        self,
+        problems: list[Problem],
+        samples: int = 2,
+        manifest: PolicyManifest | None = None,
+        pin_limit_s: float = 60.0,
+    ) -> Evaluation:
         self.scripted: list[tuple[int, int]] = []
         return await evaluate(
             problems,
@@ -104,15 +112,21 @@ class Services:
             VerifierClient(self.verifier),
             samples=samples,
             sampling=Sampling(max_new_tokens=30, seed=5),
+            manifest=manifest,
+            pin_limit_s=pin_limit_s,
             progress=lambda done, total: self.scripted.append((done, total)),
         )
 
     async def publish(self, version: int) -> None:
+        await self.policies.update(self.manifest(version))
+
+    def manifest(self, version: int) -> PolicyManifest:
+        """The manifest of a policy whose files are written."""
         data = (8).to_bytes(8, "little") + b"weights" + bytes([version])
         path = self.folder / f"{version}.safetensors"
         path.write_bytes(data)
         shard = Shard(path.name, hashlib.sha256(data).hexdigest(), len(data))
-        await self.policies.update(PolicyManifest(version, version, str(self.folder), (shard,)))
+        return PolicyManifest(version, version, str(self.folder), (shard,))
 
 
 @pytest.fixture
@@ -134,7 +148,7 @@ async def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, single_turn:
             addresses.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
             await server.start()
             stack.push_async_callback(server.stop, 0.5)
-        yield Services(addresses[0], addresses[1], grader, policies, tmp_path)
+        yield Services(addresses[0], addresses[1], grader, policies, tmp_path, engine)
 
 
 async def test_pass_at_1_is_the_mean_over_problems_of_the_accepted_share(services: Services) -> None:
@@ -189,6 +203,58 @@ async def test_a_prompt_that_cannot_be_sampled_is_an_error_that_names_it(service
     long = Problem("p8", "x" * 500, problem(8).tests, text_is_code=True)
     with pytest.raises(PeerError, match="evaluation/p8/0"):
         await services.measure([problem(0), long])
+
+
+async def pinned(services: Services) -> None:
+    """Wait until an evaluation keeps its policy in use."""
+    async with asyncio.timeout(60):
+        while not services.policies.is_pinned:
+            await asyncio.sleep(0.01)
+
+
+async def test_the_policy_stays_the_same_until_an_evaluation_is_sampled_and_is_replaced_then(
+    services: Services,
+) -> None:
+    await services.publish(1)
+    await services.engine.pause(60)
+    measuring = asyncio.create_task(services.measure([problem(0), problem(1)], manifest=services.manifest(1)))
+    await pinned(services)
+    publishing = asyncio.create_task(services.publish(2))
+    await asyncio.wait({publishing}, timeout=0.3)
+    assert not publishing.done()
+    await services.engine.resume()
+    assert (await measuring).policy_version == 1
+    await publishing
+    assert services.policies.current == services.manifest(2)
+
+
+async def test_a_pin_that_ends_at_its_limit_fails_the_evaluation_and_lets_the_policy_go(services: Services) -> None:
+    await services.publish(1)
+    await services.engine.pause(60)
+    measuring = asyncio.create_task(services.measure([problem(0)], manifest=services.manifest(1), pin_limit_s=0.2))
+    await pinned(services)
+    await services.publish(2)
+    await services.engine.resume()
+    with pytest.raises(EvaluationError, match=r"the policy changed while it was measured: versions \[2\]"):
+        await measuring
+
+
+async def test_an_evaluation_that_is_cancelled_lets_the_policy_go(services: Services) -> None:
+    await services.publish(1)
+    await services.engine.pause(60)
+    measuring = asyncio.create_task(services.measure([problem(0)], manifest=services.manifest(1)))
+    await pinned(services)
+    measuring.cancel()
+    await asyncio.gather(measuring, return_exceptions=True)
+    async with asyncio.timeout(60):
+        await services.publish(2)
+
+
+async def test_a_policy_that_was_replaced_is_not_measured(services: Services) -> None:
+    await services.publish(2)
+    with pytest.raises(PolicyReplaced, match="version 2"):
+        await services.measure([problem(0)], manifest=services.manifest(1))
+    assert not services.policies.is_pinned
 
 
 async def test_an_empty_list_of_problems_is_an_error(services: Services) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,8 +12,9 @@ import pytest
 
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.generation.engines.base import Engine, EngineError
-from nouscoder.generation.errors import PolicyUnusable
+from nouscoder.generation.errors import PolicyGone, PolicyRefused, PolicyUnusable
 from nouscoder.generation.policies import Policies
+from nouscoder.generation.policy_source import FolderSource
 
 
 class SlowEngine:
@@ -96,3 +98,67 @@ async def test_a_caller_that_gives_up_lets_the_others_go_on(engine: SlowEngine) 
     await engine.end_load()
     assert await tasks[2]
     assert policies.current == manifest_of(2)
+
+
+async def test_newer_policies_wait_while_one_is_pinned_and_the_newest_is_loaded_then(engine: SlowEngine) -> None:
+    policies, tasks = await begin(engine, [1])
+    await engine.end_load()
+    async with policies.pinned(1, limit_s=60):
+        for version in (2, 4, 3):
+            tasks[version] = asyncio.create_task(policies.follow(manifest_of(version)))
+        await settled()
+        assert (engine.begun, policies.is_pinned) == ([1], True)
+    await settled()
+    assert (engine.begun, policies.is_pinned) == ([1, 4], False)
+    await engine.end_load()
+    assert {version: await task for version, task in tasks.items()} == {1: True, 2: False, 3: False, 4: True}
+
+
+async def test_a_policy_that_was_about_to_be_loaded_waits_for_the_end_of_all_pins(engine: SlowEngine) -> None:
+    policies, tasks = await begin(engine, [1, 2])
+    async with AsyncExitStack() as pins:
+        first = asyncio.create_task(pins.enter_async_context(policies.pinned(1, limit_s=60)))
+        await settled()
+        await engine.end_load()
+        await first
+        async with policies.pinned(1, limit_s=60):
+            pass
+        await settled()
+        assert engine.begun == [1]
+    await settled()
+    assert engine.begun == [1, 2]
+    await engine.end_load()
+    assert await tasks[2]
+
+
+async def test_only_the_version_in_use_can_be_pinned(engine: SlowEngine) -> None:
+    policies, tasks = await begin(engine, [2])
+    pinning = asyncio.create_task(policies.pinned(1, limit_s=60).__aenter__())
+    await settled()
+    assert not pinning.done(), "it waits for the load"
+    await engine.end_load()
+    with pytest.raises(PolicyRefused, match="version 1 is not in use: version 2 is"):
+        await pinning
+    assert await tasks[2]
+    assert not policies.is_pinned
+
+
+async def test_a_pin_ends_at_its_limit(engine: SlowEngine) -> None:
+    policies, tasks = await begin(engine, [1])
+    await engine.end_load()
+    async with policies.pinned(1, limit_s=0.05):
+        tasks[2] = asyncio.create_task(policies.follow(manifest_of(2)))
+        async with asyncio.timeout(60):
+            while engine.begun != [1, 2]:
+                await asyncio.sleep(0.01)
+        await engine.end_load()
+        assert await tasks[2]
+
+
+async def test_a_folder_that_the_learner_removed_is_gone_and_not_broken(tmp_path: Path) -> None:
+    shard = Shard("a.safetensors", "0" * 64, 1)
+    with pytest.raises(PolicyGone, match="the learner has removed it"):
+        await FolderSource().files_of(PolicyManifest(7, 7, str(tmp_path / "7"), (shard,)))
+    with pytest.raises(PolicyUnusable, match="cannot be read") as found:
+        await FolderSource().files_of(PolicyManifest(0, 0, str(tmp_path / "0"), (shard,)))
+    assert not isinstance(found.value, PolicyGone)

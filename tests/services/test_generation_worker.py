@@ -20,6 +20,7 @@ from nouscoder.domain.rollout import Completion, Rollout, Sampling, Task
 from nouscoder.domain.submission import StdinTests, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation import policy_follower
+from nouscoder.generation import rollouts as rollouts_module
 from nouscoder.generation import worker as worker_module
 from nouscoder.generation.engines.base import Engine, EngineStopped
 from nouscoder.generation.engines.fake import FakeEngine
@@ -411,6 +412,26 @@ async def test_a_task_waits_for_the_policy_version_that_it_needs(working: Workin
         broker.manifests.put_nowait(published(tmp_path, 2))
         await until(lambda: len(broker.submitted) == 1)
         assert broker.submitted[0][1].oldest_version == 2
+
+
+async def test_the_time_of_a_pin_does_not_count_for_a_task_that_needs_a_newer_policy(
+    working: Working, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a pin the task is refused; this is the control."""
+    monkeypatch.setattr(rollouts_module, "_POLICY_LIMIT_S", 0.1)
+    broker = MemoryBroker([replace(tasks(1)[0], min_policy_version=2)])
+    async with working(broker, tmp_path) as bench:
+        await until(lambda: "lease 0" in broker.leased and bench.worker.num_held == 0)
+        async with bench.policies.pinned(0, limit_s=60):
+            broker.tasks = [replace(tasks(2)[1], min_policy_version=2)]
+            await until(lambda: bench.worker.num_held == 1)
+            broker.manifests.put_nowait(published(tmp_path, 2))
+            await asyncio.sleep(0.5)  # five times the limit
+            assert (bench.worker.num_held, bench.engine.policy_version) == (1, 0)
+            monkeypatch.setattr(rollouts_module, "_POLICY_LIMIT_S", 60.0)
+            await asyncio.sleep(0.2)  # the wait goes on with the new limit
+        await until(lambda: broker.ids == ["r001"])
+        assert bench.engine.policy_version == 2
 
 
 async def test_a_task_that_cannot_be_sampled_is_abandoned_and_the_others_continue(

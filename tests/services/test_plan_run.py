@@ -12,12 +12,11 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from nouscoder.config import Config, load_config
-from nouscoder.domain.plan import Evaluated
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
 from nouscoder.learner.synthetic import random_policy, write_policy_folder
 from nouscoder.policy_folder.compose import compose_policy, with_yarn
 from nouscoder.run import plan
-from nouscoder.run.evaluations import drop_worse, keep_if_best, recorded_evaluations, weights_folder
+from nouscoder.run.evaluations import drop_worse, keep_weights, recorded_evaluations, weights_folder
 from nouscoder.run.folder import RunFolder, RunFolderError
 from nouscoder.run.view import PlainView, View
 
@@ -76,7 +75,7 @@ async def imitated_run(folder: RunFolder, config: Config, view: View, started_s:
             continue
         publish(folder.path, 2 * number, seed=ord(name) + number)
         if number == 1:
-            keep_if_best(folder.path, Evaluated(2, score))
+            keep_weights(folder.path, 2)
             folder.write_json("evaluations/00000002.json", record)
             drop_worse(folder.path)
         else:
@@ -188,7 +187,7 @@ def test_the_best_evaluated_policy_is_always_on_the_disk(config: Config, scores:
         for number, score in enumerate(scores[1:], 1):
             version = 10 * number
             publish(folder.path, version, seed=version)
-            keep_if_best(folder.path, Evaluated(version, score))
+            keep_weights(folder.path, version)
             assert_best_is_there(config)
             folder.write_json(f"evaluations/{version:08d}.json", {"policy_version": version, "pass_at_1": score})
             assert_best_is_there(config)

@@ -60,7 +60,14 @@ class RunSection(Section):
         description="batches to train; the run has total_batches * learner.steps_per_batch steps; 0: only evaluate",
     )
     evaluate_every_batches: int = Field(
-        0, ge=0, description="pass@1 is measured after this many batches too, while the learner waits; 0: it is not"
+        0, ge=0, description="pass@1 is measured after this many batches too, while training goes on; 0: it is not"
+    )
+    evaluation_limit_s: float = Field(
+        3600.0,
+        gt=0,
+        le=86_400,
+        description="seconds for which generation keeps the policy that is measured at most; an evaluation that is"
+        " sampled longer fails",
     )
     end_at_pass_at_1: float = Field(
         0.0, ge=0, le=1, description="the run ends early when an evaluation reaches this pass@1; 0: never"

@@ -23,7 +23,7 @@ from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import NousCoderError
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerUnreachable
-from nouscoder.rpc.generation_client import GenerationClient
+from nouscoder.rpc.generation_client import GenerationClient, Pin
 from nouscoder.rpc.verifier_client import VerifierClient
 
 Progress = Callable[[int, int], None]
@@ -116,13 +116,15 @@ async def evaluate(
     samples: int,
     sampling: Sampling,
     manifest: PolicyManifest | None = None,
+    pin_limit_s: float = 3600.0,
     progress: Progress = lambda done, total: None,
 ) -> Evaluation:
     """Sample `samples` rollouts of every problem and grade each when it is ready.
 
     `progress` is called with the number of verdicts and the total. With a manifest, `source` must first use that
-    policy; the request is repeated after each interruption. `sampling.seed` seeds the whole evaluation, and the seed of
-    each rollout derives from it. Raises EvaluationError, PeerError or PeerUnreachable.
+    policy, and keeps it until all is sampled, for `pin_limit_s` seconds at most; both are asked for again after each
+    interruption. `sampling.seed` seeds the whole evaluation, and the seed of each rollout derives from it. Raises
+    EvaluationError, PeerError or PeerUnreachable, and PolicyReplaced when a newer policy is in use.
     """
     tasks = evaluation_tasks(problems, samples, sampling)
     if not tasks:
@@ -140,10 +142,11 @@ async def evaluate(
 
         try:
             async with asyncio.TaskGroup() as gradings:
-                await _sample(source, manifest, tasks, lambda rollout: gradings.create_task(grade(rollout)))
+                pinning = None if manifest is None else _Pinning(manifest, pin_limit_s)
+                await _sample(source, pinning, tasks, lambda rollout: gradings.create_task(grade(rollout)))
         except BaseExceptionGroup as group:
             raise _first(group) from None
-    return _evaluation(problems, tasks, graded)
+    return _evaluation(problems, tasks, graded, manifest)
 
 
 def evaluation_tasks(problems: Sequence[Problem], samples: int, sampling: Sampling) -> list[Task]:
@@ -163,8 +166,16 @@ def evaluation_tasks(problems: Sequence[Problem], samples: int, sampling: Sampli
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class _Pinning:
+    """The policy that is measured, and for how long it is kept in use at most."""
+
+    manifest: PolicyManifest
+    limit_s: float
+
+
 async def _sample(
-    source: GenerationClient, manifest: PolicyManifest | None, tasks: Sequence[Task], took: Callable[[Rollout], object]
+    source: GenerationClient, pinning: _Pinning | None, tasks: Sequence[Task], took: Callable[[Rollout], object]
 ) -> None:
     """Sample every task once. While the service does not answer, missing tasks are retried as `_WHILE_AWAY` says."""
     missing = {task.rollout_id: task for task in tasks}
@@ -173,9 +184,11 @@ async def _sample(
         """Sample the missing tasks. Raises PeerUnreachable when no rollout arrived."""
         num_missing = len(missing)
         try:
-            if manifest is not None:
-                await source.use_policy(manifest)
-            async for rollout in source.generate(list(missing.values()), _STALL_LIMIT_S):
+            pin = None
+            if pinning is not None:
+                await source.use_policy(pinning.manifest)
+                pin = Pin(pinning.manifest.policy_version, pinning.limit_s)
+            async for rollout in source.generate(list(missing.values()), _STALL_LIMIT_S, pin):
                 del missing[rollout.rollout_id]
                 took(rollout)
         except PeerUnreachable:
@@ -206,10 +219,13 @@ async def _grade(grader: VerifierClient, problem: Problem, rollout: Rollout) -> 
 
 
 def _evaluation(
-    problems: Sequence[Problem], tasks: Sequence[Task], graded: dict[str, tuple[Rollout, Verdict]]
+    problems: Sequence[Problem],
+    tasks: Sequence[Task],
+    graded: dict[str, tuple[Rollout, Verdict]],
+    manifest: PolicyManifest | None,
 ) -> Evaluation:
     versions = {span.policy_version for rollout, _ in graded.values() for span in rollout.versions}
-    if len(versions) > 1:
+    if len(versions) > 1 or (manifest is not None and versions != {manifest.policy_version}):
         raise EvaluationError(f"the policy changed while it was measured: versions {sorted(versions)}")
     of_problem: dict[str, list[tuple[Rollout, Verdict]]] = {}
     for task in tasks:

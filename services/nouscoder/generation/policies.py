@@ -2,7 +2,7 @@
 
 INVARIANT: the version in use never decreases, and weights are loaded only from files with the size and SHA-256 that
 the manifest names. One policy is loaded at a time. Of those that came meanwhile the newest is loaded next, and the
-older ones only if it fails.
+older ones only if it fails. While a policy is pinned none is loaded.
 """
 
 from __future__ import annotations
@@ -32,11 +32,39 @@ class Policies:
         self._pending: list[int] = []  # versions that are loaded or wait for it
         self._turns = asyncio.Condition()
         self._taken = asyncio.Condition()
+        self._pins: set[object] = set()
+        self._unpinned = asyncio.Event()
+        self._unpinned.set()
 
     @property
     def current(self) -> PolicyManifest | None:
         """The policy in use."""
         return self._current
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether newer policies wait because the one in use is pinned."""
+        return bool(self._pins)
+
+    @asynccontextmanager
+    async def pinned(self, policy_version: int, limit_s: float) -> AsyncIterator[None]:
+        """Keep the policy in use until the end of the block, but for `limit_s` seconds at most.
+
+        Raises PolicyRefused when another version is in use.
+        """
+        pin = object()
+        self._pins.add(pin)
+        self._unpinned.clear()
+        expiry = asyncio.get_running_loop().call_later(limit_s, self._expire, pin)
+        try:
+            async with self._turns:  # a policy may be loading just now
+                await self._turns.wait_for(lambda: not self._loading)
+            if self._version != policy_version:
+                raise PolicyRefused(f"policy version {policy_version} is not in use: version {self._version} is")
+            yield
+        finally:
+            expiry.cancel()
+            self._unpin(pin)
 
     async def wait_for(self, policy_version: int) -> None:
         """Wait until a policy of this version or a newer one is in use."""
@@ -92,9 +120,13 @@ class Policies:
         """The right to load a policy. The newest version that waits goes first."""
         self._pending.append(policy_version)
         try:
-            async with self._turns:
-                await self._turns.wait_for(lambda: not self._loading and policy_version == max(self._pending))
-                self._loading = True
+            while True:
+                await self._unpinned.wait()
+                async with self._turns:
+                    await self._turns.wait_for(lambda: not self._loading and policy_version == max(self._pending))
+                    if not self._pins:
+                        self._loading = True
+                        break
             try:
                 yield
             finally:
@@ -103,6 +135,15 @@ class Policies:
             self._pending.remove(policy_version)
             async with self._turns:
                 self._turns.notify_all()
+
+    def _expire(self, pin: object) -> None:
+        log.warning("a pin reached its time limit: newer policies are taken over")
+        self._unpin(pin)
+
+    def _unpin(self, pin: object) -> None:
+        self._pins.discard(pin)
+        if not self._pins:
+            self._unpinned.set()
 
     async def _take(self, manifest: PolicyManifest, files: tuple[Path, ...]) -> float:
         try:

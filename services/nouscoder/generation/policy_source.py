@@ -56,12 +56,14 @@ class FolderSource:
     """Reads the folder of the manifest, which the learner writes and every generation worker can read."""
 
     async def files_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
-        """The shards in the folder of the manifest."""
+        """The shards in the folder of the manifest. The learner removes old versions, but never version 0."""
         if manifest.transport is not Transport.FOLDER:
             raise PolicyUnusable(
                 f"policy version {manifest.policy_version} must be fetched from the learner:"
                 ' set generation.policy_from to "learner"'
             )
+        if manifest.policy_version and not await asyncio.to_thread(Path(manifest.folder).is_dir):
+            raise PolicyGone(f"{manifest.folder} is gone: the learner has removed it")
         paths = tuple(Path(manifest.folder) / shard.name for shard in manifest.shards)
         for path, shard in zip(paths, manifest.shards, strict=True):
             await asyncio.to_thread(check_shard, shard, path)

@@ -142,14 +142,18 @@ class Rollouts:
             await asyncio.gather(*started, return_exceptions=True)
 
     async def _make(self, task: Task, version: int, sampler: ResumableSampler) -> Rollout:
-        try:
-            async with asyncio.timeout(_POLICY_LIMIT_S):
-                await self._policies.wait_for(version)
-        except TimeoutError:
-            raise TaskRefused(
-                f"task {task.rollout_id} needs policy version {version}, which did not arrive within"
-                f" {_POLICY_LIMIT_S:.0f} s"
-            ) from None
+        while True:
+            try:
+                async with asyncio.timeout(_POLICY_LIMIT_S):
+                    await self._policies.wait_for(version)
+                break
+            except TimeoutError:
+                if self._policies.is_pinned:
+                    continue
+                raise TaskRefused(
+                    f"task {task.rollout_id} needs policy version {version}, which did not arrive within"
+                    f" {_POLICY_LIMIT_S:.0f} s"
+                ) from None
         return await self._environment.rollout(task, sampler)
 
     def _forget(self, rollout_id: str, sampler: ResumableSampler) -> None:

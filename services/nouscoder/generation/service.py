@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from typing import Any
 
 import grpc
@@ -42,6 +42,7 @@ _DRAIN_S = 3.0
 _PREFETCH_SHARE = 4
 _PAUSE_S = 60.0
 _LONGEST_PAUSE_S = 3600.0
+_LONGEST_PIN_S = 86_400.0
 
 STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     EngineError: grpc.StatusCode.INVALID_ARGUMENT,  # a task that cannot be sampled
@@ -69,13 +70,22 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
         """The rollouts in order of completion. A cancelled call cancels its tasks.
 
-        UNAVAILABLE without a policy, INVALID_ARGUMENT naming a task that cannot be sampled.
+        UNAVAILABLE without a policy, INVALID_ARGUMENT naming a task that cannot be sampled, FAILED_PRECONDITION when
+        another version is in use than the pin names.
         """
         tasks = [task_from(message) for message in request.tasks]
         if self._policies.current is None:
             raise PolicyMissing("no policy has been loaded yet")
-        async for rollout in self._rollouts.all_of(tasks):
-            yield generation_pb2.GenerateResponse(record=encode_rollout(rollout)[1])
+        async with self._pinned(request):
+            async for rollout in self._rollouts.all_of(tasks):
+                yield generation_pb2.GenerateResponse(record=encode_rollout(rollout)[1])
+
+    def _pinned(self, request: generation_pb2.GenerateRequest) -> AbstractAsyncContextManager[None]:
+        if not request.HasField("pin"):
+            return nullcontext()
+        if not 0 < request.pin.limit_s <= _LONGEST_PIN_S:
+            raise InvalidMessage(f"pin.limit_s must be above 0 and at most {_LONGEST_PIN_S:.0f}")
+        return self._policies.pinned(request.pin.policy_version, request.pin.limit_s)
 
     async def UpdatePolicy(  # noqa: N802
         self, request: generation_pb2.UpdatePolicyRequest, context: Context

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
 import grpc
 
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.rollout import Rollout, Task
-from nouscoder.rpc.channel import PeerError, ServiceClient
+from nouscoder.rpc.channel import PeerError, PeerRefused, ServiceClient
 from nouscoder.rpc.policy_convert import manifest_to
 from nouscoder.rpc.rollout_convert import task_to
 from nouscoder.store.rollout_record import decode_rollout
@@ -37,6 +37,18 @@ class GenerationStatus:
     idle_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Keep this version in use until a call has ended, but for `limit_s` seconds at most."""
+
+    policy_version: int
+    limit_s: float
+
+
+class PolicyReplaced(PeerRefused):
+    """The service samples from another policy than the one that was asked for, so from a newer one."""
+
+
 class GenerationClient(ServiceClient):
     """Every method raises PeerError."""
 
@@ -59,12 +71,14 @@ class GenerationClient(ServiceClient):
     async def use_policy(self, manifest: PolicyManifest) -> None:
         """Make the service behind this channel sample from this policy (an address may lead to several services).
 
-        Raises PeerUnreachable when it does not answer in time, PeerRefused when it refuses the policy.
+        Raises PeerUnreachable when it does not answer in time, PolicyReplaced when it uses a newer one already, and
+        PeerRefused when it refuses the policy.
         """
         if (await self.status(_START_LIMIT_S)).policy_version == manifest.policy_version:
             return
         request = generation_pb2.UpdatePolicyRequest(manifest=manifest_to(manifest))
-        await self._call(lambda: self._stub.UpdatePolicy(request, timeout=_POLICY_LIMIT_S))
+        with _replaced():
+            await self._call(lambda: self._stub.UpdatePolicy(request, timeout=_POLICY_LIMIT_S))
 
     async def pause(self, limit_s: float) -> None:
         """Stop decoding for at most `limit_s` seconds. Running rollouts are kept."""
@@ -76,17 +90,34 @@ class GenerationClient(ServiceClient):
         request = generation_pb2.GenerationServiceResumeRequest()
         await self._call(lambda: self._stub.Resume(request, timeout=_PAUSE_CALL_LIMIT_S))
 
-    async def generate(self, tasks: Sequence[Task], stall_limit_s: float) -> AsyncIterator[Rollout]:
+    async def generate(
+        self, tasks: Sequence[Task], stall_limit_s: float, pin: Pin | None = None
+    ) -> AsyncIterator[Rollout]:
         """Each rollout when it ends. The call is not repeated: call again for the tasks without a rollout.
 
-        Raises PeerUnreachable when the service fails, has no policy yet, or sends nothing for `stall_limit_s` seconds,
-        and PeerRefused for a task that cannot be sampled.
+        With `pin` all tokens are from its policy version. Raises PeerUnreachable when the service fails, has no policy
+        yet, or sends nothing for `stall_limit_s` seconds, PolicyReplaced when another version than that of the pin is
+        in use, and PeerRefused for a task that cannot be sampled.
         """
         missing = len(tasks)
-        call = self._stub.Generate(generation_pb2.GenerateRequest(tasks=[task_to(task) for task in tasks]))
-        async with aclosing(self._stream(call, stall_limit_s)) as answers:
-            async for answer in answers:
-                missing -= 1
-                yield decode_rollout(answer.record)
+        pinned = generation_pb2.Pin(policy_version=pin.policy_version, limit_s=pin.limit_s) if pin else None
+        request = generation_pb2.GenerateRequest(tasks=[task_to(task) for task in tasks], pin=pinned)
+        with _replaced():
+            async with aclosing(self._stream(self._stub.Generate(request), stall_limit_s)) as answers:
+                async for answer in answers:
+                    missing -= 1
+                    yield decode_rollout(answer.record)
         if missing:
             raise PeerError(f"{self.name} ended the stream before every rollout was there")
+
+
+@contextmanager
+def _replaced() -> Iterator[None]:
+    """Raise PolicyReplaced for FAILED_PRECONDITION, which only the version of a policy causes here."""
+    try:
+        yield
+    except PeerRefused as error:
+        cause = error.__cause__
+        if isinstance(cause, grpc.aio.AioRpcError) and cause.code() is grpc.StatusCode.FAILED_PRECONDITION:
+            raise PolicyReplaced(str(error)) from error
+        raise

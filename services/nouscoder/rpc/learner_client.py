@@ -67,16 +67,6 @@ class LearnerClient(ServiceClient):
             answer.tokens_per_second,
         )
 
-    async def pause(self) -> None:
-        """Stop it before the next batch. A restart of the learner ends the pause."""
-        request = learner_pb2.LearnerServicePauseRequest()
-        await self._call(lambda: self._stub.Pause(request, timeout=_STATUS_LIMIT_S))
-
-    async def resume(self) -> None:
-        """End a pause."""
-        request = learner_pb2.LearnerServiceResumeRequest()
-        await self._call(lambda: self._stub.Resume(request, timeout=_STATUS_LIMIT_S))
-
     async def first_files(self) -> list[RemoteFile]:
         """The files of the run's first policy. Raises PeerNotFound while there are none."""
         request = learner_pb2.ListPolicyFilesRequest()

@@ -6,9 +6,10 @@ INVARIANT: a policy is measured once per run, and its result is recorded. A resu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any, TypeVar
 
 from nouscoder.config import Config
@@ -48,8 +49,9 @@ async def evaluate_once(folder: RunFolder, services: RunServices, view: View, wh
         manifest = first_policy(services.config) if when == "before" else await newest_policy(services.config)
         known = folder.read_json(evaluation_file(manifest.policy_version))
         if known is None:
+            progress = partial(view.progress, f"evaluation {when}")
             measuring = services.evaluation_retry.call(
-                lambda: measure(services.config, manifest, view, when),
+                lambda: measure(services.config, manifest, progress),
                 lambda error: view.say(f"evaluation {when} begins again: {error}"),
             )
             known = await while_alive(services, measuring)
@@ -59,7 +61,9 @@ async def evaluate_once(folder: RunFolder, services: RunServices, view: View, wh
     return evaluated
 
 
-async def measure(config: Config, manifest: PolicyManifest, view: View, when: str) -> dict[str, Any]:
+async def measure(
+    config: Config, manifest: PolicyManifest, progress: Callable[[int, int], None] = lambda done, total: None
+) -> dict[str, Any]:
     """The record of an evaluation of this policy. Raises EVALUATION_ERRORS and CannotEvaluate."""
     credentials = channel_credentials(config.tls)
     sampling = config.generation.sampling
@@ -70,7 +74,8 @@ async def measure(config: Config, manifest: PolicyManifest, view: View, when: st
         samples=config.problems.held_out_samples,
         sampling=Sampling(sampling.temperature, sampling.top_p, sampling.max_new_tokens, config.run.seed),
         manifest=manifest,
-        progress=lambda done, total: view.progress(f"evaluation {when}", done, total),
+        pin_limit_s=config.run.evaluation_limit_s,
+        progress=progress,
     )
     return evaluation_record(evaluation, manifest.policy_version)
 

@@ -4,7 +4,7 @@ evaluation_before.json and evaluation_after.json hold those of the first and the
 holds that of version 12, measured during the run.
 
 INVARIANT: the weights of the best evaluated policy of a run are on its disk: its first policy, a folder of kept/, or
-the newest of policies/.
+(the last policy) the newest of policies/.
 """
 
 from __future__ import annotations
@@ -40,15 +40,13 @@ def recorded_evaluations(run: Path) -> tuple[Evaluated, ...]:
     return tuple(found[version] for version in sorted(found))
 
 
-def keep_if_best(run: Path, evaluated: Evaluated) -> None:
-    """Keep the weights of the newest policy if it is the best evaluated one. Call it before its record is written."""
-    known = [each for each in recorded_evaluations(run) if each.policy_version != evaluated.policy_version]
-    if best_of([*known, evaluated]) == evaluated:
-        link_weights(run / _KEPT / _number(evaluated), run / _POLICIES / _number(evaluated))
+def keep_weights(run: Path, policy_version: int) -> None:
+    """Keep the weights of a published policy. Call it before the policy is measured, while the learner has them."""
+    link_weights(run / _KEPT / _number(policy_version), run / _POLICIES / _number(policy_version))
 
 
 def drop_worse(run: Path) -> None:
-    """Remove the kept weights of policies that are not the best any more. Call it after a record is written."""
+    """Remove the kept weights of all policies but the best one. Call it after a policy was measured and recorded."""
     evaluations = recorded_evaluations(run)
     for version, folder in numbered(run / _KEPT).items():
         if version != best_of(evaluations).policy_version:
@@ -61,7 +59,7 @@ def weights_folder(config: Config, policy_version: int) -> Path:
     if policy_version == 0:
         return first
     for parent in (_POLICIES, _KEPT):
-        folder = run / parent / f"{policy_version:08d}"
+        folder = run / parent / _number(policy_version)
         if has_weights(folder):
             return folder
     there = sorted({0, *numbered(run / _POLICIES), *numbered(run / _KEPT)})
@@ -87,5 +85,5 @@ def _read(file: Path) -> Evaluated:
         raise NousCoderError(f"{file} is not the record of an evaluation: {error}") from error
 
 
-def _number(evaluated: Evaluated) -> str:
-    return f"{evaluated.policy_version:08d}"
+def _number(policy_version: int) -> str:
+    return f"{policy_version:08d}"

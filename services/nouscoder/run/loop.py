@@ -135,9 +135,8 @@ async def watch_until_ended(
     filtered, and what `services.check` raises.
     """
     learning = LearningSignal(services.config)
-    periodic = PeriodicEvaluation(folder, services, view)
     guards = GuardWatch(folder.path, services.config.run.guards)
-    async with RunWatch(services.config) as watch:
+    async with RunWatch(services.config) as watch, PeriodicEvaluation(folder, services, view) as periodic:
         while True:
             ended = services.learner_ended
             view.show(await watch.snapshot("learning", services.processes))

@@ -27,22 +27,54 @@ class GenerateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TASKS_FIELD_NUMBER: _builtins.int
+    PIN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[_rollout_pb2.Task]:
         """The tasks to sample."""
+
+    @_builtins.property
+    def pin(self) -> Global___Pin:
+        """If set, all tokens are from this policy version: newer policies are taken over when the call has ended."""
 
     def __init__(
         self,
         *,
         tasks: _abc.Iterable[_rollout_pb2.Task] | None = ...,
+        pin: Global___Pin | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pin", b"pin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pin", b"pin", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class Pin(_message.Message):
+    """Keeps a policy in use. It ends with the call or at its limit, so that a caller that dies does not hold a policy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    LIMIT_S_FIELD_NUMBER: _builtins.int
+    policy_version: _builtins.int
+    """The version, which must be the one in use."""
+    limit_s: _builtins.float
+    """Seconds after which newer policies are taken over even though the call has not ended: above 0, at most 86400."""
+    def __init__(
+        self,
+        *,
+        policy_version: _builtins.int = ...,
+        limit_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit_s", b"limit_s", "policy_version", b"policy_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pin: _TypeAlias = Pin  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):

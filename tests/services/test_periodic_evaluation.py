@@ -1,0 +1,198 @@
+"""Evaluations during a run: beside the training, of one version, with its weights kept, and the end of a run early."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from nouscoder.config import Config, load_config
+from nouscoder.domain.policy import PolicyManifest, Shard
+from nouscoder.domain.run_status import RunStatus
+from nouscoder.errors import NousCoderError
+from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
+from nouscoder.learner.synthetic import random_policy
+from nouscoder.retry import Retry
+from nouscoder.rpc.generation_client import PolicyReplaced
+from nouscoder.run import periodic_evaluation
+from nouscoder.run.evaluations import recorded_evaluations
+from nouscoder.run.folder import RunFolder
+from nouscoder.run.periodic_evaluation import PeriodicEvaluation
+from nouscoder.run.services import EVALUATION_ERRORS
+from nouscoder.run.view import PlainView
+
+
+@dataclass
+class Run:
+    """A run folder, a learner that publishes when the test says so, and evaluations that end when the test says so."""
+
+    config: Config
+    folder: RunFolder
+    version: int = 0
+    scores: dict[int, float] = field(default_factory=dict)
+    measured: list[int] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    watch_every_s: float = 0.01
+    evaluation_retry: Retry = Retry("evaluation", EVALUATION_ERRORS, max_tries=1)
+
+    def check(self) -> None:
+        """All services are alive."""
+
+    def publish(self, version: int) -> None:
+        """The learner publishes, and removes what is older than the newest two."""
+        PolicyPublisher(self.folder.path / "policies", 2).write(
+            StagedPolicy.of(random_policy(version), version, version)
+        )
+        self.version = version
+
+    @property
+    def status(self) -> RunStatus:
+        """What the broker says."""
+        return cast(RunStatus, SimpleNamespace(policy_version=self.version, finished=bool(self.finished)))
+
+    @property
+    def kept(self) -> list[int]:
+        """The versions whose weights are kept."""
+        return sorted(int(path.name) for path in self.folder.path.glob("kept/*"))
+
+    async def newest_policy(self, config: Config) -> PolicyManifest:
+        return PolicyManifest(self.version, self.version, "", (Shard("model.safetensors", "0" * 64, 1),))
+
+    async def measure(self, config: Config, manifest: PolicyManifest) -> dict[str, Any]:
+        self.measured.append(manifest.policy_version)
+        await self.go_on.wait()
+        return {"policy_version": manifest.policy_version, "pass_at_1": self.scores[manifest.policy_version]}
+
+    async def finish_run(self, evaluation: PeriodicEvaluation, reason: str) -> None:
+        self.finished.append(reason)
+
+    def evaluation(self) -> PeriodicEvaluation:
+        return PeriodicEvaluation(self.folder, cast(Any, self), PlainView(Console(quiet=True)))
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Run]:
+    settings = ["run.evaluate_every_batches=2", "run.end_after_no_gain=2", "run.total_batches=100"]
+    config = load_config(None, [f'run.root="{tmp_path}"', *settings])
+    folder = RunFolder.create(config)
+    folder.write_json("evaluation_before.json", {"policy_version": 0, "pass_at_1": 0.1})
+    made = Run(config, folder)
+    monkeypatch.setattr(periodic_evaluation, "newest_policy", made.newest_policy)
+    monkeypatch.setattr(periodic_evaluation, "measure", made.measure)
+    monkeypatch.setattr(PeriodicEvaluation, "_finish_run", lambda self, reason: made.finish_run(self, reason))
+    yield made
+    folder.close()
+
+
+async def test_training_goes_on_during_an_evaluation_and_the_weights_that_it_measures_are_kept(run: Run) -> None:
+    run.scores = {2: 0.5, 6: 0.4}
+    run.publish(1)
+    async with run.evaluation() as periodic:
+        await periodic.step(run.status)
+        assert run.measured == [], "a second batch is missing"
+        run.publish(2)
+        await periodic.step(run.status)
+        await until(lambda: run.measured == [2])
+        for version in (3, 4, 5, 6):  # `step` returns, and the learner removes version 2
+            run.publish(version)
+            await periodic.step(run.status)
+        assert not (run.folder.path / "policies" / "00000002").exists()
+        assert run.kept == [2]
+        run.go_on.set()
+        await until(lambda: (run.folder.path / "evaluations" / "00000002.json").exists())
+        await until(lambda: run.kept == [2])
+        # Version 6 is due now. It is worse, so its weights go.
+        async with asyncio.timeout(60):
+            while run.measured != [2, 6]:
+                await periodic.step(run.status)
+                await asyncio.sleep(0.01)
+    assert [(each.policy_version, each.pass_at_1) for each in recorded_evaluations(run.folder.path)] == [
+        (0, 0.1),
+        (2, 0.5),
+        (6, 0.4),
+    ]
+    assert run.kept == [2]
+    assert run.finished == []
+
+
+async def test_a_run_ends_after_evaluations_without_a_gain(run: Run) -> None:
+    run.scores = {2: 0.1, 4: 0.0}
+    run.go_on.set()
+    async with run.evaluation() as periodic:
+        for version in (2, 4):
+            run.publish(version)
+            async with asyncio.timeout(60):
+                while not (run.folder.path / "evaluations" / f"{version:08d}.json").exists():
+                    await periodic.step(run.status)
+                    await asyncio.sleep(0.01)
+        await until(lambda: (periodic._running is None) or periodic._running.done())
+        await periodic.step(run.status)
+    assert run.finished == ["2 evaluations were not above pass@1 0.100"]
+    assert run.kept == []
+
+
+async def test_a_policy_that_was_replaced_is_not_measured_but_a_later_one_is(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.scores = {3: 0.5}
+    run.go_on.set()
+
+    async def replaced(config: Config, manifest: PolicyManifest) -> dict[str, Any]:
+        if manifest.policy_version == 2:
+            run.measured.append(2)
+            raise PolicyReplaced("version 3 is in use")
+        return await run.measure(config, manifest)
+
+    monkeypatch.setattr(periodic_evaluation, "measure", replaced)
+    run.publish(2)
+    async with run.evaluation() as periodic:
+        await periodic.step(run.status)
+        await until(lambda: run.measured == [2] and run.kept == [])
+        run.publish(3)
+        async with asyncio.timeout(60):
+            while run.measured != [2, 3]:
+                await periodic.step(run.status)
+                await asyncio.sleep(0.01)
+    assert [each.policy_version for each in recorded_evaluations(run.folder.path)] == [0, 3]
+    assert run.kept == [3]
+
+
+async def test_an_evaluation_that_is_not_possible_ends_the_run_with_its_reason(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(config: Config, manifest: PolicyManifest) -> dict[str, Any]:
+        raise NousCoderError("the verifier is gone")
+
+    monkeypatch.setattr(periodic_evaluation, "measure", failing)
+    run.publish(2)
+    with pytest.raises(NousCoderError, match="the verifier is gone"):
+        async with run.evaluation() as periodic:
+            await periodic.step(run.status)
+
+
+async def test_an_error_of_the_run_ends_its_evaluation(run: Run) -> None:
+    run.publish(2)
+
+    async def dying() -> None:
+        async with run.evaluation() as periodic:
+            await periodic.step(run.status)
+            await until(lambda: run.measured == [2])
+            raise NousCoderError("a service is dead")
+
+    with pytest.raises(NousCoderError, match="a service is dead"):
+        await dying()
+    assert [task for task in asyncio.all_tasks() if task.get_name() == "evaluation"] == []
+    assert [each.policy_version for each in recorded_evaluations(run.folder.path)] == [0]
