@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -98,7 +99,7 @@ def test_digests_are_in_the_store_before_the_index_appears(tmp_path: Path) -> No
     class Breaking(FolderBlobs):
         left = 2
 
-        def put(self, name: str, data: bytes | Path) -> None:
+        def put(self, name: str, data: bytes | BinaryIO | Path) -> None:
             self.left -= 1
             if self.left < 0:
                 raise KeyboardInterrupt
