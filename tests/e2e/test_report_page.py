@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from tests.e2e.chromium import chromium_program
+from tests.e2e.report_pages import (
+    NUM_BATCHES,
+    metrics_line,
+    sample_line,
+    write_evaluation,
+    write_objectives,
+    write_rollouts,
+    write_run,
+)
 
 from nouscoder.domain.batch import GradedRollout
-from nouscoder.domain.problem import GradingRules
 from nouscoder.domain.rollout import (
     Completion,
     FinishReason,
@@ -31,148 +39,10 @@ from nouscoder.domain.rollout import (
     int32,
 )
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
-from nouscoder.evaluation.problems import EvaluatedProblem
 from nouscoder.report import write_report
-from nouscoder.report.evaluation_page import ShownSample, write_evaluation_report
-from nouscoder.report.objectives_page import write_objectives_page
-from nouscoder.report.rollouts_page import write_rollouts_page
 
 if TYPE_CHECKING:
     from nouscoder.learner.step_metrics import TrainedBatch
-
-NUM_BATCHES, STEPS_PER_BATCH = 30, 4
-HOSTILE = (
-    "</code></pre></script><script>document.title='alive'</script>"
-    "<img src=http://127.0.0.1:9/x onerror=\"document.title='alive'\">\u2028\u202eprint(1) & ${title}"
-)
-
-
-def metrics_line(step: int, draw: random.Random) -> dict[str, Any]:
-    batch, index = divmod(step - 1, STEPS_PER_BATCH)
-    rate = min(0.9, 0.35 + 0.012 * batch + 0.02 * (batch % 5))
-    last = index == STEPS_PER_BATCH - 1
-    return {
-        "step": step,
-        "batch_id": batch,
-        "policy_version": batch + 1,
-        "loss": draw.gauss(0, 0.02),
-        "skipped": False,
-        "reward_mean": 2 * rate - 1,
-        "pass_rate": rate,
-        "staleness_mean": 1 + 0.2 * (batch % 7),
-        "staleness_max": 2 + batch % 3,
-        "overlong_share": 0.01,
-        "replayed_rollouts": 0,
-        "response_length_correct": None if batch < 2 else 31 + batch % 4,
-        "response_length_incorrect": 44 + batch % 7,
-        "response_length": 38 + batch % 5,
-        "repetition_share": 0.0,
-        "hard_coding_share": 0.0,
-        "same_programs": 0.2,
-        "entropy": 0.6 - 0.01 * batch,
-        "clip_fraction_low": 0.004 * index,
-        "clip_fraction_high": 0.006 * index,
-        "ratio_mean": 1.0,
-        "ratio_min": 1 - 0.1 * index,
-        "ratio_max": 1 + 0.3 * index,
-        "mismatch_mean": 1.01,
-        "mismatch_max": 1.9,
-        "mismatch_truncated": 0.001,
-        "effective_sample_size": 0.95,
-        "approximate_kl": 0.001,
-        "mismatch_kl": 0.002,
-        "mismatch_abs_mean": 0.01,
-        "mismatch_abs_p99": 0.1,
-        "mismatch_beyond_2x": 0.001,
-        "mismatch_kl_at_0": 0.002,
-        "mismatch_kl_versions_2": 0.003,
-        "gradient_norm": draw.uniform(0.3, 1.4),
-        "learning_rate": 3e-4,
-        "tokens": draw.randint(500, 900),
-        "tokens_per_second": draw.uniform(2000, 5000),
-        "seconds": {
-            "wait_for_batch": 0.0 if index else draw.uniform(0.2, 2.0),
-            "train": draw.uniform(0.4, 0.9),
-            "checkpoint": 0.1 if last else 0.0,
-            "publish": 0.05 if last else 0.0,
-        },
-        "time": 1.7e9 + step,
-    }
-
-
-def sample_line(step: int, program: str) -> dict[str, Any]:
-    return {
-        "step": step,
-        "rollout_id": f"r{step}",
-        "problem_id": "sum_plus-3",
-        "prompt": "Read numbers. Print their sum plus 3.\n",
-        "program": program,
-        "verdict": "runtime_error",
-        "reward": -1.0,
-        "advantage": 0.5,
-        "version_range": [step, step + 2],
-        "staleness": 2,
-        "finish_reason": "stop",
-    }
-
-
-def evaluation(rate: float, version: int, draw: random.Random) -> dict[str, Any]:
-    families = [f"family_{index:02}" for index in range(44)]
-    samples = []
-    for family in families:
-        for number in range(4):
-            accepted = draw.random() < rate
-            program = "a=list(map(int,input().split()))\nprint(sum(a)+3)" if accepted else "a=input(\nprint(sum(a)"
-            samples.append(
-                {
-                    "problem_id": f"{family}-{number}",
-                    "family": family,
-                    "prompt": "Read numbers. Print their sum plus 3.\n",
-                    "program": program,
-                    "verdict": "accepted" if accepted else "runtime_error",
-                }
-            )
-    samples[0].update(program=HOSTILE, problem_id=HOSTILE, prompt=HOSTILE, verdict="wrong_answer", family=HOSTILE)
-    return {
-        "pass_at_1": sum(sample["verdict"] == "accepted" for sample in samples) / len(samples),
-        "policy_version": version,
-        "num_problems": len(samples),
-        "num_rollouts": len(samples),
-        "by_family": {},
-        "samples": samples,
-    }
-
-
-def write_lines(file: Path, lines: list[dict[str, Any]]) -> None:
-    file.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf8")
-
-
-def write_run(folder: Path) -> None:
-    """Write a complete run folder with the lines of learner/run_log.py."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draw = random.Random(0)
-    steps = range(1, NUM_BATCHES * STEPS_PER_BATCH + 1)
-    write_lines(folder / "metrics.jsonl", [metrics_line(step, draw) for step in steps])
-    samples = [sample_line(step, "print(sum(map(int,input().split()))+3)") for step in steps[::STEPS_PER_BATCH]]
-    write_lines(folder / "samples.jsonl", [*samples, sample_line(steps[-1], HOSTILE)])
-    before, after = evaluation(0.3, 0, draw), evaluation(0.75, NUM_BATCHES, draw)
-    in_flight = {"queued": 12, "sampling": 64, "ready": 128}
-    summary = {
-        "name": HOSTILE,
-        "seed": 0,
-        "steps": NUM_BATCHES * STEPS_PER_BATCH,
-        "pass_at_1_before": before["pass_at_1"],
-        "pass_at_1_after": after["pass_at_1"],
-        "learning_seconds": 254.3,
-        "ledger": {
-            **{"admitted": 2604, "trained": 1920, "filtered": 464, "stale": 16, "abandoned": 0},
-            "in_flight": in_flight,
-        },
-        "balanced": True,
-    }
-    for name, value in (("summary", summary), ("evaluation_before", before), ("evaluation_after", after)):
-        (folder / f"{name}.json").write_text(json.dumps(value), encoding="utf8")
 
 
 @dataclass(frozen=True)
@@ -185,12 +55,9 @@ class Seen:
 
 def browse(page: Path, work: Path) -> Seen:
     """Open the page in headless Chromium. Skips when there is none."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("chromium is missing: install it (apt-get install chromium) to see the report in a real browser")
     net_log = work / f"{page.stem}.net.json"
     command = [
-        *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+        *(chromium_program(), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
         *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
         *("--disable-dev-shm-usage", f"--user-data-dir={work / 'profile'}", "--window-size=1280,900"),
         # The proxy does not exist, so the browser's own requests do not leave the machine either.
@@ -291,45 +158,13 @@ document.body.replaceChildren(Object.assign(document.createElement("pre"), {text
     assert (hidden, is_sorted) == ("true", "true")
 
 
-def write_evaluation(page: Path) -> Path:
-    """The report of an evaluation of 60 problems with hostile texts and long names."""
-    draw = random.Random(0)
-    found, shown = [], []
-    for number in range(60):
-        name = HOSTILE if number == 0 else f"{'long_name_' * 9}{number}"
-        problem = EvaluatedProblem(
-            *(name, "?", "", ("easy", "hard")[number % 2], HOSTILE, f"2024-{number % 12 + 1:02}-01", "stdin", "d"),
-            GradingRules(),
-        )
-        samples = [
-            Outcome(
-                at, 9, draw.randint(1, 60_000), at == 3, {"lcb": draw.choice(("accepted", "no_code")), "process": "x"}
-            )
-            for at in range(4)
-        ]
-        found.append(ProblemOutcomes(problem, samples))
-        shown += [
-            ShownSample(name, at, HOSTILE, HOSTILE, f"{HOSTILE}\n{'x' * 900}", one.verdicts["lcb"], "passed", at == 3)
-            for at, one in enumerate(samples)
-        ]
-    sampling = {"temperature": 0.6, "top_p": 0.95, "max_tokens": 32768, "seed": 0, "prompt": "lcb"}
-    about = {
-        "model": HOSTILE,
-        "problem_file": "f",
-        "window": {"since": "2024-08-01", "until": ""},
-        "sampling": sampling,
-    }
-    write_evaluation_report(page, {**about, **results(found, ["lcb", "process"])}, shown)
-    return page
-
-
 FITTING = """<script>
 function faults(frame) {
   const page = frame.contentDocument, width = page.documentElement.clientWidth, found = [];
   page.querySelectorAll("details").forEach((one) => { one.open = true; });
   if (page.documentElement.scrollWidth > width) found.push("the page scrolls to " + page.documentElement.scrollWidth);
   for (const one of page.body.querySelectorAll("*")) {
-    const own = one.parentElement.closest(".scroll, pre, figure table");  // these scroll by themselves
+    const own = one.parentElement.closest(".scroll, pre, .values");  // these scroll by themselves
     const box = one.getBoundingClientRect(), frameBox = one.closest("figure")?.getBoundingClientRect();
     const [left, right] = frameBox ? [frameBox.left, frameBox.right] : [0, width];
     if (own || !box.width || one.matches(".cursor")) continue;
@@ -374,57 +209,6 @@ def test_every_page_fits_in_narrow_and_wide_windows(report: Path, tmp_path: Path
     driver.write_text(f"<!doctype html><body>{''.join(frames)}{FITTING}</body>", encoding="utf8")
     told = browse(driver, tmp_path).dom.split("<pre>")[1].split("</pre>")[0].split("|")
     assert told == [f"{name} {width}: fits" for name in pages for width in (400, 1280)]
-
-
-def write_rollouts(run: Path) -> Path:
-    """The page of rollouts of a run with hostile tokens, long names and several versions."""
-    draw = random.Random(0)
-    (run / "tokens").mkdir(parents=True)
-    for batch in range(4):
-        rollouts = []
-        for number in range(8):
-            size = 30 + 40 * number
-            rollouts.append(
-                {
-                    "rollout_id": f"g{batch}-{number}",
-                    "problem_id": HOSTILE if number == 7 else "long_name_" * 9,
-                    "step": 2 * batch + number % 2 + 1,
-                    "verdict": ("accepted", "wrong_answer")[number % 2],
-                    "reward": (1.0, -1.0)[number % 2],
-                    "advantage": (0.7, -0.7)[number % 2],
-                    "staleness": 1,
-                    "length": size + 100,
-                    "overlong": number == 7,
-                    "prompt": HOSTILE,
-                    "left_out": 100,
-                    "tokens": [draw.choice((" print", "(", "x" * 90, "\n", HOSTILE)) for _ in range(size)],
-                    "versions": [batch + (at > size // 2) for at in range(size)],
-                    "ratios": [round(draw.uniform(0.5, 1.6), 4) for _ in range(size)],
-                    "mismatches": [round(draw.uniform(0.9, 1.1), 4) for _ in range(size)],
-                    "clipped": [int(draw.random() < 0.1) for _ in range(size)],
-                }
-            )
-        record = {"batch_id": batch, "policy_version": batch + 1, "rollouts": rollouts}
-        (run / "tokens" / f"{batch:08d}.json").write_text(json.dumps(record), encoding="utf8")
-    return write_rollouts_page(run)
-
-
-def write_objectives(page: Path) -> Path:
-    """The comparison of nine objectives, one of which has a zero gradient."""
-    names = ("dapo", "grpo", "grpo+", "gspo", "gspo+", "gppo", "cispo", "reinforce++", "ppo")
-    draw = random.Random(0)
-    figures = [
-        {
-            "name": name,
-            "loss": draw.gauss(0, 1e-3),
-            "gradient_norm": draw.random(),
-            "clipped": {"overall": 0.1, "accepted": 0.2, "rejected": None, "by_length": [0.1, 0.2, None, 1.0]},
-            "cosines": {other: None if name == "ppo" else draw.uniform(-1, 1) for other in names},
-        }
-        for name in names
-    ]
-    write_objectives_page(page, HOSTILE, figures)
-    return page
 
 
 def test_the_page_of_rollouts_lists_filters_and_colours_and_runs_no_token(tmp_path: Path) -> None:

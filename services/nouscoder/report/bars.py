@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nouscoder.report.charts import Series, format_number
+from nouscoder.report.charts import Series, format_number, heads
 from nouscoder.report.markup import escape
 
 _WIDTH, _LEFT, _RIGHT = 560, 132, 116
@@ -33,7 +33,7 @@ def bar_figure(chart: BarChart) -> str:
     note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
     return (
         f"<figure><figcaption><h3>{escape(chart.title)}</h3>{legend}</figcaption>{_bars(chart)}{note}"
-        f"<details><summary>values</summary>{_table(chart)}</details></figure>"
+        f'<details><summary>values</summary><div class="values" tabindex="0">{_table(chart)}</div></details></figure>'
     )
 
 
@@ -78,7 +78,7 @@ def _mark(index: int, series: Series) -> str:
 
 
 def _table(chart: BarChart) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("", *(one.name for one in chart.series)))
+    head = heads(("", *(one.name for one in chart.series)))
     rows = [
         _row(name, [chart.text(one.values[place]) for one in chart.series]) for place, name in enumerate(chart.names)
     ]

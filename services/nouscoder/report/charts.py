@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nouscoder.report.markup import escape
@@ -141,12 +141,17 @@ def interval(value: float, low: float, high: float) -> str:
 
 def table(chart: Chart) -> str:
     """The chart's values as a table."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in (chart.x_label, *_names(chart)))
+    head = heads((chart.x_label, *_names(chart)))
     rows = []
     for point, x in enumerate(chart.xs):
         cells = "".join(f"<td>{format_number(series.values[point])}</td>" for series in chart.series)
         rows.append(f'<tr><th scope="row">{x:g}</th>{cells}</tr>')
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def heads(names: Iterable[str]) -> str:
+    """The cells of a table's head. One without a name is no heading."""
+    return "".join(f'<th scope="col">{escape(name)}</th>' if name else "<td></td>" for name in names)
 
 
 def nice_ticks(low: float, high: float) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.domain.elo import Elo, elo_text
-from nouscoder.report.charts import Chart, Series, count_chart, format_number, interval
+from nouscoder.report.charts import Chart, Series, count_chart, format_number, heads, interval
 from nouscoder.report.curves import Drawn
 from nouscoder.report.figures import figure
 from nouscoder.report.markup import clip, escape
@@ -125,7 +125,7 @@ def _elo(record: Record) -> str:
     return _table(("grading", "problems", "rating"), rows) + note
 
 
-def _estimates(heads: Sequence[str], rows: Sequence[tuple[str, list[str], Record]]) -> str:
+def _estimates(names: Sequence[str], rows: Sequence[tuple[str, list[str], Record]]) -> str:
     """A table of (name, further cells, estimate)."""
     body = [
         f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}'
@@ -133,13 +133,12 @@ def _estimates(heads: Sequence[str], rows: Sequence[tuple[str, list[str], Record
         f"<td>{interval(one['value'], one['low'], one['high'])}</td></tr>"
         for name, cells, one in rows
     ]
-    return _table(heads, body)
+    return _table(names, body)
 
 
-def _table(heads: Sequence[str], rows: Sequence[str]) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' if name else "<td></td>" for name in heads)
+def _table(names: Sequence[str], rows: Sequence[str]) -> str:
     return (
-        f'<div class="scroll" tabindex="0"><table class="results"><thead><tr>{head}</tr></thead>'
+        f'<div class="scroll" tabindex="0"><table class="results"><thead><tr>{heads(names)}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 

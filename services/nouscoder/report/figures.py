@@ -13,7 +13,7 @@ def figure(drawn: Drawn) -> str:
     """The figure. Its values are also a table, for readers without a script."""
     chart = drawn.chart
     note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
-    values = f"<details><summary>values</summary>{table(chart)}</details>"
+    values = f'<details><summary>values</summary><div class="values" tabindex="0">{table(chart)}</div></details>'
     caption = f"<figcaption><h3>{escape(chart.title)}</h3>{_legend(drawn)}</figcaption>"
     return f'<figure>{caption}{drawn.svg}<div class="readout" aria-live="polite" hidden></div>{note}{values}</figure>'
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.report.bars import BarChart, bar_figure
-from nouscoder.report.charts import Series
+from nouscoder.report.charts import Series, heads
 from nouscoder.report.markup import escape
 from nouscoder.report.shell import html_page, section, tiles
 
@@ -81,14 +81,15 @@ def _percent(share: float | None) -> float | None:
 def _cosines(comparisons: Sequence[Figures]) -> str:
     """One row and one column for each objective. The colour of a cell goes from -1 to 1 in steps of 0.25."""
     names = [str(item["name"]) for item in comparisons]
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("", *names))
+    head = heads(("", *names))
     rows = "".join(
         f'<tr><th scope="row">{escape(item["name"])}</th>{"".join(_cell(item["cosines"][name]) for name in names)}</tr>'
         for item in comparisons
     )
     return (
         '<p class="note">1: the same direction; 0: at right angles; a dash: one of the gradients is zero.</p>'
-        f'<div class="scroll"><table class="cosines"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f'<div class="scroll" tabindex="0"><table class="cosines"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
     )
 
 

@@ -94,7 +94,7 @@ def _pair_card(pair: Pair) -> str:
     return (
         f'<article class="pair"><h3>{escape(pair.before.problem_id)}'
         f' <span class="change-word">{pair.change.value}</span></h3>'
-        f'<pre class="prompt">{escape(clip(pair.before.prompt.strip()))}</pre><div class="sides">'
+        f'<pre class="prompt" tabindex="0">{escape(clip(pair.before.prompt.strip()))}</pre><div class="sides">'
         f"{_side('before', pair.before)}{_side('after', pair.after)}</div></article>"
     )
 
@@ -111,7 +111,7 @@ def _training_card(sample: TrainingSample) -> str:
         f"step {_whole(sample.step)} · {escape(sample.problem_id)} · reward {format_number(sample.reward)}"
         f" · policy version {versions} · staleness {_whole(sample.staleness)}"
     )
-    prompt = f'<pre class="prompt">{escape(clip(sample.prompt.strip()))}</pre>'
+    prompt = f'<pre class="prompt" tabindex="0">{escape(clip(sample.prompt.strip()))}</pre>'
     return f"<details><summary>{badge(sample.verdict)} {facts}</summary>{prompt}{_program(sample.program)}</details>"
 
 

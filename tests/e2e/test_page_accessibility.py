@@ -1,0 +1,97 @@
+"""Every page of a report in headless Chromium, in narrow and wide windows: no error, and no violation that axe finds.
+
+axe-core comes from its npm package, which is fetched once and never committed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.chromium import Chromium, asked, chromium_program, troubles
+from tests.e2e.report_pages import write_evaluation, write_objectives, write_rollouts, write_run
+from tests.npm_package import NpmPackage
+
+from nouscoder.report import write_report
+
+AXE = NpmPackage(
+    name="axe-core",
+    version="4.14.1",
+    sha256="e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745",
+    folder_name="axe-core",
+    files=("axe.min.js",),
+)
+PAGES = ("run", "evaluation", "rollouts", "objectives")
+OPENED = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+# With a rollout on the screen, where the page shows one at a time.
+CHOSEN = "document.querySelector('table.rollouts tbody tr')?.click()"
+FOUND = """axe.run(document, {resultTypes: ["violations"]}).then(({violations}) => violations.map(
+  (rule) => rule.id + " at " + rule.nodes.map((node) => node.target.join(" ")).slice(0, 5).join(", ")
+    + " (" + rule.nodes.length + "): " + rule.help))"""
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    write_run(folder / "run")
+    return {
+        "run": write_report(folder / "run"),
+        "evaluation": write_evaluation(folder / "evaluation.html"),
+        "rollouts": write_rollouts(folder / "run"),
+        "objectives": write_objectives(folder / "objectives.html"),
+    }
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    browser = Chromium(chromium_program(), tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    return (AXE.folder() / "axe.min.js").read_text(encoding="utf8")
+
+
+def violations(browser: Chromium, page: Path, axe: str, width: int, scheme: str) -> list[str]:
+    """What axe finds on the page with everything on it open. Fails when the page has an error or asks for anything."""
+    browser.events.clear()
+    browser.open(page.as_uri())
+    size: dict[str, Any] = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.ask("Emulation.setDeviceMetricsOverride", **size)
+    browser.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    browser.value(OPENED)
+    browser.value(CHOSEN)
+    assert browser.value("document.documentElement.scrollWidth") <= width
+    assert troubles(browser) == []
+    assert asked(browser) == {page.as_uri()}
+    browser.value(f"{axe};0")
+    found: list[str] = browser.value(FOUND)
+    browser.close_page()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (1280, "light"),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in ((400, "light"), (1280, "dark"), (400, "dark"))),
+    ],
+)
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_finds_no_violation(
+    name: str, width: int, scheme: str, pages: dict[str, Path], browser: Chromium, axe: str
+) -> None:
+    assert violations(browser, pages[name], axe, width, scheme) == []
+
+
+def test_a_page_with_a_fault_has_a_violation(browser: Chromium, axe: str, tmp_path: Path) -> None:
+    """The control: axe is there, and finds a button without a name and text of too little contrast."""
+    faulty = "<title>x</title><html lang=en><main><h1>x</h1><button></button><p style='color:#bbb'>pale</p></main>"
+    (tmp_path / "faulty.html").write_text(f"<!doctype html>{faulty}", encoding="utf8")
+    found = violations(browser, tmp_path / "faulty.html", axe, 1280, "light")
+    assert {one.split(" at ")[0] for one in found} == {"button-name", "color-contrast"}, json.dumps(found)
