@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from tests.contract.random_adapters import adapted, metadata_of
 from tests.contract.reference_logprobs import fresh_logprobs
 
 from nouscoder.config import Config, load_config
@@ -246,6 +248,30 @@ async def test_greedy_output_after_updates_is_that_of_a_fresh_engine(config: Con
         await asyncio.wait_for(asyncio.gather(*running), LIMIT_S)
         after = await greedy(engine)
     assert after == wanted != before
+
+
+async def test_adapters_of_a_base_sample_as_the_weights_with_them_merged(
+    new_engine: Engine, folder: Path, tmp_path: Path
+) -> None:
+    """Two versions in a row. Then one that does not fit, which is refused as a whole."""
+    if new_engine.name == "fake":
+        pytest.skip("its log-probabilities do not depend on weights")
+    request = request_of(0, max_new_tokens=30, stop=frozenset())
+    for version in (1, 2):
+        files, merged = adapted(tmp_path / str(version), folder, seed=version)
+        await new_engine.load_policy(files, version)
+        completion = await completion_of(new_engine, request)
+        sampled = torch.tensor(list(completion.logprobs))
+        assert versions_of(completion) == [version]
+        assert float((fresh_logprobs(merged, request, completion) - sampled).abs().max()) < 2e-3
+        assert float((fresh_logprobs(folder, request, completion) - sampled).abs().max()) > 0.1, "the adapter matters"
+    tensors = load_file(files[-1])
+    name = next(name for name in tensors if name.endswith("lora_B.weight"))
+    save_file(tensors | {name: tensors[name][1:].contiguous()}, files[-1], metadata_of(files[-1]))
+    with pytest.raises(EngineError, match="is an adapter of another policy: its matrices do not fit"):
+        await new_engine.load_policy(files, 3)
+    again = await completion_of(new_engine, request)
+    assert replace(again, logprobs=completion.logprobs) == completion
 
 
 def rest_of(request: SampleRequest, whole: Completion, num_kept: int) -> SampleRequest:

@@ -44,6 +44,7 @@ NUM_BATCHES, DEADLY_BATCH = 4, 2
 KINDS: dict[str, dict[str, object]] = {
     "bf16": {"dtype": "bfloat16"},
     "lora": {"lora": {"rank": 4}},
+    "adapter": {"lora": {"rank": 4, "publication": "adapter"}},
     "8bit": {"optimizer_states": "8bit"},
 }
 PATIENCE_S = {"hang": 20.0}  # else 120

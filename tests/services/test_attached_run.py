@@ -260,6 +260,43 @@ def test_a_run_with_external_services_completes_and_survives_a_kill_of_train(sit
     assert_a_finished_run_is_only_served(run)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_run_that_publishes_adapters_completes_with_a_learner_killed_in_between(site: Callable[..., Site]) -> None:
+    """Generation fetches the first policy once, and then only adapters."""
+    run = site(
+        "learner.policy_deltas=false",
+        "learner.lora.rank=4",
+        "learner.lora.publication=adapter",
+        "learner.learning_rate=1e-3",
+    )
+    assert run.command("prepare-run", str(run.file)).returncode == 0
+    run.start(*SERVICES, "train")
+    run.until(lambda: len(run.steps()) >= 4, "the second batch", limit_s=300)
+    run.kill("learner")
+    run.start("learner")
+    assert_complete(run)
+    taken = [event["policy_version"] for event in run.events("generation") if event["event"] == "policy taken over"]
+    assert taken == sorted(set(taken))
+    assert (taken[0], taken[-1]) == (0, 4)
+    first = run.folder / "policy" / "model.safetensors"
+    bases = list((run.root / "cache").rglob("model.safetensors"))
+    assert [base.read_bytes() == first.read_bytes() for base in bases] == [True]
+    adapters = sorted((run.root / "cache").rglob("adapter_model.safetensors"))
+    assert 1 <= len(adapters) <= 2
+    newest = run.folder / "policies" / "00000004" / "adapter_model.safetensors"
+    assert adapters[-1].read_bytes() == newest.read_bytes()
+    sizes = {"adapter": newest.stat().st_size, "whole policy": first.stat().st_size}
+    print(json.dumps({"bytes": sizes, "versions taken over": taken}))
+    assert sizes["adapter"] < sizes["whole policy"] / 4
+    assert not list((run.folder / "policies").rglob("model*.safetensors"))
+    for arguments, name in (((), "model.safetensors"), (("--adapter",), "adapter_model.safetensors")):
+        to = run.root / f"exported{len(arguments)}"
+        exported = run.command("export", str(run.folder), "--to", str(to), *arguments)
+        assert exported.returncode == 0, exported.stderr
+        assert [file.name for file in to.glob("*.safetensors")] == [name]
+
+
 def assert_pages(run: Site) -> None:
     """Check that the pages serve the allow-list and no other file."""
     run.until(lambda: "until SIGTERM" in run.log("train"), "the pages stay")

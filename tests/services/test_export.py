@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
-from nouscoder.config import load_config
+from nouscoder.config import LoraSection, load_config
+from nouscoder.learner.lora import add_adapters
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
 from nouscoder.learner.synthetic import random_policy, write_policy_folder
+from nouscoder.policy_folder.weights_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from nouscoder.run.folder import RunFolder
 
 SHARD_BYTES = 20_000  # several files
@@ -93,6 +96,52 @@ def test_a_folder_that_exists_is_not_changed(run: Path, tmp_path: Path) -> None:
     answer = CliRunner().invoke(app, ["export", str(run), "--to", str(tmp_path / "mine")])
     assert "exists already" in str(answer.exception)
     assert [file.name for file in (tmp_path / "mine").iterdir()] == ["file"]
+
+
+@pytest.fixture
+def adapter_run(run: Path) -> Path:
+    """The run, with an adapter of the first policy as version 7."""
+    model = random_policy(0)
+    add_adapters(model, LoraSection(rank=2, alpha=8.0, target_modules=("q_proj", "up_proj")), seed=1)
+    for name, parameter in model.named_parameters():
+        if name.endswith("lora_b"):
+            parameter.data.fill_(0.05)
+    PolicyPublisher(run / "policies", 1, first=run / "policy").write(StagedPolicy.of_adapter(model, 7, 28))
+    return run
+
+
+def test_an_adapter_is_exported_merged_into_the_first_policy(adapter_run: Path, tmp_path: Path) -> None:
+    to = tmp_path / "exported"
+    answer = CliRunner().invoke(app, ["export", str(adapter_run), "--to", str(to)])
+    assert answer.exit_code == 0, answer.output
+    found = AutoModelForCausalLM.from_pretrained(to, dtype=torch.float32).state_dict()
+    a = load_file(adapter_run / "policies/00000007" / ADAPTER_FILE)
+    for name, weight in random_policy(0).state_dict().items():
+        path = "base_model.model." + name.removesuffix(".weight")
+        if f"{path}.lora_A.weight" in a:
+            weight = weight + 4.0 * a[f"{path}.lora_B.weight"] @ a[f"{path}.lora_A.weight"]  # alpha / rank
+        torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-6)
+    assert "# tiny, version 7" in (to / "README.md").read_text()
+
+
+def test_an_adapter_is_exported_alone(adapter_run: Path, tmp_path: Path) -> None:
+    to = tmp_path / "exported"
+    answer = CliRunner().invoke(app, ["export", str(adapter_run), "--to", str(to), "--adapter"])
+    assert answer.exit_code == 0, answer.output
+    assert sorted(file.name for file in to.iterdir()) == ["README.md", ADAPTER_CONFIG_FILE, ADAPTER_FILE]
+    config = json.loads((to / ADAPTER_CONFIG_FILE).read_text())
+    assert (config["r"], config["lora_alpha"], config["target_modules"]) == (2, 8.0, ["q_proj", "up_proj"])
+    assert config["base_model_name_or_path"] == "policy", "the name of the first policy's folder"
+    card = (to / "README.md").read_text()
+    assert card.startswith('---\nlibrary_name: "peft"\nbase_model: "policy"\n')
+    assert "only a low-rank adapter (LoRA) of policy" in card
+
+
+def test_whole_weights_have_no_adapter_to_export(run: Path, tmp_path: Path) -> None:
+    answer = CliRunner().invoke(app, ["export", str(run), "--to", str(tmp_path / "exported"), "--adapter"])
+    assert answer.exit_code == 1
+    assert "version 5 has no adapter of its own: export it without --adapter" in str(answer.exception)
+    assert not (tmp_path / "exported").exists()
 
 
 def test_the_export_of_a_plan_is_that_of_its_last_stage(run: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from nouscoder.learner.policy_files import CHUNK_BYTES, NoSuchPolicyFile, Policy
 from nouscoder.learner.run_files import RunFiles
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
 from nouscoder.policy_folder.delta import write_delta
-from nouscoder.policy_folder.weights_files import shards_of
+from nouscoder.policy_folder.weights_files import ADAPTER_FILE, shards_of
 from nouscoder.rpc.channel import PeerUnreachable
 from nouscoder.rpc.learner_client import LearnerClient
 from nouscoder.rpc.status_codes import StatusCodes
@@ -250,6 +250,41 @@ async def test_a_delta_that_does_not_give_the_policy_is_replaced_by_the_whole_on
     assert [file.name for file in path.parent.iterdir()] == ["model.safetensors"]
     assert rig.servicer.names == ["model.safetensors", "model.delta", "model.safetensors"]
     assert rig.fetches("changes") == 0
+
+
+def published_adapter(rig: Rig, version: int) -> PolicyManifest:
+    """An adapter of the first policy."""
+    data = weights(version, 100)
+    file = rig.files.policies / f"{version:08d}" / ADAPTER_FILE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data)
+    shard = Shard(file.name, hashlib.sha256(data).hexdigest(), len(data))
+    base = manifest_of(0, weights(0))
+    return PolicyManifest(version, version, "/no/such/folder", (shard,), Transport.LEARNER, base=base)
+
+
+async def test_the_base_of_adapters_is_fetched_once_and_kept_and_each_adapter_alone(rig: Rig) -> None:
+    await rig.source.files_of(manifest_of(0, weights(0)))  # the first evaluation measures the whole policy
+    for version in range(5):
+        base, adapter = await rig.source.files_of(published_adapter(rig, version))
+        assert (base.read_bytes(), adapter.read_bytes()) == (weights(0), weights(version, 100))
+    assert rig.servicer.names == ["model.safetensors", *[ADAPTER_FILE] * 5]
+    assert [name.partition("-")[0] for name in rig.cached()] == ["00000000", "00000003", "00000004"]
+    base.write_bytes(weights(9))
+    base, _ = await rig.source.files_of(published_adapter(rig, 5))
+    assert base.read_bytes() == weights(0), "a base that was damaged is fetched again"
+    assert rig.servicer.names[6:] == ["model.safetensors", ADAPTER_FILE]
+
+
+async def test_a_worker_that_comes_late_needs_the_base_and_the_newest_adapter(rig: Rig) -> None:
+    manifests = [published_adapter(rig, version) for version in range(8)]
+    base, adapter = await rig.source.files_of(manifests[-1])
+    assert (base.read_bytes(), adapter.read_bytes()) == (weights(0), weights(7, 100))
+    assert rig.servicer.asked == [0, 7]
+    (rig.files.policy / "model.safetensors").write_bytes(weights(1))
+    base.unlink()
+    with pytest.raises(PolicyGone, match="of policy version 0 with the SHA-256"):
+        await rig.source.files_of(manifests[-1])
 
 
 async def test_a_pruned_or_replaced_policy_is_reported_as_gone_without_a_retry(rig: Rig) -> None:

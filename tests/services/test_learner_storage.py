@@ -25,7 +25,6 @@ from nouscoder.atomic_files import StorageError, numbered, whole_folder, write_w
 from nouscoder.config import Config, DapoSettings, LearnerSection
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.generation.engines.weights import read_weights
 from nouscoder.learner.batch_settings import BatchSettings
 from nouscoder.learner.checkpoint import Checkpoint, CheckpointError, CheckpointStore, Progress, restore
 from nouscoder.learner.fake_broker import recorded
@@ -35,6 +34,7 @@ from nouscoder.learner.saved_batches import SavedBatchError, SavedBatches
 from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.weights import WeightsError, load_model, load_weights, weights_of
+from nouscoder.policy_folder.policy_tensors import PolicyTensors
 from nouscoder.policy_folder.tokenizer import load_tokenizer
 from nouscoder.policy_folder.weights_files import WeightsMissing, shards_of, weights_files
 
@@ -258,7 +258,7 @@ def test_a_policy_larger_than_a_shard_is_split_and_loads_in_transformers_and_the
     assert publish(publisher, model, 0, 0) == manifest, "the same weights again give the same manifest"
     write_policy_folder(tmp_path / "config", random_policy(1))
     (folder / "config.json").write_bytes((tmp_path / "config/config.json").read_bytes())
-    from_engine = read_weights(files)
+    from_engine = dict(PolicyTensors(files).read())
     from_transformers = weights_of(load_model(folder))
     for name, tensor in weights_of(model).items():
         assert torch.equal(from_transformers[name], tensor), name

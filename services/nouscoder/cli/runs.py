@@ -32,11 +32,14 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder: runs/NAME, or that of a plan")],
     to: Annotated[Path, typer.Option("--to", help="the new folder")],
     version: Annotated[str, typer.Option("--version", help="a policy version, last or best by evaluation")] = "last",
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="only the adapter (LoRA) of the version, in the form of PEFT")
+    ] = False,
 ) -> None:
     """Write a policy of a run as a Hugging Face folder, with a model card from its settings and evaluations."""
     from nouscoder.run.export import export as export_version
 
-    number = export_version(run, to, version)
+    number = export_version(run, to, version, adapter=adapter)
     typer.echo(f"version {number} of {run} is in {to}")
 
 

@@ -124,7 +124,8 @@ class GenerationSection(Section):
     )
     cache: OutputPath = Field(
         Path("/tmp/policies"),
-        description="with policy_from learner: folder for downloaded policies; the newest 2 are kept",
+        description="with policy_from learner: folder for downloaded policies; the newest 2 and the base of adapters"
+        " are kept",
     )
     policy_patience_s: float = Field(
         900.0, gt=0, description="with policy_from learner: seconds to wait for the learner before giving up"

@@ -187,6 +187,15 @@ class LearnerSection(Section):
         return self
 
     @model_validator(mode="after")
+    def _adapters_have_no_deltas(self) -> LearnerSection:
+        if self.policy_deltas and self.lora.publishes_adapters:
+            raise ValueError(
+                "policy_deltas is for whole weights, and lora.publication adapter publishes none: set policy_deltas to"
+                " false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _compiled_layers_are_computed_again_whole(self) -> LearnerSection:
         if self.compile and self.activation_checkpointing is ActivationCheckpointing.SELECTIVE:
             raise ValueError(

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_LORA = "the learner publishes policies with the adapters of learner.lora merged into their weights"
+_LORA = (
+    "the adapters of learner.lora are merged into the weights when a policy is published or loaded; vLLM fixes the"
+    " adapter of a request when it begins, so a policy could not change in flight"
+)
 _SPECULATION = (
     "the draft model would not learn with the policy, and no test shows that the log-probabilities of accepted drafts"
     " are those of the distribution that the learner assumes"

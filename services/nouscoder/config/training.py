@@ -35,6 +35,17 @@ class OptimizerStates(StrEnum):
     CPU = "cpu"
 
 
+class LoraPublication(StrEnum):
+    """What the learner publishes of a policy with adapters.
+
+    MERGED: whole weights, with the adapters merged into them. ADAPTER: only the adapters, which generation merges into
+    the weights of the first policy.
+    """
+
+    MERGED = "merged"
+    ADAPTER = "adapter"
+
+
 class LoraSection(Section):
     """Low-rank adapters (LoRA): only they are trained, and the other weights stay those of the first policy."""
 
@@ -44,9 +55,25 @@ class LoraSection(Section):
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         description="names of the linear layers that get an adapter, without the path to them",
     )
+    publication: LoraPublication = Field(
+        LoraPublication.MERGED,
+        description="merged: publish whole weights; adapter: publish only the adapters, which generation merges into"
+        " the weights of the first policy",
+    )
+
+    @property
+    def publishes_adapters(self) -> bool:
+        """Whether a published policy is an adapter of the first one."""
+        return self.publication is LoraPublication.ADAPTER
 
     @model_validator(mode="after")
     def _has_targets(self) -> LoraSection:
         if self.rank and not self.target_modules:
             raise ValueError("target_modules is empty: name the layers that get an adapter, or set rank to 0")
+        return self
+
+    @model_validator(mode="after")
+    def _has_adapters_to_publish(self) -> LoraSection:
+        if self.publishes_adapters and not self.rank:
+            raise ValueError("publication adapter needs adapters: set rank to 1 or more")
         return self

@@ -1,4 +1,4 @@
-"""A published policy: its version, the files with its weights, their transport, and what changed in them."""
+"""A published policy: its version, the files with its weights, their transport, and what they change."""
 
 from __future__ import annotations
 
@@ -50,8 +50,11 @@ class PolicyManifest:
     """One published set of weights, after `step` optimizer steps. The first version is 0; each set adds 1.
 
     `folder` is the folder of the shards on the disk of their writer. The shards hold every tensor. With `delta` they
-    can also be made from those of an earlier version. Raises ValueError on construction when there is no shard, a name
-    occurs twice, or the delta has another number of files.
+    can also be made from those of an earlier version. With `base`, which is the first policy, the only shard is instead
+    an adapter (policy_folder/adapter.py) of the weights of `base`.
+
+    Raises ValueError on construction when there is no shard, a name occurs twice, the delta has another number of
+    files, or an adapter has several shards, a delta, or a base that is itself an adapter.
     """
 
     policy_version: int
@@ -60,6 +63,7 @@ class PolicyManifest:
     shards: tuple[Shard, ...]
     transport: Transport = Transport.FOLDER
     delta: PolicyDelta | None = None
+    base: PolicyManifest | None = None
 
     def __post_init__(self) -> None:
         if not self.shards:
@@ -68,14 +72,17 @@ class PolicyManifest:
             raise ValueError(f"the manifest of policy version {self.policy_version} names a shard twice")
         if self.delta is not None and len(self.delta.files) != len(self.shards):
             raise ValueError(f"the delta of policy version {self.policy_version} has not one file for each shard")
+        if self.base is not None and (len(self.shards) != 1 or self.delta is not None or self.base.base is not None):
+            raise ValueError(f"policy version {self.policy_version} must be one adapter of whole weights")
 
     @property
     def num_bytes(self) -> int:
-        """The total size of the shards."""
+        """The total size of the shards, without the base of an adapter."""
         return sum(shard.num_bytes for shard in self.shards)
 
     @property
     def digest(self) -> str:
-        """Identifies the weights, hexadecimal: equal for equal shards, in any folder, with any delta."""
+        """Identifies the weights, hexadecimal: equal for equal shards and base, in any folder, with any delta."""
         lines = [f"{shard.sha256} {shard.num_bytes} {shard.name}" for shard in self.shards]
+        lines += [] if self.base is None else [f"adapter of {self.base.digest}"]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -1,7 +1,8 @@
 """The folder in which a generation worker keeps the policies that it has fetched from the learner.
 
 INVARIANT: a file gets its final name only after its size and SHA-256 have been checked. The newest `KEPT` policies are
-kept. A failed fetch leaves no partial file, and partial files of an earlier process are removed at the start.
+kept, and the base of the adapters among them. A failed fetch leaves no partial file, and partial files of an earlier
+process are removed at the start.
 """
 
 from __future__ import annotations
@@ -77,10 +78,12 @@ class PolicyCache:
         """Store a file of the first policy's folder. Raises PolicyUnusable like `keep_shard`."""
         await _write(self.first_folder / Path(name).name, pieces, sha256, num_bytes)
 
-    def prune(self) -> None:
-        """Remove all but the newest `KEPT` policies."""
+    def prune(self, base: PolicyManifest | None = None) -> None:
+        """Remove all but the newest `KEPT` policies and `base`."""
+        kept = None if base is None else self._of(base.policy_version, base.digest)
         for path in sorted(self._folder.glob(_POLICIES))[:-KEPT]:
-            shutil.rmtree(path, ignore_errors=True)
+            if path != kept:
+                shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
         """Release the lock on the folder."""

@@ -1,7 +1,8 @@
 """The sources of the weights of a manifest: a folder shared with the learner, or the learner itself.
 
 INVARIANT: each path that a source returns is a file with the size and SHA-256 of the manifest, checked here. For every
-transport of a policy, and with or without a delta, the returned files hold all tensors of the policy.
+transport of a policy, and with or without a delta, the returned files give all tensors of the policy: those of an
+adapter come with those of its base. A base is checked again only after its files have changed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from nouscoder.domain.policy import PolicyManifest, Shard, Transport
 from nouscoder.generation.errors import PolicyGone, PolicyUnusable
 from nouscoder.generation.metrics import FetchResult, GenerationMetrics
 from nouscoder.generation.policy_cache import PolicyCache
+from nouscoder.policy_folder.weights_files import FileState, state_of
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerError, PeerNotFound, PeerUnreachable
 from nouscoder.rpc.learner_client import LearnerClient, RemoteFile
@@ -34,7 +36,10 @@ class PolicySource(Protocol):
     """Makes the weights of a policy available on this machine."""
 
     async def files_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
-        """The checked shards, in the order of the manifest. Raises PolicyUnusable, PolicyGone."""
+        """The checked shards, in the order of the manifest; those of the base of an adapter come before them.
+
+        Raises PolicyUnusable, PolicyGone.
+        """
         ...
 
 
@@ -52,11 +57,34 @@ def check_shard(shard: Shard, path: Path) -> None:
         raise PolicyUnusable(f"{path} has the SHA-256 {sha256}, its manifest says {shard.sha256}")
 
 
+class CheckedShards:
+    """Remembers which files were right, so that the base of adapters is read once and not with each of them."""
+
+    def __init__(self) -> None:
+        self._right: dict[Path, tuple[str, FileState]] = {}
+
+    def check(self, shard: Shard, path: Path) -> None:
+        """As `check_shard`, but a file that has not changed since it was right is not read again."""
+        try:
+            found = (shard.sha256, state_of(path))
+        except OSError as error:
+            raise PolicyUnusable(f"{path} cannot be read: {error.strerror}") from error
+        if self._right.get(path) != found:
+            check_shard(shard, path)
+            self._right[path] = found
+
+
 class FolderSource:
     """Reads the folder of the manifest, which the learner writes and every generation worker can read."""
 
+    def __init__(self) -> None:
+        self._bases = CheckedShards()
+
     async def files_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
-        """The shards in the folder of the manifest. The learner removes old versions, but never version 0."""
+        """The shards in the folder of the manifest, and before them those of its base.
+
+        The learner removes old versions, but never version 0.
+        """
         if manifest.transport is not Transport.FOLDER:
             raise PolicyUnusable(
                 f"policy version {manifest.policy_version} must be fetched from the learner:"
@@ -64,10 +92,16 @@ class FolderSource:
             )
         if manifest.policy_version and not await asyncio.to_thread(Path(manifest.folder).is_dir):
             raise PolicyGone(f"{manifest.folder} is gone: the learner has removed it")
-        paths = tuple(Path(manifest.folder) / shard.name for shard in manifest.shards)
-        for path, shard in zip(paths, manifest.shards, strict=True):
-            await asyncio.to_thread(check_shard, shard, path)
-        return paths
+        base = () if manifest.base is None else await _checked(manifest.base, self._bases.check)
+        return (*base, *await _checked(manifest, check_shard))
+
+
+async def _checked(manifest: PolicyManifest, check: Callable[[Shard, Path], None]) -> tuple[Path, ...]:
+    """The shards in the folder of the manifest."""
+    paths = tuple(Path(manifest.folder) / shard.name for shard in manifest.shards)
+    for path, shard in zip(paths, manifest.shards, strict=True):
+        await asyncio.to_thread(check, shard, path)
+    return paths
 
 
 class LearnerSource:
@@ -83,6 +117,7 @@ class LearnerSource:
         self._cache = cache
         self._metrics = metrics
         self._patience_s = patience_s
+        self._bases = CheckedShards()
         self._one_at_a_time = asyncio.Lock()
 
     async def first_folder(self) -> Path:
@@ -97,18 +132,27 @@ class LearnerSource:
         return self._cache.first_folder
 
     async def files_of(self, manifest: PolicyManifest) -> tuple[Path, ...]:
-        """The shards in the cache. Missing or damaged ones are fetched. The manifest's folder is not used."""
+        """The shards in the cache, and before them those of the base. The manifest's folder is not used.
+
+        Missing and damaged ones are fetched.
+        """
         async with self._one_at_a_time:
-            paths = self._cache.paths_of(manifest)
-            missing = [
-                index
-                for index, (path, shard) in enumerate(zip(paths, manifest.shards, strict=True))
-                if not await asyncio.to_thread(_is_whole, shard, path)
-            ]
-            if missing:
-                await self._fetch(manifest, missing)
-                self._cache.prune()
-            return paths
+            base = () if manifest.base is None else await self._here(manifest.base, self._bases.check)
+            files = (*base, *await self._here(manifest, check_shard))
+            self._cache.prune(manifest.base)
+            return files
+
+    async def _here(self, manifest: PolicyManifest, check: Callable[[Shard, Path], None]) -> tuple[Path, ...]:
+        """The shards in the cache, after those that `check` refuses have been fetched."""
+        paths = self._cache.paths_of(manifest)
+        missing = [
+            index
+            for index, (path, shard) in enumerate(zip(paths, manifest.shards, strict=True))
+            if not await asyncio.to_thread(_is_whole, check, shard, path)
+        ]
+        if missing:
+            await self._fetch(manifest, missing)
+        return paths
 
     async def _fetch(self, manifest: PolicyManifest, missing: Sequence[int]) -> None:
         """Get the missing shards, of which these are the indices."""
@@ -174,9 +218,9 @@ class LearnerSource:
             raise PeerUnreachable(f"{what} did not arrive within {self._patience_s:.0f} s: {error}") from error
 
 
-def _is_whole(shard: Shard, path: Path) -> bool:
+def _is_whole(check: Callable[[Shard, Path], None], shard: Shard, path: Path) -> bool:
     try:
-        check_shard(shard, path)
+        check(shard, path)
     except PolicyUnusable:
         return False
     return True

@@ -14,16 +14,17 @@ from nouscoder.errors import Unusable
 from nouscoder.learner.compare import Comparison, compare
 from nouscoder.learner.publish import version_folder
 from nouscoder.learner.saved_batches import SavedBatches
-from nouscoder.learner.weights import empty_model, load_model, put_weights, read_weights
+from nouscoder.learner.weights import empty_model, load_model, put_weights
 from nouscoder.policy_folder.experts import merge_experts
-from nouscoder.policy_folder.weights_files import weights_files
+from nouscoder.policy_folder.policy_tensors import PolicyTensors
+from nouscoder.policy_folder.weights_files import policy_files
 
 
 def compare_file(file: Path, overrides: Sequence[str], policy: int | None, old_policy: int | None) -> list[Comparison]:
     """The comparison for runs/NAME/batches/NUMBER.batch, with the configuration of that run and `overrides`.
 
     `old_policy` is the version of pi_old, by default the one that trained on the batch. `policy` is the version of
-    pi_theta, by default the one that the batch made. Raises Unusable naming what is missing.
+    pi_theta, by default the one that the batch made. Raises Unusable naming what is missing, and WeightsUnusable.
     """
     run = file.resolve().parents[1]
     if not file.stem.isdigit() or not (run / "config.toml").exists():
@@ -47,7 +48,7 @@ def _policy(config: Config, run: Path, version: int) -> PreTrainedModel:
             " --old-policy, or raise learner.keep_policies"
         )
     model = empty_model(folder)
-    weights = {name: tensor for file in weights_files(published) for name, tensor in read_weights(file).items()}
+    weights = dict(PolicyTensors(policy_files(published, folder)).read())
     put_weights(model, merge_experts(weights), published)
     model.eval()  # type: ignore[no-untyped-call]
     return model

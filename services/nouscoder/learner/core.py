@@ -85,6 +85,7 @@ class LearnerCore:
             config.generation.policy_from,
             settings.policy_shard_bytes,
             deltas=settings.policy_deltas and config.generation.policy_from is Transport.LEARNER,
+            first=self._files.policy,
         )
         self._batches = SavedBatches(self._files.batches, settings.keep_batches)
         self._settings = BatchSettings(self._files.batches)
@@ -195,9 +196,15 @@ class LearnerCore:
         return self.train(self._batches.load(batch_id))
 
     def stage_policy(self) -> StagedPolicy:
-        """Copy the weights in the types of the policy folder, so that they can be written while training continues."""
+        """Copy what is published, so that it can be written while training continues: the adapter, or whole weights.
+
+        Whole weights have the types of the policy folder.
+        """
+        version, step = self._progress.policy_version, self._progress.step
         with self._leader.together(Command(Work.GATHER)):
-            return StagedPolicy.of(self.model, self._progress.policy_version, self._progress.step, self._dtypes)
+            if self._config.learner.lora.publishes_adapters:
+                return StagedPolicy.of_adapter(self.model, version, step)
+            return StagedPolicy.of(self.model, version, step, self._dtypes)
 
     def write_policy(self, policy: StagedPolicy) -> PolicyManifest:
         """Write a policy as files that generation can load. Any thread, one at a time. Raises StorageError."""

@@ -21,7 +21,7 @@ from nouscoder.learner.ranks import Ranks, naming_lost_ranks
 from nouscoder.learner.run_files import RunFiles
 from nouscoder.learner.saved_batches import SavedBatches
 from nouscoder.learner.trainer import Trainer, TrainingInterrupted
-from nouscoder.learner.weights import weights_of
+from nouscoder.learner.weights import adapter_weights, weights_of
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,8 @@ class Follower:
         self._loaded.train_batch(self._batches.load(command.number), replayed)
 
     def _gather(self, command: Command) -> None:
-        weights_of(self._loaded.model)
+        gather = adapter_weights if self._config.learner.lora.publishes_adapters else weights_of
+        gather(self._loaded.model)
 
     def _save(self, command: Command) -> None:
         self._finish_saving()

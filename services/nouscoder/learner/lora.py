@@ -14,6 +14,7 @@ weight is that of the first policy.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from nouscoder.config import LoraSection
-from nouscoder.policy_folder.adapter import merged
+from nouscoder.policy_folder.adapter import Adapter, merged
 
 LORA_A, LORA_B = "lora_a", "lora_b"
 
@@ -32,7 +33,7 @@ class LoraLinear(nn.Linear):
     def __init__(self, layer: nn.Linear, settings: LoraSection, chance: torch.Generator) -> None:
         super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
-        self.scale = settings.alpha / settings.rank
+        self.alpha, self.scale = settings.alpha, settings.alpha / settings.rank
         a = torch.empty(settings.rank, layer.in_features)
         nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=chance)
         self.lora_a = nn.Parameter(a.to(layer.weight.device))
@@ -73,3 +74,10 @@ def merge_adapters(model: PreTrainedModel, weights: dict[str, Tensor]) -> dict[s
             a, b = weights[f"{path}.{LORA_A}"], weights[f"{path}.{LORA_B}"]
             result[f"{path}.weight"] = merged(weights[f"{path}.weight"], a, b, layer.scale)
     return result
+
+
+def adapter_of(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Adapter:
+    """The adapter of a model that has one. `weights` has its trained tensors, whole and by name."""
+    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, LoraLinear)}
+    matrices = {path: (weights[f"{path}.{LORA_A}"], weights[f"{path}.{LORA_B}"]) for path in layers}
+    return Adapter(next(iter(layers.values())).alpha, matrices)

@@ -16,6 +16,7 @@ from nouscoder.atomic_files import sha256_of
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.publish import version_folder
 from nouscoder.learner.run_files import RunFiles
+from nouscoder.policy_folder.weights_files import FileState, state_of
 
 CHUNK_BYTES = 1024**2
 # The files of a policy in a Hugging Face folder, and deltas.
@@ -41,7 +42,7 @@ class PolicyFiles:
     def __init__(self, files: RunFiles) -> None:
         self._first = files.policy
         self._published = files.policies
-        self._digests: dict[Path, tuple[tuple[int, int], str]] = {}
+        self._digests: dict[Path, tuple[FileState, str]] = {}
 
     def first(self) -> list[PolicyFile]:
         """The files of the first policy, by name. Raises NoSuchPolicyFile when there is no policy yet."""
@@ -62,7 +63,7 @@ class PolicyFiles:
         """Open a shard of a version. It stays readable when it is pruned later. Raises NoSuchPolicyFile."""
         folders = [version_folder(self._published, policy_version)]
         if policy_version == 0:
-            # The first evaluation runs before the learner publishes and measures the run's input files.
+            # The input files of the run: the first evaluation measures them, and they are the base of adapters.
             folders.append(self._first)
         for path in (_files_of(folder).get(name) for folder in folders):
             try:
@@ -76,7 +77,7 @@ class PolicyFiles:
 
     def _sha256(self, path: Path) -> str:
         """The digest of a file, cached until the file changes, because weights are large and every worker needs it."""
-        state = (path.stat().st_mtime_ns, path.stat().st_size)
+        state = state_of(path)
         known = self._digests.get(path)
         if known is None or known[0] != state:
             known = self._digests[path] = (state, sha256_of(path))

@@ -1,6 +1,7 @@
 """Published policies: policies/00000007/ holds the complete weights as safetensors files, with their digests.
 
-Beside them it may hold deltas (policy_folder/delta.py): what changed since the version before.
+Beside them it may hold deltas (policy_folder/delta.py): what changed since the version before. With adapters it holds
+only an adapter of the run's first policy (policy_folder/adapter.py).
 
 INVARIANT: a published file never changes while its version is among the newest `keep`. Publishing the same weights as
 the same version again gives a manifest of the same digest.
@@ -12,7 +13,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,10 +24,17 @@ from transformers import PreTrainedModel
 
 from nouscoder.atomic_files import prune, sha256_of, whole_folder
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard, Transport
-from nouscoder.learner.weights import weights_of
+from nouscoder.learner.weights import adapter_weights, weights_of
+from nouscoder.policy_folder.adapter import Adapter
 from nouscoder.policy_folder.delta import DeltaUnusable, write_delta
 from nouscoder.policy_folder.experts import split_experts
-from nouscoder.policy_folder.weights_files import INDEX_FILE, WEIGHTS_FILE
+from nouscoder.policy_folder.weights_files import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
+    INDEX_FILE,
+    WEIGHTS_FILE,
+    shards_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +44,15 @@ _OWN: Mapping[str, torch.dtype] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class StagedPolicy:
-    """A copy of the weights of a version, after `step` optimizer steps. Training does not change it."""
+    """A copy of the weights of a version, after `step` optimizer steps. Training does not change it.
+
+    With `adapter` there are no `weights`: they are those of the first policy, changed by it.
+    """
 
     policy_version: int
     step: int
     weights: dict[str, Tensor]
+    adapter: Adapter | None = None
 
     @classmethod
     def of(
@@ -54,11 +66,17 @@ class StagedPolicy:
         }
         return cls(policy_version, step, weights)
 
+    @classmethod
+    def of_adapter(cls, model: PreTrainedModel, policy_version: int, step: int) -> StagedPolicy:
+        """Copy the current adapter of the model, in float32."""
+        return cls(policy_version, step, {}, adapter_weights(model))
+
 
 class PolicyPublisher:
     """The folder policies/. Old versions are kept for some time, because a generation worker may still read one.
 
-    With `deltas` each version has also what changed since the one before, if this process wrote that.
+    With `deltas` each version has also what changed since the one before, if this process wrote that. `first` is the
+    folder of the first policy, the base of all adapters.
     """
 
     def __init__(
@@ -69,17 +87,22 @@ class PolicyPublisher:
         shard_bytes: int = _NO_LIMIT,
         *,
         deltas: bool = False,
+        first: Path | None = None,
     ) -> None:
         self._folder = folder
         self._keep = keep
         self._transport = transport
         self._shard_bytes = shard_bytes
         self._deltas = deltas
+        self._first = first
+        self._base: PolicyManifest | None = None  # that of `first`, once it was needed
         self._before: PolicyManifest | None = None  # the newest that this process has written
 
     def write(self, policy: StagedPolicy) -> PolicyManifest:
-        """Write a version and remove the oldest. Raises StorageError."""
+        """Write a version and remove the oldest. Raises StorageError, and WeightsMissing for the base of an adapter."""
         final = version_folder(self._folder, policy.policy_version)
+        if policy.adapter is not None:
+            return self._write_adapter(final, policy, policy.adapter)
         parts = _cut(policy.weights, self._shard_bytes)
         delta = None
         # After a crash the same version is often published again. Workers may be reading its files, so they stay.
@@ -92,6 +115,25 @@ class PolicyPublisher:
         manifest = PolicyManifest(policy.policy_version, policy.step, str(final), shards, self._transport, delta)
         self._before = manifest
         return manifest
+
+    def _write_adapter(self, final: Path, policy: StagedPolicy, adapter: Adapter) -> PolicyManifest:
+        base = self._first_policy()
+        adapter = replace(adapter, base_digest=base.digest)
+        file, data = final / ADAPTER_FILE, save(adapter.tensors, adapter.metadata)
+        if not file.exists() or file.read_bytes() != data:
+            with whole_folder(final) as part:
+                (part / ADAPTER_FILE).write_bytes(data)
+                (part / ADAPTER_CONFIG_FILE).write_text(adapter.config(base.folder), encoding="utf8")
+        prune(self._folder, self._keep)
+        shards = (_shard(file),)
+        return PolicyManifest(policy.policy_version, policy.step, str(final), shards, self._transport, base=base)
+
+    def _first_policy(self) -> PolicyManifest:
+        """The first policy. Its files are read once, because they do not change during a run."""
+        if self._base is None:
+            assert self._first is not None, "a publisher of adapters knows the first policy"
+            self._base = PolicyManifest(0, 0, str(self._first), shards_of(self._first), self._transport)
+        return self._base
 
     def _write_delta(self, folder: Path, policy_version: int, names: tuple[str, ...]) -> PolicyDelta | None:
         """Write what changed since the version before. None, and no file, when that version has not the same files."""

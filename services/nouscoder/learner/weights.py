@@ -12,9 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from nouscoder.errors import Unusable
-from nouscoder.learner.lora import merge_adapters
+from nouscoder.learner.lora import adapter_of, merge_adapters
 from nouscoder.learner.packed_attention import PACKED_ATTENTION
 from nouscoder.learner.ranks import whole
+from nouscoder.policy_folder.adapter import Adapter
 from nouscoder.policy_folder.weights_files import WeightsMissing, weights_files
 
 
@@ -94,6 +95,12 @@ def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
     """
     weights = {name: whole(tensor).cpu().contiguous() for name, tensor in own_weights(model).items()}
     return merge_adapters(model, weights)
+
+
+def adapter_weights(model: PreTrainedModel) -> Adapter:
+    """A copy of the model's adapter, on the CPU. All ranks must call it together."""
+    weights = {name: whole(tensor).to("cpu", copy=True) for name, tensor in trained_weights(model).items()}
+    return adapter_of(model, weights)
 
 
 def load_weights(model: PreTrainedModel, file: Path) -> None:

@@ -1,6 +1,7 @@
 """A Hugging Face folder from the configuration and tokenizer of one folder and the weights of another.
 
-The learner publishes only weights; everything else of a policy is in the folder that the run began with.
+The learner publishes only weights, or an adapter of the first ones (adapter.py). Everything else of a policy is in the
+folder that the run began with.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from typing import Any
 
 from nouscoder.atomic_files import whole_folder
 from nouscoder.errors import NousCoderError
-from nouscoder.policy_folder.weights_files import INDEX_FILE, WEIGHTS_FILE, weights_files
+from nouscoder.policy_folder.weights_files import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
+    INDEX_FILE,
+    WEIGHTS_FILE,
+    is_adapter,
+    weights_files,
+)
 
 CONFIG_FILE = "config.json"
 _SUFFIXES = {".json", ".txt", ".model", ".jinja"}
@@ -28,19 +36,20 @@ def compose_policy(
 ) -> None:
     """Write the folder `to`: everything but weights is that of `first`, and the weights are those in `weights`.
 
-    `config` replaces config.json, and `card` becomes README.md. With `link` weights are hard links where the file
-    system has them. `to` appears complete or not at all. Raises PolicyFilesMissing, WeightsMissing and StorageError.
+    An adapter in `weights` is merged into the weights of `first`. `config` replaces config.json, and `card` becomes
+    README.md. With `link` whole weights are hard links where the file system has them. `to` appears complete or not at
+    all. Raises PolicyFilesMissing, WeightsMissing, WeightsUnusable and StorageError.
     """
-    files = [*weights_files(weights)]
-    if (weights / INDEX_FILE).is_file():
-        files.append(weights / INDEX_FILE)
-    missing = [file for file in (first / CONFIG_FILE, *files) if not file.is_file()]
-    if missing:
-        raise PolicyFilesMissing(f"{missing[0]} does not exist: the policy is not complete")
+    files = _there([first / CONFIG_FILE, *_whole_weights(first if is_adapter(weights) else weights)])[1:]
     with whole_folder(to) as part:
         for file in sorted(first.iterdir()):
             if file.suffix in _SUFFIXES and file.name != INDEX_FILE and file.is_file():
                 shutil.copyfile(file, part / file.name)
+        if is_adapter(weights):
+            from nouscoder.policy_folder.policy_tensors import write_merged  # it loads torch
+
+            write_merged(first, weights, part)
+            files = [file for file in files if file.name == INDEX_FILE]
         for file in files:
             _put(file, part / file.name, link=link)
         if config is not None:
@@ -50,14 +59,27 @@ def compose_policy(
 
 
 def link_weights(to: Path, weights: Path) -> None:
-    """Make the folder `to` hold the weights in `weights`, as hard links where possible. Raises as `compose_policy`."""
-    files = [*weights_files(weights), *weights.glob(INDEX_FILE)]
-    missing = [file for file in files if not file.is_file()]
-    if missing:
-        raise PolicyFilesMissing(f"{missing[0]} does not exist: the policy is not complete")
+    """Make the folder `to` hold the weights in `weights`, or its adapter, as hard links where possible.
+
+    Raises PolicyFilesMissing, WeightsMissing and StorageError.
+    """
+    files = _there(_adapter_files(weights) if is_adapter(weights) else _whole_weights(weights))
     with whole_folder(to) as part:
         for file in files:
             _put(file, part / file.name, link=True)
+
+
+def compose_adapter(to: Path, adapter: Path, base: str, card: str) -> None:
+    """Write the folder `to`: the adapter in the folder `adapter`, as PEFT loads it, with `card` as README.md.
+
+    `base` is the name of the policy that it changes. Raises PolicyFilesMissing and StorageError.
+    """
+    weights, config = _there(_adapter_files(adapter))
+    with whole_folder(to) as part:
+        shutil.copyfile(weights, part / weights.name)
+        settings = _read_config(config) | {"base_model_name_or_path": base}
+        (part / config.name).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf8")
+        (part / "README.md").write_text(card, encoding="utf8")
 
 
 def with_yarn(folder: Path, factor: float, original_tokens: int) -> dict[str, Any]:
@@ -65,10 +87,7 @@ def with_yarn(folder: Path, factor: float, original_tokens: int) -> dict[str, An
 
     transformers 5 keeps it in rope_parameters, older configurations in rope_scaling. Raises PolicyFilesMissing.
     """
-    try:
-        config: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text(encoding="utf8"))
-    except (OSError, ValueError) as error:
-        raise PolicyFilesMissing(f"{folder / CONFIG_FILE} cannot be read: {error}") from error
+    config = _read_config(folder / CONFIG_FILE)
     yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original_tokens}
     if isinstance(config.get("rope_parameters"), dict):
         config["rope_parameters"] = {**config["rope_parameters"], **yarn}
@@ -79,8 +98,32 @@ def with_yarn(folder: Path, factor: float, original_tokens: int) -> dict[str, An
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether the folder holds a safetensors file or an index of them."""
-    return (folder / WEIGHTS_FILE).is_file() or (folder / INDEX_FILE).is_file()
+    """Whether the folder holds a safetensors file, an index of them, or an adapter."""
+    return any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE, ADAPTER_FILE))
+
+
+def _whole_weights(folder: Path) -> list[Path]:
+    return [*weights_files(folder), *folder.glob(INDEX_FILE)]
+
+
+def _adapter_files(folder: Path) -> list[Path]:
+    return [folder / ADAPTER_FILE, folder / ADAPTER_CONFIG_FILE]
+
+
+def _there(files: list[Path]) -> list[Path]:
+    """The files, all of which are there. Raises PolicyFilesMissing."""
+    missing = [file for file in files if not file.is_file()]
+    if missing:
+        raise PolicyFilesMissing(f"{missing[0]} does not exist: the policy is not complete")
+    return files
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
+    except (OSError, ValueError) as error:
+        raise PolicyFilesMissing(f"{file} cannot be read: {error}") from error
+    return config
 
 
 def _put(file: Path, place: Path, *, link: bool) -> None:

@@ -1,4 +1,7 @@
-"""The safetensors files with the weights of a Hugging Face folder: one file, or shards that an index names."""
+"""The safetensors files with the weights of a policy: one file, or shards that an index names.
+
+The folder of an adapter (adapter.py) has the adapter's file instead, and the weights are those of the first policy.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,20 @@ from nouscoder.errors import NousCoderError
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+# The names that PEFT uses.
+ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_CONFIG_FILE = "adapter_config.json"
+
+# What changes when a file is replaced or written: its inode, its size, and the time of its last change [ns].
+FileState = tuple[int, int, int]
 
 
 class WeightsMissing(NousCoderError):
     """The folder has no readable weights. The message names the invalid file."""
+
+
+class WeightsUnusable(NousCoderError):
+    """Files of weights cannot be read, or do not fit together. The message names the file."""
 
 
 def weights_files(folder: Path) -> tuple[Path, ...]:
@@ -32,6 +45,25 @@ def weights_files(folder: Path) -> tuple[Path, ...]:
     if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
         raise WeightsMissing(f"{index} must name files of its own folder")
     return tuple(folder / name for name in names)
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether the folder of a policy holds an adapter of the first policy, not whole weights."""
+    return (folder / ADAPTER_FILE).is_file()
+
+
+def policy_files(folder: Path, first: Path) -> tuple[Path, ...]:
+    """The files that give every tensor of the policy in `folder`: its own, or those of `first` and its adapter.
+
+    Raises WeightsMissing.
+    """
+    return (*weights_files(first), folder / ADAPTER_FILE) if is_adapter(folder) else weights_files(folder)
+
+
+def state_of(file: Path) -> FileState:
+    """The state of a file, which tells whether it has changed. Raises OSError."""
+    found = file.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def shards_of(folder: Path) -> tuple[Shard, ...]:

@@ -19,6 +19,7 @@ def manifest_to(manifest: PolicyManifest) -> policy_pb2.PolicyManifest:
         shards=map(_shard_to, manifest.shards),
         transport=_TRANSPORT_OUT[manifest.transport],
         delta=None if manifest.delta is None else _delta_to(manifest.delta),
+        base=None if manifest.base is None else manifest_to(manifest.base),
     )
 
 
@@ -34,6 +35,7 @@ def manifest_from(message: policy_pb2.PolicyManifest) -> PolicyManifest:
             shards=tuple(map(_shard_from, message.shards)),
             transport=_TRANSPORT_IN[message.transport],
             delta=_delta_from(message.delta) if message.HasField("delta") else None,
+            base=manifest_from(message.base) if message.HasField("base") else None,
         )
     except ValueError as error:
         raise InvalidMessage(f"manifest: {error}") from error

@@ -1,4 +1,4 @@
-"""`nouscoder export`: a policy version of a run as a Hugging Face folder with a model card."""
+"""`nouscoder export`: a policy version of a run as a Hugging Face folder, or its adapter, with a model card."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from nouscoder.config import Config, load_config
 from nouscoder.domain.plan import best_of
 from nouscoder.errors import NousCoderError
-from nouscoder.policy_folder.compose import compose_policy
+from nouscoder.policy_folder.compose import compose_adapter, compose_policy
+from nouscoder.policy_folder.weights_files import is_adapter
 from nouscoder.run.evaluations import newest_version, recorded_evaluations, weights_folder
 from nouscoder.run.model_card import base_model, model_card
 from nouscoder.run.plan import histories
@@ -17,11 +18,12 @@ class CannotExport(NousCoderError):
     """The version cannot be exported. The message says why."""
 
 
-def export(run: Path, to: Path, version: str) -> int:
+def export(run: Path, to: Path, version: str, *, adapter: bool = False) -> int:
     """Write the policy `version` (a number, "last" or "best") of the run folder `run` to the new folder `to`.
 
-    The run of a plan is that of the last stage that was begun. Returns the number of the version. Raises CannotExport,
-    NoSuchVersion, PolicyFilesMissing, WeightsMissing and StorageError.
+    The weights are whole; with `adapter` the folder holds only the adapter of a run that publishes adapters. The run of
+    a plan is that of the last stage that was begun. Returns the number of the version. Raises CannotExport,
+    NoSuchVersion, PolicyFilesMissing, WeightsMissing, WeightsUnusable and StorageError.
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise CannotExport(f"{to} exists already: give another folder")
@@ -30,8 +32,16 @@ def export(run: Path, to: Path, version: str) -> int:
     weights = weights_folder(config, number)
     first = config.in_run_folder(config.policy.path)
     base = base_model(first)
-    card = model_card(name, config, number, recorded_evaluations(config.run.folder), base)
-    compose_policy(to, first, weights, card=card)
+    if adapter and not is_adapter(weights):
+        raise CannotExport(
+            f"version {number} has no adapter of its own: export it without --adapter"
+            " (a run publishes adapters with learner.lora.publication adapter, from version 1 on)"
+        )
+    card = model_card(name, config, number, recorded_evaluations(config.run.folder), base, adapter=adapter)
+    if adapter:
+        compose_adapter(to, weights, base, card)
+    else:
+        compose_policy(to, first, weights, card=card)
     return number
 
 

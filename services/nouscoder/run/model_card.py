@@ -10,14 +10,20 @@ from nouscoder.config import Config
 from nouscoder.domain.plan import Evaluated
 
 
-def model_card(name: str, config: Config, version: int, evaluations: Sequence[Evaluated], base: str) -> str:
-    """Markdown with the metadata that Hugging Face reads. It says only what the run recorded."""
+def model_card(
+    name: str, config: Config, version: int, evaluations: Sequence[Evaluated], base: str, *, adapter: bool = False
+) -> str:
+    """Markdown with the metadata that Hugging Face reads. It says only what the run recorded.
+
+    With `adapter` the folder holds an adapter of `base`.
+    """
     return "\n".join(
         (
-            *heading(f"{name}, version {version}"),
+            *heading(f"{name}, version {version}", adapter_of=base if adapter else ""),
             f"Trained with NousCoder by reinforcement learning from {base}: version {version} is the policy after"
             f" {version} batches ({version * config.learner.steps_per_batch} optimizer steps) of run"
             f" `{name}`.",
+            *([f"This folder holds only a low-rank adapter (LoRA) of {base}."] if adapter else []),
             "",
             *_evaluation_lines(config, version, evaluations),
             "## Training",
@@ -31,9 +37,10 @@ def model_card(name: str, config: Config, version: int, evaluations: Sequence[Ev
 LIMITS = ("## Limits", "The programs that this model writes are not checked: run them in a sandbox.", "")
 
 
-def heading(title: str) -> list[str]:
-    """The metadata that Hugging Face reads, and the title."""
-    metadata = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["code", "nouscoder"]}
+def heading(title: str, *, adapter_of: str = "") -> list[str]:
+    """The metadata that Hugging Face reads, and the title. `adapter_of`: the base of an adapter; empty for weights."""
+    library = {"library_name": "peft", "base_model": adapter_of} if adapter_of else {"library_name": "transformers"}
+    metadata = {**library, "pipeline_tag": "text-generation", "tags": ["code", "nouscoder"]}
     head = "".join(f"{key}: {json.dumps(value)}\n" for key, value in metadata.items())
     return [f"---\n{head}---", f"# {title}"]
 

@@ -117,6 +117,7 @@ class PolicyManifest(_message.Message):
     SHARDS_FIELD_NUMBER: _builtins.int
     TRANSPORT_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
     """Integer, +1 for each published set; the first is 0."""
     step: _builtins.int
@@ -127,11 +128,15 @@ class PolicyManifest(_message.Message):
     """How a generation worker gets the shards."""
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyShard]:
-        """At least one. Together they hold every tensor."""
+        """At least one. Together they hold every tensor; with a base the only one is an adapter."""
 
     @_builtins.property
     def delta(self) -> Global___PolicyDelta:
         """Another way to get the shards; absent when there is none."""
+
+    @_builtins.property
+    def base(self) -> Global___PolicyManifest:
+        """Of an adapter: the first policy, whose weights it changes. Absent for whole weights."""
 
     def __init__(
         self,
@@ -142,10 +147,11 @@ class PolicyManifest(_message.Message):
         shards: _abc.Iterable[Global___PolicyShard] | None = ...,
         transport: Global___PolicyTransport.ValueType = ...,
         delta: Global___PolicyDelta | None = ...,
+        base: Global___PolicyManifest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "delta", b"delta"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "folder", b"folder", "policy_version", b"policy_version", "shards", b"shards", "step", b"step", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "delta", b"delta", "folder", b"folder", "policy_version", b"policy_version", "shards", b"shards", "step", b"step", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

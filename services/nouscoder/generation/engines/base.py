@@ -65,8 +65,8 @@ class Engine(Protocol):
     async def load_policy(self, files: Sequence[Path], policy_version: int) -> float:
         """Load new weights. Running requests continue, and their next tokens have the new version.
 
-        `files` are the policy's safetensors shards. Returns the seconds for which decoding paused. Raises EngineError
-        and keeps the old weights when they cannot be read or do not fit.
+        `files` are the policy's safetensors shards, or those of a base and then an adapter of it. Returns the seconds
+        for which decoding paused. Raises EngineError and keeps the old weights when they cannot be read or do not fit.
         """
         ...
 

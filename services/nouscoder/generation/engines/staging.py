@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nouscoder.generation.engines.base import EngineError, EngineUnusable
 from nouscoder.policy_folder.experts import split_experts
+from nouscoder.policy_folder.policy_tensors import PolicyTensors
+from nouscoder.policy_folder.weights_files import FileState, WeightsUnusable
 
 Shape = tuple[int, ...]
 
@@ -34,36 +36,36 @@ class Architecture:
         self._shapes: dict[str, Shape] = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
         self._tensor_of = {name: id(tensor) for name, tensor in parameters.items()}
         self._parameters = parameters  # an id is unique only while its object lives
+        self._checked_base: tuple[tuple[Path, FileState], ...] = ()
         self.max_tokens: int = config.max_position_embeddings
 
     def check(self, files: Sequence[Path], source: str) -> None:
         """Read every tensor of the files once. `source` names the policy in messages.
 
-        Raises EngineError for a file that cannot be read or is not whole, a name that is unknown, missing or in two
-        files, a wrong shape, and a value that is not finite.
+        Of an adapter whose base was checked before, only the tensors are read that it changes.
+
+        Raises EngineError for a file that cannot be read or is not whole, an adapter of other weights, a name that is
+        unknown, missing or in two files, a wrong shape, and a value that is not finite.
         """
-        found: dict[str, Path] = {}
-        for file in files:
-            try:
-                self._check_file(file, found, source)
-            except (OSError, SafetensorError) as error:
-                raise EngineError(f"{file} holds no readable weights: {error}") from error
-        covered = {self._tensor_of[name] for name in found}
+        try:
+            policy = PolicyTensors(files)
+            unknown = sorted(policy.names - self._shapes.keys())
+            if unknown:
+                raise EngineError(f"{source}: {unknown[0]} is not a parameter of the policy")
+            is_base_checked = bool(policy.base) and policy.base == self._checked_base
+            for name, tensor in policy.read(policy.changed if is_base_checked else None):
+                self._check_tensor(name, tensor, source)
+        except WeightsUnusable as error:
+            raise EngineError(str(error)) from error
+        covered = {self._tensor_of[name] for name in policy.names}
         missing = sorted(name for name, tensor in self._tensor_of.items() if tensor not in covered)
         if missing:
             raise EngineError(f"{source}: {missing[0]} is missing")
+        self._checked_base = policy.base
 
-    def _check_file(self, file: Path, found: dict[str, Path], source: str) -> None:
-        with safe_open(file, framework="pt") as shard:
-            for name in shard.keys():  # noqa: SIM118 - a shard is not iterable
-                if name not in self._shapes:
-                    raise EngineError(f"{source}: {name} is not a parameter of the policy")
-                if name in found:
-                    raise EngineError(f"{file}: {name} is in another shard too")
-                found[name] = file
-                tensor = shard.get_tensor(name)
-                if tuple(tensor.shape) != self._shapes[name]:
-                    wanted, given = list(self._shapes[name]), list(tensor.shape)
-                    raise EngineError(f"{source}: {name} has shape {given}, the policy needs {wanted}")
-                if not bool(torch.isfinite(tensor).all()):
-                    raise EngineError(f"{source}: {name} holds values that are not finite")
+    def _check_tensor(self, name: str, tensor: Tensor, source: str) -> None:
+        if tuple(tensor.shape) != self._shapes[name]:
+            wanted, given = list(self._shapes[name]), list(tensor.shape)
+            raise EngineError(f"{source}: {name} has shape {given}, the policy needs {wanted}")
+        if not bool(torch.isfinite(tensor).all()):
+            raise EngineError(f"{source}: {name} holds values that are not finite")

@@ -25,7 +25,7 @@ from nouscoder.generation.engines.expert_recorder import ExpertRecorder
 from nouscoder.generation.engines.kv_cache import KeyValueCache, PromptPass, decode_mask
 from nouscoder.generation.engines.requests import checked_max_tokens, join_line
 from nouscoder.generation.engines.slots import Row, Slots
-from nouscoder.generation.engines.weights import copy_weights, read_weights
+from nouscoder.generation.engines.weights import ModelWeights
 
 # Architectures with full attention whose logits are the output layer applied to the last hidden state.
 SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe")
@@ -63,6 +63,7 @@ class TorchEngine:
             self._recorder = ExpertRecorder(self._model) if records_experts else None
         except (RuntimeError, ValueError) as error:
             raise EngineUnusable(str(error)) from error
+        self._weights = ModelWeights(self._model)
         config = self._model.config
         self._capacity = min(max_tokens_total, config.max_position_embeddings)
         self._max_running = max_running
@@ -119,7 +120,7 @@ class TorchEngine:
 
     def load_policy(self, files: Sequence[Path], policy_version: int) -> None:
         """Load new weights. The cache is kept."""
-        copy_weights(self._model, read_weights(files), f"policy version {policy_version}, {files[0]}")
+        self._weights.load(files, f"policy version {policy_version}, {files[-1]}")
         self._version = policy_version
 
     @torch.inference_mode()

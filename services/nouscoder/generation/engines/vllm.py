@@ -139,7 +139,7 @@ class VllmEngine:
         A caller that is cancelled does not interrupt an update that has begun.
         """
         self._check_runs()
-        source = f"policy version {policy_version}, {files[0]}"
+        source = f"policy version {policy_version}, {files[-1]}"
         await asyncio.to_thread(self._architecture.check, files, source)
         return await asyncio.shield(asyncio.ensure_future(self._update(tuple(files), policy_version)))
 

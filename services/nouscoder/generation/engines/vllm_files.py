@@ -1,23 +1,22 @@
-"""The weight-transfer engine `files` of vLLM: a policy's safetensors shards, read by each worker and loaded in place.
+"""The weight-transfer engine `files` of vLLM: the files of a policy, read by each worker and loaded in place.
 
-INVARIANT: after `receive_weights` and `finish_weight_update` the model holds exactly the tensors of the files. After an
-error in `receive_weights` its weights are undefined, and another whole update may follow.
+INVARIANT: after `receive_weights` and `finish_weight_update` the model holds exactly the tensors of the policy. After
+an error in `receive_weights` its weights are undefined, and another whole update may follow.
 
 vLLM loads it in each of its processes, by the entry point `vllm.general_plugins` of this project. The tensors go
 through vLLM's layerwise reload, so layouts that a platform packs after loading (CPU kernels, quantised layers) and the
-shards of tensor parallelism are made again from the files.
+shards of tensor parallelism are made again from the files. An adapter is merged into its base on the way, one tensor at
+a time.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from torch import Tensor
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -30,6 +29,7 @@ from vllm.platforms import current_platform
 
 from nouscoder.generation.engines.parent_watch import end_with_parent
 from nouscoder.generation.engines.vllm_start import FILES_BACKEND
+from nouscoder.policy_folder.policy_tensors import PolicyTensors
 
 
 @dataclass
@@ -39,7 +39,7 @@ class FilesInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class FilesUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """The safetensors files of one policy version, by their paths on this machine."""
+    """The files of one policy version, by their paths on this machine."""
 
     paths: list[str]
 
@@ -60,7 +60,7 @@ class FilesWeightTransfer(WeightTransferEngine):  # type: ignore[misc]
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load the files. Raises OSError, SafetensorError or ValueError; the weights are then undefined."""
+        """Load the files. Raises WeightsUnusable or ValueError; the weights are then undefined."""
         self.receive_weights(self.parse_update_info(update_info))
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
@@ -68,7 +68,9 @@ class FilesWeightTransfer(WeightTransferEngine):  # type: ignore[misc]
     def receive_weights(self, update_info: FilesUpdateInfo) -> None:
         """Load the files one tensor at a time. After an error the layers are closed, so that an update can follow."""
         try:
-            self.model.load_weights(_tensors(update_info.paths))
+            policy = PolicyTensors([Path(path) for path in update_info.paths])
+            device = torch.empty(0, device=current_platform.device_type).device  # this worker's
+            self.model.load_weights(policy.read(device=device))
         except BaseException:
             self.finish_weight_update()
             raise
@@ -98,10 +100,3 @@ def register() -> None:
         # It warns in every update of layers that have no weights of their own: tied output layers, rotary tables.
         # The check of the files before the update finds what is really missing.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
-
-
-def _tensors(paths: list[str]) -> Iterator[tuple[str, Tensor]]:
-    for path in paths:
-        with safe_open(path, framework="pt") as shard:
-            for name in shard.keys():  # noqa: SIM118 - a shard is not iterable
-                yield name, shard.get_tensor(name)
