@@ -5,7 +5,7 @@ SEED ?= 0
 SECONDS ?= 600
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: demo demo-objectives test test-heavy test-soak test-turns test-vllm test-cluster test-documents fuzz check format bench proto lock images clean real-input
+.PHONY: demo demo-objectives test test-heavy test-soak test-turns test-vllm test-vllm-demo test-cluster test-documents fuzz check format bench proto lock images clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -30,7 +30,7 @@ test-heavy: .venv/dev.ready
 test-soak: .venv/dev.ready
 	deploy/build-runsc
 	$(BIN)/nouscoder prepare
-	$(BIN)/pytest -m soak
+	$(BIN)/pytest -m "soak and not vllm"
 
 # Runs with feedback against runs with one turn, and with an interpreter against without, three seeds each. It prints
 # every pass@1 with its standard error (docs/environments.md).
@@ -40,7 +40,11 @@ test-turns: .venv/dev.ready
 # Tests the vllm engine on the CPU, in an environment of its own, because vLLM pins other versions. One event loop for
 # all tests, because they share one vLLM, which takes a minute to start.
 test-vllm: .venv-vllm/ready
-	.venv-vllm/bin/pytest -m vllm -o asyncio_default_fixture_loop_scope=session -o asyncio_default_test_loop_scope=session tests/contract/test_engine_contract.py tests/vllm
+	.venv-vllm/bin/pytest -m "vllm and not soak" -o asyncio_default_fixture_loop_scope=session -o asyncio_default_test_loop_scope=session tests/contract/test_engine_contract.py tests/vllm
+
+# Takes about five minutes: `nouscoder demo --engine vllm` with 30 batches, in the same environment.
+test-vllm-demo: .venv-vllm/ready
+	.venv-vllm/bin/pytest -s -m "vllm and soak" tests/vllm/test_vllm_demo.py
 
 # Uses the cluster of KUBECONFIG, else the one that ../shared/cluster starts on this machine.
 test-cluster: .venv/dev.ready

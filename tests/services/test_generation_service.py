@@ -147,7 +147,10 @@ async def test_a_cancelled_call_cancels_its_tasks(bench: Bench, tmp_path: Path) 
     await until(lambda: bench.engine.num_waiting == 6)
     reading.cancel()
     call.cancel()
-    await until(lambda: bench.engine.num_waiting == 0)
+    await until(lambda: bench.engine.num_running + bench.engine.num_waiting == 0)
+    await bench.engine.resume()
+    (rollout,) = await bench.generate([task(7)])
+    assert bench.engine.num_tokens == rollout.num_sampled_tokens, "nothing was sampled for the cancelled tasks"
 
 
 async def test_a_file_that_differs_from_its_manifest_leaves_the_old_weights(bench: Bench, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.contract.reference_logprobs import fresh_logprobs, model_of, replayed_logprobs
 
-from nouscoder.domain.rollout import Completion, Sampling
+from nouscoder.domain.rollout import Completion, SampledTokens, Sampling
 from nouscoder.generation.engines import vllm_requests
 from nouscoder.generation.engines.base import Engine, EngineError, SampleRequest
 from nouscoder.generation.engines.vllm_convert import completion_of
+from nouscoder.generation.resumable import ResumableSampler
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
 
@@ -39,7 +40,7 @@ def weights(folder: Path) -> list[Path]:
     return [folder / "model.safetensors"]
 
 
-def versions_of(completion: Completion) -> list[int]:
+def versions_of(completion: SampledTokens) -> list[int]:
     """The version of each token."""
     return [span.policy_version for span in completion.versions for _ in range(span.num_tokens)]
 
@@ -280,3 +281,90 @@ async def test_a_caller_that_is_cancelled_does_not_leave_the_engine_paused(
         completion = await asyncio.wait_for(running, LIMIT_S)
         assert len(completion.token_ids) == 150
         assert engine.policy_version in (0, 1)
+
+
+async def readings_until(
+    engine: Engine, requests: list[SampleRequest], ended: asyncio.Future[Any]
+) -> list[tuple[str, int, SampledTokens]]:
+    """(request id, first token, tokens) of the running requests, read again and again until `ended`."""
+    found = []
+    while not ended.done():
+        for start in (0, 30):
+            tokens = await engine.sampled({request.request_id: start for request in requests})
+            found += [(request_id, start, read) for request_id, read in tokens.items()]
+        await asyncio.sleep(0.002)
+    return found
+
+
+@pytest.mark.parametrize("on_update", ["recompute", "keep"])
+async def test_the_tokens_of_a_running_request_are_a_prefix_of_the_final_ones(
+    open_vllm: OpenVllm, policies: list[Path], on_update: str
+) -> None:
+    """They are read while the weights change, and between the changes."""
+    requests = [request_of(number, 240) for number in range(4)]
+    during: list[list[tuple[str, int, SampledTokens]]] = []
+    async with open_vllm(on_update) as engine:
+        await engine.load_policy(weights(policies[0]), 0)
+        futures = [engine.sample(request) for request in requests]
+        for version, folder in enumerate(policies[1:], start=1):
+            await tokens_after(engine, 60)
+            update = asyncio.ensure_future(engine.load_policy(weights(folder), version))
+            during.append(await readings_until(engine, requests, update))
+            await update
+        gathered = asyncio.gather(*futures)
+        after = await readings_until(engine, requests, gathered)
+        final = dict(zip([request.request_id for request in requests], await gathered, strict=True))
+        assert await engine.sampled({"r0": 0}) == {}, "a request that has ended has left"
+    assert all(during), "each update is met by a reading"
+    for request_id, start, read in [*chain.from_iterable(during), *after]:
+        whole = final[request_id].after(start)
+        end = len(read.token_ids)
+        assert 0 < end <= len(whole.token_ids)
+        assert (read.token_ids, read.logprobs) == (whole.token_ids[:end], whole.logprobs[:end])
+        assert versions_of(read) == versions_of(whole)[:end]
+    assert {start for _, start, _ in after} == {0, 30}
+    most = max((read for _, start, read in after if start == 0), key=lambda read: len(read.versions))
+    assert [span.policy_version for span in most.versions] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("on_update", ["recompute", "keep"])
+async def test_a_rollout_that_another_worker_continues_has_the_logprobs_of_each_tokens_version(
+    open_vllm: OpenVllm, policies: list[Path], on_update: str
+) -> None:
+    """The first worker is gone after versions 0 and 1, and the second one begins with version 2.
+
+    With `keep` the tokens after an update within a worker have older keys and values. Those of its first version do not.
+    """
+    request = request_of(0, 220)
+    async with open_vllm(on_update) as engine:
+        await engine.load_policy(weights(policies[0]), 0)
+        first = ResumableSampler(engine)
+        future = first.sample(request)
+        await tokens_after(engine, 40)
+        await engine.load_policy(weights(policies[1]), 1)
+        await tokens_after(engine, 20)
+        kept = first.unsaved((await engine.sampled({"r0": first.first_unsaved}))["r0"])
+        future.cancel()
+    assert kept is not None
+    num_kept = kept.num_sampled_tokens
+    async with open_vllm(on_update) as engine:
+        await engine.load_policy(weights(policies[2]), 2)
+        second = ResumableSampler(engine, kept)
+        future = second.sample(request)
+        await tokens_after(engine, 30)
+        await engine.load_policy(weights(policies[3]), 3)
+        completion = await asyncio.wait_for(future, LIMIT_S)
+        assert engine.num_tokens == 220 - num_kept == 220 - second.num_continued, "no kept token is sampled again"
+    versions = torch.tensor(versions_of(completion))
+    assert set(versions[:num_kept].tolist()) == {0, 1}
+    assert set(versions[num_kept:].tolist()) == {2, 3}
+    (_, tokens) = kept.parts()
+    assert isinstance(tokens, SampledTokens)
+    assert (completion.token_ids[:num_kept], completion.logprobs[:num_kept]) == (tokens.token_ids, tokens.logprobs)
+    fresh = torch.stack([fresh_logprobs(folder, request, completion) for folder in policies])
+    difference = (fresh[versions, torch.arange(len(versions))] - torch.tensor(completion.logprobs)).abs()
+    checked = torch.isin(versions, torch.tensor([0, 1, 2, 3] if on_update == "recompute" else [0, 2]))
+    largest = float(difference[checked].max())
+    print(f"largest difference of a log-probability: {largest:.2e}")
+    assert largest < TOLERANCE
+    assert float((fresh[1] - fresh[2]).abs()[num_kept:].max()) > 100 * TOLERANCE, "the version matters"
