@@ -289,6 +289,24 @@ _SPEED = (
     ),
 )
 
+_API = (
+    Panel(
+        "API requests",
+        "Requests per second to the API in OpenAI's form (generation.openai), by status code. 4xx: the request cannot"
+        " be honoured; 429: too many at a time.",
+        "none",
+        (Query(f"sum by (status) (rate({metric('generation_api_requests_total')}[{RATE}]))", "{{status}}"),),
+        Kind.STACKED,
+    ),
+    Panel(
+        "API tokens",
+        "Tokens per second of that API: of prompts, and of completions that ended.",
+        "none",
+        (Query(f"sum by (kind) (rate({metric('generation_api_tokens_total')}[{RATE}]))", "{{kind}}"),),
+        Kind.STACKED,
+    ),
+)
+
 RUN = Board(
     uid="nouscoder-run",
     title="NousCoder / Run",
@@ -299,6 +317,7 @@ RUN = Board(
         ("Learning", _LEARNING),
         ("Rollouts", _FLOW),
         ("Speed and waits", _SPEED),
+        ("API in OpenAI's form", _API),
         process_row(),
     ),
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nouscoder.domain.expert_choices import ExpertChoices
 from nouscoder.domain.partial import Part, PartialRollout, joined, num_tokens, tokens_from
 from nouscoder.domain.rollout import SampledTokens, float32, int32, spans_of
 from nouscoder.store.partial_record import decode_pieces, encode_piece
@@ -17,18 +20,28 @@ from nouscoder.store.record_sections import RecordError
 @st.composite
 def rollouts(draw: st.DrawFn) -> list[Part]:
     """A prompt, a sampled segment, and any segments after them; the versions never fall."""
-    version = 0
+    version = end = num_read = 0
+    has_experts = draw(st.booleans())
     parts: list[Part] = []
     for is_sampled in [False, True, *draw(st.lists(st.booleans(), max_size=5))]:
         token_ids = draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=8))
+        end += len(token_ids)
         if not is_sampled:
             parts.append(int32(token_ids))
             continue
         steps = draw(st.lists(st.integers(0, 2), min_size=len(token_ids), max_size=len(token_ids)))
         versions = [version := version + step for step in steps]
         logprobs = draw(st.lists(st.floats(-50, 0, width=32), min_size=len(token_ids), max_size=len(token_ids)))
-        parts.append(SampledTokens(int32(token_ids), float32(logprobs), spans_of(versions)))
+        experts = experts_between(num_read, end - 1) if has_experts else None
+        num_read = end - 1
+        parts.append(SampledTokens(int32(token_ids), float32(logprobs), spans_of(versions), experts=experts))
     return parts
+
+
+def experts_between(start: int, end: int) -> ExpertChoices:
+    """Of two layers: the number of the token, and the same plus 1000."""
+    ids = [number for place in range(start, end) for number in (place, place + 1000)]
+    return ExpertChoices(memoryview(array("H", ids)), 2, 1)
 
 
 def cut_at(parts: Sequence[Part], ends: Sequence[int]) -> list[PartialRollout]:
@@ -57,7 +70,10 @@ def up_to(part: Part, size: int) -> Part:
     if not isinstance(part, SampledTokens):
         return part[:size]
     versions = [span.policy_version for span in part.versions for _ in range(span.num_tokens)]
-    return SampledTokens(part.token_ids[:size], part.logprobs[:size], spans_of(versions[:size]))
+    experts = part.experts
+    if experts is not None:
+        experts = experts.between(0, experts.num_positions - (len(part.token_ids) - size))
+    return SampledTokens(part.token_ids[:size], part.logprobs[:size], spans_of(versions[:size]), experts=experts)
 
 
 @given(rollouts(), st.lists(st.integers(1, 60), max_size=8))
@@ -113,3 +129,14 @@ def test_two_turns_without_given_tokens_between_them_stay_two_turns() -> None:
     first, second = tokens_from(parts[:2], 0), tokens_from(parts, 3)
     assert (second.continues, joined([first, second]).parts()) == (False, parts)
     assert tokens_from(parts, 2).continues
+
+
+def test_a_piece_whose_experts_are_not_those_of_its_tokens_is_refused() -> None:
+    parts: list[Part] = [int32([1, 2]), sampled(5, 6), int32([7]), sampled(8, 9)]
+    bare = tokens_from(parts, 0)
+    assert replace(bare, experts=experts_between(0, 6)).experts is not None
+    for num_positions in (5, 7):
+        with pytest.raises(ValueError, match=f"{num_positions} tokens have recorded experts, not 6"):
+            replace(bare, experts=experts_between(0, num_positions))
+    with pytest.raises(ValueError, match="1 tokens have recorded experts, not 2"):
+        replace(PartialRollout.rest_of_turn(4, sampled(5, 6)), experts=experts_between(0, 1))

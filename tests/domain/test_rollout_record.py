@@ -178,7 +178,7 @@ def test_each_token_has_the_experts_of_the_first_turn_that_read_it() -> None:
     def turn(tokens: list[int], read: list[int]) -> Completion:
         experts = ExpertChoices(memoryview(array("B", read)), 1, 1)
         logprobs = float32([-1.0] * len(tokens))
-        return Completion(int32(tokens), logprobs, spans_of([0] * len(tokens)), FinishReason.STOP, experts)
+        return Completion(int32(tokens), logprobs, spans_of([0] * len(tokens)), FinishReason.STOP, experts=experts)
 
     later = turn([4, 4], [20, 21, 22, 23, 24, 25, 26])
     parts: list[memoryview[int] | Completion] = [int32([1, 1]), turn([2, 2, 2], [10, 11, 12, 13]), int32([3]), later]

@@ -107,3 +107,53 @@ def assert_end(run: Any) -> None:
     assert "the run ends early: 2 evaluations were not above pass@1" in run.text()
     assert len([*(run.folder / "02-long/evaluations").glob("*.json")]) >= 2
     print(json.dumps(stages))
+
+
+SHARED = """
+[run]
+name = "mine"
+[generation]
+max_tokens_total = 160
+[[plan.stages]]
+name = "short"
+set.run.total_batches = 2
+[[plan.stages]]
+name = "long"
+set.run.total_batches = 2
+set.generation.max_tokens_total = 190
+set.generation.sampling.max_new_tokens = 60
+[[plan.stages]]
+name = "evaluate"
+yarn.factor = 2.0
+yarn.original_tokens = 192
+set.run.total_batches = 0
+set.generation.max_tokens_total = 384
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_stages_share_one_generation_process_until_one_needs_another_engine(
+    tmp_path: Path, loop_run: Callable[..., Any]
+) -> None:
+    run = loop_run(name="mine")
+    file = tmp_path / "mine.toml"
+    file.write_text(SHARED)
+    prepare(load_config(file, settings(run)), lambda done, total, loss: None)
+    start(run, file)
+    pids = []
+    for stage in ("01-short", "02-long"):
+        run.until(lambda stage=stage: lines(run, stage), f"a step of {stage}", 600)
+        pids.append(run.pid("generation"))
+    assert run.wait(900) == 0, run.text()[-3000:]
+    assert pids[0] == pids[1]
+    # The limit of the first stage is 24 sampled tokens; an untrained policy seldom ends earlier.
+    assert all(line["response_length"] <= 24 for line in lines(run, "01-short"))
+    assert all(line["response_length"] > 24 for line in lines(run, "02-long"))
+    assert all(record(run, f"{stage}/summary.json")["balanced"] for stage in ("01-short", "02-long"))
+    said = " ".join(run.text().split())
+    assert "generation is started again for mine/02-long" not in said
+    assert "generation is started again for mine/03-evaluate" in said
+    assert "generation.max_tokens_total 384 is more than the 190 tokens" in said
+    log = (run.folder / "logs" / "generation.log").read_text()
+    assert log.count('"listening"') == 2, "two processes served three stages"

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from nouscoder.config import Config, load_config
-from nouscoder.demo.tokenizer import CharTokenizer
+from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.rollout import Completion, Sampling
 from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
@@ -26,9 +26,12 @@ from nouscoder.generation.engines.base import Engine, SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine, Script, default_script
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.metrics import GenerationMetrics
+from nouscoder.generation.openai import gate, sampling
+from nouscoder.generation.openai.gate import Gate, Message
+from nouscoder.generation.openai.sampling import Samples, Wanted
 from nouscoder.generation.openai.serve import start_openai
 from nouscoder.generation.policies import Policies
-from nouscoder.http_server.api_keys import new_api_key
+from nouscoder.http_server.api_keys import ApiKeys, new_api_key
 
 CHARACTERS = CharTokenizer()
 CAPACITY = 200
@@ -63,7 +66,11 @@ class Service:
     engine: Engine
     steps: SteppingEngine
     policies: Policies
+    metrics: GenerationMetrics
     http: httpx.AsyncClient
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"nouscoder_generation_api_{name}", labels) or 0.0
 
     async def post(self, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
         """The answer to any request. JSON in ASCII can hold half of a surrogate pair."""
@@ -135,13 +142,14 @@ async def serving(
     )
     async with AsyncExitStack() as stack:
         steps = SteppingEngine(script)
-        engine = await stack.enter_async_context(SteppedEngine(steps, GenerationMetrics()))
+        metrics = GenerationMetrics()
+        engine = await stack.enter_async_context(SteppedEngine(steps, metrics))
         policies = Policies(engine)
         if weights is not None:
             await policies.update(published(weights, 0))
-        url = f"http://{await start_openai(config, folder, engine, policies, stack)}"
+        url = f"http://{await start_openai(config, folder, engine, policies, metrics.api, stack)}"
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=LIMIT_S))
-        yield Service(url, engine, steps, policies, http)
+        yield Service(url, engine, steps, policies, metrics, http)
 
 
 async def test_a_chat_completion_has_the_fields_of_openais_api(folder: Path, tmp_path: Path) -> None:
@@ -312,6 +320,8 @@ async def refusal(service: Service, status: int, path: str = CHAT, **fields: Any
 REFUSED: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, {"temperature": 2.5}, "temperature", "less than or equal to 2"),
     (CHAT, {"temperature": True}, "temperature", "valid number"),
+    (CHAT, {"temperature": 1e-38}, "temperature", "must be 0, or at least 0.01"),
+    (CHAT, {"\ud800": 1}, None, "unable to parse raw data as a unicode string"),
     (CHAT, {"top_p": 0}, "top_p", "greater than 0"),
     (CHAT, {"n": 129}, "n", "less than or equal to 128"),
     (CHAT, {"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
@@ -330,6 +340,8 @@ REFUSED: list[tuple[str, dict[str, Any], str | None, str]] = [
     (TEXT, {"prompt": [10**6]}, "prompt", "not in the vocabulary"),
     (TEXT, {"prompt": [-1]}, "prompt", "not in the vocabulary"),
     (TEXT, {"prompt": 3}, "prompt", "valid string"),
+    (TEXT, {"prompt": [-1] * (CAPACITY + 1)}, "prompt", f"may have {CAPACITY}"),
+    (TEXT, {"prompt": ["\ud800"] * 129}, "n", "at most 128"),
     (TEXT, {"prompt": ["a"] * 3, "n": 100}, "n", "at most 128"),
     (TEXT, {"logprobs": 5}, "logprobs", "less than or equal to 0"),
     (TEXT, {"echo": True}, None, "echo is not supported"),
@@ -425,7 +437,10 @@ async def test_a_client_that_hangs_up_leaves_no_request_in_the_engine(
         asking = asyncio.create_task(service.http.post(CHAT, json=request_of(CHAT, **fields)))
         await until(lambda: service.engine.num_waiting == fields.get("n", 1))
         asking.cancel()
-        await until(lambda: service.engine.num_waiting == 0)
+        await service.idle()
+        await service.engine.resume()
+        answer = await service.ask()
+        assert service.engine.num_tokens == answer["usage"]["completion_tokens"], "nothing was sampled for the client"
 
 
 async def test_a_client_that_hangs_up_in_the_middle_of_a_stream_frees_its_place(folder: Path, tmp_path: Path) -> None:
@@ -435,6 +450,72 @@ async def test_a_client_that_hangs_up_in_the_middle_of_a_stream_frees_its_place(
         async with service.http.stream("POST", CHAT, json=request_of(CHAT, stream=True)) as answer:
             assert (await anext(answer.aiter_lines())).startswith("data: ")
         await until(lambda: service.engine.num_running == 0)
+
+
+async def test_a_client_that_stops_reading_frees_its_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "_UNREAD_PIECES", 1)
+    slow = FakeEngine(max_running=4, max_tokens_total=CAPACITY, script=saying("x" * 60), step_s=0.01)
+    async with SteppedEngine(slow, GenerationMetrics()) as engine:
+        await Policies(engine).update(published(tmp_path, 0))
+        samples = Samples(engine, CHARACTERS.decode, frozenset({EOS_ID}), slots=1)
+        wanted = Wanted(tuple(CHARACTERS.encode_prompt("say")), Sampling(max_new_tokens=100))
+        pieces = samples.pieces([wanted], LIMIT_S)
+        _, first = await anext(pieces)
+        (other,) = await asyncio.wait_for(samples.whole([wanted]), LIMIT_S)
+        rest = [piece async for _, piece in pieces]
+    assert other.text == "x" * 60
+    assert "".join(piece.text for piece in [first, *rest]) == "x" * 60, "nothing is lost for the slow one"
+    assert len(rest) > 1
+
+
+async def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "_READER_PATIENCE_S", 0.05)
+    num_answers = 0
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal num_answers
+        num_answers += 1
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def stuck(message: Message) -> None:
+        await asyncio.Event().wait()
+
+    async def nothing() -> Message:
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "path": CHAT, "headers": [(b"host", b"127.0.0.1")]}
+    one_at_a_time = Gate(answer, ApiKeys(None), (), max_requests=1)
+    for _ in range(2):
+        await asyncio.wait_for(one_at_a_time(scope, nothing, stuck), LIMIT_S)
+    assert num_answers == 2, "the first is no longer counted"
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        await Gate(slow, ApiKeys(None), (), max_requests=1)(scope, nothing, stuck)
+
+
+async def test_requests_and_tokens_are_counted(folder: Path, tmp_path: Path) -> None:
+    async with serving(folder, tmp_path, script=saying("hello")) as service:
+        for _ in range(2):
+            await service.ask()
+        await service.stream()
+        await refusal(service, 400, n=0)
+        await service.ask(TEXT, prompt=["a", "bc"])
+        await service.http.get("/v1/nothing")
+        await service.http.get("/healthz")
+        counted = {
+            (labels["route"], labels["status"]): value
+            for family in service.metrics.registry.collect()
+            for name, labels, value, *_ in family.samples
+            if name == "nouscoder_generation_api_requests_total" and value
+        }
+        # bos and the characters of each prompt; five characters and the stop token of each completion
+        assert service.metric("tokens_total", kind="prompt") == 3 * 4 + 2 + 3
+        assert service.metric("tokens_total", kind="completion") == 5 * 6
+        assert service.metric("request_seconds_count", route=CHAT) == 4
+    assert counted == {(CHAT, "200"): 3, (CHAT, "400"): 1, (TEXT, "200"): 1, ("other", "404"): 1}
 
 
 async def test_a_policy_that_comes_meanwhile_is_named(folder: Path, tmp_path: Path) -> None:

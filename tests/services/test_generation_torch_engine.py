@@ -363,3 +363,13 @@ def test_extreme_draws_select_only_possible_tokens() -> None:
     logits = torch.tensor([[float("-inf"), 0.0, 0.0, float("-inf")]]).expand(2, 4)
     choice = choose_tokens(logits, torch.tensor([2.0**-53, 1.0], dtype=torch.float64), torch.ones(2), None)
     assert choice.token_ids.tolist() == [1, 2]
+
+
+def test_a_temperature_near_zero_takes_the_likeliest_token_and_overflows_nothing() -> None:
+    """One such request would otherwise end the engine with logits that are NaN."""
+    logits = torch.tensor([[5.0, -3.0, 80.0], [1.0, 0.5, 0.0]])
+    draws = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    for temperature in (2e-38, 1e-30, 1e-7):
+        choice = choose_tokens(logits, draws, torch.full((2,), temperature), None)
+        assert choice.token_ids.tolist() == [2, 0]
+        assert choice.logprobs.tolist() == [0.0, 0.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,10 +21,14 @@ from nouscoder.config.learner import ActivationCheckpointing
 from nouscoder.domain.advantage import Overlong
 from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.expert_choices import ExpertChoices
+from nouscoder.domain.partial import PartialRollout, tokens_from
 from nouscoder.domain.rollout import Completion, Rollout, Sampling, Task, assemble_rollout, int32
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation.engines.base import EngineError, EngineUnusable, SampleRequest
+from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.engines.torch import TorchEngine
+from nouscoder.generation.metrics import GenerationMetrics
+from nouscoder.generation.resumable import ResumableSampler
 from nouscoder.learner.activation_checkpointing import checkpoint_activations
 from nouscoder.learner.flops import active_parameters
 from nouscoder.learner.logprobs import score_tokens
@@ -41,6 +46,8 @@ from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.weights import load_model, stored_dtypes
 from nouscoder.policy_folder.experts import merge_experts, routers_of, split_experts
 from nouscoder.policy_folder.weights_files import weights_files
+from nouscoder.store.partial_record import decode_pieces, encode_piece
+from nouscoder.store.rollout_record import decode_rollout, encode_rollout
 
 CPU = torch.device("cpu")
 PROMPTS = ((5, 9, 30), (7,), (5, 9, 30, 11, 40, 8))
@@ -150,6 +157,36 @@ def test_experts_are_those_of_the_weights_that_read_the_token(folder: Path, anot
     assert not np.array_equal(found[before:], old[before:]), "the new weights choose others"
     # The first layer reads embeddings only through its own attention; its keys of older tokens are of older weights.
     assert (found[before:] == new[before:]).mean() > (found[before:] == old[before:]).mean()
+
+
+async def test_a_rollout_that_another_worker_continues_keeps_the_experts_of_its_tokens(
+    folder: Path, another: Path
+) -> None:
+    """The second worker has other weights: kept tokens have the experts of the first one's, the others its own."""
+    prompt, num_kept = PROMPTS[0], 10
+    request = SampleRequest("r0", prompt, Sampling(max_new_tokens=NUM_TOKENS, seed=1), frozenset())
+    first = engine_of(folder)
+    first.add(request)
+    sampled = [(first.step(), first.sampled("r0", 0))[1] for _ in range(num_kept)]
+    begin, whole = sampled[5], sampled[-1]
+    assert begin is not None
+    assert whole is not None
+    piece = tokens_from([int32(prompt), begin], 0)
+    pieces = [piece, PartialRollout.rest_of_turn(piece.end_token, whole.after(6))]
+    assert first.sampled("r0", 6) == whole.after(6)
+    kept = decode_pieces(b"".join(encode_piece(piece) for piece in pieces))
+    async with SteppedEngine(engine_of(another), GenerationMetrics()) as engine:
+        sampler = ResumableSampler(engine, kept)
+        completion = await asyncio.wait_for(sampler.sample(request), 60)
+    rollout = assemble_rollout(Task("r0", "g", "p", "", Sampling()), [int32(prompt), completion], "")
+    assert (sampler.num_continued, rollout.num_sampled_tokens) == (num_kept, NUM_TOKENS)
+    found = np.sort(array_of(decode_rollout(encode_rollout(rollout)[1]).experts), axis=-1)
+    ids = rollout.token_ids.tolist()[:-1]
+    of_first, of_second = chosen_by_transformers(folder, ids), chosen_by_transformers(another, ids)
+    place = len(prompt) + num_kept - 1
+    assert (found[:place] == of_first[:place]).all()
+    assert (found[place:] == of_second[place:]).all()
+    assert (of_first[:place] != of_second[:place]).any(), "the weights matter"
 
 
 def test_a_dense_policy_has_no_experts_to_record(tmp_path: Path) -> None:

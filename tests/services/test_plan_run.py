@@ -18,6 +18,7 @@ from nouscoder.policy_folder.compose import compose_policy, with_yarn
 from nouscoder.run import plan
 from nouscoder.run.evaluations import drop_worse, keep_weights, recorded_evaluations, weights_folder
 from nouscoder.run.folder import RunFolder, RunFolderError
+from nouscoder.run.kept_generation import KeptGeneration
 from nouscoder.run.view import PlainView, View
 
 PROBLEM = {"problem_id": "p", "prompt": "x", "tests": {"type": "stdin", "cases": [{"input": "1", "output": "1"}]}}
@@ -65,7 +66,9 @@ def publish(run: Path, version: int, seed: int) -> None:
     PolicyPublisher(run / "policies", 1).write(StagedPolicy.of(random_policy(seed), version, version))
 
 
-async def imitated_run(folder: RunFolder, config: Config, view: View, started_s: float) -> None:
+async def imitated_run(
+    folder: RunFolder, config: Config, view: View, started_s: float, generation: KeptGeneration | None = None
+) -> None:
     """What a run leaves on the disk: evaluations, the best policy, the last policy, the summary."""
     name = config.run.name[-1]
     for number, score in enumerate(SCORES[name]):
@@ -130,7 +133,9 @@ async def test_a_plan_that_is_killed_in_a_stage_has_the_same_end(
     ran: list[str] = []
     killed: list[str] = []
 
-    async def run(folder: RunFolder, config: Config, view: View, started_s: float) -> None:
+    async def run(
+        folder: RunFolder, config: Config, view: View, started_s: float, generation: KeptGeneration | None = None
+    ) -> None:
         kill = config.run.name.endswith(stage) and not killed
         if kill and not after_its_end:
             killed.append(stage)
@@ -176,6 +181,22 @@ async def test_faults_of_later_stages_are_reported_before_the_first_begins(confi
     with pytest.raises(Exception, match=r"stage mine/02-b: problems\.train: .*missing\.jsonl does not exist"):
         await plan._open(faulty, resume=False)
     assert not faulty.run.folder.exists()
+
+
+def test_an_engine_is_started_for_the_stages_that_can_share_it(config: Config, tmp_path: Path) -> None:
+    text = PLAN.replace('from = "best"', 'from = "best"\nset.generation.max_tokens_total = 128')
+    (tmp_path / "mine.toml").write_text(text)
+    more = load_config(tmp_path / "mine.toml", [f'run.root="{tmp_path / "runs"}"'])
+
+    def engine_tokens(config: Config) -> list[int]:
+        stages = [plan.stage_config(config, index) for index in range(3)]
+        made = [plan.with_engine_tokens(config, index, stage) for index, stage in enumerate(stages)]
+        return [stage.generation.engine_tokens for stage in made]
+
+    assert engine_tokens(config) == [64, 64, 512]
+    assert engine_tokens(more) == [128, 128, 512], "YaRN needs another engine"
+    own = load_config(tmp_path / "mine.toml", ["generation.engine_tokens_total=100"])
+    assert engine_tokens(own) == [100, 128, 512], "the configuration's own number stays"
 
 
 @pytest.mark.parametrize("scores", [(0.1, 0.3, 0.2, 0.3), (0.5, 0.4, 0.4, 0.1), (0.1, 0.2, 0.3, 0.4)])

@@ -333,7 +333,7 @@ async def test_a_rollout_that_another_worker_continues_has_the_logprobs_of_each_
 ) -> None:
     """The first worker is gone after versions 0 and 1, and the second one begins with version 2.
 
-    With `keep` the tokens after an update within a worker have older keys and values. Those of its first version do not.
+    With `keep` the tokens after an update in a worker have older keys and values. Those of its first version do not.
     """
     request = request_of(0, 220)
     async with open_vllm(on_update) as engine:

@@ -3,7 +3,8 @@
 INVARIANT: what is kept of a rollout is its beginning, as one worker after the other sampled it. Only the holder of the
 lease adds to it. It is gone as soon as the rollout is submitted or has ended.
 
-A piece has about 8 bytes a token. It goes through the script that checks the lease, so check and append are one step.
+A piece has about 8 bytes a token, and with router replay layers * top_k bytes more. It goes through the script that
+checks the lease, so check and append are one step.
 """
 
 from __future__ import annotations

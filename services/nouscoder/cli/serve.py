@@ -56,7 +56,10 @@ def serve(
         elif service is Service.GENERATION:
             from nouscoder.generation.service import serve as serve_generation
 
-            asyncio.run(serve_generation(config))
+            of_file = (
+                None if config_file is None else lambda: load_config(config_file, [*(overrides or []), *addresses])
+            )
+            asyncio.run(serve_generation(config, of_file))
         else:
             from nouscoder.learner.service import serve as serve_learner
 

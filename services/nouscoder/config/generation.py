@@ -110,11 +110,17 @@ class GenerationSection(Section):
     )
     max_running: int = Field(64, ge=1, description="maximum number of rollouts decoded at the same time")
     max_tokens_total: int = Field(512, ge=2, description="maximum number of tokens in prompt and completion together")
+    engine_tokens_total: int = Field(
+        0,
+        ge=0,
+        description="tokens of prompt and completion that the engine is started for, so that a later stage of a plan"
+        " may have more without a new start; 0: max_tokens_total, and in a plan the most of the stages to come",
+    )
     partial_every_tokens: int = Field(
         1024,
         ge=0,
         description="a rollout is saved in the broker each time it has sampled so many tokens more, so that another"
-        " worker can continue it; 0, and with policy.router_replay: never",
+        " worker can continue it; 0: never",
     )
     threads: int = Field(1, ge=1, description="CPU threads of the engine")
     device: str = Field("cpu", description="torch device")
@@ -133,6 +139,11 @@ class GenerationSection(Section):
     sampling: SamplingSection = SamplingSection()
     environment: Environment = Field(SingleTurnSection(), description="how a rollout is made from a problem")
     openai: OpenAISection = OpenAISection()
+
+    @property
+    def engine_tokens(self) -> int:
+        """The tokens of prompt and completion that the engine is started for."""
+        return max(self.max_tokens_total, self.engine_tokens_total)
 
     @model_validator(mode="before")
     @classmethod

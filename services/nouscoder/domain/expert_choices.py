@@ -43,6 +43,12 @@ class ExpertChoices:
         size = self.num_layers * self.top_k
         return ExpertChoices(self.ids[start * size : end * size], self.num_layers, self.top_k)
 
+    def last(self, num_positions: int) -> ExpertChoices:
+        """Those of the last `num_positions`. Raises ValueError when there are fewer."""
+        if num_positions > self.num_positions:
+            raise ValueError(f"{self.num_positions} tokens have recorded experts, not {num_positions}")
+        return self.between(self.num_positions - num_positions, self.num_positions)
+
 
 def joined(parts: Sequence[ExpertChoices]) -> ExpertChoices:
     """Choices of consecutive positions as one. Raises ValueError when there are none, or of different policies."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Self, TypeAlias
 
+from nouscoder.domain.expert_choices import ExpertChoices
 from nouscoder.domain.rollout import (
     SampledTokens,
     Segment,
@@ -17,11 +19,13 @@ from nouscoder.domain.rollout import (
     VersionSpan,
     check_sampled,
     concatenated,
+    experts_of,
     merged,
     spans_between,
 )
 
-# The tokens of one segment: given to the policy [tokens] int32, or sampled from it.
+# The tokens of one segment: given to the policy [tokens] int32, or sampled from it. A sampled part has the experts of
+# the tokens that no part before it has.
 Part: TypeAlias = "memoryview[int] | SampledTokens"
 
 
@@ -31,7 +35,8 @@ class PartialRollout(SegmentedTokens):
 
     As in a Rollout, token_ids [tokens] int32 cover all segments; logprobs [sampled tokens] float32 and the spans of
     `versions` cover the sampled segments. `continues`: the first segment is the rest of the one before `first_token`.
-    Raises ValueError on construction when they disagree or nothing was sampled.
+    `experts`, when they were recorded, are of the tokens before the last sampled one that no earlier piece has. Raises
+    ValueError on construction when they disagree or nothing was sampled.
     """
 
     first_token: int
@@ -40,6 +45,7 @@ class PartialRollout(SegmentedTokens):
     token_ids: memoryview[int]
     logprobs: memoryview[float]
     versions: tuple[VersionSpan, ...]
+    experts: ExpertChoices | None = None
 
     def __post_init__(self) -> None:
         if any(segment.num_tokens < 1 for segment in self.segments):
@@ -47,22 +53,35 @@ class PartialRollout(SegmentedTokens):
         if sum(segment.num_tokens for segment in self.segments) != len(self.token_ids):
             raise ValueError(f"partial rollout: segments do not cover the {len(self.token_ids)} tokens")
         check_sampled("partial rollout", self.num_sampled_tokens, self.logprobs, self.versions)
+        if self.experts is not None:
+            # The last sampled token before this piece was read for it, and maybe given ones after that.
+            fewest = self._read_end + (self.first_token > 0)
+            num_positions = self.experts.num_positions
+            if num_positions < fewest or (not self.first_token and num_positions > fewest):
+                raise ValueError(f"partial rollout: {num_positions} tokens have recorded experts, not {fewest}")
 
     @classmethod
     def rest_of_turn(cls, first_token: int, sampled: SampledTokens) -> Self:
         """Tokens that go on with a sampled segment from number `first_token` on."""
         segments = (Segment(len(sampled.token_ids), is_sampled=True),)
-        return cls(first_token, True, segments, sampled.token_ids, sampled.logprobs, sampled.versions)
+        return cls(first_token, True, segments, sampled.token_ids, sampled.logprobs, sampled.versions, sampled.experts)
 
     @property
     def end_token(self) -> int:
         """The number of the token after the last."""
         return self.first_token + len(self.token_ids)
 
+    @property
+    def _read_end(self) -> int:
+        """The place of the last sampled token in `token_ids`: those before it were read."""
+        given_last = list(takewhile(lambda segment: not segment.is_sampled, reversed(self.segments)))
+        return len(self.token_ids) - sum(segment.num_tokens for segment in given_last) - 1
+
     def parts(self) -> list[Part]:
         """The tokens, segment by segment."""
         parts: list[Part] = []
-        place = sampled = 0
+        place = sampled = num_read = 0
+        before = 0 if self.experts is None else self.experts.num_positions - self._read_end
         for segment in self.segments:
             token_ids = self.token_ids[place : place + segment.num_tokens]
             place += segment.num_tokens
@@ -71,8 +90,10 @@ class PartialRollout(SegmentedTokens):
                 continue
             end = sampled + segment.num_tokens
             spans = spans_between(self.versions, sampled, end)
-            parts.append(SampledTokens(token_ids, self.logprobs[sampled:end], spans))
-            sampled = end
+            read_end = before + place - 1
+            experts = None if self.experts is None else self.experts.between(num_read, read_end)
+            parts.append(SampledTokens(token_ids, self.logprobs[sampled:end], spans, experts=experts))
+            sampled, num_read = end, read_end
         return parts
 
 
@@ -100,6 +121,7 @@ def tokens_from(parts: Sequence[Part], first_token: int) -> PartialRollout:
         token_ids=concatenated(_token_ids(part) for part in taken),
         logprobs=concatenated(part.logprobs for part in sampled),
         versions=merged(span for part in sampled for span in part.versions),
+        experts=experts_of(sampled),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
 from typing import TypeVar
@@ -80,23 +80,29 @@ class SampledTokens:
     token_ids [tokens] int32; logprobs [tokens] float32, of the sampled token before truncation; the spans of `versions`
     sum to [tokens]. Raises ValueError on construction when they disagree, or a log-probability is not a finite
     number <= 0.
+
+    `experts`, when they were recorded, are of the tokens that the policy read for these: all of these but the last, and
+    those before them, at least back to the sampled one before.
     """
 
     token_ids: memoryview[int]
     logprobs: memoryview[float]
     versions: tuple[VersionSpan, ...]
+    experts: ExpertChoices | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_sampled("sampled tokens", len(self.token_ids), self.logprobs, self.versions)
 
-    def ended(self, reason: FinishReason, experts: ExpertChoices | None = None) -> Completion:
+    def ended(self, reason: FinishReason) -> Completion:
         """The completion that these tokens are."""
-        return Completion(self.token_ids, self.logprobs, self.versions, reason, experts)
+        return Completion(self.token_ids, self.logprobs, self.versions, reason, experts=self.experts)
 
     def after(self, num_tokens: int) -> SampledTokens:
         """Those after the first `num_tokens`."""
+        num_left = len(self.token_ids) - num_tokens
         spans = spans_between(self.versions, num_tokens, len(self.token_ids))
-        return SampledTokens(self.token_ids[num_tokens:], self.logprobs[num_tokens:], spans)
+        experts = self.experts.last(num_left) if self.experts is not None and num_tokens else self.experts
+        return SampledTokens(self.token_ids[num_tokens:], self.logprobs[num_tokens:], spans, experts=experts)
 
     @staticmethod
     def concatenated(parts: Sequence[SampledTokens]) -> SampledTokens:
@@ -105,6 +111,7 @@ class SampledTokens:
             concatenated(part.token_ids for part in parts),
             concatenated(part.logprobs for part in parts),
             merged(span for part in parts for span in part.versions),
+            experts=experts_of(parts),
         )
 
 
@@ -112,11 +119,10 @@ class SampledTokens:
 class Completion(SampledTokens):
     """What an engine answers to one prompt: the sampled tokens, and why they ended.
 
-    `experts` are of the prompt and of all sampled tokens but the last, when they were recorded.
+    The `experts` of an engine are of the whole prompt and of all sampled tokens but the last.
     """
 
     finish_reason: FinishReason
-    experts: ExpertChoices | None = None
 
 
 class SegmentedTokens:
@@ -281,9 +287,15 @@ def _experts_of(parts: Sequence[memoryview[int] | Completion]) -> ExpertChoices 
         if part.experts is None:
             return None
         num_tokens += len(part.token_ids)
-        found.append(part.experts.between(known, num_tokens - 1))
+        found.append(part.experts.last(num_tokens - 1 - known))
         known = num_tokens - 1
     return joined(found)
+
+
+def experts_of(parts: Sequence[SampledTokens]) -> ExpertChoices | None:
+    """The experts of parts of which each begins where the one before ended; None when a part has none."""
+    found = [part.experts for part in parts if part.experts is not None]
+    return joined(found) if found and len(found) == len(parts) else None
 
 
 def int32(values: Iterable[int]) -> memoryview[int]:

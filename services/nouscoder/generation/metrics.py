@@ -32,6 +32,52 @@ class PartialTokens(StrEnum):
     DROPPED = "dropped"  # kept, but a tool or the prompt was different this time
 
 
+class ApiRoute(StrEnum):
+    """The routes of the API in OpenAI's form."""
+
+    CHAT = "/v1/chat/completions"
+    TEXT = "/v1/completions"
+    MODELS = "/v1/models"
+    OTHER = "other"
+
+
+class ApiTokens(StrEnum):
+    """The tokens of a request to that API."""
+
+    PROMPT = "prompt"
+    COMPLETION = "completion"
+
+
+class ApiMetrics:
+    """The metrics of the API in OpenAI's form. Thread-safe."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "nouscoder_generation_api_requests_total",
+            "Requests to the API in OpenAI's form, by route and status code.",
+            ["route", "status"],
+            registry=registry,
+        )
+        self.request_seconds = Histogram(
+            "nouscoder_generation_api_request_seconds",
+            "Seconds from the head of such a request to the last byte of its answer, by route.",
+            ["route"],
+            registry=registry,
+            buckets=(0.01, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600),
+        )
+        for route in ApiRoute:
+            self.requests.labels(route.value, "200")
+            self.request_seconds.labels(route.value)
+        self.tokens = Counter(
+            "nouscoder_generation_api_tokens_total",
+            "Tokens of the prompts of such requests, and of the completions that ended.",
+            ["kind"],
+            registry=registry,
+        )
+        for kind in ApiTokens:
+            self.tokens.labels(kind.value)
+
+
 class GenerationMetrics:
     """The metrics and their registry. Thread-safe."""
 
@@ -81,3 +127,4 @@ class GenerationMetrics:
             self.partial_tokens.labels(fate.value)
         for result in FetchResult:
             self.policy_fetches.labels(result.value)
+        self.api = ApiMetrics(self.registry)

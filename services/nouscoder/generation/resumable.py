@@ -35,6 +35,7 @@ class ResumableSampler:
         self._running: SampleRequest | None = None
         self._is_cut = False  # the newest turn ended at a limit
         self._is_linear = True  # each request goes on from the tokens of those before
+        self._num_read = 0  # recorded tokens before the last sampled one: those whose experts are known
         self._num_saved = kept.end_token if kept else 0
         self._num_saved_sampled = kept.num_sampled_tokens if kept else 0
         self.num_continued = 0
@@ -155,9 +156,9 @@ class ResumableSampler:
         rest = await self._from_engine(
             replace(request, prompt_token_ids=tuple(self._tokens), sampling=sampling, num_kept=num_kept)
         )
-        whole = SampledTokens.concatenated([kept, rest])
+        whole = SampledTokens.concatenated([kept, self._first_read(rest)])
         self._parts[-1] = whole
-        self._tokens += rest.token_ids
+        self._add_tokens(rest)
         return whole.ended(rest.finish_reason)
 
     async def _from_engine(self, request: SampleRequest) -> Completion:
@@ -168,12 +169,23 @@ class ResumableSampler:
             self._running = None
 
     def _record(self, sampled: SampledTokens) -> None:
-        self._parts.append(sampled)
+        self._parts.append(self._first_read(sampled))
+        self._add_tokens(sampled)
+
+    def _add_tokens(self, sampled: SampledTokens) -> None:
         self._tokens += sampled.token_ids
+        self._num_read = len(self._tokens) - 1
+
+    def _first_read(self, sampled: SampledTokens) -> SampledTokens:
+        """`sampled`, the next tokens, with experts only of the tokens that no recorded part has."""
+        if sampled.experts is None or not self._is_linear:
+            return sampled
+        num_new = len(self._tokens) + len(sampled.token_ids) - 1 - self._num_read
+        return replace(sampled, experts=sampled.experts.last(num_new))
 
     def _with_running(self, running: SampledTokens) -> list[Part]:
         """The recorded parts and the tokens of the present turn, which may go on from kept ones."""
-        last = self._parts[-1]
+        running, last = self._first_read(running), self._parts[-1]
         if self._running is not None and self._running.num_kept and isinstance(last, SampledTokens):
             return [*self._parts[:-1], SampledTokens.concatenated([last, running])]
         return [*self._parts, running]

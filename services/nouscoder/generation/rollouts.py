@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 
 from nouscoder.domain.partial import PartialRollout
 from nouscoder.domain.rollout import Rollout, Task
+from nouscoder.generation.context_limit import ContextLimit
 from nouscoder.generation.engines.base import Engine
-from nouscoder.generation.environments.base import Environment, TaskRefused
+from nouscoder.generation.environments.base import Environment, Sampler, TaskRefused
 from nouscoder.generation.environments.tools import Tools
 from nouscoder.generation.metrics import GenerationMetrics, PartialTokens
 from nouscoder.generation.policies import Policies
@@ -32,9 +33,12 @@ class Rollouts:
         policies: Policies,
         tools: Tools | None = None,
         metrics: GenerationMetrics | None = None,
+        max_tokens_total: int | None = None,
     ) -> None:
+        """`max_tokens_total` holds prompt and completion below what the engine was started for; None: to that."""
         self._environment = environment
         self._engine = engine
+        self._sampler: Sampler = engine if max_tokens_total is None else ContextLimit(engine, max_tokens_total)
         self._policies = policies
         self._tools = tools
         self._metrics = metrics or GenerationMetrics()
@@ -46,7 +50,7 @@ class Rollouts:
 
         The returned asyncio task raises TaskRefused, ToolUnavailable or EngineError.
         """
-        sampler = self._samplers[task.rollout_id] = ResumableSampler(self._engine, kept)
+        sampler = self._samplers[task.rollout_id] = ResumableSampler(self._sampler, kept)
         version = max(task.min_policy_version, kept.newest_version if kept else 0)
         rollout = asyncio.create_task(self._make(task, version, sampler), name=f"rollout {task.rollout_id}")
         rollout.add_done_callback(lambda _: self._forget(task.rollout_id, sampler))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from pathlib import Path
 from typing import Any
 
 import grpc
 
-from nouscoder.config import Config
+from nouscoder.config import Config, ConfigError
 from nouscoder.config.environment import ToolsSection
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped
@@ -18,6 +20,7 @@ from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
 from nouscoder.generation.environments.tools import Tools
 from nouscoder.generation.errors import PolicyMissing, PolicyRefused, PolicyUnusable
 from nouscoder.generation.metrics import GenerationMetrics
+from nouscoder.generation.next_run import NextRun, RunRefused
 from nouscoder.generation.policies import Policies
 from nouscoder.generation.policy_cache import PolicyCache
 from nouscoder.generation.policy_source import FolderSource, LearnerSource, PolicySource
@@ -36,6 +39,8 @@ from nouscoder.rpc.worker_identity import held_worker_id
 from nouscoder.store.rollout_record import encode_rollout
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc
 
+log = logging.getLogger(__name__)
+
 FULL_NAME = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 _DRAIN_S = 3.0
 # One task is prefetched for each `_PREFETCH_SHARE` running tasks.
@@ -52,6 +57,8 @@ STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     PolicyMissing: grpc.StatusCode.UNAVAILABLE,
     PolicyRefused: grpc.StatusCode.FAILED_PRECONDITION,
     PolicyUnusable: grpc.StatusCode.INVALID_ARGUMENT,
+    RunRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
 }
 
 Context = grpc.aio.ServicerContext[object, object]
@@ -60,8 +67,13 @@ Context = grpc.aio.ServicerContext[object, object]
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     """The gRPC API. Each method converts the request, calls the engine, and converts the answer."""
 
-    def __init__(self, engine: Engine, rollouts: Rollouts, policies: Policies) -> None:
+    def __init__(self, engine: Engine, rollouts: Rollouts, policies: Policies, next_run: NextRun | None = None) -> None:
         self._engine = engine
+        self._next_run = next_run
+        self.serve_run(rollouts, policies)
+
+    def serve_run(self, rollouts: Rollouts, policies: Policies) -> None:
+        """Answer for this run from now on."""
         self._rollouts = rollouts
         self._policies = policies
 
@@ -119,12 +131,12 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def Status(  # noqa: N802
         self, request: generation_pb2.GenerationServiceStatusRequest, context: Context
     ) -> generation_pb2.GenerationServiceStatusResponse:
-        """The state of the engine."""
-        version = self._engine.policy_version
+        """The state of the engine. The policy is that of the present run."""
+        policy = self._policies.current
         return generation_pb2.GenerationServiceStatusResponse(
             engine=self._engine.name,
-            policy_version=version or 0,
-            has_policy=version is not None,
+            policy_version=policy.policy_version if policy is not None else 0,
+            has_policy=policy is not None,
             running_rollouts=self._engine.num_running,
             waiting_rollouts=self._engine.num_waiting,
             num_tokens=self._engine.num_tokens,
@@ -132,19 +144,27 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             idle_s=self._engine.idle_s,
         )
 
+    async def ServeNextRun(  # noqa: N802
+        self, request: generation_pb2.ServeNextRunRequest, context: Context
+    ) -> generation_pb2.ServeNextRunResponse:
+        """Change to the next run. FAILED_PRECONDITION with the reason when the engine must be started again for it."""
+        if self._next_run is None:
+            raise RunRefused("this service has one run only")
+        return generation_pb2.ServeNextRunResponse(run_name=await self._next_run.change())
 
-async def serve(config: Config) -> None:
+
+async def serve(config: Config, reread: Callable[[], Config] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Generate works while the broker does not answer.
 
-    With generation.policy_from "learner" the process is alive but not ready until it has fetched the policy folder.
-    Raises EngineError, EnvironmentUnusable, AddressError, PeerError, PolicyUnusable, CacheUnusable, TokenUnreadable,
-    ApiKeysUnusable, TlsUnusable or CertificatesUnusable.
+    `reread` gives the configuration of the next run, for ServeNextRun. With generation.policy_from "learner" the
+    process is alive but not ready until it has fetched the policy folder. Raises EngineError, EnvironmentUnusable,
+    AddressError, PeerError, PolicyUnusable, CacheUnusable, TokenUnreadable, ApiKeysUnusable, TlsUnusable or
+    CertificatesUnusable.
     """
     stop = stop_event()
     metrics = GenerationMetrics()
-    generation = config.generation
     async with AsyncExitStack() as stack:
-        health = Health(generation.grpc_health)
+        health = Health(config.generation.grpc_health)
         await health.start(stack)
         source = await _open_source(config, metrics, stack)
         folder = config.in_run_folder(config.policy.path)
@@ -154,20 +174,46 @@ async def serve(config: Config) -> None:
             if stop.is_set():
                 return
             folder = fetching.result()
-        tools = await _open_tools(config, stack)
-        environment = await asyncio.to_thread(open_environment, config, folder, tools)
         opened = await asyncio.to_thread(open_engine, config, folder, metrics)
         engine = await stack.enter_async_context(opened)
-        policies = Policies(engine, source)
-        rollouts = Rollouts(environment, engine, policies, tools, metrics)
-        served = _served(config, GenerationService(engine, rollouts, policies), metrics, health)
-        await start_grpc(served, stack)
-        if config.generation.openai.http:
-            # Its libraries are loaded only where it is wanted.
-            from nouscoder.generation.openai.serve import start_openai
+        next_run = NextRun(config, reread)
+        service: GenerationService | None = None
+        run: Config | None = config
+        while run is not None:
+            async with AsyncExitStack() as of_run:
+                policies = Policies(engine, source)
+                rollouts = await _open_rollouts(run, folder, engine, policies, metrics, of_run)
+                if service is None:
+                    service = GenerationService(engine, rollouts, policies, next_run)
+                    await start_grpc(_served(config, service, metrics, health), stack)
+                service.serve_run(rollouts, policies)
+                await _start_openai(run, folder, engine, policies, metrics, of_run)
+                worker = await _worker(run, rollouts, policies, of_run)
+                next_run.begun(run)
+                await run_until_stopped(stop, worker, engine.failed(), next_run.asked())
+            run = next_run.take()
+            if run is not None:
+                folder = run.in_run_folder(run.policy.path)
+                log.info("the engine serves the next run", extra={"run": run.run.name})
 
-            await start_openai(config, folder, engine, policies, stack)
-        await run_until_stopped(stop, await _worker(config, rollouts, policies, stack), engine.failed())
+
+async def _open_rollouts(
+    config: Config, folder: Path, engine: Engine, policies: Policies, metrics: GenerationMetrics, stack: AsyncExitStack
+) -> Rollouts:
+    """The rollouts of one run: its environment, its tools and its context limit. Raises EnvironmentUnusable."""
+    tools = await _open_tools(config, stack)
+    environment = await asyncio.to_thread(open_environment, config, folder, tools)
+    return Rollouts(environment, engine, policies, tools, metrics, config.generation.max_tokens_total)
+
+
+async def _start_openai(
+    config: Config, folder: Path, engine: Engine, policies: Policies, metrics: GenerationMetrics, stack: AsyncExitStack
+) -> None:
+    if config.generation.openai.http:
+        # Its libraries are loaded only where it is wanted.
+        from nouscoder.generation.openai.serve import start_openai
+
+        await start_openai(config, folder, engine, policies, metrics.api, stack)
 
 
 async def _open_tools(config: Config, stack: AsyncExitStack) -> Tools | None:
@@ -219,6 +265,5 @@ async def _worker(
     await stack.enter_async_context(broker)
     max_running = config.generation.max_running
     prefetch = max(1, max_running // _PREFETCH_SHARE)
-    # The pieces have no experts, which router replay needs of every token.
-    every_tokens = 0 if config.policy.router_replay else config.generation.partial_every_tokens
+    every_tokens = config.generation.partial_every_tokens
     return RolloutWorker(broker, rollouts, policies, max_running, prefetch, every_tokens).run()

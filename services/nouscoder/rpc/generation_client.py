@@ -22,6 +22,8 @@ _START_LIMIT_S = 1800.0
 # The service may have to wait for the learner, to fetch the weights from it.
 _POLICY_LIMIT_S = 1800.0
 _PAUSE_CALL_LIMIT_S = 60.0
+# A worker that leaves its run waits a few seconds for a broker that has ended.
+_NEXT_RUN_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,15 @@ class GenerationClient(ServiceClient):
         """End a pause."""
         request = generation_pb2.GenerationServiceResumeRequest()
         await self._call(lambda: self._stub.Resume(request, timeout=_PAUSE_CALL_LIMIT_S))
+
+    async def serve_next_run(self) -> str:
+        """Have it leave its run and serve the one in its configuration file, with the same engine.
+
+        Returns the name of the run. Raises PeerRefused with the reason when the engine would have to be started again.
+        """
+        request = generation_pb2.ServeNextRunRequest()
+        answer = await self._call(lambda: self._stub.ServeNextRun(request, timeout=_NEXT_RUN_LIMIT_S))
+        return answer.run_name
 
     async def generate(
         self, tasks: Sequence[Task], stall_limit_s: float, pin: Pin | None = None

@@ -11,6 +11,7 @@ from nouscoder.broker.redis_address import configured_url
 from nouscoder.config import Config, dump_config, load_config
 from nouscoder.retry import Retry
 from nouscoder.run.folder import RunFolder
+from nouscoder.run.kept_generation import KeptGeneration
 from nouscoder.run.services import EVALUATION_ERRORS, RunServices
 from nouscoder.run.shared_cores import SHARED_CORES
 from nouscoder.run.supervisor import ProcessSpec, Supervised, Supervisor
@@ -57,9 +58,11 @@ def redis_spec(folder: RunFolder) -> ProcessSpec:
     return ProcessSpec("redis", tuple(redis_command(folder.path / "redis")), folder.logs / "redis.log")
 
 
-def rewrite_addresses(folder: RunFolder, config: Config) -> Config:
-    """Give the run new addresses and record them. The rest of its configuration does not change."""
+def rewrite_addresses(folder: RunFolder, config: Config, generation: KeptGeneration | None = None) -> Config:
+    """Give the run new addresses and record them. A kept generation process keeps its own. Nothing else changes."""
     changed = with_addresses(config)
+    if generation is not None:
+        changed = generation.with_address(changed)
     if not configured_url(config.broker):
         from nouscoder.broker.redis_server import redis_url
 
@@ -83,16 +86,22 @@ class LocalServices:
     # The supervisor starts a process again at once.
     evaluation_retry = Retry("evaluation", EVALUATION_ERRORS, max_tries=3, wait_s=0.5)
 
-    def __init__(self, folder: RunFolder, config: Config, supervisor: Supervisor) -> None:
+    def __init__(
+        self, folder: RunFolder, config: Config, supervisor: Supervisor, generation: KeptGeneration | None = None
+    ) -> None:
         self.config = config
         self._folder = folder
         self._supervisor = supervisor
+        self._generation = generation
         self._started: dict[str, Supervised] = {}
 
     def start(self, *names: str) -> None:
         """Start these processes."""
         for name in names:
-            self._started[name] = self._supervisor.start(service_spec(self._folder, name))
+            if name == "generation" and self._generation is not None:
+                self._started[name] = self._generation.start(self.config)
+            else:
+                self._started[name] = self._supervisor.start(service_spec(self._folder, name))
 
     def heard(self, answered: Mapping[str, bool]) -> None:
         """Do nothing, because the supervisor watches the processes."""
@@ -100,11 +109,13 @@ class LocalServices:
     def check(self) -> None:
         """Raises SupervisionError."""
         self._supervisor.check()
+        if self._generation is not None:
+            self._generation.check()
 
     @property
     def processes(self) -> list[Supervised]:
         """All processes of the run."""
-        return self._supervisor.processes
+        return [*self._supervisor.processes, *(self._generation.processes if self._generation is not None else ())]
 
     @property
     def learner_ended(self) -> bool:
@@ -113,13 +124,17 @@ class LocalServices:
 
 
 @asynccontextmanager
-async def open_local(folder: RunFolder, config: Config) -> AsyncIterator[RunServices]:
-    """Services as processes of this machine, after Redis has started. All of them are stopped on exit."""
-    config = rewrite_addresses(folder, config)
+async def open_local(
+    folder: RunFolder, config: Config, generation: KeptGeneration | None = None
+) -> AsyncIterator[RunServices]:
+    """Services as processes of this machine, after Redis has started. All but `generation` are stopped on exit."""
+    config = rewrite_addresses(folder, config, generation)
+    if generation is not None:
+        await generation.prepare(config)
     supervisor = Supervisor(max_restarts_per_hour=config.run.max_restarts_per_hour)
     try:
         if needs_own_redis(folder, config):
             supervisor.start(redis_spec(folder))
-        yield LocalServices(folder, config, supervisor)
+        yield LocalServices(folder, config, supervisor, generation)
     finally:
         await supervisor.close()

@@ -61,6 +61,7 @@ from nouscoder.report import write_report
 from nouscoder.run.evaluation import evaluate_once
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.guard_watch import GuardWatch
+from nouscoder.run.kept_generation import KeptGeneration
 from nouscoder.run.learning_signal import LearningSignal, NothingToLearn
 from nouscoder.run.pages import open_pages
 from nouscoder.run.periodic_evaluation import PeriodicEvaluation
@@ -102,12 +103,17 @@ async def _train(config: Config, *, resume: bool) -> None:
         folder.close()
 
 
-async def run_loop(folder: RunFolder, config: Config, view: View, started_s: float) -> Summary:
-    """The whole run, from the start of the services to the report. Raises NousCoderError with one sentence."""
+async def run_loop(
+    folder: RunFolder, config: Config, view: View, started_s: float, generation: KeptGeneration | None = None
+) -> Summary:
+    """The whole run, from the start of the services to the report. Raises NousCoderError with one sentence.
+
+    `generation` is the process that the stages of a plan share.
+    """
     earlier_s = (folder.read_json("elapsed.json") or {}).get("learning_seconds", 0.0)
 
     with open_sinks(folder, config, view.say) as sinks:
-        async with deployment(config).open_services(folder, config, view.say) as services:
+        async with deployment(config).open_services(folder, config, view.say, generation) as services:
             services.start("broker", "verifier", "generation")
             before = after = await evaluate_once(folder, services, view, "before")
 

@@ -4,6 +4,7 @@
     runs/PLAN/01-NAME/        the run of the first stage
     runs/PLAN/02-NAME/policy  the policy that the second stage begins with, chosen from those of the first
     runs/PLAN/plan.json       the state and the result of each stage
+    runs/PLAN/generation.toml the stage that the generation process serves (kept_generation.py)
 
 INVARIANT: the state of a plan is the state of its stages' run folders. A stage whose summary.json is there is not run
 again, one whose config.toml is there continues, and the policy of a new stage is complete before its config.toml is.
@@ -25,6 +26,7 @@ from nouscoder.errors import NousCoderError
 from nouscoder.policy_folder.compose import compose_policy, with_yarn
 from nouscoder.run.evaluations import recorded_evaluations, weights_folder
 from nouscoder.run.folder import RunFolder
+from nouscoder.run.kept_generation import KeptGeneration
 from nouscoder.run.loop import interruptible, run_loop
 from nouscoder.run.pages import open_pages
 from nouscoder.run.preflight import checked, checked_inputs, with_policy_folder
@@ -69,11 +71,15 @@ async def _open(config: Config, *, resume: bool) -> tuple[RunFolder, Config]:
 async def run_stages(folder: RunFolder, config: Config, view: View) -> None:
     """Run every stage that is not finished. Raises NousCoderError with one sentence."""
     stages = config.plan.stages
-    while (begin := next_stage([stage.start for stage in stages], histories(config))) is not None:
-        stage = stages[begin.index]
-        view.say(f"stage {begin.index + 1} of {len(stages)}, {stage.name}: {_beginning(stages, begin)}")
-        await _run_stage(config, begin, view)
-        folder.write_json("plan.json", plan_record(config))
+    generation = KeptGeneration(folder.path, view.say)
+    try:
+        while (begin := next_stage([stage.start for stage in stages], histories(config))) is not None:
+            stage = stages[begin.index]
+            view.say(f"stage {begin.index + 1} of {len(stages)}, {stage.name}: {_beginning(stages, begin)}")
+            await _run_stage(config, begin, view, generation)
+            folder.write_json("plan.json", plan_record(config))
+    finally:
+        await generation.close()
     folder.write_json("plan.json", plan_record(config))
     view.say(f"the plan in {folder.path} is finished: nothing is left to do")
 
@@ -88,6 +94,24 @@ def with_inputs_of(config: Config, other: Config) -> Config:
     inputs = {name: other.in_run_folder(getattr(config.problems, name)) for name in ("train", "held_out")}
     policy = config.policy.model_copy(update={"path": other.in_run_folder(config.policy.path)})
     return config.model_copy(update={"problems": config.problems.model_copy(update=inputs), "policy": policy})
+
+
+def with_engine_tokens(config: Config, index: int, stage: Config) -> Config:
+    """`stage` with the tokens that its engine is started for, so that it can also serve the stages after it.
+
+    They are the most of the stages up to the next one with YaRN, unless the configuration gives a number.
+    """
+    generation = stage.generation
+    if generation.engine_tokens_total:
+        return stage
+    most = generation.max_tokens_total
+    for after in range(index + 1, len(config.plan.stages)):
+        if config.plan.stages[after].yarn.factor:
+            break
+        most = max(most, config.of_stage(after).generation.max_tokens_total)
+    if most == generation.max_tokens_total:
+        return stage
+    return stage.model_copy(update={"generation": generation.model_copy(update={"engine_tokens_total": most})})
 
 
 def histories(config: Config) -> list[StageHistory]:
@@ -114,15 +138,16 @@ def plan_record(config: Config) -> dict[str, Any]:
     return {"name": config.run.name, "stages": stages}
 
 
-async def _run_stage(config: Config, begin: NextStage, view: View) -> None:
+async def _run_stage(config: Config, begin: NextStage, view: View, generation: KeptGeneration) -> None:
     stage = stage_config(config, begin.index)
     if not begin.begun:
         stage = await asyncio.to_thread(_with_first_policy, config, begin, stage)
+        stage = with_engine_tokens(config, begin.index, stage)
     deployed = deployment(stage)
     folder, stage = await deployed.open_folder(stage, begin.begun)
     try:
         with open_pages(folder.path, stage.run.pages):
-            await run_loop(folder, stage, view, time.monotonic())
+            await run_loop(folder, stage, view, time.monotonic(), generation)
     finally:
         folder.close()
 

@@ -16,6 +16,7 @@ from nouscoder.evaluation.pass_at_1 import EvaluationError
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerError
 from nouscoder.run.folder import RunFolder, attach_patiently
+from nouscoder.run.kept_generation import KeptGeneration
 from nouscoder.run.supervisor import Supervised
 
 EVALUATION_ERRORS = (EvaluationError, PeerError)
@@ -60,13 +61,14 @@ class Deployment:
     """How `nouscoder train` works with services that are operated in one way.
 
     open_folder    opens the run folder; takes the configuration and whether --resume was given
-    open_services  the services of the run; on exit, none that this command started is left running
+    open_services  the services of the run; on exit, none that this command started is left running, except a generation
+                   process that is kept for the next stage of a plan
     line_every_s   seconds between two progress lines where there is no terminal
     json_logs      whether the command's own logs are JSON lines on stderr
     """
 
     open_folder: Callable[[Config, bool], Awaitable[tuple[RunFolder, Config]]]
-    open_services: Callable[[RunFolder, Config, Say], AbstractAsyncContextManager[RunServices]]
+    open_services: Callable[[RunFolder, Config, Say, KeptGeneration | None], AbstractAsyncContextManager[RunServices]]
     line_every_s: float
     json_logs: bool
 
@@ -103,16 +105,20 @@ async def _attach(config: Config, resume: bool) -> tuple[RunFolder, Config]:
 
 
 @asynccontextmanager
-async def _open_local(folder: RunFolder, config: Config, say: Say) -> AsyncIterator[RunServices]:
+async def _open_local(
+    folder: RunFolder, config: Config, say: Say, generation: KeptGeneration | None
+) -> AsyncIterator[RunServices]:
     # Imported here, because it imports Redis' client, which the image for external services does not hold.
     from nouscoder.run.local import open_local
 
-    async with open_local(folder, config) as services:
+    async with open_local(folder, config, generation) as services:
         yield services
 
 
 @asynccontextmanager
-async def _open_external(folder: RunFolder, config: Config, say: Say) -> AsyncIterator[RunServices]:
+async def _open_external(
+    folder: RunFolder, config: Config, say: Say, generation: KeptGeneration | None
+) -> AsyncIterator[RunServices]:
     from nouscoder.run.external import ExternalServices
 
     yield ExternalServices(config, say)

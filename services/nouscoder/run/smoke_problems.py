@@ -82,7 +82,7 @@ async def measured(folder: RunFolder, config: Config, view: View, size: int) -> 
         order = measuring_order(config, index)[:MAX_MEASURED]
         counts = read_pass_rates(file) if file.exists() else {}
         if len(solved_sometimes(counts, order, size)) < size and not counts.keys() >= set(order):
-            async with deployment(config).open_services(folder, config, view.say) as services:
+            async with deployment(config).open_services(folder, config, view.say, None) as services:
                 counts = await _measure_until(services, index, order, counts, file, view, size)
     finally:
         index.close()

@@ -2,9 +2,9 @@
 
 offset  size  what
      0     4  magic "NCRP"
-     4     2  version of this layout, 1
+     4     2  version of this layout: 1, or 2 with the experts that a mixture-of-experts policy chose
      6     1  1 if the first segment is the rest of the one before
-     7     1  0
+     7     1  version 2: bytes of an expert id, 1 or 2; version 1: 0
      8     8  size of the piece in bytes
     16     4  number of its first token in the rollout
     20     4  num_tokens, of all segments
@@ -13,15 +13,20 @@ offset  size  what
     32     4  num_spans
     36     4  CRC-32 of the whole piece with these four bytes zero
     40     -  sections of tokens (record_sections.py)
+     -     -  version 2 only: uint32 positions, num_layers, top_k, 0, then the ids of experts [positions, num_layers,
+           top_k]; positions: the tokens before the last sampled one that no piece before has
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+from nouscoder.domain.expert_choices import ExpertChoices
 from nouscoder.domain.partial import PartialRollout, joined
 from nouscoder.store.record_sections import (
+    EXPERT_FORMATS,
     RecordError,
     checksum,
     cut,
@@ -34,18 +39,24 @@ from nouscoder.store.record_sections import (
     token_sizes,
 )
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
 _MAGIC = b"NCRP"
-_VERSION = 1
-_HEADER = struct.Struct("<4sHBxQ6I")
+_VERSION, _VERSION_WITH_EXPERTS = 1, 2
+_HEADER = struct.Struct("<4sHBBQ6I")
+_EXPERTS_HEADER = struct.Struct("<4I")
 _CHECKSUM = slice(36, 40)
 
 
 def encode_piece(piece: PartialRollout) -> bytes:
     """The piece as bytes."""
     expect_little_endian()
-    sections = token_sections(piece)
+    experts = piece.experts
+    sections = [*token_sections(piece), *_encode_experts(experts)]
+    version, id_bytes = (_VERSION, 0) if experts is None else (_VERSION_WITH_EXPERTS, experts.ids.itemsize)
     header = _HEADER.pack(
-        _MAGIC, _VERSION, int(piece.continues), _HEADER.size + padded_size(sections), piece.first_token,
+        _MAGIC, version, int(piece.continues), id_bytes, _HEADER.size + padded_size(sections), piece.first_token,
         len(piece.token_ids), len(piece.logprobs), len(piece.segments), len(piece.versions), 0,
     )  # fmt: skip
     data = bytearray().join([header, *padded(sections)])
@@ -67,15 +78,17 @@ def _pieces(data: memoryview) -> Iterator[PartialRollout]:
     while data:
         if len(data) < _HEADER.size:
             raise RecordError(f"a piece of a rollout is cut off: {len(data)} bytes are less than its header")
-        magic, version, continues, size, first_token, *numbers, crc = _HEADER.unpack_from(data)
-        if magic != _MAGIC or version != _VERSION:
+        magic, version, continues, id_bytes, size, first_token, *numbers, crc = _HEADER.unpack_from(data)
+        if magic != _MAGIC or version not in (_VERSION, _VERSION_WITH_EXPERTS):
             raise RecordError(f"these bytes are no piece of a rollout: they begin with {magic!r}, version {version}")
         piece, data = data[:size], data[size:]
         if len(piece) < size or crc.to_bytes(4, "little") != checksum(piece, _CHECKSUM):
             raise RecordError("a piece of a rollout is damaged: its size or its checksum does not match")
         num_tokens, num_sampled, num_segments, num_spans = numbers
-        sizes = token_sizes(num_segments, num_spans, num_tokens, num_sampled)
-        segments, spans, token_ids, logprobs = cut(piece, _HEADER.size, sizes)
+        sizes = [*token_sizes(num_segments, num_spans, num_tokens, num_sampled)]
+        if version == _VERSION_WITH_EXPERTS:  # the section of experts has the bytes that the others leave
+            sizes.append(len(piece) - _HEADER.size - sum(size + -size % 8 for size in sizes))
+        segments, spans, token_ids, logprobs, *experts = cut(piece, _HEADER.size, sizes)
         yield PartialRollout(
             first_token,
             bool(continues),
@@ -83,4 +96,25 @@ def _pieces(data: memoryview) -> Iterator[PartialRollout]:
             token_ids.cast("i"),
             logprobs.cast("f"),
             spans_in(spans),
+            _decode_experts(experts[0], id_bytes) if experts else None,
         )
+
+
+def _encode_experts(experts: ExpertChoices | None) -> list[Buffer]:
+    """The section of a policy with experts; none for others."""
+    if experts is None:
+        return []
+    header = _EXPERTS_HEADER.pack(experts.num_positions, experts.num_layers, experts.top_k, 0)
+    return [header + experts.ids.cast("B")]
+
+
+def _decode_experts(section: memoryview, id_bytes: int) -> ExpertChoices:
+    """Raises ValueError when the section contradicts itself."""
+    if len(section) < _EXPERTS_HEADER.size or id_bytes not in EXPERT_FORMATS:
+        raise ValueError(f"{len(section)} bytes with ids of {id_bytes} bytes are no experts")
+    num_positions, num_layers, top_k, _ = _EXPERTS_HEADER.unpack_from(section)
+    end = _EXPERTS_HEADER.size + id_bytes * num_positions * num_layers * top_k
+    if end + -end % 8 != len(section):
+        raise ValueError(f"{len(section)} bytes of experts are not those of {num_positions} tokens")
+    ids = section[_EXPERTS_HEADER.size : end].cast(EXPERT_FORMATS[id_bytes])  # type: ignore[call-overload]
+    return ExpertChoices(ids, num_layers, top_k)

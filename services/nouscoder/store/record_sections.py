@@ -24,6 +24,9 @@ from nouscoder.errors import NousCoderError
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
+# The format of an array of expert ids, by the bytes of an id.
+EXPERT_FORMATS = {1: "B", 2: "H"}
+
 
 class RecordError(NousCoderError):
     """These bytes are not a whole record, or have a version of the layout that is unknown here."""

@@ -51,6 +51,7 @@ import zstandard
 from nouscoder.domain.expert_choices import ExpertChoices
 from nouscoder.domain.rollout import FinishReason, Rollout, RolloutHeader, Sampling, Segment, has_thinking
 from nouscoder.store.record_sections import (
+    EXPERT_FORMATS,
     RecordError,
     checksum,
     cut,
@@ -71,7 +72,6 @@ VERSION, VERSION_WITH_EXPERTS = 1, 2
 _HEADER = struct.Struct("<4sHBBQ6I2dQII")
 _TEXT_HEADER = struct.Struct("<B3xIQ")
 _EXPERTS_HEADER = struct.Struct("<2I")
-_EXPERT_FORMATS = {1: "B", 2: "H"}  # by the bytes of an id
 _CHECKSUM = slice(68, 72)
 _TEXT_CHECKSUM = slice(4, 8)
 _FINISH = {FinishReason.STOP: 1, FinishReason.LENGTH: 2}
@@ -150,7 +150,7 @@ def _decode_experts(section: memoryview, id_bytes: int, segments: Sequence[Segme
     end = _EXPERTS_HEADER.size + id_bytes * num_positions * num_layers * top_k
     if end + -end % 8 != len(section):
         raise ValueError(f"{len(section)} bytes of experts are not those of {num_positions} tokens")
-    ids = section[_EXPERTS_HEADER.size : end].cast(_EXPERT_FORMATS[id_bytes])  # type: ignore[call-overload]
+    ids = section[_EXPERTS_HEADER.size : end].cast(EXPERT_FORMATS[id_bytes])  # type: ignore[call-overload]
     return ExpertChoices(ids, num_layers, top_k)
 
 
@@ -212,7 +212,7 @@ def _checked_header(view: memoryview) -> tuple[int, ...]:
     if version not in (VERSION, VERSION_WITH_EXPERTS):
         known = f"{VERSION} and {VERSION_WITH_EXPERTS}"
         raise RecordError(f"a rollout record has layout version {version}; this program reads versions {known}")
-    if fields[1] not in ((0,) if version == VERSION else _EXPERT_FORMATS):
+    if fields[1] not in ((0,) if version == VERSION else EXPERT_FORMATS):
         raise RecordError(f"a rollout record of layout version {version} has expert ids of {fields[1]} bytes")
     if fields[2] != len(view):
         raise RecordError(f"a rollout record has {len(view)} bytes, not {fields[2]} as its header says")

@@ -287,3 +287,42 @@ class GenerationServiceStatusResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerationServiceStatusResponse: _TypeAlias = GenerationServiceStatusResponse  # noqa: Y015
+
+@_typing.final
+class ServeNextRunRequest(_message.Message):
+    """Empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServeNextRunRequest: _TypeAlias = ServeNextRunRequest  # noqa: Y015
+
+@_typing.final
+class ServeNextRunResponse(_message.Message):
+    """The answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_NAME_FIELD_NUMBER: _builtins.int
+    run_name: _builtins.str
+    """Name of the run that is served now."""
+    def __init__(
+        self,
+        *,
+        run_name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_name", b"run_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServeNextRunResponse: _TypeAlias = ServeNextRunResponse  # noqa: Y015

@@ -60,6 +60,11 @@ class GenerationServiceStub:
                 request_serializer=nouscoder_dot_v1_dot_generation__pb2.GenerationServiceStatusRequest.SerializeToString,
                 response_deserializer=nouscoder_dot_v1_dot_generation__pb2.GenerationServiceStatusResponse.FromString,
                 _registered_method=True)
+        self.ServeNextRun = channel.unary_unary(
+                '/nouscoder.v1.GenerationService/ServeNextRun',
+                request_serializer=nouscoder_dot_v1_dot_generation__pb2.ServeNextRunRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_generation__pb2.ServeNextRunResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -101,6 +106,15 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ServeNextRun(self, request, context):
+        """Leaves the present run and serves the next one with the same engine: the run in the configuration file with which
+        the process was started. Answers when its worker and environment are there. FAILED_PRECONDITION with the reason when
+        the engine would have to be started again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +142,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=nouscoder_dot_v1_dot_generation__pb2.GenerationServiceStatusRequest.FromString,
                     response_serializer=nouscoder_dot_v1_dot_generation__pb2.GenerationServiceStatusResponse.SerializeToString,
+            ),
+            'ServeNextRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.ServeNextRun,
+                    request_deserializer=nouscoder_dot_v1_dot_generation__pb2.ServeNextRunRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_generation__pb2.ServeNextRunResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +285,33 @@ class GenerationService:
             '/nouscoder.v1.GenerationService/Status',
             nouscoder_dot_v1_dot_generation__pb2.GenerationServiceStatusRequest.SerializeToString,
             nouscoder_dot_v1_dot_generation__pb2.GenerationServiceStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ServeNextRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nouscoder.v1.GenerationService/ServeNextRun',
+            nouscoder_dot_v1_dot_generation__pb2.ServeNextRunRequest.SerializeToString,
+            nouscoder_dot_v1_dot_generation__pb2.ServeNextRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,11 @@ class GenerationServiceStub:
     """Resumes decoding."""
     Status: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GenerationServiceStatusRequest, _generation_pb2.GenerationServiceStatusResponse]
     """Returns the state of the engine."""
+    ServeNextRun: _grpc.UnaryUnaryMultiCallable[_generation_pb2.ServeNextRunRequest, _generation_pb2.ServeNextRunResponse]
+    """Leaves the present run and serves the next one with the same engine: the run in the configuration file with which
+    the process was started. Answers when its worker and environment are there. FAILED_PRECONDITION with the reason when
+    the engine would have to be started again.
+    """
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
@@ -59,6 +64,11 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """Resumes decoding."""
     Status: _aio.UnaryUnaryMultiCallable[_generation_pb2.GenerationServiceStatusRequest, _generation_pb2.GenerationServiceStatusResponse]  # type: ignore[assignment]
     """Returns the state of the engine."""
+    ServeNextRun: _aio.UnaryUnaryMultiCallable[_generation_pb2.ServeNextRunRequest, _generation_pb2.ServeNextRunResponse]  # type: ignore[assignment]
+    """Leaves the present run and serves the next one with the same engine: the run in the configuration file with which
+    the process was started. Answers when its worker and environment are there. FAILED_PRECONDITION with the reason when
+    the engine would have to be started again.
+    """
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Samples rollouts."""
@@ -102,5 +112,16 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.GenerationServiceStatusResponse, _abc.Awaitable[_generation_pb2.GenerationServiceStatusResponse]]:
         """Returns the state of the engine."""
+
+    @_abc_1.abstractmethod
+    def ServeNextRun(
+        self,
+        request: _generation_pb2.ServeNextRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_pb2.ServeNextRunResponse, _abc.Awaitable[_generation_pb2.ServeNextRunResponse]]:
+        """Leaves the present run and serves the next one with the same engine: the run in the configuration file with which
+        the process was started. Answers when its worker and environment are there. FAILED_PRECONDITION with the reason when
+        the engine would have to be started again.
+        """
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -36,7 +36,7 @@ def step_engine(config: Config, policy_folder: Path) -> StepEngine:
 
         return FakeEngine(
             max_running=generation.max_running,
-            max_tokens_total=generation.max_tokens_total,
+            max_tokens_total=generation.engine_tokens,
             script=script_of(generation.fake.median_tokens, generation.fake.sigma),
             step_s=generation.fake.step_s,
         )
@@ -45,7 +45,7 @@ def step_engine(config: Config, policy_folder: Path) -> StepEngine:
     return TorchEngine(
         policy_folder,
         max_running=generation.max_running,
-        max_tokens_total=generation.max_tokens_total,
+        max_tokens_total=generation.engine_tokens,
         device=generation.device,
         threads=generation.threads,
         records_experts=config.policy.router_replay,

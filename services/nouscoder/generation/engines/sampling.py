@@ -15,6 +15,9 @@ from torch import Tensor
 
 from nouscoder.generation.engines.base import SampleRequest
 
+# With a smaller one, logits divided by it could be infinite in float32, and one request would end the engine.
+_MIN_TEMPERATURE = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -43,13 +46,13 @@ def draws_of(request: SampleRequest, num_tokens: int) -> Tensor:
 def choose_tokens(logits: Tensor, draws: Tensor, temperature: Tensor, top_p: Tensor | None) -> Choice:
     """Sample one token per row from `logits` [rows, vocabulary] with `draws`, `temperature` and `top_p` [rows].
 
-    Temperature 0 selects the most likely token. `top_p` None means 1 for all rows. The log-probability of the sampled
-    token is that of the full softmax at the sampling temperature (for temperature 0: at 1), before top-p truncation, so
-    that truncation does not bias ratios to a policy's probabilities. A row with NaN logits gets a NaN log-probability
-    and token 0.
+    Temperature 0 selects the most likely token; any other below 1e-6 counts as 1e-6. `top_p` None means 1 for all rows.
+    The log-probability of the sampled token is that of the full softmax at the sampling temperature (for temperature 0:
+    at 1), before top-p truncation, so that truncation does not bias ratios to a policy's probabilities. A row with NaN
+    logits gets a NaN log-probability and token 0.
     """
     greedy = temperature == 0
-    scaled = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
+    scaled = logits.float() / torch.where(greedy, 1.0, temperature.clamp_min(_MIN_TEMPERATURE))[:, None]
     all_logprobs = torch.log_softmax(scaled, dim=-1)
     probabilities = all_logprobs.double().exp_()
     if top_p is not None:

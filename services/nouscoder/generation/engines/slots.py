@@ -48,12 +48,15 @@ class Row:
     def sampled(self, start: int = 0) -> SampledTokens:
         """The tokens from number `start` on."""
         return SampledTokens(
-            int32(self.token_ids[start:]), float32(self.logprobs[start:]), spans_of(self.versions[start:])
+            int32(self.token_ids[start:]),
+            float32(self.logprobs[start:]),
+            spans_of(self.versions[start:]),
+            experts=expert_choices(self.experts[start:]),  # the first are those of the prompt
         )
 
     def completion(self, reason: FinishReason) -> Completion:
         """The finished completion."""
-        return self.sampled().ended(reason, expert_choices(self.experts))
+        return self.sampled().ended(reason)
 
 
 class Slots:

@@ -50,7 +50,7 @@ class VllmEngine:
         self._folder = folder
         self._metrics = metrics
         self._architecture = Architecture(folder)
-        self._capacity = min(settings.max_tokens_total, self._architecture.max_tokens)
+        self._capacity = min(settings.engine_tokens, self._architecture.max_tokens)
         self._version: int | None = None
         self._files: tuple[Path, ...] = ()
         self._paused_until_s: float | None = None

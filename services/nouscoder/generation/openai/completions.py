@@ -12,6 +12,7 @@ from secrets import randbits
 from typing import Any
 
 from nouscoder.domain.rollout import Sampling
+from nouscoder.generation.metrics import ApiMetrics, ApiTokens
 from nouscoder.generation.openai.answers import Answer, ChatAnswer, TextAnswer
 from nouscoder.generation.openai.faults import ApiFault, invalid, unavailable
 from nouscoder.generation.openai.prompts import PromptEncoder
@@ -43,6 +44,7 @@ class Completions:
         encoder: PromptEncoder,
         decoder: PolicyTokenizer,
         limit_s: float,
+        metrics: ApiMetrics,
     ) -> None:
         """`decoder` is used in the event loop; `encoder` has a tokenizer of its own."""
         self._name = name
@@ -51,6 +53,7 @@ class Completions:
         self._encoder = encoder
         self._decode = decoder.decode
         self._limit_s = limit_s
+        self._tokens = metrics.tokens
 
     @property
     def policy_version(self) -> int:
@@ -75,6 +78,7 @@ class Completions:
         """The request in the body of /v1/completions. Raises ApiFault."""
         request = parsed(CompletionRequest, body)
         self._check_model(request.model)
+        _check_choices(len(request.prompts), request.n)  # before they are encoded, which takes long
         prompts = await self._encoder.of_completion(request)
         return self._asked(request, prompts, TextAnswer(self._name, self._decode, request.wants_logprobs))
 
@@ -85,6 +89,7 @@ class Completions:
                 pieces = await self._samples.whole(asked.wanted)
         except TimeoutError:
             raise self._too_slow() from None
+        self._count_ends(pieces)
         return asked.answer.whole(pieces, asked.num_prompt_tokens)
 
     async def events(self, asked: Asked) -> AsyncIterator[bytes]:
@@ -96,6 +101,7 @@ class Completions:
                     yield event(asked.answer.part(index, piece, self.policy_version))
                     if piece.ending:
                         ends.append(piece)
+                        self._count_ends([piece])
         except TimeoutError:
             raise self._too_slow() from None
         if asked.with_usage:
@@ -109,8 +115,6 @@ class Completions:
             raise ApiFault(404, message, "model", "model_not_found")
 
     def _asked(self, request: SamplingRequest, prompts: Sequence[tuple[int, ...]], answer: Answer) -> Asked:
-        if len(prompts) * request.n > MAX_CHOICES:
-            raise invalid(f"n: {len(prompts)} prompts times n must be at most {MAX_CHOICES}", "n")
         seed = randbits(64) if request.seed is None else request.seed
         wanted: list[Wanted] = []
         for prompt in prompts:
@@ -120,10 +124,21 @@ class Completions:
                 sampling = Sampling(request.temperature, request.top_p, max_tokens, _seed(seed, len(wanted)))
                 wanted.append(Wanted(prompt, sampling, request.stops))
         num_prompt_tokens = sum(map(len, prompts))
+        self._tokens.labels(ApiTokens.PROMPT.value).inc(num_prompt_tokens)
         return Asked(wanted, answer, num_prompt_tokens, request.stream, request.stream_options.include_usage)
+
+    def _count_ends(self, ends: Sequence[Piece]) -> None:
+        num_tokens = sum(piece.ending.num_tokens for piece in ends if piece.ending)
+        self._tokens.labels(ApiTokens.COMPLETION.value).inc(num_tokens)
 
     def _too_slow(self) -> ApiFault:
         return unavailable(f"the completion took longer than {self._limit_s:g} s", "timeout")
+
+
+def _check_choices(num_prompts: int, n: int) -> None:
+    """Raises ApiFault when there are too many completions."""
+    if num_prompts * n > MAX_CHOICES:
+        raise invalid(f"n: {num_prompts} prompts times n must be at most {MAX_CHOICES}", "n")
 
 
 def event(record: dict[str, Any]) -> bytes:

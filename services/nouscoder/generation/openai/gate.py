@@ -2,11 +2,13 @@
 
 INVARIANT: no request to a path outside `OPEN` reaches the API without a valid token, when tokens are configured.
 Without tokens no request that a browser sends for a foreign site does (http_server/same_site.py). At most
-`max_requests` requests are in progress, from before their body is read until the last byte of their answer.
+`max_requests` requests are in progress, from before their body is read until the last byte of their answer. A client
+that takes nothing of its answer for _READER_PATIENCE_S is given up.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
@@ -24,6 +26,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN = frozenset({"/healthz", "/readyz"})
 _RETRY_AFTER_S = "1"
+# Parts wait only when the buffers of the connection are full.
+_READER_PATIENCE_S = 60.0
 
 
 class Gate:
@@ -47,8 +51,12 @@ class Gate:
             await response(fault)(scope, receive, send)
             return
         self._num_requests += 1
+        reader = _Reader(send)
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, reader.send)
+        except TimeoutError:
+            if not reader.is_gone:
+                raise
         finally:
             self._num_requests -= 1
 
@@ -80,3 +88,20 @@ def response(fault: ApiFault) -> JSONResponse:
     if fault.status in (429, 503):
         headers["retry-after"] = _RETRY_AFTER_S
     return JSONResponse(fault.record(), fault.status, headers=headers)
+
+
+class _Reader:
+    """The client, which must take each part of its answer within _READER_PATIENCE_S."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.is_gone = False
+
+    async def send(self, message: Message) -> None:
+        """Send a part. Raises TimeoutError, which ends the request, when the client reads nothing for too long."""
+        try:
+            async with asyncio.timeout(_READER_PATIENCE_S):
+                await self._send(message)
+        except TimeoutError:
+            self.is_gone = True
+            raise

@@ -51,6 +51,7 @@ class PromptEncoder:
                 ids = await self._encoded(lambda text=text: self._tokenizer.encode(text), "prompt")  # type: ignore[misc]
             else:
                 ids = prompt
+                self._checked(ids, "prompt")  # its length first, because the next check looks at each token
                 size = self._tokenizer.vocabulary_size
                 if not all(0 <= token_id < size for token_id in ids):
                     raise invalid(f"prompt: a token id is not in the vocabulary of {size} tokens", "prompt")

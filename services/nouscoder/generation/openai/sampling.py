@@ -108,8 +108,7 @@ class Samples:
         if wanted.stops:
             async with aclosing(self._pieces(wanted)) as pieces:  # type: ignore[type-var]
                 return _joined([piece async for piece in pieces])
-        async with self._slots:
-            completion = await self._engine.sample(self._request(wanted))
+        completion = await (await self._in_slot(self._request(wanted)))
         shown = _shown(completion)
         token_ids = completion.token_ids[:shown].tolist()
         return Piece(self._decode(token_ids), token_ids, completion.logprobs[:shown].tolist(), _ending(completion))
@@ -128,33 +127,39 @@ class Samples:
             num_new = num_read - num_before
             return Piece("".join(parts), token_ids[:num_new], logprobs[:num_new])
 
-        async with self._slots:
-            version = self._engine.policy_version or 0
-            request = self._request(wanted)
-            completing = self._engine.sample(request)
-            try:
-                while not (await asyncio.wait({completing}, timeout=_READ_EVERY_S))[0]:
-                    found = await self._engine.sampled({request.request_id: num_read})
-                    sampled = found.get(request.request_id)
-                    if sampled is None:
-                        continue
-                    piece = read(sampled.token_ids.tolist(), sampled.logprobs.tolist())
-                    if text.stopped:
-                        newest = self._engine.policy_version or version
-                        ending = Ending(FinishReason.STOP, num_read, version, newest)
-                        yield Piece(piece.text, piece.token_ids, piece.logprobs, ending)
-                        return
-                    if piece.token_ids:
-                        yield piece
-                completion = completing.result()
-            finally:
-                completing.cancel()
+        request = self._request(wanted)
+        completing = await self._in_slot(request)
+        version = self._engine.policy_version or 0
+        try:
+            while not (await asyncio.wait({completing}, timeout=_READ_EVERY_S))[0]:
+                found = await self._engine.sampled({request.request_id: num_read})
+                sampled = found.get(request.request_id)
+                if sampled is None:
+                    continue
+                piece = read(sampled.token_ids.tolist(), sampled.logprobs.tolist())
+                if text.stopped:
+                    newest = self._engine.policy_version or version
+                    ending = Ending(FinishReason.STOP, num_read, version, newest)
+                    yield Piece(piece.text, piece.token_ids, piece.logprobs, ending)
+                    return
+                if piece.token_ids:
+                    yield piece
+            completion = completing.result()
+        finally:
+            completing.cancel()
         shown = _shown(completion)
         piece = read(completion.token_ids[num_read:shown].tolist(), completion.logprobs[num_read:shown].tolist())
         ending = _ending(completion)
         if text.stopped:
             ending = Ending(FinishReason.STOP, num_read, ending.oldest_version, ending.newest_version)
         yield Piece(piece.text + text.end(), piece.token_ids, piece.logprobs, ending)
+
+    async def _in_slot(self, request: SampleRequest) -> asyncio.Future[Completion]:
+        """Wait for a slot and sample. The slot is free when the engine has ended, also if nobody reads the pieces."""
+        await self._slots.acquire()
+        completing = self._engine.sample(request)
+        completing.add_done_callback(lambda _: self._slots.release())
+        return completing
 
     def _request(self, wanted: Wanted) -> SampleRequest:
         return SampleRequest(

@@ -11,7 +11,7 @@ import json
 from abc import abstractmethod
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from nouscoder.domain.message import Message, Role
 from nouscoder.generation.openai.faults import invalid
@@ -19,6 +19,8 @@ from nouscoder.generation.openai.faults import invalid
 MAX_CHOICES = 128
 MAX_STOPS = 4
 _DEFAULT_COMPLETION_TOKENS = 16  # of /v1/completions in OpenAI's API
+# vLLM takes no smaller one, and the logarithms of the torch engine would overflow at about 1e-38.
+_MIN_TEMPERATURE = 0.01
 
 _IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
 # Fields that are taken only with these values.
@@ -99,6 +101,13 @@ class SamplingRequest(_Model):
                 raise ValueError(f"{name} is not supported, except with the value {json.dumps(neutral[0])}")
         skipped = (*_IGNORED, *_NEUTRAL)
         return {name: value for name, value in given.items() if value is not None and name not in skipped}
+
+    @field_validator("temperature")
+    @classmethod
+    def _not_nearly_zero(cls, temperature: float) -> float:
+        if 0 < temperature < _MIN_TEMPERATURE:
+            raise ValueError(f"must be 0, or at least {_MIN_TEMPERATURE}")
+        return temperature
 
     @model_validator(mode="after")
     def _few_stops(self) -> SamplingRequest:

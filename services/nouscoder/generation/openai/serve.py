@@ -9,8 +9,10 @@ from pathlib import Path
 
 from nouscoder.config import Config
 from nouscoder.generation.engines.base import Engine, EngineUnusable
+from nouscoder.generation.metrics import ApiMetrics
 from nouscoder.generation.openai.api import make_app
 from nouscoder.generation.openai.completions import Completions
+from nouscoder.generation.openai.counted import Counted
 from nouscoder.generation.openai.gate import Gate
 from nouscoder.generation.openai.prompts import PromptEncoder
 from nouscoder.generation.openai.sampling import Samples
@@ -24,7 +26,9 @@ from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
 log = logging.getLogger(__name__)
 
 
-async def start_openai(config: Config, folder: Path, engine: Engine, policies: Policies, stack: AsyncExitStack) -> str:
+async def start_openai(
+    config: Config, folder: Path, engine: Engine, policies: Policies, metrics: ApiMetrics, stack: AsyncExitStack
+) -> str:
     """Listen until `stack` closes. Returns the address in use.
 
     Raises AddressError, ApiKeysUnusable, TlsUnusable and EngineUnusable.
@@ -46,9 +50,11 @@ async def start_openai(config: Config, folder: Path, engine: Engine, policies: P
         PromptEncoder(encoder, capacity),
         decoder,
         settings.request_limit_s,
+        metrics,
     )
     app = make_app(completions, settings.max_body_bytes)
     app.add_middleware(Gate, api_keys=api_keys, hosts=settings.hosts, max_requests=settings.max_requests)
+    app.add_middleware(Counted, metrics=metrics)  # the outermost
     address = await start_http(app, settings.http, stack, http_context(settings.tls))
     log.info("listening", extra={"openai": address})
     return address

@@ -1,0 +1,99 @@
+"""The change from one run to the next, with the same engine: the stages of a plan are runs of their own.
+
+INVARIANT: the next run is one that the engine in use can sample for. Whoever asks for the change gets one answer: the
+run that is served, or the reason why the engine would have to be started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nouscoder.config import Config
+from nouscoder.domain.policy import Transport
+from nouscoder.errors import NousCoderError
+
+# Keys of the section `generation` that a run can have otherwise than the one before, without a new engine.
+_LIVE = ("max_tokens_total", "engine_tokens_total", "sampling", "environment", "partial_every_tokens", "openai")
+
+
+class RunRefused(NousCoderError):
+    """The next run cannot be served. The message says why."""
+
+
+class NextRun:
+    """`started`: the configuration with which the engine was started; `reread` gives that of the next run."""
+
+    def __init__(self, started: Config, reread: Callable[[], Config] | None) -> None:
+        self._started = started
+        self._current = started
+        self._reread = reread
+        self._wanted: Config | None = None
+        self._asked = asyncio.Event()
+        self._served: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def change(self) -> str:
+        """Change to the next run. Returns its name when it is served. Raises RunRefused and ConfigError."""
+        if self._reread is None:
+            raise RunRefused("the process was started without a configuration file, so there is no next run")
+        config = await asyncio.to_thread(self._reread)
+        if config == self._current:
+            return config.run.name
+        if self._wanted is not None:
+            raise RunRefused(f"the change to run {self._wanted.run.name} is in progress")
+        reason = await asyncio.to_thread(reason_to_start_again, self._started, config)
+        if reason is not None:
+            raise RunRefused(reason)
+        self._wanted = config
+        self._asked.set()
+        return await asyncio.shield(self._served)
+
+    async def asked(self) -> None:
+        """Wait until a change is asked for."""
+        await self._asked.wait()
+
+    def take(self) -> Config | None:
+        """The configuration of the run that was asked for; None when none was."""
+        return self._wanted
+
+    def begun(self, config: Config) -> None:
+        """The run of `config` is served now."""
+        self._current, self._wanted = config, None
+        self._asked.clear()
+        served, self._served = self._served, asyncio.get_running_loop().create_future()
+        served.set_result(config.run.name)
+
+
+def reason_to_start_again(started: Config, wanted: Config) -> str | None:
+    """Why the engine that was started with one configuration cannot sample for another; None when it can."""
+    before, after = started.generation, wanted.generation
+    if after.max_tokens_total > before.engine_tokens:
+        return (
+            f"generation.max_tokens_total {after.max_tokens_total} is more than the {before.engine_tokens} tokens that"
+            " the engine was started for"
+        )
+    for name in type(after).model_fields:
+        if name not in _LIVE and getattr(before, name) != getattr(after, name):
+            return f"generation.{name} is not what the engine was started with"
+    if before.policy_from is not Transport.FOLDER:
+        return "policies are fetched from the learner, which is another one in each run"
+    if before.engine == "vllm" and before.vllm.on_update == "keep":
+        # Its prefix cache has a key for each version, and versions begin again at 0 in each run.
+        return "generation.vllm.on_update keep would find prompts in the cache of the run before"
+    if started.policy.router_replay != wanted.policy.router_replay:
+        return "policy.router_replay is not what the engine was started with"
+    if _architecture(started) != _architecture(wanted):
+        return "config.json of its first policy is another one, as with YaRN"
+    return None
+
+
+def _architecture(config: Config) -> Any:
+    """config.json of the policy that a run begins with. Raises RunRefused."""
+    file: Path = config.in_run_folder(config.policy.path) / "config.json"
+    try:
+        return json.loads(file.read_text(encoding="utf8"))
+    except (OSError, ValueError) as error:
+        raise RunRefused(f"{file} cannot be read: {error}") from error
