@@ -160,7 +160,8 @@ async def test_a_file_that_differs_from_its_manifest_leaves_the_old_weights(benc
     faults = {
         "SHA-256": replace(good, shards=(replace(shard, sha256="0" * 64),)),
         "bytes": replace(good, shards=(replace(shard, num_bytes=3),)),
-        "cannot be read": replace(good, folder=str(tmp_path / "nowhere")),
+        "is gone": replace(good, folder=str(tmp_path / "nowhere")),
+        "cannot be read": replace(good, shards=(replace(shard, name="nothing.safetensors"),)),
         "fetched from the learner": replace(good, transport=Transport.LEARNER),
     }
     for says, manifest in faults.items():
