@@ -5,7 +5,7 @@ SEED ?= 0
 SECONDS ?= 600
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: demo demo-objectives test test-heavy test-soak test-turns test-vllm test-vllm-demo test-cluster test-documents fuzz check format bench proto lock images clean real-input
+.PHONY: demo demo-objectives test test-heavy test-soak test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents fuzz check format bench proto lock images clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -45,6 +45,10 @@ test-vllm: .venv-vllm/ready
 # Takes about five minutes: `nouscoder demo --engine vllm` with 30 batches, in the same environment.
 test-vllm-demo: .venv-vllm/ready
 	.venv-vllm/bin/pytest -s -m "vllm and soak" tests/vllm/test_vllm_demo.py
+
+# Tests the adapters of the grading client with the real packages of trainers, in an environment of their own.
+test-trainers: .venv/dev.ready .venv-trainers/ready
+	$(BIN)/pytest -s -m trainers
 
 # Uses the cluster of KUBECONFIG, else the one that ../shared/cluster starts on this machine.
 test-cluster: .venv/dev.ready
@@ -91,6 +95,7 @@ lock: .venv/dev.ready
 	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra verifier --extra math --extra tracing --extra cluster -o requirements/verifier.txt
 	for service in broker generation learner; do $(COMPILE) pyproject.toml -c requirements/dev.txt --extra $$service -o requirements/$$service.txt || exit; done
 	$(COMPILE) pyproject.toml --extra demo --group test-vllm --override requirements/vllm-overrides.in -o requirements/test-vllm.txt
+	$(COMPILE) --group test-trainers --override requirements/trainers-overrides.in -o requirements/test-trainers.txt
 	for group in sandbox build; do $(COMPILE) -c requirements/dev.txt --group $$group -o requirements/$$group.txt || exit; done
 
 # Builds the images of the five kinds of pods with the image builder of this machine: make images ACCELERATOR=cpu
@@ -106,6 +111,10 @@ images:
 	PYTHON=$(PYTHON) VENV=.venv-vllm deploy/setup-venv test-vllm
 	@touch $@
 
+.venv-trainers/ready: requirements/test-trainers.txt pyproject.toml deploy/setup-venv
+	PYTHON=$(PYTHON) VENV=.venv-trainers deploy/setup-venv test-trainers
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf .venv .venv-vllm .venv-trainers .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

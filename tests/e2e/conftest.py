@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +164,23 @@ def loop_run(tmp_path: Path) -> Iterator[Callable[..., LoopRun]]:
 @pytest.fixture(scope="session")
 def grading_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of the REST API of `nouscoder serve verifier` on a free port, with the real sandbox and no token."""
-    log_file = tmp_path_factory.mktemp("verifier") / "log"
+    with _serving(tmp_path_factory.mktemp("verifier")) as url:
+        yield url
+
+
+@pytest.fixture
+def small_queue_url(tmp_path: Path) -> Iterator[str]:
+    """The same with two slots and a queue of two."""
+    with _serving(tmp_path, "verifier.max_queue=2", "verifier.sandbox.slots=2") as url:
+        yield url
+
+
+@contextmanager
+def _serving(folder: Path, *settings: str) -> Iterator[str]:
+    log_file = folder / "log"
     command = [sys.executable, "-m", "nouscoder", "serve", "verifier", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
+    for setting in settings:
+        command += ["--set", setting]
     environment = {key: value for key, value in os.environ.items() if key != "NOUSCODER_VERIFIER_TOKENS"}
     with log_file.open("wb") as log:
         process = subprocess.Popen(command, stderr=log, env=environment)

@@ -103,6 +103,8 @@ async def test_verifiers_get_1_and_0_and_an_error_in_the_state_without_a_verdict
                 assert state == {}
         assert await reward(completion=message(BROKEN), info={"tests": PAIRS}, state=state) == 0.0
         assert isinstance(state["error"], GradingFailed)
+        with pytest.raises(GradingFailed, match="internal_error"):
+            await verifiers.score(client, BROKEN, PAIRS)
 
 
 async def test_atropos_gets_booleans_that_are_all_true_only_for_a_right_program(url: str) -> None:

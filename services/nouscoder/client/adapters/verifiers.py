@@ -1,7 +1,7 @@
-"""A reward function for a Rubric of the `verifiers` package, which prime-rl trains with.
+"""Rewards for environments of the `verifiers` package, which prime-rl trains with.
 
-A Rubric takes an exception of its functions for a reward of 0. So a failure is set as the rollout's error
-(`state["error"]`), and trainers leave out rollouts with an error.
+A Rubric (before version 0.4) takes an exception of its functions for a reward of 0. So a failure is set as the
+rollout's error (`state["error"]`), and trainers leave out rollouts with an error.
 """
 
 from __future__ import annotations
@@ -16,13 +16,23 @@ from nouscoder.client.errors import GradingFailed
 from nouscoder.client.records import Rules
 
 
+async def score(
+    client: AsyncClient, completion: Completion, tests: Mapping[str, Any] | str, **rules: Unpack[Rules]
+) -> float:
+    """1 for a right program, else 0, for a method with `@vf.reward` (version 0.4).
+
+    Raises GradingFailed when there is no verdict, which verifiers records as the rollout's error.
+    """
+    return score_of(await client.grade(completion=text_of(completion), tests=tests, **rules))
+
+
 def code_reward(client: AsyncClient, key: str = "tests", **rules: Unpack[Rules]) -> Callable[..., Awaitable[float]]:
     """A function for `Rubric(funcs=[...])`: 1 for a right program, else 0. `info[key]` holds the tests."""
 
     async def accepted(completion: Completion, info: Mapping[str, Any] | str, state: MutableMapping[str, Any]) -> float:
         tests = (json.loads(info) if isinstance(info, str) else info)[key]
         try:
-            return score_of(await client.grade(completion=text_of(completion), tests=tests, **rules))
+            return await score(client, completion, tests, **rules)
         except GradingFailed as error:
             state["error"] = error
             return 0.0
