@@ -17,19 +17,20 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import torch
 from tests.e2e.small_runs import trained
 
 from nouscoder.data.problems import save_problems
 from nouscoder.demo.policy import PolicySize, build_policy, save_policy
 from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
-from nouscoder.demo.warmstart import Row, WarmStartBudget, fit, padded
+from nouscoder.demo.warmstart import WarmStartBudget, teach_batches
 from nouscoder.domain.problem import Problem
+from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests
 from nouscoder.domain.verdict import FirstFailure, Verdict, VerdictKind
 from nouscoder.generation.environments.feedback import feedback_on
 from nouscoder.learner.saved_batches import SavedBatches
 from nouscoder.run.export import export
+from nouscoder.sft.rollouts import demonstration
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 LIMITS = Limits(wall_time_s=10.0, cpu_time_s=5.0, memory_bytes=256 << 20, output_bytes=1 << 16, processes=8)
@@ -84,7 +85,7 @@ def feedback(tried: str, meant: str, a: int, n: int) -> str:
     return feedback_on(Verdict(VerdictKind.WRONG_ANSWER, 0, 1, 1, 0.0, "", first_failure=failure), 600)
 
 
-def demonstrated(random: Random, mistakes: float) -> Iterator[Row]:
+def demonstrated(random: Random, mistakes: float) -> Iterator[Rollout]:
     """The turns of a rollout, each after the tokens before it. Each turn tries any operation; a mistake ends it."""
     a, n, meant = random.randrange(100, 1000), random.randrange(100, 1000), random.choice([*OPERATIONS])
     tokens = CharTokenizer().encode_prompt(f"n ? {a}\n")
@@ -93,7 +94,7 @@ def demonstrated(random: Random, mistakes: float) -> Iterator[Row]:
         written = program(tried, a)
         is_mistake = random.random() < mistakes
         answer = [*ENCODE(written[:-1] if is_mistake else written), EOS_ID]
-        yield tokens, answer
+        yield demonstration(tokens, answer)
         if tried == meant or is_mistake:
             return
         tokens = [*tokens, *answer, *ENCODE(f"\n{feedback(tried, meant, a, n)}\n")]
@@ -102,18 +103,14 @@ def demonstrated(random: Random, mistakes: float) -> Iterator[Row]:
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A policy that was taught to try any operation in each of three turns. All runs begin with it."""
-    torch.set_num_threads(1)
-    made, random = build_policy(seed=0, size=PolicySize(max_positions=512)), Random(0)
-
-    def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for step in range(CLEAN_STEPS + NOISY_STEPS):
-            mistakes = MISTAKES if step >= CLEAN_STEPS else 0.0
-            yield padded([row for _ in range(10) for row in demonstrated(random, mistakes)])
-
-    fit(made, batches(), WarmStartBudget(excerpt_steps=0, clean_steps=CLEAN_STEPS, noisy_steps=NOISY_STEPS))
-    folder = tmp_path_factory.mktemp("taught") / "policy"
-    save_policy(made, folder)
-    return folder
+    folder, random = tmp_path_factory.mktemp("taught"), Random(0)
+    save_policy(build_policy(seed=0, size=PolicySize(max_positions=512)), folder / "first")
+    batches = [
+        [example for _ in range(10) for example in demonstrated(random, MISTAKES if step >= CLEAN_STEPS else 0.0)]
+        for step in range(CLEAN_STEPS + NOISY_STEPS)
+    ]
+    teach_batches(folder / "first", folder / "policy", batches, WarmStartBudget(), work=folder / "work")
+    return folder / "policy"
 
 
 class Comparison:

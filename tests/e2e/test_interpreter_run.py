@@ -18,10 +18,12 @@ from tests.e2e.small_runs import trained
 from nouscoder.data.problems import save_problems
 from nouscoder.demo.policy import build_policy, save_policy
 from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
-from nouscoder.demo.warmstart import Row, WarmStartBudget, fit, padded
+from nouscoder.demo.warmstart import WarmStartBudget, teach_batches
 from nouscoder.domain.problem import Problem
+from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.submission import MathCase, MathTests
 from nouscoder.learner.saved_batches import SavedBatches
+from nouscoder.sft.rollouts import demonstration
 
 NUM_TRAIN, NUM_HELD_OUT = 200, 80
 NUM_BATCHES, GROUPS, GROUP_SIZE = 6, 4, 8
@@ -70,35 +72,33 @@ def problem(a: int, b: int) -> Problem:
     return Problem(f"{a}x{b}", f"{a}*{b}\n", MathTests((MathCase(str(a * b)),)), text_is_code=True)
 
 
-def taught(random: Random, *, mistakes: float) -> Iterator[Row]:
+def taught(random: Random, *, mistakes: float) -> Iterator[Rollout]:
     """The two turns of a rollout, each after the tokens before it."""
     a, b = pairs(random)
     prompt, answer = CharTokenizer().encode_prompt(f"{a}*{b}\n"), [*ENCODE(str(a * b)), EOS_ID]
     right = f"<python>{a}*{b}</python>"
     wrong = (f"<python>{a}+{b}</python>", f"<python>{a}*{a}</python>", f"<python>{a}*{b}", str(a * b + 1))
     call = random.choice(wrong) if random.random() < mistakes else right
-    yield prompt, [*ENCODE(call), EOS_ID]
-    yield [*prompt, *ENCODE(right), EOS_ID, *ENCODE(f"\n<output>\n{a * b}\n</output>\n")], answer
+    yield demonstration(prompt, [*ENCODE(call), EOS_ID])
+    yield demonstration([*prompt, *ENCODE(right), EOS_ID, *ENCODE(f"\n<output>\n{a * b}\n</output>\n")], answer)
 
 
 def teach(folder: Path, seed: int, *, to_call: bool) -> None:
     """Write a policy that was taught to call the interpreter, or the answers, in as many steps."""
-    policy, random = build_policy(seed=seed), Random(seed)
-
-    def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for step in range(CLEAN_STEPS + NOISY_STEPS):
-            mistakes = MISTAKES if step >= CLEAN_STEPS else 0.0
-            rows = [row for _ in range(16) for row in taught(random, mistakes=mistakes)]
-            yield padded(rows if to_call else [(prompt, answer) for prompt, answer in direct(random)])
-
-    fit(policy, batches(), WarmStartBudget(excerpt_steps=0, clean_steps=CLEAN_STEPS, noisy_steps=NOISY_STEPS))
-    save_policy(policy, folder)
+    work, random = folder.with_name("teaching"), Random(seed)
+    save_policy(build_policy(seed=seed), work / "first")
+    batches = []
+    for step in range(CLEAN_STEPS + NOISY_STEPS):
+        mistakes = MISTAKES if step >= CLEAN_STEPS else 0.0
+        calls = [example for _ in range(16) for example in taught(random, mistakes=mistakes)]
+        batches.append(calls if to_call else [*direct(random)])
+    teach_batches(work / "first", folder, batches, WarmStartBudget(), work=work)
 
 
-def direct(random: Random) -> Iterator[Row]:
+def direct(random: Random) -> Iterator[Rollout]:
     for _ in range(32):
         a, b = pairs(random)
-        yield CharTokenizer().encode_prompt(f"{a}*{b}\n"), [*ENCODE(str(a * b)), EOS_ID]
+        yield demonstration(CharTokenizer().encode_prompt(f"{a}*{b}\n"), [*ENCODE(str(a * b)), EOS_ID])
 
 
 def save_products(folder: Path, seed: int) -> None:

@@ -10,7 +10,6 @@ which writes its progress as JSON lines to stdout.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -57,26 +56,20 @@ def _save_once(path: Path, demos: Iterable[DemoProblem]) -> None:
 
 def write_policy(config: Config, train: tuple[DemoProblem, ...], on_progress: OnProgress) -> None:
     """Warm-start a policy. Its folder appears complete under its final name."""
-    import torch
+    from nouscoder.demo.warmstart import WarmStartBudget, warm_start
 
-    from nouscoder.demo.policy import build_policy, save_policy
-    from nouscoder.demo.warmstart import WarmStartBudget, WarmStartProgress, warm_start
-
-    def report(progress: WarmStartProgress) -> None:
-        on_progress(progress.step, progress.num_steps, progress.loss)
-
-    torch.set_num_threads(config.demo.warm_start_threads)
-    policy = build_policy(seed=config.run.seed)
     usual = WarmStartBudget()
     stages = ("excerpt_steps", "clean_steps", "noisy_steps")
     share = config.demo.warm_start_share
     budget = replace(usual, **{stage: max(1, round(share * getattr(usual, stage))) for stage in stages})
-    warm_start(policy, train, seed=config.run.seed, budget=budget, on_progress=report)
-    folder = config.in_run_folder(config.policy.path)
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    save_policy(policy, part)
-    part.replace(folder)
+    warm_start(
+        config.in_run_folder(config.policy.path),
+        train,
+        seed=config.run.seed,
+        budget=budget,
+        threads=config.demo.warm_start_threads,
+        on_progress=on_progress,
+    )
 
 
 def prepare(config: Config, on_progress: OnProgress) -> None:
