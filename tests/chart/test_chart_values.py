@@ -136,6 +136,7 @@ BAD: list[tuple[str, Any]] = [
     ("verifier.httpRoute.requestTimeout", "ten minutes"),
     ("networkPolicy.dnsPorts", []),
     ("config.generation.sampling.top_p", "1.2"),
+    ("config.generation.vllm.weight_transfer", "gloo"),
     ("config.generation.sampling.top_p", "much"),
     ("config.learner.learning_rate", "0"),
     ("config.learner.adam_betas", ["0.9", "much"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -127,6 +128,8 @@ def test_a_value_of_another_form_is_answered_with_what_the_key_is(override: str,
         ("generation.vllm.speculative_config={}", "speculative_config is refused: the draft model would not learn"),
         ("generation.vllm.quantization=fp8", "quantization is refused: rounded weights"),
         ("generation.vllm.kv_cache_dtype=fp8", "kv_cache_dtype is refused: rounded weights or keys and values"),
+        ("generation.vllm.weight_transfer=ipc", "ipc is refused: the learner copies each policy to the CPU's memory"),
+        ("generation.vllm.weight_transfer=sparse_nccl", "sparse_nccl is refused: take gloo or nccl and set learner"),
         ("generation.vllm.data_parallel_size=2", "data_parallel_size is refused: .*start a second generation service"),
     ],
 )
@@ -143,6 +146,44 @@ def test_batch_invariant_kernels_exist_only_for_vllm_on_a_gpu() -> None:
     for elsewhere in (["generation.engine=vllm"], ["generation.device=cuda"], []):
         with pytest.raises(ConfigError, match="needs the vllm engine on a GPU: the sums"):
             load_config(None, [wanted, *elsewhere])
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["gloo"], "weight_transfer gloo needs the vllm engine: other engines read the files"),
+        (["nccl", "generation.engine=vllm"], 'nccl needs CUDA, and device is "cpu": take gloo'),
+        (
+            ["nccl", "generation.engine=vllm", "generation.device=cuda"],
+            'nccl needs CUDA, and learner.device is "cpu": take gloo',
+        ),
+        (
+            ["nccl", "generation.engine=vllm", "generation.device=cuda", "generation.vllm.tensor_parallel_size=2"],
+            "nccl needs tensor_parallel_size 1: NCCL may wait for ever",
+        ),
+        (
+            [
+                *("gloo", "generation.engine=vllm", "tls.certificate=a", "tls.key=b", "tls.ca=c"),
+                *("verifier.tls.certificate=a", "verifier.tls.key=b"),
+            ],
+            "tls encrypts all connections of the run, and generation.vllm.weight_transfer gloo does not: take files",
+        ),
+        (
+            ["gloo", "generation.engine=vllm", "learner.lora.rank=4", "learner.lora.publication=adapter"],
+            "learner.lora.publication adapter publishes no whole weights, which generation.vllm.weight_transfer gloo",
+        ),
+    ],
+)
+def test_a_transfer_of_weights_that_cannot_work_is_refused_with_the_reason(changes: list[str], sentence: str) -> None:
+    transfer, *others = changes
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        load_config(None, [f"generation.vllm.weight_transfer={transfer}", *others])
+
+
+def test_nccl_runs_between_a_learner_and_a_sampler_on_gpus() -> None:
+    on_gpus = ["generation.engine=vllm", "generation.device=cuda", "learner.device=cuda:1"]
+    config = load_config(None, ["generation.vllm.weight_transfer=nccl", *on_gpus])
+    assert config.generation.vllm.weight_transfer == "nccl"
 
 
 def test_training_with_truncated_probabilities_is_refused_for_vllm() -> None:

@@ -62,7 +62,7 @@ class FaultyServicer(LearnerServicer):
     names: list[str] = field(default_factory=list)
 
     def __init__(self, files: PolicyFiles) -> None:
-        super().__init__(None, 0, files)  # type: ignore[arg-type]
+        super().__init__(None, 0, files, None)  # type: ignore[arg-type]
         self.asked = []
         self.names = []
 

@@ -13,16 +13,20 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from nouscoder.config import Config, LearnerSection, RunSection
+from nouscoder.config import Config, GenerationSection, LearnerSection, RunSection
+from nouscoder.config.generation import VllmSection
+from nouscoder.domain.policy import WeightTransfer
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.fake_broker import FakeBroker
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.policy_files import PolicyFiles
+from nouscoder.learner.policy_sender import PolicySender
 from nouscoder.learner.run_files import RunFiles
 from nouscoder.learner.service import STATUS_CODES, LearnerServicer
 from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.worker import LearnerWorker
-from nouscoder.rpc.channel import open_channel
+from nouscoder.policy_transfer.transfer import receive_shards
+from nouscoder.rpc.channel import PeerNotFound, open_channel
 from nouscoder.rpc.learner_client import LearnerClient
 from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
@@ -62,17 +66,19 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     config = Config(
         run=RunSection(root=tmp_path, total_batches=2),
         learner=LearnerSection(steps_per_batch=2, learning_rate=1e-2, peak_flops=1e9),
+        generation=GenerationSection(engine="vllm", vllm=VllmSection(weight_transfer=WeightTransfer.GLOO)),
     )
     write_policy_folder(config.run.folder / "policy", random_policy(0))
     broker = FakeBroker(lambda batch_id, version: random_batch(batch_id, seed=1, policy_version=version))
     registry = CollectorRegistry()
     async with AsyncExitStack() as stack:
-        worker = LearnerWorker(config, broker, LearnerMetrics(registry), LearnerCore(config))
+        sender = PolicySender(config)
+        worker = LearnerWorker(config, broker, LearnerMetrics(registry), LearnerCore(config), sender)
         stack.push_async_callback(worker.close)
 
         def register(server: grpc.aio.Server) -> None:
             learner_pb2_grpc.add_LearnerServiceServicer_to_server(
-                LearnerServicer(worker, config.total_steps, PolicyFiles(RunFiles.of(config))), server
+                LearnerServicer(worker, config.total_steps, PolicyFiles(RunFiles.of(config)), sender), server
             )
 
         served = Served(
@@ -108,3 +114,15 @@ async def test_status_pause_checkpoint_and_resume_over_the_wire(rig: Rig) -> Non
     assert after.staleness_max == 1
     assert after.tokens_per_second > 0
     assert rig.broker.commits == [(0, 2), (1, 4)]
+
+
+async def test_the_newest_policy_is_sent_from_memory_as_it_is_in_its_files(rig: Rig) -> None:
+    await asyncio.wait_for(rig.worker.run(), LIMIT_S)
+    newest = rig.broker.policies[-1]
+    assert newest.policy_version == 2
+    meeting = await rig.client.send_policy(2, newest.digest, 1)
+    received = await asyncio.to_thread(receive_shards, newest.shards, meeting, 1, LIMIT_S)
+    files = [(Path(newest.folder) / shard.name).read_bytes() for shard in newest.shards]
+    assert [data.numpy().tobytes() for data in received] == files
+    with pytest.raises(PeerNotFound, match="policy version 1 is not in the learner's memory: take its files"):
+        await rig.client.send_policy(1, rig.broker.policies[1].digest, 1)

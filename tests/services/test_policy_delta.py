@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
 from nouscoder.policy_folder import delta as module
-from nouscoder.policy_folder.delta import DeltaUnusable, apply_delta, write_delta
+from nouscoder.policy_folder.delta import DeltaUnusable, apply_delta, change, write_delta
 from nouscoder.rpc.policy_convert import decode_manifest, encode_manifest
 
 NUM_VERSIONS = 50
@@ -26,7 +26,11 @@ def assembled(folder: Path, base: bytes, new: bytes) -> tuple[bytes, bytes]:
     (folder / "new").write_bytes(new)
     write_delta(folder / "base", folder / "new", folder / "delta")
     apply_delta(folder / "base", folder / "delta", folder / "made")
-    return (folder / "made").read_bytes(), (folder / "delta").read_bytes()
+    made, delta = (folder / "made").read_bytes(), (folder / "delta").read_bytes()
+    in_place = np.frombuffer(bytearray(base), dtype=np.uint8)
+    change(in_place, delta, "delta")
+    assert in_place.tobytes() == made
+    return made, delta
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -165,6 +165,20 @@ def test_a_wrong_configuration_gets_one_sentence(home: Home, spoil: Callable[[Ho
     assert re.search(sentence, said), said
 
 
+def test_weights_over_nccl_need_a_gpu_on_this_machine(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_NVIDIA", home.root / "nvidiactl")
+    home.keys |= {
+        "generation.engine": '"vllm"',
+        "generation.device": '"cuda:1"',
+        "learner.device": '"cuda"',
+        "generation.vllm.weight_transfer": '"nccl"',
+    }
+    (said,) = sentences(home)
+    assert re.search(r"^generation.vllm.weight_transfer: nccl needs CUDA, and this machine has no .*: take gloo$", said)
+    home.write("nvidiactl", "")
+    assert isinstance(CliRunner().invoke(app, ["train", str(home.toml())]).exception, Started)
+
+
 def test_all_faults_are_reported_together(home: Home) -> None:
     home.keys["verifier.tokens_file"] = '"tokens"'
     home.keys["problems.held_out"] = '"held.jsonl"'

@@ -11,7 +11,7 @@ from nouscoder.config import refused
 from nouscoder.config.base import InputFile, OutputPath, Section
 from nouscoder.config.environment import Environment, SingleTurnSection
 from nouscoder.config.verifier import TlsSection
-from nouscoder.domain.policy import Transport
+from nouscoder.domain.policy import Transport, WeightTransfer
 
 
 class SamplingSection(Section):
@@ -54,11 +54,25 @@ class VllmSection(Section):
     )
     enforce_eager: bool = Field(False, description="no compilation and no CUDA graphs: starts faster, samples slower")
     update_limit_s: float = Field(600.0, gt=0, description="the engine fails when loading a policy takes longer")
+    weight_transfer: WeightTransfer = Field(
+        WeightTransfer.FILES,
+        description="how a policy comes to vLLM: files; or from the learner's memory by gloo (TCP) or nccl (GPUs), and"
+        " from the files when that fails",
+    )
+    transfer_limit_s: float = Field(
+        300.0, gt=0, description="a transfer from the learner's memory that takes longer is given up for the files"
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _refused(cls, given: Any) -> Any:
         refused.refuse(given, refused.VLLM)
+        return given
+
+    @field_validator("weight_transfer", mode="before")
+    @classmethod
+    def _no_other_transfer(cls, given: object) -> object:
+        refused.refuse_transfer(given)
         return given
 
 
@@ -164,6 +178,20 @@ class GenerationSection(Section):
             raise ValueError(
                 f"openai.slots {self.openai.slots} must be less than max_running {self.max_running}, or no place in the"
                 " engine is left for rollouts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _transfer_exists(self) -> GenerationSection:
+        transfer = self.vllm.weight_transfer
+        if transfer is not WeightTransfer.FILES and self.engine != "vllm":
+            raise ValueError(f"vllm.weight_transfer {transfer} needs the vllm engine: other engines read the files")
+        if transfer is WeightTransfer.NCCL and self.device.partition(":")[0] != "cuda":
+            raise ValueError(f'vllm.weight_transfer nccl needs CUDA, and device is "{self.device}": take gloo')
+        if transfer is WeightTransfer.NCCL and self.vllm.tensor_parallel_size > 1:
+            raise ValueError(
+                "vllm.weight_transfer nccl needs tensor_parallel_size 1: NCCL may wait for ever when weights arrive"
+                " while the workers exchange activations; take gloo"
             )
         return self
 

@@ -37,11 +37,26 @@ VLLM: Mapping[str, str] = {
     **dict.fromkeys(("data_parallel_size", "data_parallel_rank"), _REPLICAS),
     "zero_mismatch": _ZERO_MISMATCH,
 }
+_IPC = (
+    "the learner copies each policy to the CPU's memory before it publishes, and CUDA IPC shares only a GPU's memory;"
+    " on one machine take gloo"
+)
+_SPARSE = (
+    "take gloo or nccl and set learner.policy_deltas: then only the changed values are sent to an engine that has the"
+    " policy before"
+)
+TRANSFERS: Mapping[str, str] = {"ipc": _IPC, "sparse_nccl": _SPARSE}
 OPENAI_ENGINE = (
     "a server with OpenAI's API cannot sample for a run: it takes no weights from the learner, does not say which"
     " policy version sampled a token, and need not give log-probabilities; to measure such a server use:"
     " nouscoder eval PROBLEMS --url URL --model NAME"
 )
+
+
+def refuse_transfer(given: object) -> None:
+    """Raises ValueError with the reason for a weight transfer of vLLM that a run does not use."""
+    if isinstance(given, str) and given in TRANSFERS:
+        raise ValueError(f"{given} is refused: {TRANSFERS[given]}")
 
 
 def refuse(given: object, refused: Mapping[str, str]) -> None:

@@ -23,6 +23,7 @@ from nouscoder.config.run import DemoSection, PolicySection, ProblemsSection, Ru
 from nouscoder.config.sft import SftSection
 from nouscoder.config.tls import MutualTlsSection
 from nouscoder.config.verifier import VerifierSection
+from nouscoder.domain.policy import WeightTransfer
 from nouscoder.domain.staleness import StalePolicy
 
 
@@ -92,6 +93,36 @@ class Config(Section):
         trains = self.run.total_batches > 0 and not self.plan.stages
         if trains and self.generation.engine == "vllm" and self.generation.sampling.top_p < 1:
             raise ValueError("generation.sampling.top_p must be 1 for training with the vllm engine")
+        return self
+
+    @model_validator(mode="after")
+    def _weights_are_encrypted(self) -> Config:
+        transfer = self.generation.vllm.weight_transfer
+        if self.tls.certificate and transfer is not WeightTransfer.FILES:
+            raise ValueError(
+                f"tls encrypts all connections of the run, and generation.vllm.weight_transfer {transfer} does not:"
+                " take files"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _whole_weights_are_sent(self) -> Config:
+        transfer = self.generation.vllm.weight_transfer
+        if self.learner.lora.publishes_adapters and transfer is not WeightTransfer.FILES:
+            raise ValueError(
+                "learner.lora.publication adapter publishes no whole weights, which generation.vllm.weight_transfer"
+                f" {transfer} sends: take files"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nccl_has_two_ends(self) -> Config:
+        transfer = self.generation.vllm.weight_transfer
+        if transfer is WeightTransfer.NCCL and self.learner.device.partition(":")[0] != "cuda":
+            raise ValueError(
+                f'generation.vllm.weight_transfer nccl needs CUDA, and learner.device is "{self.learner.device}":'
+                " take gloo"
+            )
         return self
 
     @model_validator(mode="after")

@@ -154,7 +154,8 @@ def _gpu() -> Finding:
         name = ""
     if name:
         return Finding("gpu", True, False, name)
-    return Finding("gpu", False, False, "none: only larger policies need one", "a CUDA device and its driver")
+    detail = "none: only larger policies and generation.vllm.weight_transfer nccl need one"
+    return Finding("gpu", False, False, detail, "a CUDA device and its driver")
 
 
 def _disk() -> Finding:

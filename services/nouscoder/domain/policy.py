@@ -18,6 +18,32 @@ class Transport(StrEnum):
     LEARNER = "learner"
 
 
+class WeightTransfer(StrEnum):
+    """How the workers of a vllm engine get the weights.
+
+    FILES: they read the shards. GLOO, NCCL: the learner sends the bytes of the shards from its memory, over TCP between
+    CPUs or over NCCL between GPUs; the shards remain the way out when that fails.
+    """
+
+    FILES = "files"
+    GLOO = "gloo"
+    NCCL = "nccl"
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the `num_ranks` processes of a transfer meet. Rank 0 is the learner, which has a store there.
+
+    It sends the shards of a policy, or with `changes` only the files of its delta.
+    """
+
+    host: str
+    port: int
+    num_ranks: int
+    transfer: WeightTransfer
+    changes: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """A safetensors file, or a delta of one. Raises ValueError for a name or a digest that none of them has."""

@@ -20,6 +20,8 @@ class FetchResult(StrEnum):
 
     FETCHED = "fetched"
     CHANGES = "changes"  # only what changed since the policy before was fetched
+    FROM_MEMORY = "from_memory"  # the engine received it from the learner's memory
+    NOT_FROM_MEMORY = "not_from_memory"  # that failed, and the files were taken
     GONE = "gone"
     FAILED = "failed"
 

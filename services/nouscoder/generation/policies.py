@@ -1,8 +1,9 @@
 """Loads published policies into one engine.
 
-INVARIANT: the version in use never decreases, and weights are loaded only from files with the size and SHA-256 that
-the manifest names. One policy is loaded at a time. Of those that came meanwhile the newest is loaded next, and the
-older ones only if it fails. While a policy is pinned none is loaded.
+INVARIANT: the version in use never decreases, and weights are loaded only from files, or bytes in memory, with the size
+and SHA-256 that the manifest names. One policy is loaded at a time. Of those that came meanwhile the newest is loaded
+next, and the older ones only if it fails. While a policy is pinned none is loaded. A policy that does not come from the
+learner's memory is taken from its files.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped
 from nouscoder.generation.errors import PolicyRefused, PolicyUnusable
+from nouscoder.generation.learner_memory import LearnerMemory
 from nouscoder.generation.policy_source import FolderSource, PolicySource
 
 log = logging.getLogger(__name__)
@@ -24,9 +26,11 @@ log = logging.getLogger(__name__)
 class Policies:
     """Holds the policy in use and replaces it with newer ones."""
 
-    def __init__(self, engine: Engine, source: PolicySource | None = None) -> None:
+    def __init__(self, engine: Engine, source: PolicySource | None = None, memory: LearnerMemory | None = None) -> None:
+        """`source` has the files. `memory`, if given, is tried before it."""
         self._engine = engine
         self._source = source or FolderSource()
+        self._memory = memory
         self._current: PolicyManifest | None = None
         self._loading = False
         self._pending: list[int] = []  # versions that are loaded or wait for it
@@ -79,7 +83,7 @@ class Policies:
         """
         if self._is_known(manifest):
             return self._known_again(manifest)
-        files = await self._source.files_of(manifest)  # outside the turn, because a fetch may take long
+        files = await self._files_unless_staged(manifest)  # outside the turn, because a fetch may take long
         async with self._turn(manifest.policy_version):
             return self._known_again(manifest) if self._is_known(manifest) else await self._take(manifest, files)
 
@@ -90,7 +94,7 @@ class Policies:
         """
         if self._is_known(manifest):
             return False
-        files = await self._source.files_of(manifest)
+        files = await self._files_unless_staged(manifest)
         async with self._turn(manifest.policy_version):
             if self._is_known(manifest):
                 return False
@@ -145,9 +149,27 @@ class Policies:
         if not self._pins:
             self._unpinned.set()
 
-    async def _take(self, manifest: PolicyManifest, files: tuple[Path, ...]) -> float:
+    async def _files_unless_staged(self, manifest: PolicyManifest) -> tuple[Path, ...] | None:
+        """The files; None when the engine has received the policy from the learner's memory."""
+        if self._memory is not None and await self._memory.stage(manifest):
+            return None
+        return await self._source.files_of(manifest)
+
+    async def _load(self, manifest: PolicyManifest, files: tuple[Path, ...] | None) -> float:
+        if files is None and self._memory is not None:
+            try:
+                return await self._memory.load(manifest.policy_version)
+            except EngineStopped:
+                raise
+            except EngineError as error:
+                log.warning("a policy in memory was not loaded, its files are taken", extra={"reason": str(error)})
+        if files is None:
+            files = await self._source.files_of(manifest)
+        return await self._engine.load_policy(files, manifest.policy_version)
+
+    async def _take(self, manifest: PolicyManifest, files: tuple[Path, ...] | None) -> float:
         try:
-            pause_s = await self._engine.load_policy(files, manifest.policy_version)
+            pause_s = await self._load(manifest, files)
         except EngineStopped:
             raise
         except EngineError as error:

@@ -7,18 +7,20 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
 from nouscoder.config import Config, ConfigError
 from nouscoder.config.environment import ToolsSection
+from nouscoder.domain.policy import WeightTransfer
 from nouscoder.generation.engines import open_engine
-from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped
+from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable, StagingEngine
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import TaskRefused, ToolUnavailable
 from nouscoder.generation.environments.tools import Tools
 from nouscoder.generation.errors import PolicyMissing, PolicyRefused, PolicyUnusable
+from nouscoder.generation.learner_memory import LearnerMemory
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.next_run import NextRun, RunRefused
 from nouscoder.generation.policies import Policies
@@ -181,7 +183,7 @@ async def serve(config: Config, reread: Callable[[], Config] | None = None) -> N
         run: Config | None = config
         while run is not None:
             async with AsyncExitStack() as of_run:
-                policies = Policies(engine, source)
+                policies = Policies(engine, source, await _open_memory(run, engine, metrics, of_run))
                 rollouts = await _open_rollouts(run, folder, engine, policies, metrics, of_run)
                 if service is None:
                     service = GenerationService(engine, rollouts, policies, next_run)
@@ -234,6 +236,22 @@ async def _open_source(config: Config, metrics: GenerationMetrics, stack: AsyncE
     client = LearnerClient(config.learner.grpc, channel_credentials(config.tls))
     await stack.enter_async_context(client)
     return LearnerSource(client, cache, metrics, config.generation.policy_patience_s)
+
+
+async def _open_memory(
+    config: Config, engine: Engine, metrics: GenerationMetrics, stack: AsyncExitStack
+) -> LearnerMemory | None:
+    """The learner's memory, when policies are to come from there. Raises EngineUnusable."""
+    transfer = config.generation.vllm.weight_transfer
+    if transfer is WeightTransfer.FILES:
+        return None
+    from nouscoder.policy_transfer.group import missing_for
+
+    if missing := missing_for(transfer):
+        raise EngineUnusable(f"generation.vllm.weight_transfer: {missing}")
+    client = LearnerClient(config.learner.grpc, channel_credentials(config.tls))
+    await stack.enter_async_context(client)
+    return LearnerMemory(client, cast(StagingEngine, engine), metrics)  # only the vllm engine has this setting
 
 
 def _served(config: Config, servicer: GenerationService, metrics: GenerationMetrics, health: Health) -> Served:

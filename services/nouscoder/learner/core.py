@@ -21,7 +21,7 @@ from nouscoder.atomic_files import naming_storage_faults
 from nouscoder.config import Config
 from nouscoder.domain.batch import Batch, RecordedBatch
 from nouscoder.domain.books import Books, RunIdentity
-from nouscoder.domain.policy import PolicyManifest, Transport
+from nouscoder.domain.policy import PolicyManifest, Transport, WeightTransfer
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.folder_lock import lock_file
 from nouscoder.learner.batch_settings import BatchSettings
@@ -79,12 +79,14 @@ class LearnerCore:
         self._config = config
         self._files = RunFiles.of(config)
         self._store = CheckpointStore(self._files.checkpoints, settings.keep_checkpoints)
+        transfer = config.generation.vllm.weight_transfer
         self._publisher = PolicyPublisher(
             self._files.policies,
             settings.keep_policies,
             config.generation.policy_from,
             settings.policy_shard_bytes,
-            deltas=settings.policy_deltas and config.generation.policy_from is Transport.LEARNER,
+            deltas=settings.policy_deltas
+            and (config.generation.policy_from is Transport.LEARNER or transfer is not WeightTransfer.FILES),
             first=self._files.policy,
         )
         self._batches = SavedBatches(self._files.batches, settings.keep_batches)

@@ -1,7 +1,8 @@
 """Publishes policies while training continues.
 
 INVARIANT: versions reach the broker in order, each after its files are complete. At most one publication is in
-progress. So when the weights of a version are copied, the broker knows all versions before it.
+progress. So when the weights of a version are copied, the broker knows all versions before it. The sender has a version
+before the broker announces it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from nouscoder.domain.policy import PolicyManifest
 from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.peers import Broker
+from nouscoder.learner.policy_sender import PolicySender
 from nouscoder.learner.publish import StagedPolicy
 from nouscoder.learner.recovery import Recovery
 from nouscoder.rpc.channel import PeerBehind
@@ -22,13 +24,20 @@ class Publication:
     """Publishes policies. The weights are copied in `training`, the training thread, and written in another thread."""
 
     def __init__(
-        self, core: LearnerCore, broker: Broker, metrics: LearnerMetrics, training: Executor, recovery: Recovery
+        self,
+        core: LearnerCore,
+        broker: Broker,
+        metrics: LearnerMetrics,
+        training: Executor,
+        recovery: Recovery,
+        sender: PolicySender | None = None,
     ) -> None:
         self._core = core
         self._broker = broker
         self._recovery = recovery
         self._metrics = metrics
         self._training = training
+        self._sender = sender
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="publication")
         self._task: asyncio.Task[None] | None = None
         self._known_version = -1
@@ -79,6 +88,8 @@ class Publication:
     async def _publish(self, policy: StagedPolicy) -> None:
         loop = asyncio.get_running_loop()
         manifest = await loop.run_in_executor(self._writing, self._core.write_policy, policy)
+        if self._sender is not None:
+            await loop.run_in_executor(self._writing, self._sender.offer, policy, manifest)
         try:
             await self._broker.publish_policy(manifest)
         except PeerBehind:

@@ -24,6 +24,7 @@ from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.follower import Follower
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.policy_files import NoSuchPolicyFile, PolicyFiles, chunks
+from nouscoder.learner.policy_sender import NotInMemory, PolicySender, TooManyTransfers
 from nouscoder.learner.ranks import Ranks
 from nouscoder.learner.run_files import RunFiles
 from nouscoder.learner.worker import LearnerWorker
@@ -43,6 +44,8 @@ _FULL_NAME = learner_pb2.DESCRIPTOR.services_by_name["LearnerService"].full_name
 STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     NousCoderError: grpc.StatusCode.FAILED_PRECONDITION,
     NoSuchPolicyFile: grpc.StatusCode.NOT_FOUND,
+    NotInMemory: grpc.StatusCode.NOT_FOUND,
+    TooManyTransfers: grpc.StatusCode.RESOURCE_EXHAUSTED,
     OSError: grpc.StatusCode.NOT_FOUND,  # a policy file was pruned in the meantime
 }
 
@@ -50,10 +53,13 @@ STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
 class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     """The gRPC API of the learner. Each method converts the request, calls the worker, and converts the answer."""
 
-    def __init__(self, worker: LearnerWorker, total_steps: int, policy_files: PolicyFiles) -> None:
+    def __init__(
+        self, worker: LearnerWorker, total_steps: int, policy_files: PolicyFiles, sender: PolicySender
+    ) -> None:
         self._worker = worker
         self._total_steps = total_steps
         self._policy_files = policy_files
+        self._sender = sender
 
     async def Status(  # noqa: N802
         self,
@@ -137,6 +143,17 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         async for data in _pieces(wanted):
             yield learner_pb2.FetchPolicyResponse(data=data)
 
+    async def SendPolicy(  # noqa: N802
+        self, request: learner_pb2.SendPolicyRequest, context: _Context
+    ) -> learner_pb2.SendPolicyResponse:
+        """Begin to send a policy from memory."""
+        meeting = await asyncio.to_thread(
+            self._sender.begin, request.policy_version, request.digest, request.num_receivers, request.base_digest
+        )
+        return learner_pb2.SendPolicyResponse(
+            host=meeting.host, port=meeting.port, transfer=meeting.transfer.value, changes=meeting.changes
+        )
+
 
 async def _pieces(open_file: Callable[[], BinaryIO]) -> AsyncIterator[bytes]:
     """The contents of the file that `open_file` opens, in pieces, read outside the event loop."""
@@ -168,9 +185,10 @@ async def serve(config: Config) -> None:
             credentials=channel_credentials(config.tls),
         )
         broker = await stack.enter_async_context(client)
-        worker = LearnerWorker(config, broker, LearnerMetrics(registry), LearnerCore(config, ranks))
+        sender = PolicySender(config)
+        worker = LearnerWorker(config, broker, LearnerMetrics(registry), LearnerCore(config, ranks), sender)
         stack.push_async_callback(worker.stop)
-        servicer = LearnerServicer(worker, config.total_steps, PolicyFiles(RunFiles.of(config)))
+        servicer = LearnerServicer(worker, config.total_steps, PolicyFiles(RunFiles.of(config)), sender)
 
         def register(server: grpc.aio.Server) -> None:
             learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)

@@ -34,6 +34,7 @@ from nouscoder.learner.curriculum_copy import CurriculumCopy
 from nouscoder.learner.flops import active_parameters, measured_peak_flops
 from nouscoder.learner.metrics import LearnerMetrics, WaitReason
 from nouscoder.learner.peers import Broker
+from nouscoder.learner.policy_sender import PolicySender
 from nouscoder.learner.publication import Publication
 from nouscoder.learner.recovery import Recovery
 from nouscoder.learner.run_log import BatchSeconds
@@ -64,7 +65,15 @@ class LearnerStatus:
 class LearnerWorker:
     """Runs one LearnerCore, whose work is done in one dedicated thread outside the event loop."""
 
-    def __init__(self, config: Config, broker: Broker, metrics: LearnerMetrics, core: LearnerCore) -> None:
+    def __init__(
+        self,
+        config: Config,
+        broker: Broker,
+        metrics: LearnerMetrics,
+        core: LearnerCore,
+        sender: PolicySender | None = None,
+    ) -> None:
+        """`sender` gets each published policy."""
         self._config = config
         self._broker = broker
         self._metrics = metrics
@@ -72,7 +81,7 @@ class LearnerWorker:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="training")
         self._curriculum = CurriculumCopy(config.run.folder, broker)
         self._recovery = Recovery(core, broker, self._curriculum)
-        self._publication = Publication(core, broker, metrics, self._thread, self._recovery)
+        self._publication = Publication(core, broker, metrics, self._thread, self._recovery, sender)
         self._checkpoints = Checkpoints(config.learner, core, metrics, self._thread, self._publication)
         self._clock = StateClock()
         self._batches = BatchSource(

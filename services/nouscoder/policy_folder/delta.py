@@ -9,14 +9,15 @@ one zstd frame, the gaps between the changed words and what is added to each, mo
                 the frame: gaps, then the low and then the high bytes of what is added
     gap         bytes of 255, then one below 255; their sum is the distance from the changed word before
 
-INVARIANT: `apply_delta` to the base of a delta writes exactly the bytes of the other file. A damaged delta raises
-DeltaUnusable, or gives other bytes, whose checksum differs from that of the policy.
+INVARIANT: `apply_delta` and `change` make of the base of a delta exactly the bytes of the other file. A damaged delta
+raises DeltaUnusable, or gives other bytes, whose checksum differs from that of the policy.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -58,17 +59,36 @@ def write_delta(base: Path, file: Path, to: Path) -> None:
 def apply_delta(base: Path, delta: Path, to: Path) -> None:
     """Write to `to` the file that `delta` was made of. Raises DeltaUnusable."""
     with base.open("rb") as before, delta.open("rb") as changes, to.open("wb") as output:
-        if changes.read(len(_MAGIC)) != _MAGIC:
-            raise DeltaUnusable(f"{delta} is not a delta of weights")
-        for words in _blocks(before):
-            try:
-                positions, added = _read_block(changes)
-                words[positions] += added
-            except (ValueError, IndexError, struct.error, zstandard.ZstdError) as error:
-                raise DeltaUnusable(f"{delta} is damaged, or belongs to another base than {base}: {error}") from error
+        for words in _changed(_blocks(before), changes, f"{delta}"):
             output.write(words.tobytes())
-        if changes.read(1):
-            raise DeltaUnusable(f"{delta} is longer than its base {base}")
+
+
+def change(data: npt.NDArray[np.uint8], delta: bytes, name: str) -> None:
+    """Change the bytes of a base, [size of the file], in place into those of the other file. Raises DeltaUnusable.
+
+    `name` is that of the delta in messages. After an error the bytes are undefined.
+    """
+    if len(data) % 2:
+        raise DeltaUnusable(f"the base of {name} has an odd number of bytes")
+    words = data.view("<u2")
+    blocks = (words[start : start + _BLOCK_WORDS] for start in range(0, len(words), _BLOCK_WORDS))
+    for _ in _changed(blocks, BytesIO(delta), name):
+        pass
+
+
+def _changed(blocks: Iterable[Words], changes: BinaryIO, name: str) -> Iterator[Words]:
+    """Change each block in place."""
+    if changes.read(len(_MAGIC)) != _MAGIC:
+        raise DeltaUnusable(f"{name} is not a delta of weights")
+    for words in blocks:
+        try:
+            positions, added = _read_block(changes)
+            words[positions] += added
+        except (ValueError, IndexError, struct.error, zstandard.ZstdError) as error:
+            raise DeltaUnusable(f"{name} is damaged, or belongs to another base: {error}") from error
+        yield words
+    if changes.read(1):
+        raise DeltaUnusable(f"{name} is longer than its base")
 
 
 def _blocks(file: BinaryIO) -> Iterator[Words]:

@@ -8,13 +8,14 @@ from typing import Any
 
 import grpc
 
-from nouscoder.domain.policy import Shard
-from nouscoder.rpc.channel import ServiceClient
+from nouscoder.domain.policy import Meeting, Shard, WeightTransfer
+from nouscoder.rpc.channel import PeerError, ServiceClient
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
 
 _STATUS_LIMIT_S = 2.0
 _LIST_LIMIT_S = 120.0  # the learner reads the files to compute their checksums
 _SILENCE_LIMIT_S = 60.0
+_SEND_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,21 @@ class LearnerClient(ServiceClient):
         """A shard of a published policy, in pieces. Raises PeerNotFound when the learner has removed it."""
         request = learner_pb2.FetchPolicyRequest(policy_version=policy_version, name=shard.name, sha256=shard.sha256)
         return self._pieces(self._stub.FetchPolicy(request))
+
+    async def send_policy(self, policy_version: int, digest: str, num_receivers: int, base_digest: str = "") -> Meeting:
+        """Begin a transfer from the learner's memory. Raises PeerNotFound and PeerBusy when only the files will do.
+
+        `base_digest` names the policy that the receivers hold in memory, so that the changes may be enough.
+        """
+        request = learner_pb2.SendPolicyRequest(
+            policy_version=policy_version, digest=digest, num_receivers=num_receivers, base_digest=base_digest
+        )
+        answer = await self._call(lambda: self._stub.SendPolicy(request, timeout=_SEND_LIMIT_S))
+        try:
+            transfer = WeightTransfer(answer.transfer)
+        except ValueError as error:
+            raise PeerError(f"{self.name} sends by {answer.transfer!r}, which is not known here") from error
+        return Meeting(answer.host, answer.port, 1 + num_receivers, transfer, answer.changes)
 
     async def _pieces(self, call: Any) -> AsyncIterator[bytes]:
         async for answer in self._stream(call, _SILENCE_LIMIT_S):

@@ -14,6 +14,7 @@ from nouscoder.config import Config, ConfigError
 from nouscoder.config.base import Place
 from nouscoder.config.keys import keys_of
 from nouscoder.data.problem_index import held_out_problems, open_index
+from nouscoder.domain.policy import WeightTransfer
 from nouscoder.errors import NousCoderError
 from nouscoder.nearest_name import did_you_mean
 from nouscoder.policy_folder.hub import HubUnavailable, downloaded, is_hub_id
@@ -21,6 +22,7 @@ from nouscoder.policy_folder.inspection import context_tokens, faults_of, has_ch
 from nouscoder.run.sinks.kinds import missing_packages
 
 _REDIS_TIMEOUT_S = 5.0
+_NVIDIA = Path("/dev/nvidiactl")  # NVIDIA's driver makes it; torch must not be loaded here
 
 
 async def checked(config: Config) -> Config:
@@ -62,7 +64,7 @@ def _checked(config: Config) -> Config:
         faults = list(_policy_faults(config))
     except HubUnavailable as error:
         faults = [f"policy.path: {error}"]
-    for check in (_file_faults, _problem_faults, _length_faults, missing_packages, _redis_faults):
+    for check in (_file_faults, _problem_faults, _length_faults, _transfer_faults, missing_packages, _redis_faults):
         faults += check(config)
     if faults:
         raise ConfigError("\n".join(faults))
@@ -136,6 +138,11 @@ def _length_faults(config: Config) -> Iterator[str]:
             f"generation.max_tokens_total {generation.max_tokens_total} is more than the {positions} positions"
             f" of {folder}"
         )
+
+
+def _transfer_faults(config: Config) -> Iterator[str]:
+    if config.generation.vllm.weight_transfer is WeightTransfer.NCCL and not _NVIDIA.exists():
+        yield f"generation.vllm.weight_transfer: nccl needs CUDA, and this machine has no {_NVIDIA}: take gloo"
 
 
 def _redis_faults(config: Config) -> Iterator[str]:

@@ -374,3 +374,71 @@ class FetchPolicyResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FetchPolicyResponse: _TypeAlias = FetchPolicyResponse  # noqa: Y015
+
+@_typing.final
+class SendPolicyRequest(_message.Message):
+    """Asks for a policy from the learner's memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    NUM_RECEIVERS_FIELD_NUMBER: _builtins.int
+    BASE_DIGEST_FIELD_NUMBER: _builtins.int
+    policy_version: _builtins.int
+    """The policy version."""
+    digest: _builtins.str
+    """Digest of its manifest, hexadecimal."""
+    num_receivers: _builtins.int
+    """Processes of the engine, which receive all of it. Each has a rank, from 1 on."""
+    base_digest: _builtins.str
+    """Digest of the policy that all of them hold in memory; empty if there is none."""
+    def __init__(
+        self,
+        *,
+        policy_version: _builtins.int = ...,
+        digest: _builtins.str = ...,
+        num_receivers: _builtins.int = ...,
+        base_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_digest", b"base_digest", "digest", b"digest", "num_receivers", b"num_receivers", "policy_version", b"policy_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendPolicyRequest: _TypeAlias = SendPolicyRequest  # noqa: Y015
+
+@_typing.final
+class SendPolicyResponse(_message.Message):
+    """Where the processes meet; the learner is rank 0."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    """Host of the learner's store."""
+    port: _builtins.int
+    """Its port."""
+    transfer: _builtins.str
+    """gloo or nccl."""
+    changes: _builtins.bool
+    """Whether only the changes since the policy of base_digest are sent: the files of the manifest's delta."""
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        port: _builtins.int = ...,
+        transfer: _builtins.str = ...,
+        changes: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "host", b"host", "port", b"port", "transfer", b"transfer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendPolicyResponse: _TypeAlias = SendPolicyResponse  # noqa: Y015

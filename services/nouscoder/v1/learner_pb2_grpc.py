@@ -70,6 +70,11 @@ class LearnerServiceStub:
                 request_serializer=nouscoder_dot_v1_dot_learner__pb2.FetchPolicyRequest.SerializeToString,
                 response_deserializer=nouscoder_dot_v1_dot_learner__pb2.FetchPolicyResponse.FromString,
                 _registered_method=True)
+        self.SendPolicy = channel.unary_unary(
+                '/nouscoder.v1.LearnerService/SendPolicy',
+                request_serializer=nouscoder_dot_v1_dot_learner__pb2.SendPolicyRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_learner__pb2.SendPolicyResponse.FromString,
+                _registered_method=True)
 
 
 class LearnerServiceServicer:
@@ -125,6 +130,15 @@ class LearnerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SendPolicy(self, request, context):
+        """Begins to send a policy from the learner's memory to the processes of one engine, which meet at the address of the
+        answer. NOT_FOUND when it is not the newest policy or none is sent so, RESOURCE_EXHAUSTED when too many transfers
+        are in progress: the files must do then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LearnerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -162,6 +176,11 @@ def add_LearnerServiceServicer_to_server(servicer, server):
                     servicer.FetchPolicy,
                     request_deserializer=nouscoder_dot_v1_dot_learner__pb2.FetchPolicyRequest.FromString,
                     response_serializer=nouscoder_dot_v1_dot_learner__pb2.FetchPolicyResponse.SerializeToString,
+            ),
+            'SendPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SendPolicy,
+                    request_deserializer=nouscoder_dot_v1_dot_learner__pb2.SendPolicyRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_learner__pb2.SendPolicyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -354,6 +373,33 @@ class LearnerService:
             '/nouscoder.v1.LearnerService/FetchPolicy',
             nouscoder_dot_v1_dot_learner__pb2.FetchPolicyRequest.SerializeToString,
             nouscoder_dot_v1_dot_learner__pb2.FetchPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SendPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nouscoder.v1.LearnerService/SendPolicy',
+            nouscoder_dot_v1_dot_learner__pb2.SendPolicyRequest.SerializeToString,
+            nouscoder_dot_v1_dot_learner__pb2.SendPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

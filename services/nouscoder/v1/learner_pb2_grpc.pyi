@@ -47,6 +47,11 @@ class LearnerServiceStub:
     """Streams one of the files of ListPolicyFiles."""
     FetchPolicy: _grpc.UnaryStreamMultiCallable[_learner_pb2.FetchPolicyRequest, _learner_pb2.FetchPolicyResponse]
     """Streams one shard of a published policy; NOT_FOUND if it is no longer kept."""
+    SendPolicy: _grpc.UnaryUnaryMultiCallable[_learner_pb2.SendPolicyRequest, _learner_pb2.SendPolicyResponse]
+    """Begins to send a policy from the learner's memory to the processes of one engine, which meet at the address of the
+    answer. NOT_FOUND when it is not the newest policy or none is sent so, RESOURCE_EXHAUSTED when too many transfers
+    are in progress: the files must do then.
+    """
 
 @_typing.type_check_only
 class LearnerServiceAsyncStub(LearnerServiceStub):
@@ -67,6 +72,11 @@ class LearnerServiceAsyncStub(LearnerServiceStub):
     """Streams one of the files of ListPolicyFiles."""
     FetchPolicy: _aio.UnaryStreamMultiCallable[_learner_pb2.FetchPolicyRequest, _learner_pb2.FetchPolicyResponse]  # type: ignore[assignment]
     """Streams one shard of a published policy; NOT_FOUND if it is no longer kept."""
+    SendPolicy: _aio.UnaryUnaryMultiCallable[_learner_pb2.SendPolicyRequest, _learner_pb2.SendPolicyResponse]  # type: ignore[assignment]
+    """Begins to send a policy from the learner's memory to the processes of one engine, which meet at the address of the
+    answer. NOT_FOUND when it is not the newest policy or none is sent so, RESOURCE_EXHAUSTED when too many transfers
+    are in progress: the files must do then.
+    """
 
 class LearnerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Trains, checkpoints and publishes."""
@@ -126,5 +136,16 @@ class LearnerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_learner_pb2.FetchPolicyResponse], _abc.AsyncIterator[_learner_pb2.FetchPolicyResponse]]:
         """Streams one shard of a published policy; NOT_FOUND if it is no longer kept."""
+
+    @_abc_1.abstractmethod
+    def SendPolicy(
+        self,
+        request: _learner_pb2.SendPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_learner_pb2.SendPolicyResponse, _abc.Awaitable[_learner_pb2.SendPolicyResponse]]:
+        """Begins to send a policy from the learner's memory to the processes of one engine, which meet at the address of the
+        answer. NOT_FOUND when it is not the newest policy or none is sent so, RESOURCE_EXHAUSTED when too many transfers
+        are in progress: the files must do then.
+        """
 
 def add_LearnerServiceServicer_to_server(servicer: LearnerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from nouscoder.domain.policy import Meeting, PolicyManifest
 from nouscoder.domain.rollout import Completion, SampledTokens, Sampling
 from nouscoder.errors import NousCoderError, Unusable
 
@@ -44,6 +45,28 @@ class SampleRequest:
     stop_token_ids: frozenset[int]
     goes_first: bool = False
     num_kept: int = 0
+
+
+class StagingEngine(Protocol):
+    """An engine that can also hold a policy beside the one in use, received from the learner's memory."""
+
+    @property
+    def num_receivers(self) -> int:
+        """Processes that receive the policy, each as a rank of the meeting, from 1 on."""
+        ...
+
+    @property
+    def version_in_memory(self) -> int | None:
+        """The version in use, if it was received so: its bytes are still in memory."""
+        ...
+
+    async def stage_policy(self, manifest: PolicyManifest, meeting: Meeting) -> None:
+        """Receive and check a policy while sampling goes on. Raises EngineError when it does not come whole."""
+        ...
+
+    async def load_staged(self, policy_version: int) -> float:
+        """As Engine.load_policy, with the policy that was staged last."""
+        ...
 
 
 class Engine(Protocol):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nouscoder.generation.engines.base import EngineError, EngineUnusable
@@ -54,18 +53,29 @@ class Architecture:
                 raise EngineError(f"{source}: {unknown[0]} is not a parameter of the policy")
             is_base_checked = bool(policy.base) and policy.base == self._checked_base
             for name, tensor in policy.read(policy.changed if is_base_checked else None):
-                self._check_tensor(name, tensor, source)
+                self._check_shape(name, tuple(tensor.shape), source)
+                if not bool(torch.isfinite(tensor).all()):
+                    raise EngineError(f"{source}: {name} holds values that are not finite")
         except WeightsUnusable as error:
             raise EngineError(str(error)) from error
-        covered = {self._tensor_of[name] for name in policy.names}
+        self._check_whole(policy.names, source)
+        self._checked_base = policy.base
+
+    def check_shapes(self, shapes: Mapping[str, Shape], source: str) -> None:
+        """Check tensors whose values are checked elsewhere. Raises EngineError as `check` does."""
+        for name, shape in shapes.items():
+            self._check_shape(name, shape, source)
+        self._check_whole(shapes, source)
+
+    def _check_whole(self, found: Iterable[str], source: str) -> None:
+        covered = {self._tensor_of[name] for name in found}
         missing = sorted(name for name, tensor in self._tensor_of.items() if tensor not in covered)
         if missing:
             raise EngineError(f"{source}: {missing[0]} is missing")
-        self._checked_base = policy.base
 
-    def _check_tensor(self, name: str, tensor: Tensor, source: str) -> None:
-        if tuple(tensor.shape) != self._shapes[name]:
-            wanted, given = list(self._shapes[name]), list(tensor.shape)
+    def _check_shape(self, name: str, shape: Shape, source: str) -> None:
+        if name not in self._shapes:
+            raise EngineError(f"{source}: {name} is not a parameter of the policy")
+        if shape != self._shapes[name]:
+            wanted, given = list(self._shapes[name]), list(shape)
             raise EngineError(f"{source}: {name} has shape {given}, the policy needs {wanted}")
-        if not bool(torch.isfinite(tensor).all()):
-            raise EngineError(f"{source}: {name} holds values that are not finite")

@@ -3,8 +3,9 @@
 INVARIANT: vLLM decodes only with the whole weights of one version: after a failed update the old version is loaded
 again, or the engine fails. No request is given to vLLM while there is no policy, during a pause, or during an update.
 
-An update: the files are checked while decoding goes on; decoding pauses between two steps and keeps every request;
-each worker loads the files; the caches that hold older keys and values are dealt with; decoding continues.
+An update: the files are checked, or the workers receive the policy from the learner's memory and check it, while
+decoding goes on; decoding pauses between two steps and keeps every request; each worker loads the weights; the caches
+that hold older keys and values are dealt with; decoding continues.
 
     on_update    running requests                                prefix cache
     recompute    are computed again with the new weights         is emptied
@@ -25,12 +26,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from nouscoder.config.generation import GenerationSection
+from nouscoder.domain.policy import Meeting, PolicyManifest
 from nouscoder.domain.rollout import Completion, SampledTokens
 from nouscoder.generation.engines.base import EngineError, EngineStopped, SampleRequest
 from nouscoder.generation.engines.idle import IdleClock
 from nouscoder.generation.engines.staging import Architecture
 from nouscoder.generation.engines.vllm_control import VllmControl
 from nouscoder.generation.engines.vllm_requests import VllmRequests
+from nouscoder.generation.engines.vllm_staging import VllmStaging
 from nouscoder.generation.engines.vllm_start import start_vllm
 from nouscoder.generation.metrics import GenerationMetrics, IdleReason
 
@@ -52,7 +55,7 @@ class VllmEngine:
         self._architecture = Architecture(folder)
         self._capacity = min(settings.engine_tokens, self._architecture.max_tokens)
         self._version: int | None = None
-        self._files: tuple[Path, ...] = ()
+        self._weights: dict[str, Any] = {}  # where those in use came from: the fields of PolicyUpdateInfo
         self._paused_until_s: float | None = None
         self._updating = False
         self._changing = asyncio.Lock()  # held for each change of vLLM's state: pause, resume, update
@@ -66,6 +69,7 @@ class VllmEngine:
             start_vllm, self._settings, self._folder, self._capacity, self._on_step
         )
         self._control = VllmControl(self._llm, self._settings.vllm.update_limit_s)
+        self._staging = VllmStaging(self._control, self._architecture, self._settings.vllm.transfer_limit_s)
         self._requests = VllmRequests(self._llm, self._capacity, self._admit, self._fail)
         self._watching = asyncio.create_task(self._watch())
         return self
@@ -141,7 +145,31 @@ class VllmEngine:
         self._check_runs()
         source = f"policy version {policy_version}, {files[-1]}"
         await asyncio.to_thread(self._architecture.check, files, source)
-        return await asyncio.shield(asyncio.ensure_future(self._update(tuple(files), policy_version)))
+        weights = {"paths": [str(file) for file in files]}
+        return await asyncio.shield(asyncio.ensure_future(self._update(weights, policy_version)))
+
+    @property
+    def num_receivers(self) -> int:
+        """As StagingEngine.num_receivers: each worker receives the whole policy."""
+        return self._settings.vllm.tensor_parallel_size
+
+    @property
+    def version_in_memory(self) -> int | None:
+        """As StagingEngine.version_in_memory."""
+        version: int | None = self._weights.get("staged")
+        return version
+
+    async def stage_policy(self, manifest: PolicyManifest, meeting: Meeting) -> None:
+        """As StagingEngine.stage_policy."""
+        self._check_runs()
+        await self._staging.stage(manifest, meeting, self.version_in_memory)
+
+    async def load_staged(self, policy_version: int) -> float:
+        """As StagingEngine.load_staged. A caller that is cancelled does not interrupt it."""
+        self._check_runs()
+        self._staging.check(policy_version)
+        weights = {"staged": policy_version}
+        return await asyncio.shield(asyncio.ensure_future(self._update(weights, policy_version)))
 
     async def pause(self, limit_s: float) -> None:
         """Pause until `resume`, for at most `limit_s` seconds. No step runs when this returns."""
@@ -186,7 +214,7 @@ class VllmEngine:
             finally:
                 self._admit()
 
-    async def _update(self, files: tuple[Path, ...], policy_version: int) -> float:
+    async def _update(self, weights: dict[str, Any], policy_version: int) -> float:
         async with self._change():
             self._updating = True
             started_s = time.monotonic()
@@ -194,7 +222,7 @@ class VllmEngine:
                 await self._requests.all_taken()
                 self._check_runs()
                 await self._control.pause()
-                await self._replace(files, policy_version)
+                await self._replace(weights, policy_version)
             finally:
                 # Also after a failed update: the engine never stays paused.
                 self._updating = False
@@ -205,19 +233,19 @@ class VllmEngine:
         self._metrics.policy_version.set(policy_version)
         return pause_s
 
-    async def _replace(self, files: tuple[Path, ...], policy_version: int) -> None:
-        """Load the files while vLLM is paused. Raises EngineError, with the old weights loaded again."""
+    async def _replace(self, weights: dict[str, Any], policy_version: int) -> None:
+        """Load weights while vLLM is paused. Raises EngineError, with the old ones loaded again."""
         if self._settings.vllm.on_update == "recompute":
             await self._control.forget_keys_and_values()
         try:
-            await self._control.load(files, policy_version)
+            await self._control.load(weights, policy_version)
         except EngineStopped:
             raise
         except EngineError as error:
             if self._version is not None:
                 await self._load_again(self._version, error)
             raise
-        self._version, self._files = policy_version, files
+        self._version, self._weights = policy_version, weights
         if self._settings.vllm.on_update == "keep":
             self._requests.restart_unstarted(policy_version)
 
@@ -225,7 +253,7 @@ class VllmEngine:
         """Load the weights in use again, because a failed load may have left others in a part of the layers."""
         log.error("an update failed; the old weights are loaded again", extra={"reason": str(cause)})
         try:
-            await self._control.load(self._files, policy_version)
+            await self._control.load(self._weights, policy_version)
         except EngineError as error:
             message = f"an update failed ({cause}), and the weights before it cannot be loaded again: {error}"
             raise EngineStopped(message) from error

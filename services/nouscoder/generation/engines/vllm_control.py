@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from nouscoder.generation.engines.base import EngineError, EngineStopped
@@ -41,17 +40,32 @@ class VllmControl:
         """Empty the KV cache, during a pause. Running requests are computed again from their tokens."""
         await self._call(self._llm.reset_prefix_cache(reset_running_requests=True))
 
-    async def load(self, files: Sequence[Path], policy_version: int) -> None:
-        """Load the files in every worker, during a pause, and label tokens with their version from now on.
+    async def load(self, weights: Mapping[str, Any], policy_version: int) -> None:
+        """Load weights in every worker, during a pause, and label tokens with their version from now on.
 
-        After EngineError the weights are undefined until another load has succeeded.
+        `weights` are the fields of PolicyUpdateInfo (vllm_files.py). After EngineError the weights are undefined until
+        another load has succeeded.
         """
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        request = WeightTransferUpdateRequest(update_info={"paths": [str(file) for file in files]})
+        request = WeightTransferUpdateRequest(update_info=dict(weights))
         await self._call(self._llm.start_weight_update())
         await self._call(self._llm.update_weights(request), self._update_limit_s)
         await self._call(self._llm.finish_weight_update(str(policy_version)), self._update_limit_s)
+
+    async def ask(self, method: str, *arguments: Any) -> list[Any]:
+        """The answer of each worker to a call of `method` (vllm_worker.py). Raises EngineError, EngineStopped.
+
+        An answer that does not come in time is no failure of the engine: vLLM may be busy with an update.
+        """
+        try:
+            async with asyncio.timeout(self._update_limit_s):
+                answers: list[Any] = await self._llm.collective_rpc(method, args=arguments)
+        except TimeoutError as error:
+            raise EngineError(f"vLLM did not answer {method} within {self._update_limit_s:.0f} s") from error
+        except Exception as error:
+            raise self._failure(error) from error
+        return answers
 
     async def _call(self, call: Awaitable[Any], limit_s: float = _CALL_LIMIT_S) -> None:
         try:
@@ -60,7 +74,10 @@ class VllmControl:
         except TimeoutError as error:
             raise EngineStopped(f"vLLM did not answer a call within {limit_s:.0f} s") from error
         except Exception as error:
-            reason = str(error) or type(error).__name__
-            if self._llm.errored:
-                raise EngineStopped(f"the engine failed: {reason}") from error
-            raise EngineError(f"vLLM refused a call: {reason}") from error
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> EngineError:
+        reason = str(error) or type(error).__name__
+        if self._llm.errored:
+            return EngineStopped(f"the engine failed: {reason}")
+        return EngineError(f"vLLM refused a call: {reason}")

@@ -1,4 +1,7 @@
-"""The weight-transfer engine `files` of vLLM: the files of a policy, read by each worker and loaded in place.
+"""The weight-transfer engine `files` of vLLM: a policy's tensors from its files, or staged in memory before.
+
+Each worker reads the files itself, or has received the bytes of the shards from the learner's memory
+(vllm_receiver.py) and loads those.
 
 INVARIANT: after `receive_weights` and `finish_weight_update` the model holds exactly the tensors of the policy. After
 an error in `receive_weights` its weights are undefined, and another whole update may follow.
@@ -12,11 +15,13 @@ a time.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -28,31 +33,55 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 
 from nouscoder.generation.engines.parent_watch import end_with_parent
+from nouscoder.generation.engines.vllm_receiver import PolicyReceiver
 from nouscoder.generation.engines.vllm_start import FILES_BACKEND
 from nouscoder.policy_folder.policy_tensors import PolicyTensors
 
 
 @dataclass
-class FilesInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """Files need no connection."""
+class PolicyInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
+    """Each transfer makes its own connection."""
 
 
 @dataclass
-class FilesUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """The files of one policy version, by their paths on this machine."""
+class PolicyUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """The weights of one policy version: files, by their paths on this machine, or the version that is staged."""
 
-    paths: list[str]
+    paths: list[str] | None = None
+    staged: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError unless one of the two is given."""
+        if (self.paths is None) == (self.staged is None):
+            raise ValueError("an update has either paths or a staged version")
 
 
-class FilesWeightTransfer(WeightTransferEngine):  # type: ignore[misc]
-    """Loads whole policies from files; each update is one call of `update_weights`."""
+class PolicyWeightTransfer(WeightTransferEngine):  # type: ignore[misc]
+    """Loads whole policies; each update is one call of `update_weights`."""
 
-    init_info_cls = FilesInitInfo
-    update_info_cls = FilesUpdateInfo
+    init_info_cls = PolicyInitInfo
+    update_info_cls = PolicyUpdateInfo
     model: Any
     model_config: Any
 
-    def init_transfer_engine(self, init_info: FilesInitInfo) -> None:
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._staged: dict[int, PolicyReceiver] = {}
+
+    def stage(self, order: dict[str, Any], in_use: int | None) -> None:
+        """As StagingWorker.stage_policy. At most two policies are in memory."""
+        self._staged = {version: receiver for version, receiver in self._staged.items() if version == in_use}
+        base = None if order["base"] is None else self.staged(order["base"])
+        rank = 1 + self.parallel_config.rank  # rank 0 of the meeting is the learner
+        self._staged[order["policy_version"]] = PolicyReceiver(order, rank, torch.device(self.device), base)
+
+    def staged(self, policy_version: int) -> PolicyReceiver:
+        """The staged policy of this version, in whatever state. Raises ValueError."""
+        if policy_version not in self._staged:
+            raise ValueError(f"policy version {policy_version} is not staged")
+        return self._staged[policy_version]
+
+    def init_transfer_engine(self, init_info: PolicyInitInfo) -> None:
         """Nothing to connect to."""
 
     def start_weight_update(self) -> None:
@@ -60,17 +89,15 @@ class FilesWeightTransfer(WeightTransferEngine):  # type: ignore[misc]
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load the files. Raises WeightsUnusable or ValueError; the weights are then undefined."""
+        """Load the policy. Raises WeightsUnusable or ValueError; the weights are then undefined."""
         self.receive_weights(self.parse_update_info(update_info))
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: FilesUpdateInfo) -> None:
-        """Load the files one tensor at a time. After an error the layers are closed, so that an update can follow."""
+    def receive_weights(self, update_info: PolicyUpdateInfo) -> None:
+        """Load one tensor at a time. After an error the layers are closed, so that an update can follow."""
         try:
-            policy = PolicyTensors([Path(path) for path in update_info.paths])
-            device = torch.empty(0, device=current_platform.device_type).device  # this worker's
-            self.model.load_weights(policy.read(device=device))
+            self.model.load_weights(self._tensors(update_info))
         except BaseException:
             self.finish_weight_update()
             raise
@@ -86,7 +113,15 @@ class FilesWeightTransfer(WeightTransferEngine):  # type: ignore[misc]
                     layer.quant_method.process_weights_after_loading(layer)
 
     def shutdown(self) -> None:
-        """Nothing to release."""
+        """Forget what is staged."""
+        self._staged = {}
+
+    def _tensors(self, update_info: PolicyUpdateInfo) -> Iterator[tuple[str, Tensor]]:
+        if update_info.staged is None:
+            policy = PolicyTensors([Path(path) for path in update_info.paths or []])
+            device = torch.empty(0, device=current_platform.device_type).device  # this worker's
+            return policy.read(device=device)
+        return iter(self.staged(update_info.staged).tensors().items())
 
 
 def register() -> None:
@@ -96,7 +131,7 @@ def register() -> None:
     """
     end_with_parent()
     if FILES_BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(FILES_BACKEND, FilesWeightTransfer)
+        WeightTransferEngineFactory.register_engine(FILES_BACKEND, PolicyWeightTransfer)
         # It warns in every update of layers that have no weights of their own: tied output layers, rotary tables.
         # The check of the files before the update finds what is really missing.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)

@@ -14,6 +14,7 @@ from nouscoder.generation.engines.base import EngineUnusable
 
 # The weight-transfer engine of vllm_files.py. That module imports vLLM, so it must not be loaded here.
 FILES_BACKEND = "files"
+_WORKER_EXTENSION = "nouscoder.generation.engines.vllm_worker.StagingWorker"
 _CPU_STEP_TOKENS = 4096  # a step on a CPU takes at least so many tokens
 
 OnStep = Callable[[int], None]
@@ -56,6 +57,7 @@ def _arguments(settings: GenerationSection, folder: Path, max_tokens_total: int)
         "skip_tokenizer_init": True,
         "load_format": "dummy",
         "weight_transfer_config": {"backend": FILES_BACKEND},
+        "worker_extension_cls": _WORKER_EXTENSION,
         "dtype": vllm.dtype,
         "max_model_len": max_tokens_total,
         "max_num_seqs": settings.max_running,
