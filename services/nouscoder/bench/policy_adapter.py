@@ -47,6 +47,10 @@ def measure_adapter(trainer: Trainer, engine: PreTrainedModel, batch: Batch, ran
 
     `trainer` has adapters of this rank. Raises BenchError when the two forms have different weights.
     """
+    with torch.no_grad():
+        for weight in trainer.model.parameters():
+            if not weight.requires_grad:
+                weight.copy_(weight.to(torch.bfloat16))  # as a learner loads them
     with tempfile.TemporaryDirectory(prefix="nouscoder-bench-") as name:
         first = Path(PolicyPublisher(Path(name) / "first", keep=1).write(_whole(trainer, 0)).folder)
         whole, adapters = (PolicyPublisher(Path(name) / kind, keep=2, first=first) for kind in ("whole", "adapters"))
