@@ -1,4 +1,4 @@
-"""Chat completions of any server with OpenAI's API, such as vLLM or SGLang.
+"""Chat completions and embeddings of any server with OpenAI's API, such as vLLM or SGLang.
 
 Retries are bounded. A request is sent again when the server cannot be reached, is overloaded (408, 409, 429) or fails
 (5xx). Any other refusal is final, because it would be refused again.
@@ -7,10 +7,10 @@ Retries are bounded. A request is sent again when the server cannot be reached, 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import httpx
 
@@ -20,13 +20,15 @@ from nouscoder.retry import Retry
 KEY_ENVIRONMENT = "OPENAI_API_KEY"
 _PASSING_STATUSES = frozenset({408, 409, 429})
 
+Answer = TypeVar("Answer")
+
 
 class CompletionFailed(NousCoderError):
-    """The server gave no completion. The message names the server and the reason."""
+    """The server gave no answer to a request. The message names the server and the reason."""
 
 
 class _Unavailable(Exception):
-    """No completion now, perhaps later. The text says why."""
+    """No answer now, perhaps later. The text says why."""
 
 
 _WHILE_UNAVAILABLE = Retry("a completion", (_Unavailable,), for_s=300.0, max_tries=20, wait_s=0.5, max_wait_s=30.0)
@@ -60,18 +62,27 @@ class OpenAIServer:
     async def complete(self, model: str, messages: Sequence[Mapping[str, str]], **settings: Any) -> ChatCompletion:
         """One completion; `settings` are further fields of the request. Raises CompletionFailed."""
         request = {"model": model, "messages": list(messages), **settings}
+        return await self._answer("chat/completions", request, _completion)
 
-        async def ask() -> ChatCompletion:
-            return await self._ask(request)
+    async def embed(self, model: str, texts: Sequence[str]) -> list[list[float]]:
+        """The embedding of each text, in their order. Raises CompletionFailed."""
+        request = {"model": model, "input": list(texts), "encoding_format": "float"}
+        return await self._answer("embeddings", request, lambda record: _embeddings(record, len(texts)))
+
+    async def _answer(self, path: str, request: dict[str, Any], read: Callable[[dict[str, Any]], Answer]) -> Answer:
+        """The answer to a request, which `read` takes from its JSON. Raises CompletionFailed."""
+
+        async def ask() -> Answer:
+            return await self._ask(path, request, read)
 
         try:
             return await _WHILE_UNAVAILABLE.call(ask)
         except _Unavailable as error:
-            raise CompletionFailed(f"{self._url} gave no completion: {error}") from None
+            raise CompletionFailed(f"{self._url} gave no answer to {path}: {error}") from None
 
-    async def _ask(self, request: dict[str, Any]) -> ChatCompletion:
+    async def _ask(self, path: str, request: dict[str, Any], read: Callable[[dict[str, Any]], Answer]) -> Answer:
         try:
-            answer = await self._http.post(f"{self._url}/chat/completions", json=request)
+            answer = await self._http.post(f"{self._url}/{path}", json=request)
         except httpx.TransportError as error:
             raise _Unavailable(f"{type(error).__name__}: {error}") from None
         except httpx.InvalidURL as error:
@@ -80,11 +91,11 @@ class OpenAIServer:
         if status in _PASSING_STATUSES or status >= 500:
             raise _Unavailable(f"HTTP {status}: {answer.text[:200]}")
         if status != 200:
-            raise CompletionFailed(f"{self._url} refused a completion: HTTP {status}: {answer.text[:300]}")
+            raise CompletionFailed(f"{self._url} refused {path}: HTTP {status}: {answer.text[:300]}")
         try:
-            return _completion(answer.json())
+            return read(answer.json())
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-            raise CompletionFailed(f"{self._url} answered no chat completion: {answer.text[:200]}") from None
+            raise CompletionFailed(f"{self._url} gave no usable answer to {path}: {answer.text[:200]}") from None
 
     async def close(self) -> None:
         """Close the connections."""
@@ -110,3 +121,11 @@ def _completion(record: dict[str, Any]) -> ChatCompletion:
         finish_reason=str(choice.get("finish_reason") or ""),
         num_tokens=None if num_tokens is None else int(num_tokens),
     )
+
+
+def _embeddings(record: dict[str, Any], num_texts: int) -> list[list[float]]:
+    """The vectors in the order of the texts: each has its index. Raises ValueError when one is missing."""
+    by_place = {int(item["index"]): [float(value) for value in item["embedding"]] for item in record["data"]}
+    if by_place.keys() != set(range(num_texts)) or not all(by_place.values()):
+        raise ValueError("there is not one vector for each text")
+    return [by_place[place] for place in range(num_texts)]

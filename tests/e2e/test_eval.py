@@ -11,14 +11,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.openai_mock import MockServer, completion, serving
 
 from nouscoder.cli.app import app
 from nouscoder.config import Config, load_config
@@ -40,69 +38,6 @@ NUM_SAMPLES = 8
 NUM_RIGHT = {"p0": 8, "p1": 3, "p2": 1, "p3": 0}
 
 pytestmark = pytest.mark.timeout(1200)  # on a busy machine
-
-Answer = Callable[[dict[str, Any]], dict[str, Any]]
-
-
-@dataclass
-class MockServer:
-    """An OpenAI-compatible server. It answers at most `limit` requests until `release` is set."""
-
-    answer: Answer
-    limit: int = sys.maxsize
-    release: threading.Event = field(default_factory=threading.Event)
-    statuses: list[int] = field(default_factory=list)  # of the first requests, before it answers
-    requests: list[dict[str, Any]] = field(default_factory=list)
-    url: str = ""
-
-
-@contextmanager
-def serving(mock: MockServer) -> Iterator[MockServer]:
-    """Serve until the end of the block."""
-    lock = threading.Lock()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            with lock:
-                mock.requests.append(request)
-                held = len(mock.requests) > mock.limit
-                status = mock.statuses.pop(0) if mock.statuses else 200
-            if held:
-                mock.release.wait(120)
-            body = json.dumps(mock.answer(request) if status == 200 else {"error": "as asked"}).encode()
-            self.send_response(status if self.path == "/v1/chat/completions" else 404)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Keep stderr clean."""
-
-        def handle(self) -> None:
-            try:
-                super().handle()
-            except ConnectionError:  # the client was killed
-                self.close_connection = True
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        mock.url = f"http://127.0.0.1:{server.server_port}/v1"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield mock
-        mock.release.set()
-        server.shutdown()
-
-
-def completion(text: str, finish_reason: str = "stop") -> dict[str, Any]:
-    """The body of an answer."""
-    message = {"role": "assistant", "content": text, "reasoning_content": "Let me think."}
-    return {
-        "choices": [{"message": message, "finish_reason": finish_reason}],
-        "usage": {"completion_tokens": len(text)},
-    }
 
 
 def mixed(request: dict[str, Any]) -> dict[str, Any]:
@@ -219,7 +154,7 @@ def test_a_busy_server_is_asked_again_and_a_refusal_is_reported(problems: Path, 
         request = replace(request_of(problems, tmp_path / "busy", mock.url), sampling=SamplingSettings("mock", 1))
         assert evaluate(request, config)["num_samples"] == 4
         mock.statuses = [400] * 4
-        with pytest.raises(CompletionFailed, match="refused a completion: HTTP 400"):
+        with pytest.raises(CompletionFailed, match="refused chat/completions: HTTP 400"):
             evaluate(replace(request, out=tmp_path / "refused"), config)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.openai_mock import MockServer, completion, serving
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
@@ -376,7 +377,7 @@ def test_the_document_names_every_filter() -> None:
 PUBLISHED = {
     "deepcoder": ["num_tests", "references_pass", "exact_duplicates", "near_duplicates"],
     "klear-reasoner": ["exact_duplicates", "decontaminate", "num_tests", "pass_rate"],
-    "skywork-or1": ["no_urls", "no_images", "exact_duplicates", "pass_rate"],
+    "skywork-or1": ["no_urls", "no_images", "exact_duplicates", "pass_rate", "judge_votes"],
     "acereason": ["decontaminate", "no_images", "tests_type", "pass_rate"],
     "nouscoder-smoke": ["pass_rate", "pass_rate", "sample"],
 }
@@ -384,7 +385,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs" / "data").glob("*.toml")), ids=lambda file: file.stem)
 def test_a_published_selection_is_made_from_files_of_its_names(tmp_path: Path, file: Path) -> None:
-    names = [f"p{number}" for number in range(40)]
+    names = [f"p{number}" for number in range(8)]
     tree = tomllib.loads(file.read_text())
     named = [*tree["inputs"], *(name for step in tree["steps"] for name in step.get("against", ()))]
     for at, name in enumerate(dict.fromkeys(named)):
@@ -395,12 +396,14 @@ def test_a_published_selection_is_made_from_files_of_its_names(tmp_path: Path, f
         select(read_recipe(copy), tmp_path / name)
     for step in tree["steps"]:
         if "file" in step:
-            counts = {f"0-{name}": (number % 17, 16) for number, name in enumerate(names)}
+            counts = {f"0-{name}": (number * 5 % 17, 16) for number, name in enumerate(names)}
             lines = [{"problem_id": name, "passed": count[0], "sampled": 16} for name, count in counts.items()]
             write_lines(tmp_path / step["file"], lines)
-    recipe = read_recipe(file, tmp_path)
     section = load_config(None, ['verifier.sandbox.backend="fake"']).verifier
-    selection = select(recipe, tmp_path / "out.parquet", grading=Grading(section))
+    with serving(MockServer(lambda request: completion("VERDICT: YES"))) as mock:
+        copy.write_text(file.read_text().replace("http://127.0.0.1:8000/v1", mock.url))
+        recipe = read_recipe(copy, tmp_path)
+        selection = select(recipe, tmp_path / "out.parquet", grading=Grading(section))
     assert [step.filter for step in recipe.steps] == PUBLISHED[file.stem]
     assert 0 < selection.problems <= selection.steps[0].num_in
 

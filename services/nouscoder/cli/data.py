@@ -92,6 +92,43 @@ def data_filter(
     typer.echo(json.dumps(asdict(selection), indent=1) if as_json else selection.text())
 
 
+@data_app.command("synthesize")
+def data_synthesize(
+    seeds: Annotated[Path, typer.Argument(metavar="SEEDS", help='lines {"seed_id": ..., "text": ...}')],
+    url: Annotated[str, typer.Option(help="server with OpenAI's API that writes, such as http://127.0.0.1:8000/v1")],
+    model: Annotated[str, typer.Option(help="name of the model at the server")],
+    solver_url: Annotated[str, typer.Option(help="server of the solver; default: --url")] = "",
+    solver_model: Annotated[str, typer.Option(help="name of the solver, a strong model; default: --model")] = "",
+    out: Annotated[Path, typer.Option(help="the problem file to make")] = Path("synthetic.parquet"),
+    num_tests: Annotated[int, typer.Option("--tests", min=1, help="tests that are asked for")] = 20,
+    at_least: Annotated[int, typer.Option(min=1, help="tests that a solver's program must pass")] = 5,
+    solutions: Annotated[int, typer.Option(min=1, help="programs of the solver for each problem")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, help="of both models")] = 0.7,
+    max_tokens: Annotated[int, typer.Option(min=1, help="of one answer")] = 8192,
+    at_once: Annotated[int, typer.Option(min=1, help="requests at the same time")] = 16,
+    server: Annotated[str | None, typer.Option(help="URL of a grading service; default: grade on this machine")] = None,
+    token: Annotated[str | None, typer.Option(help="the service's token; default: NOUSCODER_TOKEN")] = None,
+    as_json: JsonOption = False,
+    config_file: ConfigOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Have models write problems with tests, and keep the tests that a solver passes. Run again, it goes on."""
+    import json
+    from dataclasses import asdict
+
+    from nouscoder.config import load_config
+    from nouscoder.data.asking import ServedModel
+    from nouscoder.data.synthesis.programs import Verifier
+    from nouscoder.data.synthesis.run import SynthesisSettings, synthesize
+
+    writer = ServedModel(url=url, model=model)
+    solver = ServedModel(url=solver_url or url, model=solver_model or model)
+    settings = SynthesisSettings(writer, solver, num_tests, at_least, solutions, temperature, max_tokens, at_once)
+    verifier = Verifier(load_config(config_file, overrides or []), server, token)
+    summary = synthesize(seeds, out, settings, verifier)
+    typer.echo(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
+
+
 @data_app.command("stats")
 def data_stats(
     run: Annotated[str, typer.Argument(metavar="RUN", help="name of the run")],

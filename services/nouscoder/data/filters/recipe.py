@@ -18,6 +18,8 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from nouscoder.data.filters.decontaminate import Decontaminate, ExactDuplicates
+from nouscoder.data.filters.embedding_duplicates import EmbeddingDuplicates
+from nouscoder.data.filters.judge_votes import JudgeVotes
 from nouscoder.data.filters.near_duplicates import NearDuplicates
 from nouscoder.data.filters.pass_rates import PassRate, Potential, Sample
 from nouscoder.data.filters.rules import (
@@ -40,6 +42,7 @@ FILTERS: tuple[type[Step], ...] = (
     *(NumTests, TestsSize, TestsType, PromptLength, PromptScript, NoUrls, NoImages, Metadata),
     *(PassRate, Potential, Sample),
     *(ReferencesPass, WrongSolutionsFail),
+    *(JudgeVotes, EmbeddingDuplicates),
 )
 NAMES = {kind.model_fields["filter"].annotation.__args__[0]: kind for kind in FILTERS}  # type: ignore[union-attr]
 

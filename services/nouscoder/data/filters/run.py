@@ -2,7 +2,7 @@
 
 Beside OUT.parquet there are OUT.parquet.selection.json (the hashes of recipe, inputs and output, and the counts of
 each step), OUT.parquet.dropped.jsonl (the step and the reason of each dropped problem) and OUT.parquet.evidence/
-(the verdicts of programs, which a second run reads in place of grading again).
+(verdicts of programs and answers of models, which a second run reads in place of asking again).
 
 INVARIANT: each problem of the inputs is in the output or dropped by exactly one step, and the output appears complete
 or not at all. The hash of the output depends on the problems and their order alone, not on compression or on a path.
