@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -71,6 +71,9 @@ class RecordLog:
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._places])  # in the order of the file
 
     def get(self, key: str) -> dict[str, Any]:
         """The record of this key. Raises KeyError."""

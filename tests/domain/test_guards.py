@@ -23,9 +23,21 @@ from nouscoder.domain.guards import (
 )
 from nouscoder.run.guard_watch import GuardWatch
 
-HEALTHY = BatchFigures(entropy=0.3, length=100.0, repetition_share=0.0, hard_coding_share=0.0, same_programs=0.2)
+HEALTHY = BatchFigures(
+    entropy=0.3,
+    length=100.0,
+    repetition_share=0.0,
+    hard_coding_share=0.0,
+    same_programs=0.2,
+    model_reward_correlation=0.5,
+)
 LIMITS = Thresholds(
-    entropy_floor=0.05, repetition_share=0.1, length_drift=2.0, hard_coding_share=0.05, same_programs=0.9
+    entropy_floor=0.05,
+    repetition_share=0.1,
+    length_drift=2.0,
+    hard_coding_share=0.05,
+    same_programs=0.9,
+    reward_hacking=0.1,
 )
 
 
@@ -38,6 +50,8 @@ LIMITS = Thresholds(
         (replace(HEALTHY, length=49.0), Guard.LENGTH_DRIFT),
         (replace(HEALTHY, hard_coding_share=0.06), Guard.HARD_CODING),
         (replace(HEALTHY, same_programs=0.95), Guard.SAME_PROGRAMS),
+        (replace(HEALTHY, model_reward_correlation=0.05), Guard.REWARD_HACKING),
+        (replace(HEALTHY, model_reward_correlation=-0.9), Guard.REWARD_HACKING),
     ],
 )
 def test_each_guard_warns_of_its_own_sign(figures: BatchFigures, guard: Guard) -> None:
@@ -52,8 +66,8 @@ def test_nothing_is_said_of_healthy_few_or_missing_figures() -> None:
 
 
 def test_a_threshold_of_0_turns_a_guard_off() -> None:
-    ill = BatchFigures(entropy=0.0, length=1000.0, repetition_share=1.0, hard_coding_share=1.0, same_programs=1.0)
-    assert warnings([HEALTHY] * WINDOW + [ill] * WINDOW, Thresholds(0, 0, 0, 0, 0)) == {}
+    ill = BatchFigures(0.0, 1000.0, 1.0, 1.0, same_programs=1.0, model_reward_correlation=-1.0)
+    assert warnings([HEALTHY] * WINDOW + [ill] * WINDOW, Thresholds(0, 0, 0, 0, 0, 0)) == {}
     assert set(warnings([HEALTHY] * WINDOW + [ill] * WINDOW, LIMITS)) == set(Guard)
 
 

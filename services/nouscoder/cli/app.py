@@ -6,7 +6,21 @@ import sys
 
 import typer
 
-from nouscoder.cli import bench, data, evaluate, grade, objectives, operate, plan, run, runs, serve, sft, status
+from nouscoder.cli import (
+    bench,
+    data,
+    evaluate,
+    grade,
+    objectives,
+    operate,
+    plan,
+    reward_model,
+    run,
+    runs,
+    serve,
+    sft,
+    status,
+)
 from nouscoder.errors import NousCoderError
 
 app = typer.Typer(
@@ -33,6 +47,7 @@ app.add_typer(bench.bench_app, name="bench")
 app.add_typer(runs.runs_app, name="runs")
 app.add_typer(objectives.objectives_app, name="objectives")
 app.add_typer(plan.plan_app, name="plan")
+app.add_typer(reward_model.reward_model_app, name="reward-model")
 
 
 def main() -> None:

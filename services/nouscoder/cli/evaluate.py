@@ -43,6 +43,7 @@ def eval_run(
     verifier: options.VerifierOption = None,
     token: options.TokenOption = None,
     ca: options.CaOption = None,
+    all_tests: options.AllTestsOption = False,
     as_json: JsonOption = False,
     config_file: ConfigOption = None,
     overrides: SetOption = None,
@@ -60,7 +61,9 @@ def eval_run(
     )
     folder = out or _folder(model, samples)
     dates, profiles = _window(window, since, until), tuple(profile or ())
-    request = EvaluationRequest(problems, folder, settings, url, samples, dates, profiles, at_once, verifier, token, ca)
+    request = EvaluationRequest(
+        problems, folder, settings, url, samples, dates, profiles, at_once, verifier, token, ca, all_tests
+    )
     record = evaluate(request, load_config(config_file, overrides or []))
     typer.echo(json.dumps(record) if as_json else summary_text(record, folder))
 

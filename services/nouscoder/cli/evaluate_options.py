@@ -28,6 +28,7 @@ ExtraOption = Annotated[str, typer.Option(help="JSON object of further fields of
 ProfileOption = Annotated[
     list[Profile] | None, typer.Option(help="grading semantics; give it twice to compare; default: the problems'")
 ]
+AllTestsOption = Annotated[bool, typer.Option("--all-tests", help="run every test, also after a failure")]
 WindowOption = Annotated[str, typer.Option(help="a named window of dates: lcb-v6")]
 SinceOption = Annotated[str, typer.Option(help="first date, such as 2024-08-01")]
 UntilOption = Annotated[str, typer.Option(help="last date, such as 2025-05-01")]

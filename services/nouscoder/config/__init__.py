@@ -41,7 +41,7 @@ from nouscoder.config.plan import PlanSection, StageSection, YarnSection
 from nouscoder.config.run import DemoSection, GuardsSection, PolicySection, ProblemsSection, RunSection
 from nouscoder.config.sft import SftScheduleSection, SftSection
 from nouscoder.config.tls import MutualTlsSection
-from nouscoder.config.training import ComputeType, LoraSection, OptimizerKind, OptimizerStates
+from nouscoder.config.training import ComputeType, LoraSection, OptimizerKind, OptimizerStates, RewardModelSection
 from nouscoder.config.tree import Config, dump_config, load_config
 from nouscoder.config.verifier import SandboxSection, TestsSection, TlsSection, ToolSessionsSection, VerifierSection
 
@@ -88,6 +88,7 @@ __all__ = [
     "RecordBackend",
     "ReferenceKlSection",
     "ReinforcePlusPlusSettings",
+    "RewardModelSection",
     "RewardSection",
     "RunSection",
     "SamplingSection",

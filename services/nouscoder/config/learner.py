@@ -16,7 +16,7 @@ from nouscoder.config.loss_terms import (
     ScheduleSection,
 )
 from nouscoder.config.objective import DapoSettings, DistillationSettings, ObjectiveSettings, PpoSettings, Proximal
-from nouscoder.config.training import ComputeType, LoraSection, OptimizerKind, OptimizerStates
+from nouscoder.config.training import ComputeType, LoraSection, OptimizerKind, OptimizerStates, RewardModelSection
 
 
 class Attention(StrEnum):
@@ -103,6 +103,7 @@ class LearnerSection(Section):
         False, description="compile the decoder layers by torch.compile; needs a C++ compiler on the learner's machine"
     )
     lora: LoraSection = LoraSection()
+    reward_model: RewardModelSection = RewardModelSection()
     checkpoint_every_batches: int = Field(
         10, ge=1, description="a checkpoint is begun after this many batches, or after checkpoint_every_s"
     )

@@ -35,6 +35,12 @@ class GuardsSection(Section):
     same_programs: float = Field(
         0.9, ge=0, le=1, description="same_programs: share of a group's programs that repeat another one of the group"
     )
+    reward_hacking: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="reward_hacking: correlation of the reward model's scores with the verified rewards below this",
+    )
 
     @model_validator(mode="after")
     def _drift(self) -> GuardsSection:

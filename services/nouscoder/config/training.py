@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field, model_validator
 
-from nouscoder.config.base import Section
+from nouscoder.config.base import InputFile, Section
 
 
 class ComputeType(StrEnum):
@@ -77,3 +77,17 @@ class LoraSection(Section):
         if self.publishes_adapters and not self.rank:
             raise ValueError("publication adapter needs adapters: set rank to 1 or more")
         return self
+
+
+class RewardModelSection(Section):
+    """A reward model beside the verified rewards, as AceCoder has one; the verified rewards themselves never change."""
+
+    path: InputFile = Field(
+        "", description="folder that `nouscoder reward-model train` made, with the policy's tokens; empty: none"
+    )
+    weight: float = Field(
+        0.0,
+        ge=0,
+        description="the model's scores, whitened over the batch, times this are added to the rewards that advantages"
+        " are made of; 0: the scores are only compared with the verified rewards",
+    )

@@ -19,6 +19,7 @@ class Guard(StrEnum):
     LENGTH_DRIFT = "length_drift"
     HARD_CODING = "hard_coding"
     SAME_PROGRAMS = "same_programs"
+    REWARD_HACKING = "reward_hacking"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Thresholds:
     length_drift      mean length above this multiple of the first batches' mean length, or below its inverse
     hard_coding_share share of accepted programs that look hard-coded above this
     same_programs     share of a group's programs that repeat another one of the group above this
+    reward_hacking    correlation of a reward model's scores with the verified rewards of the same rollouts below this
     """
 
     entropy_floor: float
@@ -37,6 +39,7 @@ class Thresholds:
     length_drift: float
     hard_coding_share: float
     same_programs: float
+    reward_hacking: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class BatchFigures:
     repetition_share: float | None
     hard_coding_share: float | None
     same_programs: float | None
+    model_reward_correlation: float | None = None
 
 
 WINDOW = 5  # batches whose mean a guard judges
@@ -74,6 +78,11 @@ def warnings(batches: Sequence[BatchFigures], thresholds: Thresholds) -> dict[Gu
     same = _mean([batch.same_programs for batch in last])
     if _above(same, thresholds.same_programs):
         found[Guard.SAME_PROGRAMS] = f"{same:.1%} of the programs of a group repeat another one of it"
+    agreement = _mean([batch.model_reward_correlation for batch in last])
+    if thresholds.reward_hacking and agreement is not None and agreement < thresholds.reward_hacking:
+        found[Guard.REWARD_HACKING] = (
+            f"the reward model's scores correlate with the verified rewards at {agreement:.2f}"
+        )
     first_length, length = _mean([batch.length for batch in batches[:WINDOW]]), _mean([batch.length for batch in last])
     if thresholds.length_drift and len(batches) >= 2 * WINDOW and first_length and length:
         drift = length / first_length

@@ -39,8 +39,9 @@ REPORT = "report.json"
 class EvaluationRequest:
     """What is evaluated. Either `url`, the server that is sampled, or `samples`, a file of samples, is given.
 
-    `profiles`: empty for the one that each problem names. `verifier`: the URL of a grading service, None for this
-    machine.
+    `profiles`: empty for the one that each problem names. `all_tests`: run every test, also after a
+    failure, so that the share of tests that a sample passes is known. `verifier`: the URL of a grading service, None
+    for this machine.
     """
 
     problems: Path
@@ -54,6 +55,7 @@ class EvaluationRequest:
     verifier: str | None = None
     token: str | None = None
     ca: Path | None = None
+    all_tests: bool = False
 
 
 def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
@@ -67,7 +69,7 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
         index = stack.enter_context(closing(open_index_of(request.problems)))
         samples = stack.enter_context(RecordLog(request.out / "samples.jsonl", "finish_reason"))
         verdicts = stack.enter_context(RecordLog(request.out / "verdicts.jsonl", "verdict", "passed", "total"))
-        problems = read_evaluated(request.problems, index, request.window)
+        problems = read_evaluated(request.problems, index, request.window, all_tests=request.all_tests)
         profiles = request.profiles or _own_profile(problems)
         for profile in profiles:
             check_profile(problems, profile)

@@ -118,7 +118,7 @@ class Grading:
         answer = answer_of(self._samples.get(job.key))
         key = verdict_key(job.problem, answer, profile)
         if key not in self._verdicts:
-            request = {**answer, "profile": profile.value}
+            request = {**answer, "profile": profile.value, "all_tests": job.problem.rules.run_all_tests}
             record = await self._graded(Entry(0, key, job.problem.problem_id, request, is_sample=True))
             kept = {name: record[name] for name in _KEPT if name in record}
             self._verdicts.add(key, {"problem_id": job.problem.problem_id, "profile": profile.value, **kept})

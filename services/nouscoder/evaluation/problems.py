@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -82,12 +82,18 @@ def window_named(name: str) -> Window:
     return Window(*WINDOWS[name])
 
 
-def read_evaluated(path: Path, index: ProblemIndex, window: Window) -> list[EvaluatedProblem]:
+def read_evaluated(
+    path: Path, index: ProblemIndex, window: Window, *, all_tests: bool = False
+) -> list[EvaluatedProblem]:
     """The problems of a file inside the window, in its order. `index` is the file's.
+
+    With `all_tests` their rules say that every test is run, also after a failure.
 
     Raises NothingToEvaluate when there is none, and what reading raises.
     """
     found = [problem for problem in _all(path, index) if window.holds(problem.date)]
+    if all_tests:
+        found = [replace(one, rules=replace(one.rules, run_all_tests=True)) for one in found]
     if not found:
         raise NothingToEvaluate(f"{path} has no problem dated from {window.since or '...'} to {window.until or '...'}")
     return found

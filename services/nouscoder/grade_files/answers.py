@@ -86,11 +86,13 @@ def _problem_of(entry: Entry, problems: ProblemIndex) -> IndexedProblem:
 def _submission(entry: Entry, problem: IndexedProblem, tests: Tests) -> Submission:
     """The sample as a submission. A completion is graded as the loop grades it; `code` is a whole program.
 
-    `profile` replaces that of the problem.
+    `profile` replaces that of the problem; with `all_tests` every test is run, also after a failure.
     """
     request = entry.request or {}
     made = problem.rules.submission(tests, request.get("completion", ""), problem.problem_id, problem.tests_digest)
-    made = replace(made, reveal=True, profile=Profile(request.get("profile", made.profile)))
+    profile = Profile(request.get("profile", made.profile))
+    stops = made.stop_on_first_failure and not request.get("all_tests", False)
+    made = replace(made, reveal=True, profile=profile, stop_on_first_failure=stops)
     return replace(made, code=request["code"], completion=None) if "code" in request else made
 
 

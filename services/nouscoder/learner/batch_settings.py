@@ -20,7 +20,7 @@ _SUFFIX = ".json"
 _ARITHMETIC = {
     *("objective", "correction", "reference_kl", "entropy", "advantage"),
     *("steps_per_batch", "learning_rate", "schedule", "weight_decay", "adam_betas"),
-    *("max_gradient_norm", "skip_gradient_norm", "microbatch_tokens", "replay_batches"),
+    *("max_gradient_norm", "skip_gradient_norm", "microbatch_tokens", "replay_batches", "reward_model"),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from random import Random
@@ -38,6 +38,8 @@ class BatchStatistics:
     `repetition_share` is the share of rollouts that end in a repetition, `hard_coding_share` that of the accepted
     programs that look hard-coded (domain/guards.py), None without an accepted one. `same_programs` is the mean over
     groups of the share of programs that repeat another one of the group, None without a group of two.
+    `model_reward_correlation` is that of a reward model's scores with the verified rewards, None without such a model
+    or when one of the two is the same for all.
     """
 
     reward_mean: float
@@ -51,11 +53,15 @@ class BatchStatistics:
     repetition_share: float
     hard_coding_share: float | None
     same_programs: float | None
+    model_reward_correlation: float | None = None
 
 
-def score(batch: Batch, settings: AdvantageSection) -> list[list[ScoredRollout]]:
+def score(
+    batch: Batch, settings: AdvantageSection, terms: Mapping[str, float] | None = None
+) -> list[list[ScoredRollout]]:
     """The groups of the batch, with staleness and with advantages computed from the rewards in the batch.
 
+    `terms` are added to the rewards that advantages are made of, by rollout; the rollouts keep their verified rewards.
     Raises ValueError for a reward that is not finite, an empty batch, or a rollout that is newer than the policy.
     """
     if not batch.rollouts:
@@ -63,13 +69,15 @@ def score(batch: Batch, settings: AdvantageSection) -> list[list[ScoredRollout]]
     groups = [*batch.groups().values()]
     return [
         [_scored(graded, advantage, batch.policy_version, settings) for graded, advantage in zip(*pair, strict=True)]
-        for pair in zip(groups, _advantages(groups, settings), strict=True)
+        for pair in zip(groups, _advantages(groups, settings, terms or {}), strict=True)
     ]
 
 
-def _advantages(groups: Sequence[Sequence[GradedRollout]], settings: AdvantageSection) -> list[list[float]]:
+def _advantages(
+    groups: Sequence[Sequence[GradedRollout]], settings: AdvantageSection, terms: Mapping[str, float]
+) -> list[list[float]]:
     """The advantages [groups][rollouts]."""
-    rewards = [_shaped_rewards(group, settings.length_weight) for group in groups]
+    rewards = [_shaped_rewards(group, settings.length_weight, terms) for group in groups]
     zeroed = [
         [graded.rollout.is_overlong and settings.overlong is not Overlong.KEPT for graded in group] for group in groups
     ]
@@ -84,13 +92,13 @@ def _advantages(groups: Sequence[Sequence[GradedRollout]], settings: AdvantageSe
     return [[*islice(of_batch, len(group))] for group in groups]
 
 
-def _shaped_rewards(group: Sequence[GradedRollout], length_weight: float) -> list[float]:
-    rewards = [graded.reward for graded in group]
+def _shaped_rewards(group: Sequence[GradedRollout], length_weight: float, terms: Mapping[str, float]) -> list[float]:
+    rewards = [graded.reward + terms.get(graded.rollout.rollout_id, 0.0) for graded in group]
     if not length_weight:
         return rewards
     lengths = [graded.rollout.num_sampled_tokens for graded in group]
-    terms = group_length_rewards(lengths, [graded.verdict.kind is VerdictKind.ACCEPTED for graded in group])
-    return [reward + length_weight * term for reward, term in zip(rewards, terms, strict=True)]
+    of_length = group_length_rewards(lengths, [graded.verdict.kind is VerdictKind.ACCEPTED for graded in group])
+    return [reward + length_weight * term for reward, term in zip(rewards, of_length, strict=True)]
 
 
 def _scored(graded: GradedRollout, advantage: float, policy_version: int, settings: AdvantageSection) -> ScoredRollout:

@@ -91,6 +91,10 @@ class LearnerMetrics:
             "same_programs_share",
             "Share of a group's programs that repeat another one of the group, in the last batch.",
         )
+        self._agreement = gauge(
+            "model_reward_correlation",
+            "Correlation of the reward model's scores with verified rewards.",
+        )
         self._length = gauge("response_length_tokens", "Mean tokens a rollout of the last batch.", ("correct",))
         self._begin_at_zero()
 
@@ -131,6 +135,8 @@ class LearnerMetrics:
             self._hard_coding.set(figures.hard_coding_share)
         if figures.same_programs is not None:
             self._same_programs.set(figures.same_programs)
+        if figures.model_reward_correlation is not None:
+            self._agreement.set(figures.model_reward_correlation)
         lengths = (("true", figures.response_length_correct), ("false", figures.response_length_incorrect))
         for correct, length in lengths:
             if length is not None:

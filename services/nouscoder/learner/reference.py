@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from nouscoder.config import LearnerSection
 from nouscoder.errors import Unusable
 from nouscoder.learner.weights import load_model
-from nouscoder.policy_folder.tokenizer import TokenizerError, load_tokenizer
+from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 
 
 def reference_policy(policy: Path, settings: LearnerSection) -> PreTrainedModel:
@@ -17,11 +17,18 @@ def reference_policy(policy: Path, settings: LearnerSection) -> PreTrainedModel:
     if not settings.teacher:
         return load_model(policy)
     teacher = Path(settings.teacher)
+    check_same_tokens(policy, teacher, "teacher")
+    return load_model(teacher)
+
+
+def check_same_tokens(policy: Path, other: Path, role: str) -> PolicyTokenizer:
+    """The tokenizer of the folder `other`. Raises Unusable, naming its `role`, if the policy has other tokens."""
     try:
-        own, others = (load_tokenizer(folder).vocabulary() for folder in (policy, teacher))
+        own, others = load_tokenizer(policy), load_tokenizer(other)
     except TokenizerError as error:
         raise Unusable(str(error)) from error
-    if own != others:
-        odd = min(token for token, _ in own.items() ^ others.items())
-        raise Unusable(f"the teacher {teacher} has other tokens than the policy, for example {odd!r}")
-    return load_model(teacher)
+    differing = own.vocabulary().items() ^ others.vocabulary().items()
+    if differing:
+        odd = min(token for token, _ in differing)
+        raise Unusable(f"the {role} {other} has other tokens than the policy, for example {odd!r}")
+    return others

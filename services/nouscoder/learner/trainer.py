@@ -33,11 +33,13 @@ from nouscoder.learner.computation import Computation
 from nouscoder.learner.diagnostics import StepDiagnostics
 from nouscoder.learner.entropy_control import active_coefficient, next_coefficient
 from nouscoder.learner.logprobs import Scorer, TokenScores
+from nouscoder.learner.model_rewards import ModelRewards
 from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, Objective
 from nouscoder.learner.objectives.registry import objective_of
 from nouscoder.learner.optimizers import optimizer_of
 from nouscoder.learner.packing import MicroBatch, input_lengths, pack_row
 from nouscoder.learner.ranks import Ranks, whole
+from nouscoder.learner.run_files import RunFiles
 from nouscoder.learner.schedule import learning_rate_factor
 from nouscoder.learner.step_metrics import StepMetrics, TrainedBatch
 from nouscoder.learner.token_traces import TokenTraces
@@ -97,6 +99,7 @@ class Trainer:
         self._load_reference = load_reference
         self._reference: Scorer | None = None
         self._teacher = ""
+        self._model_rewards = ModelRewards(RunFiles.of(config).policy, self._computation.device)
         self._given_objective = objective
         self.optimizer = optimizer_of(settings, self.model)
         self.step = 0
@@ -112,9 +115,13 @@ class Trainer:
         return self._computation.model
 
     def use(self, settings: LearnerSection) -> None:
-        """Train with these settings from now on. Raises ValueError when the objective needs a reference policy."""
+        """Train with these settings from now on. Raises ValueError when the objective needs a reference policy.
+
+        Raises Unusable for a reward model that cannot be used.
+        """
         self._settings = settings
         self._objective = self._given_objective or objective_of(settings)
+        self._model_rewards.use(settings)
         if not settings.entropy.target:
             self.entropy_coefficient = settings.entropy.coefficient
         for group in self.optimizer.param_groups:
@@ -141,11 +148,13 @@ class Trainer:
                 f"no rollout of batch {batch.batch_id} has recorded experts: policy.router_replay needs them"
             )
         self._computation.refresh()  # a checkpoint may have been loaded since
-        groups = score(batch, settings)
+        terms = self._model_rewards.terms(batch)
+        groups = score(batch, settings, terms.by_rollout)
         everyone = tuple(chain(*groups))
         shown = inspected(everyone, batch.batch_id, self._settings.samples_per_batch, self._seed)
         self._traces = TokenTraces(frozenset(one.graded.rollout.rollout_id for one in shown))
-        again = [score(replace(earlier, policy_version=batch.policy_version), settings) for earlier in replayed]
+        older = [replace(earlier, policy_version=batch.policy_version) for earlier in replayed]
+        again = [score(earlier, settings, self._model_rewards.terms(earlier).by_rollout) for earlier in older]
         cut = minibatches([*groups, *chain(*again)], self._settings.steps_per_batch, self._seed, batch.batch_id)
         prepared = [self._pack(scored) for scored in cut]
         # Old log-probabilities are those before the first of the k steps, so they are computed before it. The first
@@ -155,7 +164,8 @@ class Trainer:
         steps = self._take_steps(prepared)
         traces = self._traces.over(self.ranks)
         duration_s, num_replayed = time.monotonic() - started, sum(len(earlier.rollouts) for earlier in replayed)
-        return TrainedBatch(batch.batch_id, steps, everyone, statistics_of(everyone), duration_s, num_replayed, traces)
+        statistics = replace(statistics_of(everyone), model_reward_correlation=terms.correlation)
+        return TrainedBatch(batch.batch_id, steps, everyone, statistics, duration_s, num_replayed, traces)
 
     def mean_loss(self, rollouts: Sequence[Rollout]) -> float:
         """The mean -log p of their sampled tokens, in nats. All ranks must call it. Raises TrainingError."""

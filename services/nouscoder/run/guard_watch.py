@@ -24,6 +24,7 @@ class GuardWatch:
             settings.length_drift,
             settings.hard_coding_share,
             settings.same_programs,
+            settings.reward_hacking,
         )
         self._batches: dict[int, BatchFigures] = {}
         self._said: set[Guard] = set()
@@ -47,4 +48,5 @@ def _figures(line: dict[str, Any]) -> BatchFigures:
         repetition_share=line.get("repetition_share"),
         hard_coding_share=line.get("hard_coding_share"),
         same_programs=line.get("same_programs"),
+        model_reward_correlation=line.get("model_reward_correlation"),
     )

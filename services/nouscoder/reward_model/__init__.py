@@ -1,0 +1,1 @@
+"""Reward models: preference pairs, Bradley-Terry training, and what a model is worth."""

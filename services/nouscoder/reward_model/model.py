@@ -1,0 +1,131 @@
+"""A reward model: the decoder of a causal language model, and a linear head that scores an answer at its last token.
+
+It is a ...ForSequenceClassification model of transformers with one label, in a Hugging Face folder with its tokenizer,
+so other programs can use it. Answers are packed in rows without padding, as the learner packs rollouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from nouscoder.domain.message import Message, Role
+from nouscoder.errors import Unusable
+from nouscoder.learner.packed_attention import PACKED_ATTENTION, RowLayout
+from nouscoder.learner.packing import plan
+from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
+
+
+class RewardModelUnusable(Unusable):
+    """A folder holds no usable model, or an answer cannot be scored. The message names it."""
+
+
+class AnswerEncoder:
+    """Turns a prompt and an answer into token ids, at most `max_tokens`: what is beyond is cut from the answer's end.
+
+    The prompt is a user's message in the chat template of the folder, or text if it has none. An end token follows the
+    answer.
+    """
+
+    def __init__(self, folder: Path, max_tokens: int) -> None:
+        """Raises RewardModelUnusable."""
+        try:
+            self.tokenizer: PolicyTokenizer = load_tokenizer(folder)
+        except TokenizerError as error:
+            raise RewardModelUnusable(str(error)) from error
+        self._max_tokens = max_tokens
+        self._end_id = end_token_of(self.tokenizer)
+
+    def __call__(self, prompt: str, answer: str) -> list[int]:
+        """Token ids [tokens]. Raises RewardModelUnusable."""
+        try:
+            if self.tokenizer.has_chat_template:
+                ids = self.tokenizer.encode_messages([Message(Role.USER, prompt)])
+            else:
+                ids = self.tokenizer.encode(prompt)
+            ids += self.tokenizer.encode_inside(answer)
+        except TokenizerError as error:
+            raise RewardModelUnusable(str(error)) from error
+        return [*ids[: self._max_tokens - 1], self._end_id]
+
+
+def end_token_of(tokenizer: PolicyTokenizer) -> int:
+    """The token at which an answer is scored: a stop token, and one that is not padding if there is one.
+
+    transformers scores the last token before padding, so the two should differ.
+    """
+    return min(tokenizer.stop_ids - {tokenizer.pad_id} or tokenizer.stop_ids)
+
+
+def new_reward_model(policy: Path) -> PreTrainedModel:
+    """The decoder of the policy folder with a head of zeros, in float32. Raises RewardModelUnusable."""
+    with torch.random.fork_rng(devices=[]):  # transformers draws a head, which is replaced
+        model = _loaded(policy)
+    nn.init.zeros_(head_of(model).weight)
+    return model
+
+
+def load_reward_model(folder: Path) -> PreTrainedModel:
+    """The reward model of a folder, in float32. Raises RewardModelUnusable."""
+    try:
+        names = AutoConfig.from_pretrained(folder, local_files_only=True).architectures or []
+    except (OSError, ValueError, KeyError) as error:
+        raise RewardModelUnusable(f"{folder} does not hold a usable model: {error}") from error
+    if not any(name.endswith("ForSequenceClassification") for name in names):
+        raise RewardModelUnusable(f"{folder} is no reward model but {', '.join(names)}")
+    return _loaded(folder)
+
+
+def _loaded(folder: Path) -> PreTrainedModel:
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # a new head is no fault
+    try:
+        model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
+            folder, num_labels=1, dtype=torch.float32, attn_implementation=PACKED_ATTENTION, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise RewardModelUnusable(f"{folder} does not hold a usable model: {error}") from error
+    head_of(model)
+    return model
+
+
+def head_of(model: PreTrainedModel) -> nn.Linear:
+    """The linear head with one output. Raises RewardModelUnusable when the model has another one."""
+    head = getattr(model, "score", None)
+    if not isinstance(head, nn.Linear) or head.out_features != 1:
+        raise RewardModelUnusable(f"a {type(model).__name__} has no linear head `score` with one output")
+    return head
+
+
+def row_scores(model: PreTrainedModel, answers: Sequence[Sequence[int]]) -> Tensor:
+    """The score of each of some encoded answers [answers], which are packed in one row."""
+    lengths = [len(ids) for ids in answers]
+    device = head_of(model).weight.device
+    tokens = torch.tensor([token for ids in answers for token in ids], device=device)
+    positions = torch.cat([torch.arange(length, device=device) for length in lengths])
+    hidden = model.base_model(
+        input_ids=tokens.unsqueeze(0),
+        position_ids=positions.unsqueeze(0),
+        layout=RowLayout.of(lengths, device),
+        use_cache=False,
+    ).last_hidden_state[0]
+    last = torch.tensor([end - 1 for end in accumulate(lengths)], device=device)
+    scores: Tensor = head_of(model)(hidden.index_select(0, last))[:, 0]
+    return scores
+
+
+@torch.no_grad()
+def scores_of(model: PreTrainedModel, answers: Sequence[Sequence[int]], row_tokens: int) -> list[float]:
+    """The score of each encoded answer, in rows of at most `row_tokens` tokens; a longer answer has its own row."""
+    found = [0.0] * len(answers)
+    for row in plan([len(ids) for ids in answers], row_tokens):
+        for place, score in zip(row, row_scores(model, [answers[place] for place in row]).tolist(), strict=True):
+            found[place] = score
+    return found

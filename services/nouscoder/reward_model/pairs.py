@@ -1,0 +1,70 @@
+"""Files of preference pairs: one JSON record a line, made of the graded samples of an evaluation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from nouscoder.atomic_files import write_whole
+from nouscoder.data.json_records import checked_records
+from nouscoder.domain.preference import PairRule, preference_pairs
+from nouscoder.errors import Unusable
+from nouscoder.evaluation.scored_samples import ScoredProblem
+from nouscoder.formats.body import Body
+
+
+class NoPairs(Unusable):
+    """There is no pair. The message says why."""
+
+
+class PairBody(Body):
+    """One line: the answer `chosen` is better than `rejected`."""
+
+    problem_id: str = Field("", description="the problem's id, if it has one")
+    prompt: str = Field(min_length=1, description="what the model was asked")
+    chosen: str = Field(description="the better answer")
+    rejected: str = Field(description="the worse answer")
+
+
+@dataclass(frozen=True, slots=True)
+class PairCounts:
+    """What was made: problems with samples, those with a pair, and pairs."""
+
+    problems: int
+    with_pairs: int
+    pairs: int
+
+    def text(self, out: Path) -> str:
+        """A line for people."""
+        return f"{out}: {self.pairs} pairs of {self.with_pairs} of {self.problems} problems"
+
+
+def write_pairs(problems: Sequence[ScoredProblem], rule: PairRule, at_most: int, seed: int, out: Path) -> PairCounts:
+    """Write the pairs of each problem, `at_most` of one, to a file. Raises NoPairs and NoScores."""
+    lines: list[str] = []
+    with_pairs = 0
+    for problem in problems:
+        pairs = preference_pairs(problem.scores, rule, at_most, f"{seed}/{problem.problem_id}")
+        with_pairs += bool(pairs)
+        for chosen, rejected in pairs:
+            answers = [problem.samples[at].answer for at in (chosen, rejected)]
+            body = PairBody(
+                problem_id=problem.problem_id, prompt=problem.prompt, chosen=answers[0], rejected=answers[1]
+            )
+            lines.append(json.dumps(body.model_dump()) + "\n")
+    if not lines:
+        raise NoPairs(f"no two samples of the {len(problems)} problems differ as {rule} asks")
+    write_whole(out, "".join(lines).encode())
+    return PairCounts(len(problems), with_pairs, len(lines))
+
+
+def read_pairs(path: Path) -> list[PairBody]:
+    """The pairs of a file. Raises NoPairs, BadRecord and UnreadableFile."""
+    found = list(checked_records(path, PairBody))
+    if not found:
+        raise NoPairs(f"{path} holds no pair")
+    return found
