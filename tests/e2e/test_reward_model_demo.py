@@ -23,7 +23,7 @@ from nouscoder.domain.problem import Problem
 from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
 from nouscoder.evaluation.samples import SamplingSettings
 
-NUM_PROBLEMS, NUM_SAMPLES = 400, 8
+NUM_PROBLEMS, NUM_HELD_OUT, NUM_SAMPLES = 160, 100, 8
 MOST_TOKENS = 96
 _AT_ONCE = 16  # problems
 
@@ -79,13 +79,14 @@ def test_the_best_of_eight_by_a_reward_model_beats_pass_at_1(tmp_path: Path) -> 
     config = load_config(recipe_path("demo"), [f'run.root="{tmp_path}"', 'run.name="demo"'])
     config.run.folder.mkdir()
     prepare(config, lambda done, total, loss: None)
-    train, held_out = tmp_path / "some.jsonl", config.in_run_folder(config.problems.held_out)
+    train, held_out = tmp_path / "some.jsonl", tmp_path / "held_out.jsonl"
     save_problems(train, load_problems(config.in_run_folder(config.problems.train))[:NUM_PROBLEMS])
+    save_problems(held_out, load_problems(config.in_run_folder(config.problems.held_out))[:NUM_HELD_OUT])
     folder = config.in_run_folder(config.policy.path)
     policy = load_policy(folder)
     policy.eval()  # type: ignore[no-untyped-call]
-    seen = graded(train, policy, 1, tmp_path / "train", config)
-    unseen = graded(held_out, policy, 2, tmp_path / "held_out", config)
+    seen = graded(train, policy, 1, tmp_path / "seen", config)
+    unseen = graded(held_out, policy, 2, tmp_path / "unseen", config)
     pairs, model = tmp_path / "pairs.jsonl", tmp_path / "reward-model"
     print(command("reward-model", "pairs", train, seen, "--out", tmp_path / "acecoder.jsonl"))
     print(command("reward-model", "pairs", train, seen, "--out", pairs, "--rejected-above", -1, "--at-most", 12))

@@ -7,7 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.e2e.test_eval import NUM_RIGHT, NUM_SAMPLES, MockServer, mixed, serving, write_problems
+from tests.e2e.test_eval import NUM_RIGHT, NUM_SAMPLES, mixed, write_problems
+from tests.openai_mock import MockServer, serving
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app

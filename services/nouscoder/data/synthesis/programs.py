@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nouscoder.client.http import GradingFailed
+from nouscoder.client import GradingFailed
 from nouscoder.config import Config
 from nouscoder.data.asking import NotAnswered
 from nouscoder.domain.submission import Submission
