@@ -91,7 +91,7 @@ class FolderSource:
                 ' set generation.policy_from to "learner"'
             )
         if manifest.policy_version and not await asyncio.to_thread(Path(manifest.folder).is_dir):
-            raise PolicyGone(f"{manifest.folder} cannot be read: the learner has removed it")
+            raise PolicyGone(f"{manifest.folder} is gone: the learner has removed it")
         base = () if manifest.base is None else await _checked(manifest.base, self._bases.check)
         return (*base, *await _checked(manifest, check_shard))
 
