@@ -120,7 +120,7 @@ async def running(api_keys: ApiKeys | None = None) -> AsyncIterator[Running]:
 
 
 def body(number: int = 0, **fields: Any) -> dict[str, Any]:
-    return {"code": "print(input())", "language": "python", "stdin": str(number), "compile_timeout": 60, **fields}
+    return {"code": "print(input())", "language": "python", "stdin": str(number), "compile_timeout": 600, **fields}
 
 
 async def settled(condition: Callable[[], bool]) -> None:
