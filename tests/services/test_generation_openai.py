@@ -27,8 +27,10 @@ from nouscoder.generation.engines.fake import FakeEngine, Script, default_script
 from nouscoder.generation.engines.stepped import SteppedEngine
 from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.openai import gate, sampling
+from nouscoder.generation.openai.faults import ApiFault
 from nouscoder.generation.openai.gate import Gate, Message
 from nouscoder.generation.openai.sampling import Samples, Wanted
+from nouscoder.generation.openai.schema import ChatRequest, parsed
 from nouscoder.generation.openai.serve import start_openai
 from nouscoder.generation.policies import Policies
 from nouscoder.http_server.api_keys import ApiKeys, new_api_key
@@ -341,7 +343,8 @@ REFUSED: list[tuple[str, dict[str, Any], str | None, str]] = [
     (TEXT, {"prompt": [-1]}, "prompt", "not in the vocabulary"),
     (TEXT, {"prompt": 3}, "prompt", "valid string"),
     (TEXT, {"prompt": [-1] * (CAPACITY + 1)}, "prompt", f"may have {CAPACITY}"),
-    (TEXT, {"prompt": ["\ud800"] * 129}, "n", "at most 128"),
+    (TEXT, {"prompt": ["\ud800"] * 129}, None, "prompt: at most 128"),
+    (TEXT, {"prompt": [5, *[[5]] * 128]}, None, "prompt: at most 128"),
     (TEXT, {"prompt": ["a"] * 3, "n": 100}, "n", "at most 128"),
     (TEXT, {"logprobs": 5}, "logprobs", "less than or equal to 0"),
     (TEXT, {"echo": True}, None, "echo is not supported"),
@@ -450,6 +453,12 @@ async def test_a_client_that_hangs_up_in_the_middle_of_a_stream_frees_its_place(
         async with service.http.stream("POST", CHAT, json=request_of(CHAT, stream=True)) as answer:
             assert (await anext(answer.aiter_lines())).startswith("data: ")
         await until(lambda: service.engine.num_running == 0)
+
+
+def test_too_many_messages_are_refused_before_they_are_checked() -> None:
+    messages = [{"role": "user", "content": ""}, *[{"role": "nobody"}] * 4096]
+    with pytest.raises(ApiFault, match="messages: List should have at most 4096 items"):
+        parsed(ChatRequest, json.dumps({"model": "mine", "messages": messages}).encode())
 
 
 async def test_a_client_that_stops_reading_frees_its_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

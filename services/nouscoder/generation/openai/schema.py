@@ -18,6 +18,7 @@ from nouscoder.generation.openai.faults import invalid
 
 MAX_CHOICES = 128
 MAX_STOPS = 4
+_MAX_MESSAGES = 4096  # checking more would hold up the whole service
 _DEFAULT_COMPLETION_TOKENS = 16  # of /v1/completions in OpenAI's API
 # vLLM takes no smaller one, and the logarithms of the torch engine would overflow at about 1e-38.
 _MIN_TEMPERATURE = 0.01
@@ -99,6 +100,7 @@ class SamplingRequest(_Model):
         for name, neutral in _NEUTRAL.items():
             if given.get(name) is not None and given[name] not in neutral:
                 raise ValueError(f"{name} is not supported, except with the value {json.dumps(neutral[0])}")
+        _check_number_of_prompts(given.get("prompt"))
         skipped = (*_IGNORED, *_NEUTRAL)
         return {name: value for name, value in given.items() if value is not None and name not in skipped}
 
@@ -134,7 +136,7 @@ class SamplingRequest(_Model):
 class ChatRequest(SamplingRequest):
     """The body of /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=_MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     chat_template_kwargs: TemplateSettings = TemplateSettings()
@@ -176,6 +178,12 @@ class CompletionRequest(SamplingRequest):
         if not found:
             raise invalid("prompt: there is none", "prompt")
         return found
+
+
+def _check_number_of_prompts(prompt: Any) -> None:
+    """Before each is checked, which would hold up the whole service. Raises ValueError."""
+    if isinstance(prompt, list) and len(prompt) > MAX_CHOICES and not all(type(part) is int for part in prompt):
+        raise ValueError(f"prompt: at most {MAX_CHOICES} are taken")
 
 
 Parsed = TypeVar("Parsed", bound=SamplingRequest)
