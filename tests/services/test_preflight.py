@@ -126,7 +126,10 @@ WRONG: list[tuple[Callable[[Home], object], str]] = [
     (key("policy.path", '"modle"'), r"^policy.path: .*home/modle does not exist: did you mean model"),
     (key("policy.path", '"/no/such/model"'), r"^policy.path: /no/such/model does not exist$"),
     (key("problems.tran", '"train.jsonl"'), r"my.toml: unknown key problems.tran: did you mean problems.train\?"),
-    (key("learning_rate", "1e-5"), r"my.toml: unknown key learning_rate: did you mean learner.learning_rate\?"),
+    (
+        key("learning_rate", "1e-5"),
+        r"my.toml: unknown key learning_rate: did you mean learner.learning_rate or sft.learning_rate\?",
+    ),
     (key("broker.group_size", '"eight"'), r"my.toml: broker.group_size: .*valid integer.*'eight'"),
     (key("broker.batch_size", "30"), r"my.toml: broker: batch_size 30 must be a multiple of group_size 8"),
     (key("generation.sampling.top_p", "1.5"), r"generation.sampling.top_p: .*less than or equal to 1"),
