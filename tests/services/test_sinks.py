@@ -252,7 +252,8 @@ found = {tag: [[e.step, e.value, e.wall_time] for e in events.Scalars(tag)] for 
 print(json.dumps(found))
 """
 READ_MLFLOW = """
-import json, sys, pathlib
+import json, os, sys, pathlib
+os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
 from mlflow.tracking import MlflowClient
 folder = pathlib.Path(sys.argv[1])
 client, run = MlflowClient(tracking_uri=(folder / "mlruns").resolve().as_uri()), (folder / "run_id").read_text()

@@ -28,6 +28,8 @@ class MlflowSink:
 
     def open(self) -> int:
         """Find or make experiment and run."""
+        # MLflow 3.17 opens a file store only where this is set. A database needs a package that is not light.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow.tracking import MlflowClient
 
         self._client = MlflowClient(
