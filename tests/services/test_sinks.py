@@ -261,15 +261,28 @@ names = client.get_run(run).data.metrics
 history = {n: [[m.step, m.value, m.timestamp / 1000] for m in client.get_metric_history(run, n)] for n in names}
 print(json.dumps({n: sorted(found) for n, found in history.items()}))
 """
+# A file of Weights & Biases is a log of LevelDB's form: blocks of 32 KiB, and in them pieces of records.
 READ_WANDB = """
-import json, pathlib, sys
+import json, pathlib, struct, sys
 from wandb.proto import wandb_internal_pb2
-from wandb.sdk.internal.datastore import DataStore
+
+def records(data):
+    at, record = 7, b""  # after the file's own header
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        size, kind = struct.unpack_from("<HB", data, at + 4)
+        record += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # the whole record, or its last piece
+            yield record
+            record = b""
+
 found = {}
 for file in sorted(pathlib.Path(sys.argv[1]).rglob("*.wandb")):
-    store = DataStore()
-    store.open_for_scan(str(file))
-    while (data := store.scan_data()) is not None:
+    for data in records(file.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         if record.WhichOneof("record_type") == "history":
