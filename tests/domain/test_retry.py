@@ -55,7 +55,7 @@ async def test_the_time_limit_is_enforced() -> None:
     async with asyncio.timeout(60):
         with pytest.raises(Away):
             await Retry("work", (Away,), for_s=0.05, wait_s=0.001, max_wait_s=0.01).call(work)
-    assert work.num_tries > 1
+    assert work.num_tries < 10_000
 
 
 @pytest.mark.parametrize("retry", [Retry("work", (Away,), max_tries=5), Retry("work", (Away, Broken), for_s=60)])

@@ -43,6 +43,7 @@ def metrics_line(step: int, draw: random.Random) -> dict[str, Any]:
         "repetition_share": 0.0,
         "hard_coding_share": 0.0,
         "same_programs": 0.2,
+        "model_reward_correlation": None,
         "entropy": 0.6 - 0.01 * batch,
         "clip_fraction_low": 0.004 * index,
         "clip_fraction_high": 0.006 * index,

@@ -213,5 +213,5 @@ def test_states_of_another_kind_are_refused_by_name(tmp_path: Path) -> None:
     trainer = trainer_of(optimizer_states="8bit")
     trainer.train_batch(random_batch(0, seed=1))
     checkpoint = CheckpointStore(tmp_path, keep=2).begin(trainer, Progress(2, 0)).finish()
-    with pytest.raises(CheckpointError, match=r"of another learner\.optimizer_states: put back the earlier one"):
+    with pytest.raises(CheckpointError, match=r"of another learner\.optimizer or learner\.optimizer_states: put back"):
         restore(trainer_of(), checkpoint)

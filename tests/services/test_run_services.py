@@ -110,6 +110,7 @@ CHANGES = {
     "learner.steps_per_batch": "2",
     "broker.reward": '{rule = "binary"}',
     "learner.dtype": "bfloat16",
+    "learner.optimizer": "muon",
     "learner.optimizer_states": "8bit",
     "learner.lora": "{rank = 8}",
     "learner.compile": "true",
