@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from nouscoder.domain.rollout import Completion
+from nouscoder.domain.tokens import Completion
 from nouscoder.generation.engines.base import SampleRequest
 
 

@@ -15,7 +15,8 @@ from tests.contract.random_adapters import adapted, metadata_of
 from tests.contract.reference_logprobs import fresh_logprobs
 
 from nouscoder.config import Config, load_config
-from nouscoder.domain.rollout import Completion, FinishReason, Sampling, VersionSpan, float32, int32
+from nouscoder.domain.rollout import Sampling
+from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, float32, int32
 from nouscoder.generation.engines import open_engine, step_engine
 from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, EngineUnusable, SampleRequest
 from nouscoder.generation.metrics import GenerationMetrics

@@ -9,20 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.domain.rollout import (
-    Completion,
-    FinishReason,
-    Rollout,
-    Sampling,
-    Segment,
-    Task,
-    VersionSpan,
-    assemble_rollout,
-    float32,
-    int32,
-    spans_of,
-)
+from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
 from nouscoder.domain.staleness import staleness_of
+from nouscoder.domain.tokens import Completion, FinishReason, Segment, VersionSpan, float32, int32, spans_of
 
 
 def rollout(versions: list[int]) -> Rollout:

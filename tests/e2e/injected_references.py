@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from nouscoder.config import EntryPointSection
-from nouscoder.domain.rollout import Completion, FinishReason, Rollout, Task, float32, int32, spans_of
+from nouscoder.domain.rollout import Rollout, Task
+from nouscoder.domain.tokens import Completion, FinishReason, float32, int32, spans_of
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.environments.base import Sampler
 from nouscoder.generation.environments.single_turn import SingleTurn

@@ -17,7 +17,8 @@ from nouscoder.bench.broker_process import RunningBroker, running_broker
 from nouscoder.demo.policy import PolicySize, build_policy, save_policy
 from nouscoder.domain.partial import PartialRollout
 from nouscoder.domain.policy import PolicyManifest
-from nouscoder.domain.rollout import Completion, Rollout, spans_between
+from nouscoder.domain.rollout import Rollout
+from nouscoder.domain.tokens import Completion, spans_between
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.policy_folder.weights_files import shards_of
 from nouscoder.rpc.broker_client import BrokerClient

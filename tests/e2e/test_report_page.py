@@ -28,16 +28,8 @@ from tests.e2e.report_pages import (
 )
 
 from nouscoder.domain.batch import GradedRollout
-from nouscoder.domain.rollout import (
-    Completion,
-    FinishReason,
-    Sampling,
-    Task,
-    VersionSpan,
-    assemble_rollout,
-    float32,
-    int32,
-)
+from nouscoder.domain.rollout import Sampling, Task, assemble_rollout
+from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, float32, int32
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.report import write_report
 

@@ -32,8 +32,9 @@ from nouscoder.data.problems import save_problems
 from nouscoder.domain.lease import RecordedGrading, RecordedGradings
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.rollout import Completion, FinishReason, VersionSpan, assemble_rollout, float32, int32
+from nouscoder.domain.rollout import assemble_rollout
 from nouscoder.domain.submission import StdinCase, StdinTests, Tests
+from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, float32, int32
 from nouscoder.rpc import broker_convert
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.store.blobs import open_blobs

@@ -20,18 +20,9 @@ from nouscoder.domain.batch import RecordedBatch
 from nouscoder.domain.lease import LeasedTask, RecordedGrading
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.rollout import (
-    Completion,
-    FinishReason,
-    Rollout,
-    RolloutHeader,
-    Task,
-    VersionSpan,
-    assemble_rollout,
-    float32,
-    int32,
-)
+from nouscoder.domain.rollout import Rollout, RolloutHeader, Task, assemble_rollout
 from nouscoder.domain.submission import StdinCase, StdinTests
+from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, float32, int32
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation.environments.single_turn import SingleTurn
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, load_tokenizer

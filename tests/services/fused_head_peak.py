@@ -10,17 +10,8 @@ import sys
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from nouscoder.domain.rollout import (
-    Completion,
-    FinishReason,
-    Rollout,
-    Sampling,
-    Task,
-    VersionSpan,
-    assemble_rollout,
-    float32,
-    int32,
-)
+from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
+from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, float32, int32
 from nouscoder.learner.logprobs import score_tokens
 from nouscoder.learner.packed_attention import PACKED_ATTENTION
 from nouscoder.learner.packing import pack

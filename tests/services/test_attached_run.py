@@ -153,7 +153,7 @@ class Site:
     def events(self, name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.log(name).splitlines() if line.startswith("{")]
 
-    def until(self, condition: Callable[[], bool], what: str, limit_s: float = 90) -> None:
+    def until(self, condition: Callable[[], bool], what: str, limit_s: float = 240) -> None:
         end = time.monotonic() + limit_s
         while not condition():
             for name, process in self.processes.items():

@@ -13,7 +13,7 @@ from nouscoder.broker.pressure import Pressure
 from nouscoder.broker.store import Memory
 from nouscoder.domain.lease import LeasedTask, LeaseLoss
 from nouscoder.domain.partial import EncodedPiece, PartialRollout, tokens_from
-from nouscoder.domain.rollout import SampledTokens, float32, int32, spans_of
+from nouscoder.domain.tokens import SampledTokens, float32, int32, spans_of
 from nouscoder.store.partial_record import decode_pieces, encode_piece
 
 NewBroker = Callable[..., Broker]

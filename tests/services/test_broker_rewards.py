@@ -10,7 +10,8 @@ import pytest
 
 from nouscoder.broker.rewards import Rewards
 from nouscoder.config import load_config
-from nouscoder.domain.rollout import FinishReason, RolloutHeader
+from nouscoder.domain.rollout import RolloutHeader
+from nouscoder.domain.tokens import FinishReason
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import Unusable
 

@@ -14,16 +14,8 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from nouscoder.config import Config, CorrectionKind, CorrectionSection, DistillationSettings, LearnerSection, RunSection
 from nouscoder.config.run import PolicySection
 from nouscoder.domain.batch import Batch, GradedRollout
-from nouscoder.domain.rollout import (
-    Completion,
-    FinishReason,
-    Sampling,
-    Task,
-    VersionSpan,
-    assemble_rollout,
-    float32,
-    int32,
-)
+from nouscoder.domain.rollout import Sampling, Task, assemble_rollout
+from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, float32, int32
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import Unusable
 from nouscoder.learner.core import trainer_at

@@ -15,7 +15,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from nouscoder.config import EnvironmentSection, load_config
 from nouscoder.demo.tokenizer import BOS_ID, EOS_ID, CharTokenizer
-from nouscoder.domain.rollout import Rollout, Sampling, Segment, Task
+from nouscoder.domain.rollout import Rollout, Sampling, Task
+from nouscoder.domain.tokens import Segment
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import Engine
 from nouscoder.generation.environments import open_environment

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from nouscoder.config import load_config
-from nouscoder.domain.rollout import Completion, Sampling
+from nouscoder.domain.rollout import Sampling
+from nouscoder.domain.tokens import Completion
 from nouscoder.generation.engines import step_engine
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.engines.fake import script_of

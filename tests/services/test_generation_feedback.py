@@ -18,17 +18,9 @@ from tests.scripted_turns import ScriptedSampler, parts_of
 from nouscoder.config import ConfigError, EnvironmentSection, FeedbackSection, load_config
 from nouscoder.demo.tokenizer import BOS_ID, EOS_ID, CharTokenizer
 from nouscoder.domain.problem import GradingRules, PublicTests
-from nouscoder.domain.rollout import (
-    Completion,
-    FinishReason,
-    Sampling,
-    Segment,
-    Task,
-    float32,
-    int32,
-    spans_of,
-)
+from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
+from nouscoder.domain.tokens import Completion, FinishReason, Segment, float32, int32, spans_of
 from nouscoder.domain.verdict import FirstFailure, Verdict, VerdictKind
 from nouscoder.generation.environments import open_environment
 from nouscoder.generation.environments.base import EnvironmentUnusable, TaskRefused, ToolUnavailable

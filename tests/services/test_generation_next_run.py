@@ -11,7 +11,8 @@ import pytest
 from nouscoder.config import Config, load_config
 from nouscoder.demo.tokenizer import CharTokenizer
 from nouscoder.domain.policy import PolicyManifest, Shard
-from nouscoder.domain.rollout import Completion, Rollout, Sampling, Task
+from nouscoder.domain.rollout import Rollout, Sampling, Task
+from nouscoder.domain.tokens import Completion
 from nouscoder.generation.context_limit import ContextLimit
 from nouscoder.generation.engines.base import EngineError, SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine

@@ -19,7 +19,8 @@ import pytest
 from nouscoder.config import Config, load_config
 from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
 from nouscoder.domain.policy import PolicyManifest, Shard
-from nouscoder.domain.rollout import Completion, Sampling
+from nouscoder.domain.rollout import Sampling
+from nouscoder.domain.tokens import Completion
 from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
 from nouscoder.evaluation.samples import SamplingSettings
 from nouscoder.generation.engines.base import Engine, SampleRequest

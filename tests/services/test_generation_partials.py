@@ -20,19 +20,9 @@ from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
 from nouscoder.domain.partial import PartialRollout, tokens_from
 from nouscoder.domain.policy import PolicyManifest, Shard
 from nouscoder.domain.problem import GradingRules, PublicTests
-from nouscoder.domain.rollout import (
-    Completion,
-    FinishReason,
-    Rollout,
-    SampledTokens,
-    Sampling,
-    Task,
-    VersionSpan,
-    float32,
-    int32,
-    spans_of,
-)
+from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
+from nouscoder.domain.tokens import Completion, FinishReason, SampledTokens, VersionSpan, float32, int32, spans_of
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation import partials
 from nouscoder.generation.engines.base import SampleRequest

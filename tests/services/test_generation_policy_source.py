@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save
 from tests.contract.reference_logprobs import fresh_logprobs
 
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard, Transport
-from nouscoder.domain.rollout import Sampling, VersionSpan
+from nouscoder.domain.rollout import Sampling
+from nouscoder.domain.tokens import VersionSpan
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine

@@ -20,7 +20,8 @@ import pytest
 
 from nouscoder.demo.tokenizer import CharTokenizer
 from nouscoder.domain.policy import PolicyManifest, Shard, Transport
-from nouscoder.domain.rollout import Completion, FinishReason, Rollout, Sampling, Task
+from nouscoder.domain.rollout import Rollout, Sampling, Task
+from nouscoder.domain.tokens import Completion, FinishReason
 from nouscoder.generation.engines.base import Engine, EngineError, EngineStopped, SampleRequest
 from nouscoder.generation.engines.fake import FakeEngine
 from nouscoder.generation.engines.stepped import SteppedEngine

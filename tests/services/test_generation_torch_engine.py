@@ -14,16 +14,8 @@ from tests.contract.reference_logprobs import fresh_logprobs, replayed_logprobs
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
-from nouscoder.domain.rollout import (
-    Completion,
-    FinishReason,
-    Rollout,
-    Sampling,
-    Task,
-    VersionSpan,
-    assemble_rollout,
-    int32,
-)
+from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
+from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, int32
 from nouscoder.generation.engines.base import EngineError, SampleRequest
 from nouscoder.generation.engines.kv_cache import KeyValueCache, decode_mask
 from nouscoder.generation.engines.sampling import choose_tokens, draws_of

@@ -16,8 +16,9 @@ import pytest
 from nouscoder.domain.lease import Lease, LeasedTask, LeasedTasks, LeaseLoss, WorkReport
 from nouscoder.domain.partial import PartialRollout
 from nouscoder.domain.policy import PolicyManifest, Shard
-from nouscoder.domain.rollout import Completion, Rollout, Sampling, Task
+from nouscoder.domain.rollout import Rollout, Sampling, Task
 from nouscoder.domain.submission import StdinTests, Submission
+from nouscoder.domain.tokens import Completion
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation import policy_follower
 from nouscoder.generation import rollouts as rollouts_module

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from nouscoder.config import AdvantageSection, Config, LearnerSection, ScheduleSection
 from nouscoder.domain.advantage import Estimator, Overlong
 from nouscoder.domain.batch import Batch
-from nouscoder.domain.rollout import FinishReason
+from nouscoder.domain.tokens import FinishReason
 from nouscoder.learner.batch_statistics import ScoredRollout, score
 from nouscoder.learner.checkpoint import CheckpointStore, Progress, restore
 from nouscoder.learner.core import prepare_thread

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from nouscoder.config import AdvantageSection, Config, LearnerSection, RunSection, ScheduleSection
 from nouscoder.domain.advantage import group_advantages
 from nouscoder.domain.batch import Batch, GradedRollout
-from nouscoder.domain.rollout import FinishReason, Rollout, Segment, float32, int32, spans_of
+from nouscoder.domain.rollout import Rollout
+from nouscoder.domain.tokens import FinishReason, Segment, float32, int32, spans_of
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.learner.batch_statistics import minibatches, score, statistics_of
 from nouscoder.learner.core import prepare_thread

@@ -16,7 +16,8 @@ from transformers import LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config,
 
 from nouscoder.config import Config, load_config
 from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
-from nouscoder.domain.rollout import Completion, Sampling
+from nouscoder.domain.rollout import Sampling
+from nouscoder.domain.tokens import Completion
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.metrics import GenerationMetrics

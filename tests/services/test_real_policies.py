@@ -16,8 +16,9 @@ from nouscoder.config import EnvironmentSection, load_config
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.message import Message, Role
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.rollout import Completion, FinishReason, Sampling, Task, float32, int32, spans_of
+from nouscoder.domain.rollout import Sampling, Task
 from nouscoder.domain.submission import StdinCase, StdinTests
+from nouscoder.domain.tokens import Completion, FinishReason, float32, int32, spans_of
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.environments import open_environment

@@ -13,10 +13,11 @@ from safetensors.torch import load_file, save_file
 from tests.contract.random_adapters import adapted, metadata_of
 from tests.contract.reference_logprobs import fresh_logprobs, replayed_logprobs
 
-from nouscoder.domain.rollout import Completion, Sampling
+from nouscoder.domain.rollout import Sampling
+from nouscoder.domain.tokens import Completion
 from nouscoder.generation.engines.base import Engine, EngineError, SampleRequest
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default"), pytest.mark.timeout(1800)]
 
 OpenVllm = Callable[..., AbstractAsyncContextManager[Engine]]
 LIMIT_S = 300.0

@@ -23,7 +23,8 @@ from safetensors.torch import load_file, save_file
 from tests.contract.reference_logprobs import fresh_logprobs
 
 from nouscoder.domain.policy import PolicyDelta, PolicyManifest, Shard
-from nouscoder.domain.rollout import Completion, Sampling
+from nouscoder.domain.rollout import Sampling
+from nouscoder.domain.tokens import Completion
 from nouscoder.generation.engines.base import Engine, EngineError, SampleRequest
 from nouscoder.generation.engines.vllm import VllmEngine
 from nouscoder.generation.errors import PolicyUnusable
@@ -32,7 +33,7 @@ from nouscoder.generation.metrics import FetchResult, GenerationMetrics
 from nouscoder.generation.policies import Policies
 from nouscoder.rpc.learner_client import LearnerClient
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default"), pytest.mark.timeout(1800)]
 
 OpenVllm = Callable[..., AbstractAsyncContextManager[Engine]]
 SCRIPT = Path(__file__).with_name("sending_learner.py")

@@ -15,13 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.contract.reference_logprobs import fresh_logprobs, model_of, replayed_logprobs
 
-from nouscoder.domain.rollout import Completion, SampledTokens, Sampling
+from nouscoder.domain.rollout import Sampling
+from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.generation.engines import vllm_requests
 from nouscoder.generation.engines.base import Engine, EngineError, SampleRequest
 from nouscoder.generation.engines.vllm_convert import completion_of
 from nouscoder.generation.resumable import ResumableSampler
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default"), pytest.mark.timeout(1800)]
 
 OpenVllm = Callable[..., AbstractAsyncContextManager[Engine]]
 LIMIT_S = 300.0

@@ -8,7 +8,8 @@ from nouscoder.bench.errors import BenchError
 from nouscoder.domain.batch import RecordedBatch
 from nouscoder.domain.lease import LeasedTask
 from nouscoder.domain.policy import PolicyManifest, Shard
-from nouscoder.domain.rollout import Completion, FinishReason, Rollout, VersionSpan, assemble_rollout, float32, int32
+from nouscoder.domain.rollout import Rollout, assemble_rollout
+from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, float32, int32
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.store.record_store import ByteRange

@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Self, TypeAlias
 
 from nouscoder.domain.expert_choices import ExpertChoices
-from nouscoder.domain.rollout import (
+from nouscoder.domain.tokens import (
     SampledTokens,
     Segment,
     SegmentedTokens,

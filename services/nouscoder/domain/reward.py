@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nouscoder.domain.length_control import soft_overlong_punishment
-from nouscoder.domain.rollout import FinishReason, RolloutHeader
+from nouscoder.domain.rollout import RolloutHeader
+from nouscoder.domain.tokens import FinishReason
 from nouscoder.domain.verdict import Verdict, VerdictKind
 
 # R1-Code-Interpreter: a rollout with more turns than this loses 0.1.

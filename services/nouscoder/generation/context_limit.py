@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from nouscoder.domain.rollout import Completion
+from nouscoder.domain.tokens import Completion
 from nouscoder.generation.engines.base import EngineError, SampleRequest
 from nouscoder.generation.engines.requests import checked_max_tokens
 from nouscoder.generation.environments.base import Sampler

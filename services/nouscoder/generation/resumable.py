@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import replace
 
 from nouscoder.domain.partial import Part, PartialRollout, tokens_from
-from nouscoder.domain.rollout import Completion, FinishReason, SampledTokens, int32
+from nouscoder.domain.tokens import Completion, FinishReason, SampledTokens, int32
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.environments.base import Sampler
 

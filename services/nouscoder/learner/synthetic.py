@@ -15,17 +15,8 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3Mo
 from nouscoder.demo.tokenizer import CharTokenizer
 from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.expert_choices import ExpertChoices
-from nouscoder.domain.rollout import (
-    Completion,
-    FinishReason,
-    Rollout,
-    Sampling,
-    Task,
-    assemble_rollout,
-    float32,
-    int32,
-    spans_of,
-)
+from nouscoder.domain.rollout import Rollout, Sampling, Task, assemble_rollout
+from nouscoder.domain.tokens import Completion, FinishReason, float32, int32, spans_of
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.learner.packed_attention import PACKED_ATTENTION
 from nouscoder.policy_folder.experts import routers_of

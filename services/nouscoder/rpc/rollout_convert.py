@@ -8,8 +8,9 @@ from __future__ import annotations
 from nouscoder.domain.batch import RecordedBatch, RecordedRollout
 from nouscoder.domain.ledger import Ledger
 from nouscoder.domain.problem import PublicTests
-from nouscoder.domain.rollout import FinishReason, RolloutHeader, Sampling, Task
+from nouscoder.domain.rollout import RolloutHeader, Sampling, Task
 from nouscoder.domain.submission import TestsReference
+from nouscoder.domain.tokens import FinishReason
 from nouscoder.rpc.faults import InvalidMessage as InvalidMessage
 from nouscoder.rpc.tests_convert import tests_from as tests_from
 from nouscoder.rpc.tests_convert import tests_to as tests_to

@@ -10,16 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nouscoder.domain.batch import Batch, GradedRollout
-from nouscoder.domain.rollout import (
-    Completion,
-    FinishReason,
-    Rollout,
-    Sampling,
-    Segment,
-    VersionSpan,
-    concatenated,
-    int32,
-)
+from nouscoder.domain.rollout import Rollout, Sampling
+from nouscoder.domain.tokens import Completion, FinishReason, Segment, VersionSpan, concatenated, int32
 from nouscoder.domain.verdict import Verdict, VerdictKind
 
 _WRITTEN = Verdict(kind=VerdictKind.ACCEPTED, passed=0, total=0, graded=0, duration_s=0.0, backend="example")

@@ -18,7 +18,8 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from nouscoder.domain.partial import PartialRollout
-from nouscoder.domain.rollout import Rollout, Segment, VersionSpan
+from nouscoder.domain.rollout import Rollout
+from nouscoder.domain.tokens import Segment, VersionSpan
 from nouscoder.errors import NousCoderError
 
 if TYPE_CHECKING:

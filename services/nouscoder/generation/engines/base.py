@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 from nouscoder.domain.policy import Meeting, PolicyManifest
-from nouscoder.domain.rollout import Completion, SampledTokens, Sampling
+from nouscoder.domain.rollout import Sampling
+from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.errors import NousCoderError, Unusable
 
 

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from random import Random
 
-from nouscoder.domain.rollout import Completion, FinishReason, SampledTokens, float32, int32, spans_of
+from nouscoder.domain.tokens import Completion, FinishReason, SampledTokens, float32, int32, spans_of
 from nouscoder.generation.engines.base import EngineError, SampleRequest
 from nouscoder.generation.engines.requests import checked_max_tokens, join_line
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nouscoder.domain.rollout import Completion, FinishReason, SampledTokens, float32, int32, spans_of
+from nouscoder.domain.tokens import Completion, FinishReason, SampledTokens, float32, int32, spans_of
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.engines.expert_recorder import Choices, expert_choices
 from nouscoder.generation.engines.kv_cache import KeyValueCache

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from nouscoder.domain.rollout import Completion, SampledTokens
+from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.generation.engines.base import SampleRequest
 
 

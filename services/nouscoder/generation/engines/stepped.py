@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from nouscoder.domain.rollout import Completion, SampledTokens
+from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.generation.engines.base import EngineError, EngineStopped, SampleRequest
 from nouscoder.generation.engines.step_engine import StepEngine
 from nouscoder.generation.metrics import GenerationMetrics, IdleReason

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from nouscoder.domain.rollout import Completion, SampledTokens
+from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.generation.engines.base import EngineError, EngineUnusable, SampleRequest
 from nouscoder.generation.engines.expert_recorder import ExpertRecorder
 from nouscoder.generation.engines.kv_cache import KeyValueCache, PromptPass, decode_mask

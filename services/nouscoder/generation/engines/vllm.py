@@ -27,7 +27,7 @@ from typing import Any, Self
 
 from nouscoder.config.generation import GenerationSection
 from nouscoder.domain.policy import Meeting, PolicyManifest
-from nouscoder.domain.rollout import Completion, SampledTokens
+from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.generation.engines.base import EngineError, EngineStopped, SampleRequest
 from nouscoder.generation.engines.idle import IdleClock
 from nouscoder.generation.engines.staging import Architecture

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from nouscoder.domain.rollout import Completion, FinishReason, SampledTokens, VersionSpan, float32, int32
+from nouscoder.domain.tokens import Completion, FinishReason, SampledTokens, VersionSpan, float32, int32
 from nouscoder.generation.engines.base import EngineError, SampleRequest
 from nouscoder.generation.engines.sampling import seed_of
 

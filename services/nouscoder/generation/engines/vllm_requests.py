@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nouscoder.domain.rollout import Completion, SampledTokens
+from nouscoder.domain.tokens import Completion, SampledTokens
 from nouscoder.generation.engines.base import EngineError, EngineStopped, SampleRequest
 from nouscoder.generation.engines.requests import checked_max_tokens, join_line
 from nouscoder.generation.engines.vllm_convert import completion_of, prompt_of, sampled_of, sampling_params

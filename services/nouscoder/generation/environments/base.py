@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from nouscoder.domain.rollout import Completion, Rollout, Task
+from nouscoder.domain.rollout import Rollout, Task
+from nouscoder.domain.tokens import Completion
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.generation.engines.base import SampleRequest
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
-from nouscoder.domain.rollout import Completion, Rollout, Task, assemble_rollout, int32
+from nouscoder.domain.rollout import Rollout, Task, assemble_rollout
+from nouscoder.domain.tokens import Completion, int32
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.environments.base import Sampler, TaskRefused
 

@@ -11,7 +11,8 @@ expected outputs are not in this process.
 from __future__ import annotations
 
 from nouscoder.config.environment import FeedbackSection
-from nouscoder.domain.rollout import Completion, FinishReason, Rollout, Task
+from nouscoder.domain.rollout import Rollout, Task
+from nouscoder.domain.tokens import Completion, FinishReason
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation.environments.base import Sampler
 from nouscoder.generation.environments.prompts import Prompts

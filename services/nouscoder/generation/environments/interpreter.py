@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from nouscoder.config.environment import InterpreterSection
 from nouscoder.domain.interpreter import CallEnd, InterpreterAnswer
-from nouscoder.domain.rollout import Completion, FinishReason, Rollout, Task
+from nouscoder.domain.rollout import Rollout, Task
+from nouscoder.domain.tokens import Completion, FinishReason
 from nouscoder.generation.environments.base import Sampler
 from nouscoder.generation.environments.prompts import Prompts
 from nouscoder.generation.environments.tools import Tools

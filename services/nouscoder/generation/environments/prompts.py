@@ -6,7 +6,8 @@ from functools import lru_cache
 
 from nouscoder.config.environment import EnvironmentSection
 from nouscoder.domain.message import Message, Role
-from nouscoder.domain.rollout import Completion, FinishReason, Task
+from nouscoder.domain.rollout import Task
+from nouscoder.domain.tokens import Completion, FinishReason
 from nouscoder.generation.environments.base import EnvironmentUnusable, Sampler, TaskRefused
 from nouscoder.generation.environments.episode import Episode
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError

@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from nouscoder.domain.rollout import Completion, FinishReason, Sampling
+from nouscoder.domain.rollout import Sampling
+from nouscoder.domain.tokens import Completion, FinishReason
 from nouscoder.generation.engines.base import Engine, SampleRequest
 from nouscoder.generation.openai.text_stream import TextStream
 
