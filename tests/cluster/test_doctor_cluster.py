@@ -55,7 +55,12 @@ def test_findings_equal_those_of_kubectl_and_no_object_is_left() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_doctor_removes_its_objects(number: signal.Signals) -> None:
-    running = subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # A job that a shell runs in the background ignores SIGINT, and so would a program that it starts.
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        running = subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    finally:
+        signal.signal(number, before)
     end = time.monotonic() + 60
     while not own_namespaces():
         assert running.poll() is None
