@@ -248,6 +248,8 @@ async def test_an_evaluation_that_is_cancelled_lets_the_policy_go(services: Serv
     await asyncio.gather(measuring, return_exceptions=True)
     async with asyncio.timeout(60):
         await services.publish(2)
+    assert services.policies.current == services.manifest(2)
+    assert not services.policies.is_pinned
 
 
 async def test_a_policy_that_was_replaced_is_not_measured(services: Services) -> None:

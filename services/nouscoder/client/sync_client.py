@@ -83,7 +83,7 @@ class Client:
     def stream(
         self, *, request_id: str | None = None, deadline_s: float | None = None, **fields: Unpack[GradeRequest]
     ) -> Iterator[Event]:
-        """Grade one submission: a OutcomeAnswer for each test as it ends, then the GradeAnswer ("verdict" in it)."""
+        """Grade one submission: an OutcomeAnswer for each test as it ends, then the GradeAnswer ("verdict" in it)."""
         attempts = Attempts(self._patience, request_id, deadline_s)
         while True:
             reader = EventReader()

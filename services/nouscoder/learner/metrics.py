@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from nouscoder.learner.batch_statistics import BatchStatistics
 from nouscoder.learner.step_metrics import TrainedBatch
 
 _STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
@@ -30,6 +32,41 @@ class CheckpointOutcome(StrEnum):
 
     WRITTEN = "written"
     FAILED = "failed"
+
+
+class _GuardMetrics:
+    """What the guards watch (domain/guards.py), of the last batch. A figure that a batch lacks keeps its value."""
+
+    def __init__(self, gauge: Callable[..., Gauge]) -> None:
+        self._repetition = gauge("repetition_share", "Share of the last batch's rollouts that end in a repetition.")
+        self._hard_coding = gauge(
+            "hard_coding_share", "Share of the last batch's accepted programs that look hard-coded."
+        )
+        self._same_programs = gauge(
+            "same_programs_share",
+            "Share of a group's programs that repeat another one of the group, in the last batch.",
+        )
+        self._agreement = gauge(
+            "model_reward_correlation",
+            "Correlation of the reward model's scores with verified rewards.",
+        )
+        self._length = gauge("response_length_tokens", "Mean tokens a rollout of the last batch.", ("correct",))
+        for correct in ("true", "false"):
+            self._length.labels(correct)
+
+    def show(self, figures: BatchStatistics) -> None:
+        """Show a batch."""
+        shown = (
+            (self._repetition, figures.repetition_share),
+            (self._hard_coding, figures.hard_coding_share),
+            (self._same_programs, figures.same_programs),
+            (self._agreement, figures.model_reward_correlation),
+            (self._length.labels("true"), figures.response_length_correct),
+            (self._length.labels("false"), figures.response_length_incorrect),
+        )
+        for gauge, value in shown:
+            if value is not None:
+                gauge.set(value)
 
 
 class LearnerMetrics:
@@ -83,19 +120,7 @@ class LearnerMetrics:
             registry=registry,
         )
         self._checkpoint_s = gauge("checkpoint_duration_seconds", "From the copy of the state until it was durable.")
-        self._repetition = gauge("repetition_share", "Share of the last batch's rollouts that end in a repetition.")
-        self._hard_coding = gauge(
-            "hard_coding_share", "Share of the last batch's accepted programs that look hard-coded."
-        )
-        self._same_programs = gauge(
-            "same_programs_share",
-            "Share of a group's programs that repeat another one of the group, in the last batch.",
-        )
-        self._agreement = gauge(
-            "model_reward_correlation",
-            "Correlation of the reward model's scores with verified rewards.",
-        )
-        self._length = gauge("response_length_tokens", "Mean tokens a rollout of the last batch.", ("correct",))
+        self._guarded = _GuardMetrics(gauge)
         self._begin_at_zero()
 
     def _begin_at_zero(self) -> None:
@@ -103,8 +128,6 @@ class LearnerMetrics:
             self._wait.labels(reason.value)
         for outcome in CheckpointOutcome:
             self._checkpoints.labels(outcome.value)
-        for correct in ("true", "false"):
-            self._length.labels(correct)
 
     def waited(self, reason: WaitReason, duration_s: float) -> None:
         """Add seconds of a wait. A long wait is added in parts while it lasts."""
@@ -130,17 +153,7 @@ class LearnerMetrics:
         figures = batch.statistics
         self._reward_mean.set(figures.reward_mean)
         self._pass_rate.set(figures.pass_rate)
-        self._repetition.set(figures.repetition_share)
-        if figures.hard_coding_share is not None:
-            self._hard_coding.set(figures.hard_coding_share)
-        if figures.same_programs is not None:
-            self._same_programs.set(figures.same_programs)
-        if figures.model_reward_correlation is not None:
-            self._agreement.set(figures.model_reward_correlation)
-        lengths = (("true", figures.response_length_correct), ("false", figures.response_length_incorrect))
-        for correct, length in lengths:
-            if length is not None:
-                self._length.labels(correct).set(length)
+        self._guarded.show(figures)
         self._tokens_per_second.set(batch.tokens_per_second)
         self._mfu.set(6 * num_parameters * batch.tokens_per_second / peak_flops)
         self._gradient_norm.set(batch.steps[-1].gradient_norm)
