@@ -119,6 +119,23 @@ def bench_generation(
     typer.echo(json.dumps(generation.as_record(result), indent=1) if as_json else generation.as_text(result))
 
 
+@bench_app.command("import")
+def bench_import(
+    megabytes: Annotated[int, typer.Option(min=1, help="size of each set, in MB of JSON lines")] = 1000,
+    layout: Annotated[list[str] | None, typer.Option(help="taco, synthetic1, livecodebench; default: each")] = None,
+    folder: Annotated[Path | None, typer.Option(help="where the tests are stored meanwhile")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Import made-up sets of published layouts: speed for each core and memory, beside bare libraries."""
+    import json
+
+    from nouscoder.bench import importing
+    from nouscoder.bench.import_rows import layouts_named
+
+    figures = importing.bench_import(layouts_named(layout or []), megabytes * importing.MEGABYTE, folder)
+    typer.echo(json.dumps(importing.as_record(figures), indent=1) if as_json else importing.as_text(figures))
+
+
 @bench_app.command("chaos")
 def bench_chaos(
     minutes: Annotated[float, typer.Option(min=0.1, help="how long services and Redis fail at random")] = 5.0,

@@ -22,7 +22,7 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
 
     try:
         with ExitStack() as stack:
-            file = sys.stdin.buffer if path == STDIN else stack.enter_context(path.open("rb"))
+            file = sys.stdin.buffer if path == STDIN else stack.enter_context(path.open("rb", _BUFFER_BYTES))
             head = cast("io.BufferedReader", file).peek(4)[:4]
             if head[:2] == b"\x1f\x8b":
                 file = cast("IO[bytes]", stack.enter_context(gzip.open(file)))

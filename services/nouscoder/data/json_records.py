@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import from_json
 
 from nouscoder.data.compressed import opened
 from nouscoder.errors import Unusable
 from nouscoder.formats.body import Body, first_fault
+from nouscoder.formats.json_values import json_value
 
 AnyBody = TypeVar("AnyBody", bound=Body)
 
@@ -78,7 +78,7 @@ def _is_line_of_arrays(head: bytes) -> bool:
     if not newline or not rest.strip():
         return False
     try:
-        from_json(first)
+        json_value(first)
     except ValueError:
         return False
     return True
@@ -89,7 +89,7 @@ def _lines(file: IO[bytes]) -> Iterator[JsonRecord]:
         if not line.strip():
             continue
         try:
-            yield JsonRecord(number, from_json(line))
+            yield JsonRecord(number, json_value(line))
         except ValueError as error:
             yield JsonRecord(number, None, f"not JSON: {error}")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from nouscoder.store.tests import StoredTests, TestStore
 
 _PLACE = b"nouscoder.tests"
 _BATCH_ROWS = 256
+_MOST_RULES = 256
 _TEXTS = ("problem_id", "prompt", "prompt_template", "difficulty", "source", "family", "prelude", "profile")
 
 
@@ -38,12 +40,11 @@ class ParquetRow:
 
     def problem(self, tests: Tests) -> Problem:
         """The domain record with these tests."""
-        limits, comparator = json.loads(self.values["limits"]), json.loads(self.values["comparator"])
         texts = {name: self.values[name] for name in _TEXTS if name not in ("prelude", "profile")}
         return Problem(
             tests=tests,
-            limits=Limits(**limits),
-            comparator=Comparator(**comparator | {"kind": ComparatorKind(comparator["kind"])}),
+            limits=_limits(self.values["limits"]),
+            comparator=_comparator(self.values["comparator"]),
             prelude=Prelude(self.values["prelude"]),
             profile=Profile(self.values["profile"]),
             text_is_code=self.values["text_is_code"],
@@ -68,8 +69,8 @@ def row_of(item: ReferencedProblem, stored: StoredTests) -> dict[str, Any]:
     return {
         **{name: str(getattr(problem, name)) for name in _TEXTS},
         "text_is_code": problem.text_is_code,
-        "limits": json.dumps(asdict(problem.limits)),
-        "comparator": json.dumps(asdict(problem.comparator)),
+        "limits": _as_json(problem.limits),
+        "comparator": _as_json(problem.comparator),
         "public_tests": "" if problem.public_tests is None else canonical_json(problem.public_tests).decode(),
         "tests_type": problem.tests.type,
         "tests_digest": stored.digest,
@@ -79,6 +80,23 @@ def row_of(item: ReferencedProblem, stored: StoredTests) -> dict[str, Any]:
         "references": [{"language": one.language, "code": one.code} for one in item.references],
         "metadata": json.dumps(item.metadata),
     }
+
+
+# Most problems of a set have the same limits and the same comparator.
+@lru_cache(_MOST_RULES)
+def _as_json(rules: Limits | Comparator) -> str:
+    return json.dumps(asdict(rules))
+
+
+@lru_cache(_MOST_RULES)
+def _limits(text: str) -> Limits:
+    return Limits(**json.loads(text))
+
+
+@lru_cache(_MOST_RULES)
+def _comparator(text: str) -> Comparator:
+    record = json.loads(text)
+    return Comparator(**record | {"kind": ComparatorKind(record["kind"])})
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]], tests: str) -> None:

@@ -32,6 +32,7 @@ from nouscoder.domain.submission import (
     language_name,
 )
 from nouscoder.formats.body import Body
+from nouscoder.formats.json_values import case_json
 
 _DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 
@@ -208,7 +209,7 @@ def canonical_parts(tests: Tests) -> Iterator[bytes]:
     """
     yield to_json(head_record(tests))[:-1] + b',"cases":['
     for index in range(len(tests.cases)):
-        yield (b"," if index else b"") + to_json(tests.cases[index])
+        yield (b"," if index else b"") + case_json(tests.cases[index])
     yield b"]}"
 
 

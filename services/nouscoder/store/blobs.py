@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from nouscoder.errors import NousCoderError, Unusable
@@ -111,13 +112,13 @@ def _put_pieces(blobs: Blobs, name: str, source: Blobs) -> None:
         blobs.put(name, Path(file.name))
 
 
-def _created(path: Path) -> BinaryIO:
+def _created(path: str) -> BinaryIO:
     """A new file, with the folders that it needs. Raises OSError."""
     try:
-        return path.open("wb")
+        return open(path, "wb")  # for small blobs a Path takes as long as the file
     except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("wb")
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return open(path, "wb")
 
 
 class FolderBlobs:
@@ -129,8 +130,8 @@ class FolderBlobs:
 
     def put(self, name: str, data: bytes | BinaryIO | Path) -> None:
         """See Blobs."""
-        path = self._folder / _checked(name)
-        part = path.with_name(f"{_PART}{secrets.token_hex(8)}")
+        path = f"{self._folder}/{_checked(name)}"
+        part = f"{os.path.dirname(path)}/{_PART}{secrets.token_hex(8)}"
         try:
             with _created(part) as file:
                 if isinstance(data, bytes):
@@ -143,10 +144,10 @@ class FolderBlobs:
                 if not self._bulk:
                     file.flush()
                     os.fsync(file.fileno())
-            part.replace(path)
+            os.replace(part, path)
         except OSError as error:
             with suppress(OSError):
-                part.unlink()
+                os.unlink(part)
             raise BlobsUnavailable(f"{path} cannot be written: {error.strerror or error}") from error
 
     def copy(self, name: str, source: Blobs) -> None:
@@ -183,7 +184,13 @@ class FolderBlobs:
 
     def exists(self, name: str) -> bool:
         """See Blobs."""
-        return (self._folder / _checked(name)).is_file()
+        path = f"{self._folder}/{_checked(name)}"
+        try:
+            return S_ISREG(os.stat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise BlobsUnavailable(f"{path} cannot be looked up: {error.strerror or error}") from error
 
     def delete(self, name: str) -> None:
         """See Blobs."""

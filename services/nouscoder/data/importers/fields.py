@@ -7,14 +7,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pydantic_core import from_json
-
 from nouscoder.data.importers.rejection import Reason, Rejected
 from nouscoder.data.references import Reference
 from nouscoder.domain.submission import CallCase, CallTests, StdinCase, StdinTests
+from nouscoder.formats.json_values import json_value
 
 Row = Mapping[str, Any]
 MAX_REFERENCES = 8  # reference solutions kept of each problem
+_SCALARS = (str, int, float)
 
 
 def text(row: Row, *names: str) -> str:
@@ -29,7 +29,7 @@ def optional_text(row: Row, *names: str) -> str:
     """The first of these fields that holds text or a number, as text; else empty."""
     for name in names:
         value = row.get(name)
-        if isinstance(value, str | int | float) and not isinstance(value, bool) and str(value).strip():
+        if isinstance(value, _SCALARS) and not isinstance(value, bool) and str(value).strip():
             return str(value)
     return ""
 
@@ -38,7 +38,7 @@ def decoded(value: Any) -> Any:
     """A value that a data set keeps as JSON or as a Python literal in a string; any other value as it is."""
     if not isinstance(value, str):
         return value
-    for read in (from_json, json.loads):  # the second one also takes half of a surrogate pair, which is rare
+    for read in (json_value, json.loads):  # the second one also takes half of a surrogate pair, which is rare
         try:
             return read(value)
         except (ValueError, RecursionError):
