@@ -60,4 +60,4 @@ def test_the_bench_prints_every_figure_and_leaves_nothing(tmp_path: Path) -> Non
 def test_an_unknown_layout_is_named_with_the_nearest() -> None:
     told = CliRunner().invoke(app, ["bench", "import", "--layout", "tacos"])
     assert isinstance(told.exception, BenchError)
-    assert str(told.exception).startswith("there is no layout 'tacos', did you mean 'taco'?")
+    assert str(told.exception).startswith("there is no layout 'tacos': did you mean taco?")

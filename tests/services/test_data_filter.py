@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from tests.openai_mock import MockServer, completion, serving
 from typer.testing import CliRunner
 
+from nouscoder.bench.leaks import RECIPE, WORDS, made_up_text, plant
 from nouscoder.cli.app import app
 from nouscoder.config import load_config
 from nouscoder.data.filters.near_duplicates import NearIndex, jaccard, rows_per_band
@@ -21,13 +21,12 @@ from nouscoder.data.filters.recipe import FILTERS, read_recipe
 from nouscoder.data.filters.run import Selection, select
 from nouscoder.data.filters.step import CannotFilter, Grading
 from nouscoder.data.filters.words import NgramHasher, words_of
-from nouscoder.data.problem_parquet import read_parquet
+from nouscoder.data.problem_parquet import column, read_parquet
 from nouscoder.data.reading import load_problems
 from nouscoder.data.references import ReferencedProblem
 from nouscoder.errors import Unusable
 
 ROOT = Path(__file__).parents[2]
-WORDS = [f"{first}{second}" for first in "bdfgklmnprst" for second in ("a", "ebo", "ila", "omu", "unde", "arik", "ost")]
 
 
 def problem(name: str, prompt: str, num_tests: int = 1, **more: Any) -> dict[str, Any]:
@@ -49,10 +48,6 @@ def chosen(
     recipe.write_text(f'name = "test"\ninputs = ["{name}"]\n{steps}')
     selection = select(read_recipe(recipe), folder / out)
     return [item.problem.problem_id for item in read_parquet(folder / out)], selection
-
-
-def text(seed: object, length: int = 60) -> str:
-    return " ".join(random.Random(str(seed)).choices(WORDS, k=length))
 
 
 RULES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -90,54 +85,21 @@ def test_a_rule_keeps_the_good_problem_and_drops_the_bad_one(
     assert (counts.num_in, counts.num_out, sum(counts.dropped.values())) == (2, 1, 1)
 
 
-def leaks(evaluation: Sequence[str], count: int) -> list[str]:
-    """Prompts that leak: equal but for case and punctuation, with an excerpt of nine words, or slightly changed."""
-    found = []
-    for number in range(count):
-        draw = random.Random(number)
-        words = evaluation[draw.randrange(len(evaluation))].split()
-        if number % 3 == 0:
-            found.append(", ".join(words).upper() + "!")
-        elif number % 3 == 1:
-            at = draw.randrange(len(words) - 9)
-            found.append(f"{text(('before', number))} {' '.join(words[at : at + 9])} {text(('after', number))}")
-        else:
-            words[draw.randrange(len(words))] = "changed"
-            found.append(" ".join(words))
-    return found
-
-
-def planted(num_problems: int, num_leaks: int, folder: Path) -> tuple[list[dict[str, Any]], set[str]]:
-    """Problems with common phrases, of which some leak eval.jsonl, which is written. (problems, names of the leaks)"""
-    phrase = "The first line of the input has one integer, the number of test cases. Print the answer for each."
-    evaluation = [f"{text(('eval', at))} {phrase}" for at in range(400)]
-    write_lines(folder / "eval.jsonl", [problem(f"e{at}", prompt) for at, prompt in enumerate(evaluation)])
-    rows = [problem(f"p{at}", f"{text(at)} {phrase}") for at in range(num_problems - num_leaks)]
-    own = [prompt.removesuffix(phrase).strip() for prompt in evaluation]
-    rows += [problem(f"leak{at}", prompt) for at, prompt in enumerate(leaks(own, num_leaks))]
-    random.Random(1).shuffle(rows)
-    return rows, {f"leak{at}" for at in range(num_leaks)}
-
-
-DECONTAMINATION = '[[steps]]\nfilter = "decontaminate"\nagainst = ["eval.jsonl"]\nboilerplate = 100\n'
-NEAR = '[[steps]]\nfilter = "near_duplicates"\nagainst = ["eval.jsonl"]'
-
-
 @pytest.mark.parametrize("size", [500, pytest.param(20_000, marks=pytest.mark.soak)])
 def test_exactly_the_planted_leaks_are_found(tmp_path: Path, size: int) -> None:
-    """It prints the time of the whole selection: pytest -s -m soak."""
-    rows, wanted = planted(size, 50, tmp_path)
-    begun_s, begun_cpu_s = time.monotonic(), time.process_time()
-    left, _ = chosen(tmp_path, rows, DECONTAMINATION + NEAR)
-    cpu_s = time.process_time() - begun_cpu_s
-    print(f"{size}: {time.monotonic() - begun_s:.1f} s, CPU {cpu_s:.1f} s")
-    assert cpu_s < 60  # the time on a machine that does nothing else
-    assert {row["problem_id"] for row in rows} - set(left) == wanted
+    """`nouscoder bench leaks` prints the time of the same search."""
+    wanted = plant(size, 50, tmp_path)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    select(read_recipe(tmp_path / "recipe.toml"), tmp_path / "out.parquet")
+    left = set(column(tmp_path / "out.parquet", "problem_id"))
+    searched = {problem.problem_id for problem in load_problems(tmp_path / "problems.jsonl")}
+    assert len(searched) == size
+    assert searched - left == wanted
 
 
 def test_a_dropped_problem_says_which_words_it_shares(tmp_path: Path) -> None:
     write_lines(tmp_path / "eval.jsonl", [problem("e7", "one two three four five six seven eight nine ten")])
-    rows = [problem("leak", "x one TWO three four-five six seven eight nine"), problem("near", text(1))]
+    rows = [problem("leak", "x one TWO three four-five six seven eight nine"), problem("near", made_up_text(1))]
     left, _ = chosen(tmp_path, rows, '[[steps]]\nfilter = "decontaminate"\nagainst = ["eval.jsonl"]')
     assert left == ["near"]
     [dropped] = map(json.loads, (tmp_path / "out.parquet.dropped.jsonl").read_text().splitlines())
@@ -160,7 +122,7 @@ def test_near_duplicates_are_those_of_the_exact_similarity() -> None:
     draw = random.Random(5)
     texts = []
     for group in range(60):
-        words = text(group, 80).split()
+        words = made_up_text(group, 80).split()
         for _ in range(5):
             changed = [draw.choice(WORDS) if draw.random() < draw.choice((0.01, 0.05)) else word for word in words]
             texts.append(" ".join(changed))
@@ -249,7 +211,7 @@ def test_the_smoke_subset_is_64_learnable_problems_of_a_seed(tmp_path: Path) -> 
 
 
 def test_a_selection_has_the_same_hash_again_and_another_one_for_other_problems(tmp_path: Path) -> None:
-    rows = [problem(f"p{at}", text(at), at % 8 + 1, references=["print(1)"]) for at in range(40)]
+    rows = [problem(f"p{at}", made_up_text(at), at % 8 + 1, references=["print(1)"]) for at in range(40)]
     steps = '[[steps]]\nfilter = "num_tests"\nat_least = 5'
     (tmp_path / "other").mkdir()
     one = chosen(tmp_path, rows, steps)[1]
@@ -272,7 +234,7 @@ def read_all(path: Path) -> list[ReferencedProblem]:
 
 
 def test_each_problem_is_kept_or_dropped_by_one_step(tmp_path: Path) -> None:
-    rows = [problem(f"p{at}", text(at, 4 + at % 3), at % 8 + 1) for at in range(60)]
+    rows = [problem(f"p{at}", made_up_text(at, 4 + at % 3), at % 8 + 1) for at in range(60)]
     steps = (
         '[[steps]]\nfilter = "num_tests"\nat_least = 4\n[[steps]]\nfilter = "prompt_length"\nat_most_characters = 18'
     )
@@ -288,7 +250,7 @@ def test_each_problem_is_kept_or_dropped_by_one_step(tmp_path: Path) -> None:
 
 def test_tests_are_never_all_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a parquet file no test is read at all, so no number of tests can fill the memory."""
-    rows = [problem(f"p{at}", text(at), 3) for at in range(20)]
+    rows = [problem(f"p{at}", made_up_text(at), 3) for at in range(20)]
     chosen(tmp_path, rows, '[[steps]]\nfilter = "num_tests"')
     recipe = tmp_path / "again.toml"
     recipe.write_text('name = "a"\ninputs = ["out.parquet"]\n[[steps]]\nfilter = "exact_duplicates"')
@@ -389,7 +351,7 @@ def test_a_published_selection_is_made_from_files_of_its_names(tmp_path: Path, f
     tree = tomllib.loads(file.read_text())
     named = [*tree["inputs"], *(name for step in tree["steps"] for name in step.get("against", ()))]
     for at, name in enumerate(dict.fromkeys(named)):
-        rows = [problem(f"{at}-{one}", text((at, one)), 20, references=["print(input())"]) for one in names]
+        rows = [problem(f"{at}-{one}", made_up_text((at, one)), 20, references=["print(input())"]) for one in names]
         write_lines(tmp_path / "rows.jsonl", rows)
         copy = tmp_path / "copy.toml"
         copy.write_text('name = "x"\ninputs = ["rows.jsonl"]\nsteps = [{filter = "num_tests"}]')

@@ -9,28 +9,19 @@ With --folder on a tmpfs (/dev/shm) other programs' files do not matter either.
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
-from nouscoder.bench.errors import BenchError
+from nouscoder.bench.commands import measured_command
 from nouscoder.bench.import_control import STAGES
 from nouscoder.bench.import_rows import rows
 
 MEGABYTE = 10**6
 _CONTROL_BYTES = 200 * MEGABYTE
-_PIPE_BYTES = 2**20
-_LIMIT_S = 3600.0
 _LEAST_SHARE = 0.005  # of a stage that is shown
 
 
@@ -62,18 +53,6 @@ class ImportFigures:
     def control_speed(self) -> float:
         """The same of the control."""
         return self.control_bytes / MEGABYTE / sum(self.control.values())
-
-
-@dataclass(frozen=True, slots=True)
-class _Fed:
-    """A command that read rows."""
-
-    num_rows: int
-    num_bytes: int
-    told: Any
-    wall_s: float
-    cpu_s: float
-    peak_bytes: int
 
 
 def bench_import(layouts: Sequence[str], num_bytes: int, folder: Path | None = None) -> list[ImportFigures]:
@@ -117,13 +96,14 @@ def _text(one: ImportFigures) -> str:
 def _figures(layout: str, num_bytes: int, folder: Path) -> ImportFigures:
     (folder / "control").mkdir(parents=True)
     out = folder / "set.parquet"
-    fed = _feed(["nouscoder", "data", "import", layout, "/dev/stdin", "--out", str(out), "--json"], layout, num_bytes)
+    importing = ["nouscoder", "data", "import", layout, "/dev/stdin", "--out", str(out), "--json"]
+    fed = measured_command(importing, rows(layout, num_bytes))
     stored = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    command = ["nouscoder.bench.import_control", layout, str(folder / "control")]
-    control = _feed(command, layout, min(num_bytes, _CONTROL_BYTES))
+    bare = ["nouscoder.bench.import_control", layout, str(folder / "control")]
+    control = measured_command(bare, rows(layout, min(num_bytes, _CONTROL_BYTES)))
     return ImportFigures(
         layout=layout,
-        num_rows=fed.num_rows,
+        num_rows=fed.num_lines,
         num_bytes=fed.num_bytes,
         problems=fed.told["problems"],
         rejected=sum(fed.told["rejected"].values()),
@@ -134,49 +114,3 @@ def _figures(layout: str, num_bytes: int, folder: Path) -> ImportFigures:
         control_bytes=control.num_bytes,
         control={stage: control.told[stage] for stage in STAGES},
     )
-
-
-def _feed(module: list[str], layout: str, num_bytes: int) -> _Fed:
-    """Run a module of this project with the rows on its standard input. It tells its result as JSON."""
-    begun_s = monotonic()
-    with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as complaints:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *module], stdin=subprocess.PIPE, stdout=told, stderr=complaints
-        )
-        watchdog = threading.Timer(_LIMIT_S, process.kill)
-        watchdog.start()
-        try:
-            num_rows, written = _write(process, rows(layout, num_bytes))
-        finally:
-            _, status, usage = os.wait4(process.pid, 0)
-            watchdog.cancel()
-        process.returncode = os.waitstatus_to_exitcode(status)
-        told.seek(0)
-        complaints.seek(0)
-        if process.returncode:
-            raise BenchError(
-                f"{' '.join(module)} ended with {process.returncode}: {complaints.read().decode()[-2000:]}"
-            )
-        return _Fed(
-            num_rows,
-            written,
-            json.load(told),
-            monotonic() - begun_s,
-            usage.ru_utime + usage.ru_stime,
-            usage.ru_maxrss * 1024,
-        )
-
-
-def _write(process: subprocess.Popen[bytes], lines: Iterable[bytes]) -> tuple[int, int]:
-    """Returns the number of lines and bytes. A process that ends before stops the writing."""
-    assert process.stdin is not None
-    num_rows = written = 0
-    try:
-        with process.stdin as pipe:
-            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-            for line in lines:
-                written += pipe.write(line)
-                num_rows += 1
-    except BrokenPipeError:
-        pass  # its exit code says why
-    return num_rows, written

@@ -136,6 +136,22 @@ def bench_import(
     typer.echo(json.dumps(importing.as_record(figures), indent=1) if as_json else importing.as_text(figures))
 
 
+@bench_app.command("leaks")
+def bench_leaks(
+    problems: Annotated[int, typer.Option(min=100, help="problems that are searched")] = 20_000,
+    leaks: Annotated[int, typer.Option(min=0, help="how many of them leak the evaluation set")] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """Search problems for planted leaks of an evaluation set. Exit code 0 when exactly these are found."""
+    import json
+
+    from nouscoder.bench import leaks as searching
+
+    figures = searching.bench_leaks(problems, leaks)
+    typer.echo(json.dumps(searching.as_record(figures), indent=1) if as_json else searching.as_text(figures))
+    raise typer.Exit(1 if figures.missed or figures.wrong else 0)
+
+
 @bench_app.command("chaos")
 def bench_chaos(
     minutes: Annotated[float, typer.Option(min=0.1, help="how long services and Redis fail at random")] = 5.0,
