@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import pickle
 import zipfile
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from nouscoder.cli.app import app
@@ -376,6 +379,20 @@ def test_a_pickle_of_anything_but_one_text_is_refused_and_never_loaded(tmp_path:
     assert not evil.exists()
 
 
+@given(st.binary(max_size=60), st.integers(0, 80), st.integers(0, pickle.HIGHEST_PROTOCOL), st.booleans())
+def test_whatever_the_bytes_of_a_pickle_are_it_is_a_text_or_a_fault(
+    noise: bytes, at: int, protocol: int, replaced: bool
+) -> None:
+    data = pickle.dumps("text \u00e9\n", protocol)
+    data = data[:at] + noise + data[at + len(noise) * replaced :]
+    try:
+        found = text_of_pickle(data)
+    except ValueError:
+        return
+    with contextlib.suppress(pickle.UnpicklingError, ValueError, EOFError):  # pickle itself refuses more of them
+        assert pickle.loads(data) == found
+
+
 def test_private_tests_that_unpack_to_too_much_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(livecodebench, "MAX_UNPACKED_BYTES", 1000)
     rows = [lcb("stdin", SUM_ROWS, packed("x" * 2000)), lcb("stdin", SUM_ROWS, "[]", question_id="fine")]
@@ -414,6 +431,15 @@ def test_each_rejected_row_has_its_reason(tmp_path: Path) -> None:
     assert "duplicate_id" in summary.text()
 
 
+def test_rows_without_a_name_of_several_files_are_all_kept(tmp_path: Path) -> None:
+    """TACO and DeepCoder are published in several files, and their rows have no name."""
+    rows = [{"question": f"Q{n}", "input_output": json.dumps({"inputs": [str(n)], "outputs": ["1"]})} for n in range(5)]
+    files = [jsonl(tmp_path / "a.jsonl", *rows[:3]), jsonl(tmp_path / "b.jsonl", *rows[3:])]
+    assert import_files("taco", files, tmp_path / "out.parquet").rejected == {}
+    found = [(item.problem.problem_id, item.problem.prompt) for item in read_parquet(tmp_path / "out.parquet")]
+    assert found == [(f"taco-{n + 1}", f"Q{n}") for n in range(5)]
+
+
 class Killed(BaseException):
     """The process died here."""
 
@@ -423,10 +449,9 @@ class Killed(BaseException):
 def test_an_import_that_was_killed_goes_on_and_gives_the_same_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, suffix: str
 ) -> None:
-    rows = [
-        {"problem_id": f"p{n % 8}", "prompt": "x", "verification_info": json.dumps(SYNTHETIC if n % 3 else {})}
-        for n in range(10)
-    ]
+    # The last two have no name: they are named by their place.
+    names = [{"problem_id": f"p{n % 6}"} if n < 8 else {} for n in range(10)]
+    rows = [{**names[n], "prompt": "x", "verification_info": json.dumps(SYNTHETIC if n % 3 else {})} for n in range(10)]
     write: Any = parquet if suffix == "parquet" else jsonl
     files = [write(tmp_path / f"a.{suffix}", *rows[:6]), write(tmp_path / f"b.{suffix}", *rows[6:])]
     monkeypatch.setattr(run, "_PART_PROBLEMS", 2)

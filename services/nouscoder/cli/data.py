@@ -43,7 +43,10 @@ def data_inspect(
 @data_app.command("import")
 def data_import(
     name: Annotated[str, typer.Argument(metavar="FORMAT", help="the data set's layout; `list` lists them")],
-    files: Annotated[list[Path] | None, typer.Argument(help="parquet, JSON lines or an array, .gz, .zst")] = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(help="parquet, JSON lines or an array, .gz, .zst; hub:ORGANISATION/NAME for a hub's data set"),
+    ] = None,
     out: Annotated[Path, typer.Option(help="the problem file to make")] = Path("problems.parquet"),
     tests: Annotated[str, typer.Option(help="folder or URL (s3://...) of the tests; default: OUT.index")] = "",
     as_json: JsonOption = False,
@@ -53,12 +56,12 @@ def data_import(
     from dataclasses import asdict
 
     from nouscoder.data.importers.formats import FORMATS
-    from nouscoder.data.importers.run import import_files
+    from nouscoder.data.importers.run import import_files, source_named
 
     if name == "list":
         typer.echo("\n".join(f"{known:<16}{form.about}" for known, form in FORMATS.items()))
         return
-    summary = import_files(name, files or [], out, tests)
+    summary = import_files(name, [source_named(file) for file in files or []], out, tests)
     typer.echo(json.dumps(asdict(summary), indent=1) if as_json else summary.text())
 
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nouscoder.atomic_files import write_whole
 from nouscoder.data.importers.formats import Format, format_named
+from nouscoder.data.importers.hub_rows import PREFIX, HubRows, hub_rows
 from nouscoder.data.importers.rejection import Reason, Rejected
-from nouscoder.data.importers.rows import SourceRow, num_rows
+from nouscoder.data.importers.rows import SourceRow, file_rows, num_rows
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.data.problem_parquet import column, join, row_of, store_beside, write_rows
 from nouscoder.errors import Unusable
@@ -56,18 +57,25 @@ class Summary:
 
 @dataclass(slots=True)
 class _State:
-    """Where an import is. `request` must be the same when it is started again. `skip`: rows done of file `file`."""
+    """Where an import is. `request` must be the same when it is started again.
+
+    `skip` rows of file `file` are done, and all `before` rows of the files before it.
+    """
 
     request: dict[str, Any]
     file: int = 0
     skip: int = 0
+    before: int = 0
     parts: int = 0
     problems: int = 0
     tests: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
 
 
-def import_files(name: str, files: list[Path], out: Path, tests: str = "") -> Summary:
+Source = Path | HubRows
+
+
+def import_files(name: str, files: Sequence[Source], out: Path, tests: str = "") -> Summary:
     """Import files of the format `name` into the parquet file `out`. An interrupted import goes on where it was.
 
     `tests` is the place of the test store; empty: the folder OUT.index/. Raises Unusable.
@@ -76,8 +84,10 @@ def import_files(name: str, files: list[Path], out: Path, tests: str = "") -> Su
     if out.suffix != ".parquet":
         raise CannotImport(f"--out {out} must end in .parquet")
     for file in files:
-        if not file.exists():
+        if isinstance(file, Path) and not file.exists():
             raise CannotImport(f"{file} does not exist")
+        if isinstance(file, HubRows) and known.rows is not file_rows:
+            raise CannotImport(f"{name} is read from files, not from a hub")
     if out.exists():
         raise CannotImport(f"{out} exists already: give another --out, or delete it")
     importing = _Import(known, files, out, tests, {"format": name, "files": [_identity(file) for file in files]})
@@ -85,13 +95,20 @@ def import_files(name: str, files: list[Path], out: Path, tests: str = "") -> Su
     return importing.finish()
 
 
-def _identity(file: Path) -> list[Any]:
+def source_named(text: str) -> Source:
+    """A file, or a data set of a hub. Raises HubDataUnusable."""
+    return hub_rows(text) if text.startswith(PREFIX) else Path(text)
+
+
+def _identity(file: Source) -> list[Any]:
+    if isinstance(file, HubRows):
+        return [str(file)]
     stat = file.stat()
     return [str(file.resolve()), stat.st_size, stat.st_mtime_ns]
 
 
 class _Import:
-    def __init__(self, known: Format, files: list[Path], out: Path, tests: str, request: dict[str, Any]) -> None:
+    def __init__(self, known: Format, files: Sequence[Source], out: Path, tests: str, request: dict[str, Any]) -> None:
         self._format = known
         self._files = files
         self._out = out
@@ -102,13 +119,14 @@ class _Import:
         self._rows: list[dict[str, Any]] = []
         self._rejections: list[dict[str, Any]] = []
         self._part_began_s = time.monotonic()
+        self._before = self._state.before
         self._ids = {
             problem_id for number in range(self._state.parts) for problem_id in column(self._part(number), "problem_id")
         }
 
     def run(self) -> None:
         """Import all rows that are left."""
-        totals = [num_rows(file) if file.is_file() else None for file in self._files]
+        totals = [num_rows(file) if isinstance(file, Path) and file.is_file() else None for file in self._files]
         total = None if None in totals else sum(count or 0 for count in totals)
         with progress_bar("importing", total) as advance:
             done = sum(count or 0 for count in totals[: self._state.file])
@@ -137,13 +155,15 @@ class _Import:
 
     def _import_file(self, number: int, skip: int, advance: Callable[[float], None]) -> None:
         file = self._files[number]
-        for row in self._format.rows(file, skip):
+        for row in file.rows(skip) if isinstance(file, HubRows) else self._format.rows(file, skip):
             self._import_row(file, row)
+            skip = row.number
             advance(1)
             if len(self._rows) >= _PART_PROBLEMS or time.monotonic() - self._part_began_s >= _PART_S:
                 self._end_part(number, row.number)
+        self._before += skip
 
-    def _import_row(self, file: Path, row: SourceRow) -> None:
+    def _import_row(self, file: Source, row: SourceRow) -> None:
         try:
             item = self._problem(row)
             stored = self._store.put(item.problem.tests)
@@ -162,13 +182,14 @@ class _Import:
             raise Rejected(Reason.NOT_JSON, row.fault)
         if not isinstance(row.value, dict):
             raise Rejected(Reason.MALFORMED, "the row is not a record")
-        item = self._format.read(row.value, row.number)
+        # Rows without a name are named by their number in all files, because many sets are in several.
+        item = self._format.read(row.value, self._before + row.number)
         item.problem.prompt.encode()  # text that is not Unicode raises ValueError
         if item.problem.problem_id in self._ids:
             raise Rejected(Reason.DUPLICATE_ID, f"problem_id {item.problem.problem_id!r:.100} was imported before")
         return item
 
-    def _reject(self, file: Path, row: SourceRow, reason: Reason, detail: str) -> None:
+    def _reject(self, file: Source, row: SourceRow, reason: Reason, detail: str) -> None:
         counts = self._state.rejected
         counts[reason.value] = counts.get(reason.value, 0) + 1
         self._rejections.append({"file": str(file), "row": row.number, "reason": reason.value, "detail": detail[:500]})
@@ -182,7 +203,7 @@ class _Import:
             write_rows(self._part(state.parts), self._rows, self._tests)
             self._rejected(state.parts).write_text("".join(json.dumps(one) + "\n" for one in self._rejections))
             state.parts += 1
-        state.file, state.skip = file, skip
+        state.file, state.skip, state.before = file, skip, self._before
         if self._folder.exists():
             write_whole(self._folder / _STATE, json.dumps(asdict(state)).encode())
         self._rows, self._rejections = [], []
