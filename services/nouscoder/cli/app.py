@@ -17,6 +17,7 @@ from nouscoder.cli import (
     reward_model,
     run,
     runs,
+    self_play,
     serve,
     sft,
     status,
@@ -32,7 +33,7 @@ app = typer.Typer(
 )
 
 for _command in (
-    *(run.demo, run.init, run.train, run.prepare_run, serve.serve, grade.grade, grade.prepare),
+    *(run.demo, run.init, run.train, run.prepare_run, self_play.self_play, serve.serve, grade.grade, grade.prepare),
     *(runs.export, status.status, status.why_stalled, status.doctor),
     *(operate.pause, operate.resume, operate.drain),
 ):

@@ -39,6 +39,7 @@ from nouscoder.config.objective import (
 )
 from nouscoder.config.plan import PlanSection, StageSection, YarnSection
 from nouscoder.config.run import DemoSection, GuardsSection, PolicySection, ProblemsSection, RunSection
+from nouscoder.config.self_play import SelfPlaySection
 from nouscoder.config.sft import SftScheduleSection, SftSection
 from nouscoder.config.tls import MutualTlsSection
 from nouscoder.config.training import ComputeType, LoraSection, OptimizerKind, OptimizerStates, RewardModelSection
@@ -95,6 +96,7 @@ __all__ = [
     "SandboxSection",
     "ScheduleSection",
     "Section",
+    "SelfPlaySection",
     "SftScheduleSection",
     "SftSection",
     "SingleTurnSection",

@@ -163,4 +163,7 @@ class DemoSection(Section):
     train_problems: int = Field(1200, ge=1, description="problems to train on")
     held_out_problems: int = Field(180, ge=1, description="problems for pass@1 before and after")
     warm_start_share: float = Field(1.0, gt=0, description="factor on the number of steps of the supervised phase")
+    proposal_share: float = Field(
+        0.0, ge=0, le=1, description="share of the demonstrations that propose problems, for `nouscoder self-play`"
+    )
     warm_start_threads: int = Field(2, ge=1, description="CPU threads of the supervised phase")

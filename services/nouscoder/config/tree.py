@@ -20,6 +20,7 @@ from nouscoder.config.learner import LearnerSection
 from nouscoder.config.paths import place_paths
 from nouscoder.config.plan import PlanSection, merged
 from nouscoder.config.run import DemoSection, PolicySection, ProblemsSection, RunSection
+from nouscoder.config.self_play import SelfPlaySection
 from nouscoder.config.sft import SftSection
 from nouscoder.config.tls import MutualTlsSection
 from nouscoder.config.verifier import VerifierSection
@@ -40,6 +41,7 @@ class Config(Section):
     tls: MutualTlsSection = MutualTlsSection()
     demo: DemoSection = DemoSection()
     sft: SftSection = SftSection()
+    self_play: SelfPlaySection = SelfPlaySection()
     plan: PlanSection = PlanSection()
 
     @model_validator(mode="after")

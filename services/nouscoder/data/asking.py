@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from pydantic import Field
 
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import NousCoderError, first_error
 from nouscoder.formats.body import Body
 from nouscoder.openai_server import CompletionFailed, OpenAIServer
 from nouscoder.progress_bar import progress_bar
@@ -88,7 +88,7 @@ def ask_all(questions: Sequence[Question], answers: RecordLog, at_once: int, nam
         try:
             asyncio.run(_ask_all([*missing.values()], answers, at_once, name))
         except ExceptionGroup as group:  # of the workers, which all stop when one fails
-            raise _first(group) from None
+            raise first_error(group) from None
 
 
 async def _ask_all(questions: Sequence[Question], answers: RecordLog, at_once: int, name: str) -> None:
@@ -111,7 +111,3 @@ async def _ask_all(questions: Sequence[Question], answers: RecordLog, at_once: i
         async with asyncio.TaskGroup() as group:
             for _ in range(at_once):
                 group.create_task(work(waiting))
-
-
-def _first(error: BaseException) -> BaseException:
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

@@ -61,7 +61,9 @@ def write_policy(config: Config, train: tuple[DemoProblem, ...], on_progress: On
     usual = WarmStartBudget()
     stages = ("excerpt_steps", "clean_steps", "noisy_steps")
     share = config.demo.warm_start_share
-    budget = replace(usual, **{stage: max(1, round(share * getattr(usual, stage))) for stage in stages})
+    steps = {stage: max(1, round(share * getattr(usual, stage))) for stage in stages}
+    positions = max(usual.positions, config.generation.max_tokens_total)
+    budget = replace(usual, **steps, proposal_share=config.demo.proposal_share, positions=positions)
     warm_start(
         config.in_run_folder(config.policy.path),
         train,

@@ -1,8 +1,8 @@
 """The warm start before reinforcement learning: supervised fine-tuning (sft/training.py) on demonstrations.
 
 There are three stages: excerpts of right demonstrations whose width grows (excerpts.py), whole right demonstrations,
-and noisy ones (noise.py), which set the error rate of the finished policy. Only program tokens and the eos are in the
-loss.
+and noisy ones (noise.py), which set the error rate of the finished policy. A share of the whole ones may be proposals
+of the problem (proposals.py), with the same noise in their program. Only program tokens and the eos are in the loss.
 
 Muon (learner/muon.py) trains the matrices, because the policy then learns to copy in a third of the steps that AdamW
 takes. AdamW trains the embedding and the norms.
@@ -28,8 +28,9 @@ from nouscoder.config import (
 )
 from nouscoder.demo.excerpts import excerpt
 from nouscoder.demo.noise import NOISE_PROBABILITY, demonstrate
-from nouscoder.demo.policy import build_policy, save_policy
+from nouscoder.demo.policy import PolicySize, build_policy, save_policy
 from nouscoder.demo.problems import DemoProblem, prompt_of
+from nouscoder.demo.proposals import PROPOSING_PROMPT, can_be_proposed, proposed
 from nouscoder.demo.tokenizer import EOS_ID, CharTokenizer
 from nouscoder.domain.rollout import Rollout
 from nouscoder.learner.line_file import Line
@@ -57,6 +58,8 @@ class WarmStartBudget:
     warmup_steps: int = 20
     final_share: float = 0.02
     noise_probability: float = NOISE_PROBABILITY
+    proposal_share: float = 0.0
+    positions: int = PolicySize().max_positions
 
     @property
     def num_steps(self) -> int:
@@ -80,8 +83,10 @@ def warm_start(
     work = to.with_name("warm-start")
     first = work / "first"
     if not first.exists():
+        policy = build_policy(seed=seed)
+        policy.config.max_position_embeddings = budget.positions
         with whole_folder(first) as part:
-            save_policy(build_policy(seed=seed), part)
+            save_policy(policy, part)
     batches = demonstration_batches(problems, seed=seed, budget=budget)
     teach_batches(first, to, batches, budget, work=work, seed=seed, threads=threads, on_progress=on_progress)
     shutil.rmtree(work)
@@ -159,10 +164,13 @@ def _whole_programs(
     for steps, noise in ((budget.clean_steps, 0.0), (budget.noisy_steps, budget.noise_probability)):
         for _ in range(steps):
             chosen = random.choices(problems, k=budget.batch_size)
-            yield [
-                _example(prompt_of(problem), demonstrate(problem, random, noise=noise), ended=True)
-                for problem in chosen
-            ]
+            yield [_whole(problem, random, noise, budget.proposal_share) for problem in chosen]
+
+
+def _whole(problem: DemoProblem, random: Random, noise: float, proposal_share: float) -> Rollout:
+    if proposal_share and can_be_proposed(problem) and random.random() < proposal_share:
+        return _example(PROPOSING_PROMPT, proposed(problem, random, noise=noise), ended=True)
+    return _example(prompt_of(problem), demonstrate(problem, random, noise=noise), ended=True)
 
 
 def _example(prompt: str, program: str, *, ended: bool) -> Rollout:

@@ -14,7 +14,7 @@ from typing import Any
 
 from nouscoder.domain.submission import Profile
 from nouscoder.domain.verdict import VerdictKind
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import NousCoderError, first_error
 from nouscoder.evaluation.problems import EvaluatedProblem
 from nouscoder.evaluation.samples import Job
 from nouscoder.grade_files.answers import Answerer, BadEntry
@@ -88,7 +88,7 @@ class Grading:
                 for _ in range(grade_at_once):
                     await sampled.put(None)
         except BaseExceptionGroup as group:
-            raise _first(group) from None
+            raise first_error(group) from None
         if self._failures:
             raise EvaluationIncomplete(
                 f"{len(self._failures)} samples could not be graded, the first {self._failures[0]}; all others are"
@@ -135,7 +135,3 @@ class Grading:
             return await _AFTER_INTERNAL_ERRORS.call(once)
         except BadEntry as error:
             raise EvaluationIncomplete(f"a sample of {entry.problem_id} cannot be graded: {error}") from None
-
-
-def _first(error: BaseException) -> BaseException:
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

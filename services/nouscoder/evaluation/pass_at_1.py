@@ -19,8 +19,9 @@ from statistics import stdev
 from nouscoder.domain.policy import PolicyManifest
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.rollout import Rollout, Sampling, Task
+from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.errors import NousCoderError
+from nouscoder.errors import NousCoderError, first_error
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerUnreachable
 from nouscoder.rpc.generation_client import GenerationClient, Pin
@@ -142,10 +143,10 @@ async def evaluate(
 
         try:
             async with asyncio.TaskGroup() as gradings:
-                pinning = None if manifest is None else _Pinning(manifest, pin_limit_s)
-                await _sample(source, pinning, tasks, lambda rollout: gradings.create_task(grade(rollout)))
+                pinning = None if manifest is None else Pinning(manifest, pin_limit_s)
+                await sample_tasks(source, pinning, tasks, lambda rollout: gradings.create_task(grade(rollout)))
         except BaseExceptionGroup as group:
-            raise _first(group) from None
+            raise first_error(group) from None
     return _evaluation(problems, tasks, graded, manifest)
 
 
@@ -167,15 +168,15 @@ def evaluation_tasks(problems: Sequence[Problem], samples: int, sampling: Sampli
 
 
 @dataclass(frozen=True, slots=True)
-class _Pinning:
+class Pinning:
     """The policy that is measured, and for how long it is kept in use at most."""
 
     manifest: PolicyManifest
     limit_s: float
 
 
-async def _sample(
-    source: GenerationClient, pinning: _Pinning | None, tasks: Sequence[Task], took: Callable[[Rollout], object]
+async def sample_tasks(
+    source: GenerationClient, pinning: Pinning | None, tasks: Sequence[Task], took: Callable[[Rollout], object]
 ) -> None:
     """Sample every task once. While the service does not answer, missing tasks are retried as `_WHILE_AWAY` says."""
     missing = {task.rollout_id: task for task in tasks}
@@ -200,8 +201,11 @@ async def _sample(
 
 
 async def _grade(grader: VerifierClient, problem: Problem, rollout: Rollout) -> Verdict:
-    """The verdict of a rollout. Retries after internal_error, then raises EvaluationError: it never counts as 0."""
-    submission = problem.grading_rules().submission(problem.tests, rollout.text)
+    return await verdict_on(grader, problem.grading_rules().submission(problem.tests, rollout.text), rollout.rollout_id)
+
+
+async def verdict_on(grader: VerifierClient, submission: Submission, name: str) -> Verdict:
+    """The verdict. Retries after internal_error, then raises EvaluationError: it never counts as 0."""
 
     async def graded() -> Verdict:
         verdict = await grader.grade(submission)
@@ -213,8 +217,7 @@ async def _grade(grader: VerifierClient, problem: Problem, rollout: Rollout) -> 
         return await _AFTER_INTERNAL_ERRORS.call(graded)
     except _InternalError as error:
         raise EvaluationError(
-            f"{rollout.rollout_id} could not be graded: internal_error"
-            f" {_AFTER_INTERNAL_ERRORS.max_tries} times, last: {error}"
+            f"{name} could not be graded: internal_error {_AFTER_INTERNAL_ERRORS.max_tries} times, last: {error}"
         ) from None
 
 
@@ -241,10 +244,6 @@ def _evaluation(
             EvaluatedSample(problem.problem_id, problem.family, problem.prompt, rollout.text, verdict.kind.value)
         )
     return Evaluation(versions.pop(), tuple(results), tuple(shown))
-
-
-def _first(error: BaseException) -> BaseException:
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _mean(values: Sequence[float]) -> float:

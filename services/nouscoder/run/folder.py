@@ -37,7 +37,7 @@ FIXED = (
     *("generation.sampling.temperature", "generation.sampling.top_p", "generation.sampling.max_new_tokens"),
     *("learner.dtype", "learner.optimizer", "learner.optimizer_states", "learner.lora", "learner.compile"),
     "generation.environment",
-    *("demo.train_problems", "demo.held_out_problems", "demo.warm_start_share"),
+    *("demo.train_problems", "demo.held_out_problems", "demo.warm_start_share", "demo.proposal_share"),
 )
 
 

@@ -106,7 +106,7 @@ async def _measure_until(
 ) -> dict[str, PassCount]:
     """`counts` with those of further problems, until `size` are solved sometimes or none is left."""
     services.start("broker", "verifier", "generation")
-    await _admit_nothing(services.config)
+    await admit_nothing(services.config)
     manifest = first_policy(services.config)
     left = [name for name in order if name not in counts]
     while left and len(found := solved_sometimes(counts, order, size)) < size:
@@ -130,7 +130,7 @@ async def _measure_until(
     return counts
 
 
-async def _admit_nothing(config: Config) -> None:
+async def admit_nothing(config: Config) -> None:
     """The broker admits no group, so that generation samples only what is measured."""
     client = BrokerClient(config.broker.grpc, observer_id("watch"), credentials=channel_credentials(config.tls))
     async with client as broker:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -58,6 +59,15 @@ def rows_per_band(threshold: float) -> int:
     return rows
 
 
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """What is compared of a text. `keys` are its buckets, one for each band."""
+
+    shingles: Hashes
+    signature: Hashes
+    keys: list[tuple[int, bytes]]
+
+
 class NearIndex:
     """The texts that were added and are no near-duplicates of earlier ones."""
 
@@ -79,23 +89,35 @@ class NearIndex:
 
         A text without words is near to nothing.
         """
+        marks = self._marks(text)
+        if marks is None:
+            return None
+        found = self._nearest(marks)
+        if found is not None:
+            return found
+        for key in marks.keys:
+            self._buckets[key].append(len(self._names))
+        self._names.append(name)
+        self._sets.append(marks.shingles)
+        self._signatures.append(marks.signature)
+        return None
+
+    def find(self, text: str) -> tuple[str, float] | None:
+        """What `add` answers; nothing is added."""
+        marks = self._marks(text)
+        return None if marks is None else self._nearest(marks)
+
+    def _marks(self, text: str) -> _Marks | None:
+        """None for a text without words."""
         words = words_of(text)
+        if not words:
+            return None
         # A text shorter than a shingle is filled up to one shingle.
         short = [*words, *([""] * (self._shingles.n - len(words)))]
         shingles = np.unique(self._shingles(short))
-        if not words:
-            return None
         signature = self._signature(shingles)
         keys = [(band, signature[band * self._rows : (band + 1) * self._rows].tobytes()) for band in range(_BANDS)]
-        found = self._nearest(shingles, signature, sorted({at for key in keys for at in self._buckets.get(key, ())}))
-        if found is not None:
-            return found
-        for key in keys:
-            self._buckets[key].append(len(self._names))
-        self._names.append(name)
-        self._sets.append(shingles)
-        self._signatures.append(signature)
-        return None
+        return _Marks(shingles, signature, keys)
 
     def _signature(self, shingles: Hashes) -> Hashes:
         """The minimum of each of the random linear maps modulo 2^64 [bands * rows]."""
@@ -104,13 +126,13 @@ class NearIndex:
         minimum: Hashes = values.min(axis=1)
         return minimum
 
-    def _nearest(self, shingles: Hashes, signature: Hashes, places: list[int]) -> tuple[str, float] | None:
+    def _nearest(self, marks: _Marks) -> tuple[str, float] | None:
         best: tuple[str, float] | None = None
-        for at in places:
-            estimate = float(np.mean(self._signatures[at] == signature))
+        for at in sorted({at for key in marks.keys for at in self._buckets.get(key, ())}):
+            estimate = float(np.mean(self._signatures[at] == marks.signature))
             if estimate < self._threshold - _ESTIMATE_SLACK:
                 continue
-            similarity = jaccard(shingles, self._sets[at])
+            similarity = jaccard(marks.shingles, self._sets[at])
             if similarity >= self._threshold and (best is None or similarity > best[1]):
                 best = (self._names[at], similarity)
         return best

@@ -1,0 +1,34 @@
+"""`nouscoder self-play`: the policy proposes problems, and is trained on those that are accepted."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nouscoder.cli.options import JsonOption, SetOption, unusable_is_78
+
+
+def self_play(
+    config_file: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="configuration of a run, with a section [self_play]")
+    ],
+    resume: Annotated[bool, typer.Option("--resume", help="continue an earlier self-play of this name")] = False,
+    as_json: JsonOption = False,
+    overrides: SetOption = None,
+) -> None:
+    """Train in rounds: the policy proposes problems, and is trained on those that are valid and neither easy nor hard.
+
+    With self_play.proposals=0 the same rounds train on the seed problems alone, for comparison.
+    """
+    from nouscoder.config import load_config
+    from nouscoder.run.shared_cores import wait_passively
+
+    wait_passively()
+    with unusable_is_78():
+        config = load_config(config_file, overrides or [])
+        from nouscoder.self_play.run import self_play as run_self_play
+
+        raise typer.Exit(asyncio.run(run_self_play(config, resume=resume, as_json=as_json)))

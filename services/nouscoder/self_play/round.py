@@ -1,0 +1,226 @@
+"""The proposals of one round: sampled, read, executed, solved, and judged.
+
+    proposer -> read_proposal -> reference on each input, twice -> solver's samples on each input -> judged
+    proposals.jsonl                      runs.jsonl                 solutions.jsonl, runs.jsonl     judged.jsonl
+
+accepted.jsonl holds the accepted proposals as problems. INVARIANT: judged.jsonl and accepted.jsonl follow from the logs
+alone, and accepted.jsonl is whole before judged.jsonl is there. A round that was killed goes on with what is logged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from nouscoder.atomic_files import write_whole
+from nouscoder.config import Config
+from nouscoder.data.problems import save_problems
+from nouscoder.domain.curriculum import task_seed
+from nouscoder.domain.problem import Problem
+from nouscoder.domain.rollout import Sampling, Task
+from nouscoder.domain.submission import StdinCase, StdinTests, Submission
+from nouscoder.record_log import RecordLog
+from nouscoder.self_play.execution import Grade, Runs, run_of
+from nouscoder.self_play.judgement import Judgement, Outputs, Rejected, Rejection, check_reference, judged
+from nouscoder.self_play.known import Example, Known
+from nouscoder.self_play.proposals import Bounds, Proposal, proposing_prompt, read_proposal
+from nouscoder.self_play.rollout_log import RolloutLog, Sample
+
+PROPOSALS, JUDGED, ACCEPTED = "proposals.jsonl", "judged.jsonl", "accepted.jsonl"
+_AS_IT_IS = "{prompt}"
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a round works with: samples of the policy, verdicts, whether a solver's task fits in the context."""
+
+    sample: Sample
+    grade: Grade
+    fits: Callable[[Task], bool]
+    progress: Progress = lambda name, done, total: None
+
+    def named(self, name: str) -> Callable[[int, int], None]:
+        """The progress of one step."""
+        return partial(self.progress, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A proposal that can be read, and the problem whose rules it takes."""
+
+    proposal: Proposal
+    example: Example
+
+    def runs(self) -> list[Submission]:
+        """The reference on each input."""
+        program, rules = self.proposal.program, self.example.rules
+        return [run_of(program, given, rules, is_program=True) for given in self.proposal.inputs]
+
+    def solving(self, answer: str) -> list[Submission]:
+        """A solver's answer on each input."""
+        return [run_of(answer, given, self.example.rules, is_program=False) for given in self.proposal.inputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Valid:
+    """A candidate whose reference printed `outputs`, which are the expected outputs of `problem`."""
+
+    candidate: Candidate
+    outputs: tuple[str, ...]
+    problem: Problem
+
+    @classmethod
+    def of(cls, candidate: Candidate, outputs: Outputs) -> Valid:
+        """Raises Rejected when the reference's outputs are not usable."""
+        check_reference(outputs)
+        printed = tuple(output for output in outputs if output is not None)
+        proposal = candidate.proposal
+        tests = StdinTests(tuple(map(StdinCase, proposal.inputs, printed)))
+        return cls(candidate, printed, candidate.example.problem(proposal.problem_id, proposal.statement, tests))
+
+    def repeat(self) -> Submission:
+        """The reference once more, on all inputs; it must print what it printed before."""
+        rules = self.candidate.example.rules
+        return replace(
+            rules.submission(self.problem.tests, self.candidate.proposal.program),
+            code=self.candidate.proposal.program,
+            completion=None,
+        )
+
+
+class Round:
+    """One round. `folder` holds its files; `policy` is the digest of the weights that propose and solve."""
+
+    def __init__(self, config: Config, number: int, folder: Path, known: Known, policy: str) -> None:
+        self._config = config
+        self._number = number
+        self._folder = folder
+        self._known = known
+        self._policy = policy
+        self._judgements: dict[str, Judgement] = {}  # by the proposal's rollout
+        self._accepted: dict[str, Problem] = {}
+
+    def tasks(self) -> list[tuple[Task, Example]]:
+        """The proposer's tasks in order, group after group. Those of a group have one prompt. Raises NoExample."""
+        settings, size = self._config.self_play, self._config.broker.group_size
+        found = []
+        for group in range(settings.proposals // size):
+            example = self._known.example(Random(f"{self._config.run.seed}/self-play/{self._number}/{group}"))
+            prompt, group_id = proposing_prompt(settings.prompt, example.prompt), f"g{group:06d}"
+            for place in range(size):
+                name = f"{group_id}-{place}"
+                sampling = self._sampling(name, settings.max_new_tokens)
+                found.append((Task(name, group_id, "propose", prompt, sampling, 0, _AS_IT_IS), example))
+        return found
+
+    async def run(self, work: Work) -> None:
+        """Propose and judge. Raises what sampling and grading raise."""
+        tasks = self.tasks()
+        with (
+            RolloutLog(self._folder / PROPOSALS, self._policy) as proposals,
+            RolloutLog(self._folder / "solutions.jsonl", self._policy) as solutions,
+            RecordLog(self._folder / "runs.jsonl", "verdict", "output") as log,
+        ):
+            runs = Runs(log, work.grade)
+            await proposals.make([task for task, _ in tasks], work.sample, work.named("proposals"))
+            candidates = self._read(tasks, proposals)
+            valid = await self._executed(candidates, runs, work)
+            await self._solved(valid, solutions, runs, work)
+        self._write([task for task, _ in tasks])
+
+    def _sampling(self, name: str, max_new_tokens: int) -> Sampling:
+        sampling, seed = self._config.generation.sampling, self._config.run.seed
+        stream = task_seed(seed, f"self-play/{self._number}/{name}")
+        return Sampling(sampling.temperature, sampling.top_p, max_new_tokens, stream)
+
+    def _read(self, tasks: Sequence[tuple[Task, Example]], proposals: RolloutLog) -> dict[str, Candidate]:
+        """The candidates by rollout. A proposal that is near to a known statement is none."""
+        settings, found = self._config.self_play, dict[str, Candidate]()
+        bounds = Bounds(settings.max_chars, settings.min_inputs, settings.max_inputs)
+        for task, example in tasks:
+            with self._judging(task.rollout_id):
+                proposal = read_proposal(proposals.of(task).text, bounds)
+                _check_novelty(self._known.statements.find(proposal.statement))
+                found[task.rollout_id] = Candidate(proposal, example)
+        return found
+
+    async def _executed(self, candidates: Mapping[str, Candidate], runs: Runs, work: Work) -> dict[str, Valid]:
+        """The candidates with a valid reference. It runs on each input, and then on all inputs once more."""
+        await runs.make([run for one in candidates.values() for run in one.runs()], work.named("references"))
+        found = dict[str, Valid]()
+        for name, one in candidates.items():
+            with self._judging(name):
+                found[name] = Valid.of(one, [runs.output(run) for run in one.runs()])
+        await runs.make([one.repeat() for one in found.values()], work.named("references again"))
+        for name, valid in found.items():
+            with self._judging(name):
+                if not runs.is_accepted(valid.repeat()):
+                    raise Rejected(Rejection.NOT_DETERMINISTIC, "it printed something else the second time")
+                if not work.fits(self._solving(valid.problem)[0]):
+                    raise Rejected(Rejection.TOO_LONG, "the statement leaves no room for an answer")
+        return {name: valid for name, valid in found.items() if name not in self._judgements}
+
+    async def _solved(self, valid: Mapping[str, Valid], solutions: RolloutLog, runs: Runs, work: Work) -> None:
+        """Judge the valid candidates by samples of the solver. Of near proposals the first acceptable one counts."""
+        tasks = {name: self._solving(one.problem) for name, one in valid.items()}
+        each = {task.rollout_id: task for own in tasks.values() for task in own}  # equal proposals have the same
+        await solutions.make([*each.values()], work.sample, work.named("solutions"))
+        solved = {
+            name: [valid[name].candidate.solving(solutions.of(task).text) for task in own]
+            for name, own in tasks.items()
+        }
+        await runs.make([run for own in solved.values() for one in own for run in one], work.named("runs of solutions"))
+        for name, own in solved.items():
+            answers = [[runs.output(run) for run in one] for one in own]
+            judgement = judged(valid[name].outputs, answers, self._config.self_play.agree)
+            with self._judging(name):
+                if judgement.reason is None:
+                    problem = valid[name].problem
+                    _check_novelty(self._known.statements.add(problem.problem_id, problem.prompt))
+                    self._accepted[name] = problem
+                self._judgements[name] = judgement
+
+    def _solving(self, problem: Problem) -> list[Task]:
+        """The solver's tasks of a problem."""
+        most, name = self._config.generation.sampling.max_new_tokens, problem.problem_id
+        return [
+            Task(each, name, name, problem.prompt, self._sampling(each, most), 0, problem.prompt_template)
+            for each in (f"{name}/{place}" for place in range(self._config.self_play.solutions))
+        ]
+
+    @contextmanager
+    def _judging(self, name: str) -> Iterator[None]:
+        """A Rejected inside is the judgement on the proposal of this rollout."""
+        try:
+            yield
+        except Rejected as error:
+            self._judgements[name] = Judgement(error.reason, str(error))
+
+    def _write(self, tasks: Sequence[Task]) -> None:
+        save_problems(self._folder / ACCEPTED, self._accepted.values())
+        lines = []
+        for task in tasks:
+            judgement = self._judgements[task.rollout_id]
+            record = {
+                "rollout_id": task.rollout_id,
+                "group_id": task.group_id,
+                "problem_id": self._accepted[task.rollout_id].problem_id if judgement.reason is None else "",
+                "reason": judgement.reason,
+                "detail": judgement.detail,
+                "pass_rate": judgement.pass_rate,
+                "reward": judgement.reward,
+            }
+            lines.append(json.dumps(record) + "\n")
+        write_whole(self._folder / JUDGED, "".join(lines).encode())
+
+
+def _check_novelty(near: tuple[str, float] | None) -> None:
+    if near is not None:
+        raise Rejected(Rejection.NEAR_DUPLICATE, f"of {near[0]}, similarity {near[1]:.3f}")
