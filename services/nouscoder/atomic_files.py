@@ -92,6 +92,32 @@ def write_whole(final: Path, data: bytes) -> None:
         output.write(data)
 
 
+def is_taken(path: Path) -> bool:
+    """Whether a new folder cannot be written here, because there is a file, or a folder that is not empty."""
+    return path.exists() and (not path.is_dir() or any(path.iterdir()))
+
+
+def make_folder(folder: Path) -> Path | None:
+    """Make a folder and those above it that are missing. Returns the topmost one that was made. Raises OSError."""
+    missing = [place for place in (*reversed(folder.parents), folder) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing[0] if missing else None
+
+
+@contextmanager
+def removed_when_refused(made: Path | None) -> Iterator[None]:
+    """Remove what `make_folder` made when the block raises a NousCoderError: bad input changes nothing.
+
+    The block reads input; the work that its folder is for comes after it.
+    """
+    try:
+        yield
+    except NousCoderError:
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
 def numbered(folder: Path, suffix: str = "") -> dict[int, Path]:
     """The entries of `folder` named by a number (`00000012` and `suffix`), ascending, without incomplete ones."""
     found: dict[int, Path] = {}
@@ -110,6 +136,14 @@ def prune(folder: Path, keep: int, suffix: str = "") -> None:
     if folder.is_dir():
         for path in folder.glob(f"*{_PART}"):
             remove(path)
+
+
+def link_or_copy(file: Path, place: Path) -> None:
+    """Make `place` a hard link to `file`, or a copy where the file system has no such links. Raises OSError."""
+    try:
+        os.link(file.resolve(), place)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(file, place)
 
 
 def remove(path: Path) -> None:

@@ -68,7 +68,7 @@ def assert_learned(folder: Path, printed: str) -> None:
 
 def uninterrupted_losses(config: Config) -> list[float]:
     """The losses of one learner in memory that trains the first saved batches in order, one loss a step."""
-    from nouscoder.learner.core import prepare_thread
+    from nouscoder.learner.loading import prepare_thread
     from nouscoder.learner.run_files import RunFiles
     from nouscoder.learner.saved_batches import SavedBatches
     from nouscoder.learner.trainer import Trainer

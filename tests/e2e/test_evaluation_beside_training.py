@@ -32,5 +32,12 @@ def test_training_goes_on_while_a_version_is_measured(loop_run: Callable[..., An
     assert any(trained_meanwhile)
     evaluated = {0: json.loads((run.folder / "evaluation_before.json").read_text())["pass_at_1"]}
     evaluated |= {int(file.stem): json.loads(file.read_text())["pass_at_1"] for file in files}
+    evaluated[12] = json.loads((run.folder / "evaluation_after.json").read_text())["pass_at_1"]
     best = max(evaluated, key=lambda version: (evaluated[version], -version))
-    assert [int(folder.name) for folder in (run.folder / "kept").glob("*")] == ([best] if best else [])
+    kept = sorted(folder.name for folder in (run.folder / "kept").glob("*"))
+    if not kept:  # the best is the first policy, or the last one, whose checkpoint is the newest
+        assert best in (0, 12)
+        return
+    assert kept == [f"{best:08d}", f"{best:08d}.checkpoint"]
+    progress = json.loads((run.folder / "kept" / kept[1] / "state.json").read_text())["progress"]
+    assert (progress["batch_id"], progress["step"]) == (best - 1, 2 * best)

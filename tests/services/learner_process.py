@@ -98,12 +98,12 @@ def train(root: Path, moment: str) -> None:
     asyncio.run(run())
 
 
-def _die() -> None:
+def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
     threading.Event().wait()  # the signal ends the process before it does anything else
 
 
-def _patch(owner: Any, name: str, *, call: int, before: bool) -> None:
+def patch(owner: Any, name: str, *, call: int, before: bool) -> None:
     """Kill the process before or after the `call`th call of `owner.name`, counted from 1."""
     real, calls = getattr(owner, name), 0
 
@@ -112,10 +112,10 @@ def _patch(owner: Any, name: str, *, call: int, before: bool) -> None:
         calls += 1
         mine = calls
         if mine == call and before:
-            _die()
+            die()
         answer = real(*arguments, **more)
         if mine == call:
-            _die()
+            die()
         return answer
 
     async def counted_async(*arguments: Any, **more: Any) -> Any:
@@ -123,17 +123,17 @@ def _patch(owner: Any, name: str, *, call: int, before: bool) -> None:
         calls += 1
         mine = calls
         if mine == call and before:
-            _die()
+            die()
         answer = await real(*arguments, **more)
         if mine == call:
-            _die()
+            die()
         return answer
 
     setattr(owner, name, counted_async if asyncio.iscoroutinefunction(real) else counted)
 
 
 def _between_steps(core: LearnerCore, broker: FileBroker) -> None:
-    _patch(Trainer, "_take_step", call=4, before=True)
+    patch(Trainer, "_take_step", call=4, before=True)
 
 
 def _lines_torn(core: LearnerCore, broker: FileBroker) -> None:
@@ -144,7 +144,7 @@ def _lines_torn(core: LearnerCore, broker: FileBroker) -> None:
         if lines.metrics[0]["batch_id"] == 1:
             with (core._files.run / "metrics.jsonl").open("a") as output:
                 output.write('{"step": 3, "lo')
-            _die()
+            die()
         real(log, lines)
 
     RunLog.append = torn  # type: ignore[method-assign, assignment]
@@ -158,7 +158,7 @@ def _committed_and_not_published(core: LearnerCore, broker: FileBroker) -> None:
     async def publish_late(manifest: PolicyManifest) -> int:
         if manifest.policy_version == 2:
             await committed.wait()
-            _die()
+            die()
         return await publish(manifest)
 
     async def commit_and_tell(batch_id: int, step: int, groups: Iterable[int] = ()) -> bool:
@@ -184,7 +184,7 @@ def _published_and_not_committed(core: LearnerCore, broker: FileBroker) -> None:
     async def commit_late(batch_id: int, step: int, groups: Iterable[int] = ()) -> bool:
         if batch_id == 1:
             await published.wait()
-            _die()
+            die()
         return await commit(batch_id, step, groups)
 
     broker.publish_policy, broker.commit_batch = publish_and_tell, commit_late  # type: ignore[method-assign]
@@ -197,7 +197,7 @@ def _in_the_middle_of_writing(core: LearnerCore, broker: FileBroker) -> None:
     def torn(writer: FileSystemWriter, *arguments: Any) -> Any:
         Path(writer.path, "__0_0.distcp").write_bytes(b"the first bytes")
         trained.wait(60)
-        _die()
+        die()
 
     def train_and_tell(batch: Batch, *arguments: Any) -> Any:
         answer = train_batch(batch, *arguments)
@@ -213,14 +213,14 @@ def _before_its_name(core: LearnerCore, broker: FileBroker) -> None:
     """Kill when DCP has written the checkpoint, before it gets its manifest and its name."""
 
     def dies(file: Path) -> str:
-        _die()
+        die()
         return ""
 
     checkpoint.sha256_of = dies  # type: ignore[attr-defined]
 
 
 def _at(name: str, *, call: int, before: bool, of_broker: bool = False) -> Callable[[LearnerCore, FileBroker], None]:
-    return lambda core, broker: _patch(broker if of_broker else core, name, call=call, before=before)
+    return lambda core, broker: patch(broker if of_broker else core, name, call=call, before=before)
 
 
 # Batch 1 is the second batch; version 2 is the third published one.
@@ -245,8 +245,8 @@ MOMENTS: dict[str, Callable[[LearnerCore, FileBroker], None]] = {
 }
 
 
-def serve() -> None:
-    """Fork a learner for each line on stdin."""
+def serve(train: Callable[[Path, str], None]) -> None:
+    """Fork a process that trains for each line on stdin."""
     for line in sys.stdin:
         folder, moment = json.loads(line)
         pid = os.fork()
@@ -262,4 +262,4 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    serve(train)

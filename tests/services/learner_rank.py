@@ -30,8 +30,9 @@ from nouscoder.config import Config, LearnerSection, PolicySection, RunSection
 from nouscoder.domain.batch import Batch
 from nouscoder.errors import NousCoderError
 from nouscoder.learner.commands import Command
-from nouscoder.learner.core import LearnerCore, prepare_thread
+from nouscoder.learner.core import LearnerCore
 from nouscoder.learner.follower import Follower
+from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.ranks import Ranks, whole
 from nouscoder.learner.run_log import BatchSeconds

@@ -18,7 +18,7 @@ from nouscoder.domain.rollout import Sampling, Task, assemble_rollout
 from nouscoder.domain.tokens import Completion, FinishReason, VersionSpan, float32, int32
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import Unusable
-from nouscoder.learner.core import trainer_at
+from nouscoder.learner.loading import trainer_at
 from nouscoder.learner.packed_attention import PACKED_ATTENTION
 from nouscoder.learner.synthetic import random_batch, random_policy, write_policy_folder
 from nouscoder.learner.trainer import Trainer

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from nouscoder.config import Config, LearnerSection
-from nouscoder.learner.core import prepare_thread
+from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.synthetic import random_batch, random_policy
 from nouscoder.learner.trainer import Trainer
 

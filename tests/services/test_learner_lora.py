@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from nouscoder.config import Config, LearnerSection, LoraSection
 from nouscoder.learner.checkpoint import CheckpointStore, Progress
-from nouscoder.learner.core import prepare_thread
+from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.logprobs import score_tokens
 from nouscoder.learner.lora import LoraLinear, add_adapters
 from nouscoder.learner.packing import pack

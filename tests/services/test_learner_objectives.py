@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from nouscoder.config import AdvantageSection, Config, LearnerSection
 from nouscoder.learner.batch_statistics import ScoredRollout, score
-from nouscoder.learner.core import prepare_thread
+from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.logprobs import score_tokens
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.objectives.base import Diagnostic, LossInputs, MinibatchCounts, Needs, ObjectiveTerms, Reduction

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from nouscoder.config import Config, LearnerSection
 from nouscoder.learner.checkpoint import CheckpointError, CheckpointStore, Progress, restore
-from nouscoder.learner.core import prepare_thread
+from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.logprobs import score_tokens
 from nouscoder.learner.objectives.base import LossInputs, MinibatchCounts, Needs, ObjectiveTerms
 from nouscoder.learner.packing import pack

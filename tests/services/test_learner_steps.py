@@ -19,8 +19,8 @@ from nouscoder.domain.batch import Batch
 from nouscoder.domain.tokens import FinishReason
 from nouscoder.learner.batch_statistics import ScoredRollout, score
 from nouscoder.learner.checkpoint import CheckpointStore, Progress, restore
-from nouscoder.learner.core import prepare_thread
 from nouscoder.learner.entropy_control import active_coefficient, next_coefficient
+from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.objectives.registry import PUBLISHED
 from nouscoder.learner.schedule import learning_rate_factor

@@ -17,7 +17,7 @@ from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.tokens import FinishReason, Segment, float32, int32, spans_of
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.learner.batch_statistics import minibatches, score, statistics_of
-from nouscoder.learner.core import prepare_thread
+from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.logprobs import score_tokens
 from nouscoder.learner.packing import pack, plan
 from nouscoder.learner.synthetic import random_batch, random_policy

@@ -23,8 +23,9 @@ from nouscoder.domain.policy import PolicyManifest
 from nouscoder.errors import Unusable
 from nouscoder.folder_lock import FolderInUse
 from nouscoder.learner.checkpoint import Checkpoint, PendingCheckpoint
-from nouscoder.learner.core import LearnerCore, LearnerError, replay
+from nouscoder.learner.core import LearnerCore, LearnerError
 from nouscoder.learner.fake_broker import FakeBroker, recorded
+from nouscoder.learner.loading import replay
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.publish import StagedPolicy
 from nouscoder.learner.run_files import RunFiles

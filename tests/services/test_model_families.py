@@ -21,7 +21,8 @@ from nouscoder.domain.tokens import Completion
 from nouscoder.generation.engines import open_engine
 from nouscoder.generation.engines.base import SampleRequest
 from nouscoder.generation.metrics import GenerationMetrics
-from nouscoder.learner.core import LearnerCore, prepare_thread
+from nouscoder.learner.core import LearnerCore
+from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.synthetic import random_batch
 from nouscoder.policy_folder.inspection import faults_of
 from nouscoder.policy_folder.tokenizer import load_tokenizer

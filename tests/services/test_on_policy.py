@@ -31,7 +31,8 @@ from nouscoder.generation.metrics import GenerationMetrics
 from nouscoder.generation.policies import Policies
 from nouscoder.generation.rollouts import Rollouts
 from nouscoder.generation.worker import RolloutWorker
-from nouscoder.learner.core import LearnerCore, prepare_thread
+from nouscoder.learner.core import LearnerCore
+from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.metrics import LearnerMetrics
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
 from nouscoder.learner.synthetic import random_policy, write_policy_folder

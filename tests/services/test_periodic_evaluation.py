@@ -1,9 +1,10 @@
-"""Evaluations during a run: beside the training, of one version, with its weights kept, and the end of a run early."""
+"""Evaluations during a run: beside the training, of one version, which is kept, and the end of a run early."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +22,9 @@ from nouscoder.learner.synthetic import random_policy
 from nouscoder.retry import Retry
 from nouscoder.rpc.generation_client import PolicyReplaced
 from nouscoder.run import periodic_evaluation
-from nouscoder.run.evaluations import recorded_evaluations
+from nouscoder.run.evaluations import kept_checkpoint_folder, recorded_evaluations
 from nouscoder.run.folder import RunFolder
+from nouscoder.run.kept_checkpoint import NotKept
 from nouscoder.run.periodic_evaluation import PeriodicEvaluation
 from nouscoder.run.services import EVALUATION_ERRORS
 from nouscoder.run.view import PlainView
@@ -58,11 +60,19 @@ class Run:
         return cast(RunStatus, SimpleNamespace(policy_version=self.version, finished=bool(self.finished)))
 
     @property
-    def kept(self) -> list[int]:
-        """The versions whose weights are kept."""
-        return sorted(int(path.name) for path in self.folder.path.glob("kept/*"))
+    def kept(self) -> list[str]:
+        """What is kept of policy versions."""
+        return sorted(path.name for path in self.folder.path.glob("kept/*"))
 
-    async def newest_policy(self, config: Config) -> PolicyManifest:
+    @asynccontextmanager
+    async def kept_checkpoint(self, config: Config, from_version: int) -> AsyncIterator[int]:
+        """The learner keeps the checkpoint of the first version from `from_version` on."""
+        await until(lambda: self.version >= from_version)
+        version = self.version
+        kept_checkpoint_folder(self.folder.path, version).mkdir(parents=True)
+        yield version
+
+    async def announced_policy(self, config: Config, from_version: int, limit_s: float) -> PolicyManifest:
         return PolicyManifest(self.version, self.version, "", (Shard("model.safetensors", "0" * 64, 1),))
 
     async def measure(self, config: Config, manifest: PolicyManifest) -> dict[str, Any]:
@@ -75,6 +85,11 @@ class Run:
 
     def evaluation(self) -> PeriodicEvaluation:
         return PeriodicEvaluation(self.folder, cast(Any, self), PlainView(Console(quiet=True)))
+
+
+def weights_and_checkpoint(version: int) -> list[str]:
+    """What is kept of a version."""
+    return [f"{version:08d}", f"{version:08d}.checkpoint"]
 
 
 async def until(condition: Any) -> None:
@@ -90,7 +105,8 @@ async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     folder = RunFolder.create(config)
     folder.write_json("evaluation_before.json", {"policy_version": 0, "pass_at_1": 0.1})
     made = Run(config, folder)
-    monkeypatch.setattr(periodic_evaluation, "newest_policy", made.newest_policy)
+    monkeypatch.setattr(periodic_evaluation, "kept_checkpoint", made.kept_checkpoint)
+    monkeypatch.setattr(periodic_evaluation, "announced_policy", made.announced_policy)
     monkeypatch.setattr(periodic_evaluation, "measure", made.measure)
     monkeypatch.setattr(PeriodicEvaluation, "_finish_run", lambda self, reason: made.finish_run(self, reason))
     yield made
@@ -110,10 +126,10 @@ async def test_training_goes_on_during_an_evaluation_and_the_weights_that_it_mea
             run.publish(version)
             await periodic.step(run.status)
         assert not (run.folder.path / "policies" / "00000002").exists()
-        assert run.kept == [2]
+        assert run.kept == weights_and_checkpoint(2)
         run.go_on.set()
         await until(lambda: (run.folder.path / "evaluations" / "00000002.json").exists())
-        await until(lambda: run.kept == [2])
+        await until(lambda: run.kept == weights_and_checkpoint(2))
         # Version 6 is due now. It is worse, so its weights go.
         async with asyncio.timeout(60):
             while run.measured != [2, 6]:
@@ -124,7 +140,7 @@ async def test_training_goes_on_during_an_evaluation_and_the_weights_that_it_mea
         (2, 0.5),
         (6, 0.4),
     ]
-    assert run.kept == [2]
+    assert run.kept == weights_and_checkpoint(2)
     assert run.finished == []
 
 
@@ -167,7 +183,7 @@ async def test_a_policy_that_was_replaced_is_not_measured_but_a_later_one_is(
                 await periodic.step(run.status)
                 await asyncio.sleep(0.01)
     assert [each.policy_version for each in recorded_evaluations(run.folder.path)] == [0, 3]
-    assert run.kept == [3]
+    assert run.kept == weights_and_checkpoint(3)
 
 
 async def test_an_evaluation_that_is_not_possible_ends_the_run_with_its_reason(
@@ -196,3 +212,42 @@ async def test_an_error_of_the_run_ends_its_evaluation(run: Run) -> None:
         await dying()
     assert [task for task in asyncio.all_tasks() if task.get_name() == "evaluation"] == []
     assert [each.policy_version for each in recorded_evaluations(run.folder.path)] == [0]
+
+
+async def test_what_a_crash_left_is_removed_with_the_next_evaluation(run: Run) -> None:
+    run.scores = {2: 0.5}
+    run.go_on.set()
+    for name in ("00000001", "00000001.checkpoint", "00000001.checkpoint.part", "00000007.part"):
+        (run.folder.path / "kept" / name).mkdir(parents=True)
+        (run.folder.path / "kept" / name / "file").write_text("of a version that was not measured to the end")
+    run.publish(2)
+    async with run.evaluation() as periodic:
+        await periodic.step(run.status)
+    assert run.kept == weights_and_checkpoint(2)
+
+
+async def test_a_policy_whose_checkpoint_was_not_kept_is_not_the_best(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.scores = {2: 0.9, 3: 0.5}
+    run.go_on.set()
+
+    @asynccontextmanager
+    async def kept_from_3(config: Config, from_version: int) -> AsyncIterator[int]:
+        async with run.kept_checkpoint(config, from_version) as version:
+            yield version
+        if version == 2:
+            raise NotKept("the disk of the learner was full")
+
+    monkeypatch.setattr(periodic_evaluation, "kept_checkpoint", kept_from_3)
+    run.publish(2)
+    async with run.evaluation() as periodic:
+        await periodic.step(run.status)
+        await until(lambda: run.measured == [2] and run.kept == [])
+        run.publish(3)
+        async with asyncio.timeout(60):
+            while run.measured != [2, 3]:
+                await periodic.step(run.status)
+                await asyncio.sleep(0.01)
+    assert [each.policy_version for each in recorded_evaluations(run.folder.path)] == [0, 3]
+    assert run.kept == weights_and_checkpoint(3)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nouscoder.config import Config, DistillationSettings, LearnerSection, load_config
-from nouscoder.learner.core import prepare_thread
+from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.objectives.registry import OBJECTIVES
 from nouscoder.learner.synthetic import random_batch, random_policy
 from nouscoder.learner.trainer import Trainer

@@ -30,7 +30,7 @@ from nouscoder.bench.processes import stolen_s
 from nouscoder.config import Config, LearnerSection, LoraSection
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.rollout import Rollout
-from nouscoder.learner.core import prepare_thread
+from nouscoder.learner.loading import prepare_thread
 from nouscoder.learner.packed_attention import PACKED_ATTENTION
 from nouscoder.learner.packing import input_lengths, pack
 from nouscoder.learner.synthetic import random_batch

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field, model_validator
 
-from nouscoder.config.base import Section
+from nouscoder.config.base import InputFile, Section
 from nouscoder.config.loss_terms import (
     AdvantageSection,
     CorrectionKind,
@@ -104,13 +104,23 @@ class LearnerSection(Section):
     )
     lora: LoraSection = LoraSection()
     reward_model: RewardModelSection = RewardModelSection()
+    first_checkpoint: InputFile = Field(
+        "",
+        description="checkpoint of another run that a new run begins with: weights, moments, entropy coefficient;"
+        " policy.path has the policy of the same version (nouscoder export)",
+    )
     checkpoint_every_batches: int = Field(
         10, ge=1, description="a checkpoint is begun after this many batches, or after checkpoint_every_s"
     )
     checkpoint_every_s: float = Field(
         900.0, gt=0, description="a checkpoint is begun after the first batch that ends this long after the last one"
     )
-    keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints kept")
+    keep_checkpoints: int = Field(
+        2,
+        ge=1,
+        description="newest checkpoints kept; with run.evaluate_every_batches that of the best evaluated policy is"
+        " kept as well",
+    )
     keep_policies: int = Field(4, ge=2, description="newest published policies kept; generation may be reading one")
     policy_shard_bytes: int = Field(
         4 * 1024**3, ge=1, description="a published policy is cut into safetensors files of at most this size"
@@ -198,6 +208,15 @@ class LearnerSection(Section):
             raise ValueError(
                 "policy_deltas is for whole weights, and lora.publication adapter publishes none: set policy_deltas to"
                 " false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_begin_anew(self) -> LearnerSection:
+        if self.first_checkpoint and self.lora.rank:
+            raise ValueError(
+                "first_checkpoint is for runs that train whole weights: the exported policy of a run with adapters has"
+                " them merged, so their moments belong to no weight of the new run"
             )
         return self
 

@@ -128,7 +128,7 @@ class PendingCheckpoint:
     ) -> None:
         self._final = final
         self._part = part
-        self._progress = progress
+        self.progress = progress
         self._written = written
         self._folder = folder
 
@@ -136,10 +136,10 @@ class PendingCheckpoint:
         """Wait until it is written and durable. Call it once. Raises StorageError, and then leaves no files."""
         with self._folder:
             self._written.wait()
-            (self._part / _STATE).write_text(json.dumps({"progress": self._progress.to_json()}))
+            (self._part / _STATE).write_text(json.dumps({"progress": self.progress.to_json()}))
             checksums = {file.name: sha256_of(file) for file in sorted(self._part.iterdir())}
             (self._part / _MANIFEST).write_text(json.dumps({"sha256": checksums}, indent=1))
-        return Checkpoint(self._final, self._progress)
+        return Checkpoint(self._final, self.progress)
 
 
 class CheckpointStore:
@@ -184,7 +184,7 @@ class CheckpointStore:
         """The newest undamaged checkpoint, or None."""
         for path in reversed(numbered(self._folder).values()):
             try:
-                return _verified(path)
+                return verified_checkpoint(path)
             except CheckpointError as error:
                 log.warning("skipping a damaged checkpoint", extra={"checkpoint": str(path), "fault": str(error)})
         return None
@@ -194,7 +194,7 @@ class CheckpointStore:
         path = numbered(self._folder).get(step)
         if path is None:
             raise CheckpointError(f"there is no checkpoint of step {step} in {self._folder}")
-        return _verified(path)
+        return verified_checkpoint(path)
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
@@ -252,7 +252,8 @@ def _empty(item: TensorStorageMetadata, weight: Tensor | None) -> Tensor:
     return torch.empty(item.size, dtype=item.properties.dtype)
 
 
-def _verified(path: Path) -> Checkpoint:
+def verified_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in a folder. Raises CheckpointError when a file of it is missing or damaged."""
     checksums = _read_json(path / _MANIFEST).get("sha256", {})
     progress = _progress_of(path)
     for name in sorted({*checksums, _STATE, _DCP_METADATA}):

@@ -1,7 +1,11 @@
 """Decides when to write checkpoints: every n batches or t seconds in the background, and at once on request.
 
+An evaluation asks for the checkpoint of the policy that it will measure (`keep`), before that policy exists: once the
+next batch is trained, the state of a version is gone.
+
 INVARIANT: at most one checkpoint is being written. It holds the state after a whole number of batches, and the broker
-knows the policy version before the checkpoint's version, so that a resumed learner can publish the next one.
+knows the policy version before the checkpoint's version, so that a resumed learner can publish the next one. A
+checkpoint that is asked for by `keep` is written after the first batch that fits, if none is being written then.
 """
 
 from __future__ import annotations
@@ -9,12 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from nouscoder.config import LearnerSection
-from nouscoder.learner.checkpoint import PendingCheckpoint
+from nouscoder.learner.checkpoint import Checkpoint, PendingCheckpoint
 from nouscoder.learner.core import HalfTrained, LearnerCore, LearnerError
+from nouscoder.learner.kept_checkpoints import keep_checkpoint
 from nouscoder.learner.metrics import CheckpointOutcome, LearnerMetrics
 from nouscoder.learner.publication import Publication
 
@@ -22,6 +29,29 @@ log = logging.getLogger(__name__)
 
 # Checkpoints are retried after each batch. Saved batches protect the run meanwhile, but they fill the disk.
 _MAX_FAILURES_IN_A_ROW = 5
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCheckpoint:
+    """A checkpoint that is kept for an evaluation: its state is copied, and it is being written."""
+
+    policy_version: int
+    written: asyncio.Task[Path | Exception]
+
+    async def path(self) -> Path:
+        """Its folder, when it is complete. Raises NousCoderError."""
+        outcome = await asyncio.shield(self.written)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """Somebody wants a checkpoint of this policy version, or of the first later one that is possible, to be kept."""
+
+    from_version: int
+    begun: asyncio.Future[KeptCheckpoint]
 
 
 class Checkpoints:
@@ -34,7 +64,9 @@ class Checkpoints:
         metrics: LearnerMetrics,
         training: Executor,
         publication: Publication,
+        kept: Path,
     ) -> None:
+        """`kept` is the folder of checkpoints that evaluations ask for."""
         self._settings = settings
         self._core = core
         self._metrics = metrics
@@ -45,9 +77,12 @@ class Checkpoints:
         self._batches_since = 0
         self._since = time.monotonic()
         self._failures = 0
+        self._kept = kept
+        self._wishes: list[_Wish] = []
+        self._is_over = False
 
     async def after_batch(self) -> None:
-        """Begin a checkpoint when it is due and none is being written. Returns once the state is copied.
+        """Begin a checkpoint when it is due or wished for and none is being written. Returns once the state is copied.
 
         A failed checkpoint is logged, counted, and retried after the next batch. Raises the error of the last one when
         too many failed in a row.
@@ -61,9 +96,32 @@ class Checkpoints:
             outcome = self._task.result()
             if isinstance(outcome, Exception) and self._failures >= _MAX_FAILURES_IN_A_ROW:
                 raise outcome
-        if is_due and (self._task is None or self._task.done()):
-            copied, self._task = self._begin()
+        wishes = [wish for wish in self._wishes if wish.from_version <= self._core.progress.policy_version]
+        if (is_due or wishes) and (self._task is None or self._task.done()):
+            copied, self._task = self._begin(self._store_and_keep if wishes else self._store)
             await asyncio.wait({copied})
+            self._tell(wishes, copied, self._task)
+
+    async def keep(self, from_version: int) -> KeptCheckpoint:
+        """Wait for a batch that makes policy version `from_version` or a later one, and keep a checkpoint after it.
+
+        Returns once the state is copied. Raises NousCoderError when it could not be, or the run ends before.
+        """
+        if self._is_over:
+            raise _too_late(from_version)
+        wish = _Wish(from_version, asyncio.get_running_loop().create_future())
+        self._wishes.append(wish)
+        try:
+            return await wish.begun
+        finally:
+            self._wishes.remove(wish)
+
+    def no_more_batches(self) -> None:
+        """No batch follows: nobody need wait for a checkpoint after one."""
+        self._is_over = True
+        for wish in self._wishes:
+            if not wish.begun.done():
+                wish.begun.set_exception(_too_late(wish.from_version))
 
     async def now(self) -> Path:
         """Write the state after the batch in training to disk. Returns the path. Raises NousCoderError."""
@@ -72,7 +130,7 @@ class Checkpoints:
                 await asyncio.wait({self._task})
             await self._publication.settle()
             if self._task is None or self._task.done():
-                _, self._task = self._begin()
+                _, self._task = self._begin(self._store)
                 outcome = await asyncio.shield(self._task)
                 if not isinstance(outcome, _TooEarly):
                     break
@@ -82,33 +140,61 @@ class Checkpoints:
 
     async def close(self) -> None:
         """Wait for the checkpoint that is being written."""
+        self.no_more_batches()
         if self._task is not None:
             await asyncio.wait({self._task})
         await asyncio.to_thread(self._writing.shutdown, wait=True)
 
-    def _begin(self) -> tuple[asyncio.Future[PendingCheckpoint | Path], asyncio.Task[Path | Exception]]:
-        """Queue the copy after the current work of the training thread, and the writing after the copy."""
+    def _begin(
+        self, store: Callable[[PendingCheckpoint | Checkpoint], Path]
+    ) -> tuple[asyncio.Future[PendingCheckpoint | Checkpoint], asyncio.Task[Path | Exception]]:
+        """Queue the copy after the current work of the training thread, and `store` after the copy."""
         known_version = self._publication.known_version
         copied = asyncio.get_running_loop().run_in_executor(self._training, self._copy, known_version)
-        return copied, asyncio.create_task(self._write(copied))
+        return copied, asyncio.create_task(self._write(copied, store))
 
-    def _copy(self, known_version: int) -> PendingCheckpoint | Path:
+    def _tell(
+        self,
+        wishes: list[_Wish],
+        copied: asyncio.Future[PendingCheckpoint | Checkpoint],
+        written: asyncio.Task[Path | Exception],
+    ) -> None:
+        """Tell those who wait for a kept checkpoint that its state is copied, or why not."""
+        for wish in wishes:
+            if wish.begun.done():  # its caller went away
+                continue
+            if error := copied.exception():
+                wish.begun.set_exception(error)
+            else:
+                wish.begun.set_result(KeptCheckpoint(copied.result().progress.policy_version, written))
+
+    def _store(self, pending: PendingCheckpoint | Checkpoint) -> Path:
+        """The folder of the checkpoint when it is complete."""
+        return pending.path if isinstance(pending, Checkpoint) else self._core.finish_checkpoint(pending).path
+
+    def _store_and_keep(self, pending: PendingCheckpoint | Checkpoint) -> Path:
+        """The same of one that is kept. Nothing prunes between, because one thread writes and prunes."""
+        stored = pending if isinstance(pending, Checkpoint) else self._core.finish_checkpoint(pending)
+        return keep_checkpoint(self._kept, stored)
+
+    def _copy(self, known_version: int) -> PendingCheckpoint | Checkpoint:
         progress, newest = self._core.progress, self._core.newest_checkpoint
         if newest is not None and newest.progress == progress:
-            return newest.path
+            return newest
         if progress.policy_version > known_version + 1:
             raise _TooEarly(f"policy version {progress.policy_version - 1} is not published yet")
         return self._core.begin_checkpoint()
 
-    async def _write(self, copied: asyncio.Future[PendingCheckpoint | Path]) -> Path | Exception:
+    async def _write(
+        self,
+        copied: asyncio.Future[PendingCheckpoint | Checkpoint],
+        store: Callable[[PendingCheckpoint | Checkpoint], Path],
+    ) -> Path | Exception:
         """The path of the checkpoint, or the error."""
         started, num_batches = time.monotonic(), self._batches_since
         try:
             pending = await copied
-            if isinstance(pending, Path):
-                return pending
-            loop = asyncio.get_running_loop()
-            checkpoint = await loop.run_in_executor(self._writing, self._core.finish_checkpoint, pending)
+            path = await asyncio.get_running_loop().run_in_executor(self._writing, store, pending)
         except (_TooEarly, HalfTrained) as error:
             return error
         except Exception as error:
@@ -116,11 +202,17 @@ class Checkpoints:
             self._metrics.checkpointed(CheckpointOutcome.FAILED, time.monotonic() - started)
             log.warning("a checkpoint failed", extra={"fault": str(error), "failures_in_a_row": self._failures})
             return error
+        if isinstance(pending, Checkpoint):  # it was there already
+            return path
         self._failures = 0
         self._since = started
         self._batches_since -= num_batches
         self._metrics.checkpointed(CheckpointOutcome.WRITTEN, time.monotonic() - started)
-        return checkpoint.path
+        return path
+
+
+def _too_late(version: int) -> LearnerError:
+    return LearnerError(f"the learner ended before a checkpoint of version {version} was possible")
 
 
 class _TooEarly(LearnerError):

@@ -9,9 +9,7 @@ has a group trained on again, beside a new batch.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import AsyncIterable
-from functools import partial
 from typing import TextIO
 
 import torch
@@ -25,20 +23,19 @@ from nouscoder.domain.policy import PolicyManifest, Transport, WeightTransfer
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.folder_lock import lock_file
 from nouscoder.learner.batch_settings import BatchSettings
-from nouscoder.learner.checkpoint import Checkpoint, CheckpointStore, PendingCheckpoint, Progress, restore
+from nouscoder.learner.checkpoint import Checkpoint, CheckpointStore, PendingCheckpoint, Progress
 from nouscoder.learner.commands import Command, Leader, Work
 from nouscoder.learner.identity import open_identity
-from nouscoder.learner.objectives.base import Objective
+from nouscoder.learner.loading import prepare_thread, trainer_at
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
 from nouscoder.learner.ranks import Ranks
-from nouscoder.learner.reference import reference_policy
 from nouscoder.learner.run_files import RunFiles
 from nouscoder.learner.run_log import BatchLines, BatchSeconds, RunLog, metrics_lines, reward_line, sample_lines
 from nouscoder.learner.saved_batches import SavedBatches
 from nouscoder.learner.step_metrics import TrainedBatch
 from nouscoder.learner.token_records import TokenRecords
 from nouscoder.learner.trainer import Trainer
-from nouscoder.learner.weights import empty_model, load_model, stored_dtypes
+from nouscoder.learner.weights import stored_dtypes
 from nouscoder.policy_folder.tokenizer import PolicyTokenizer, TokenizerError, load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -50,14 +47,6 @@ class LearnerError(NousCoderError):
 
 class HalfTrained(LearnerError):
     """The batch in training is incomplete, so the state in memory is not that after a whole number of batches."""
-
-
-def prepare_thread(num_threads: int) -> None:
-    """Make this thread's arithmetic deterministic. Call it in the training thread before any other use of torch."""
-    # cuBLAS is deterministic only with a fixed workspace. It reads this variable when it starts.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_num_threads(num_threads)
-    torch.use_deterministic_algorithms(True)
 
 
 class LearnerCore:
@@ -278,39 +267,3 @@ class LearnerCore:
         with naming_storage_faults(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = lock_file(path, f"another learner is working in {self._files.run}")
-
-
-def trainer_at(
-    config: Config, checkpoint: Checkpoint | None, ranks: Ranks | None = None, objective: Objective | None = None
-) -> Trainer:
-    """A trainer of the initial policy, or with the state of a checkpoint. All ranks must call it together.
-
-    `objective` is that of the configuration unless it is given. Objectives that need a reference policy get the initial
-    one, or their teacher. Raises Unusable, CheckpointError or WeightsError.
-    """
-    policy = RunFiles.of(config).policy
-    # A checkpoint of adapters has no other weights: they are those of the initial policy.
-    needs_weights = checkpoint is None or config.learner.lora.rank > 0
-    model = load_model(policy) if needs_weights else empty_model(policy)
-    try:
-        trainer = Trainer(model, config, partial(reference_policy, policy), objective, ranks)
-    except ValueError as error:
-        raise Unusable(str(error)) from error
-    if checkpoint is not None:
-        restore(trainer, checkpoint)
-    return trainer
-
-
-def replay(config: Config, step: int, batch_id: int) -> TrainedBatch:
-    """Train a saved batch in memory, starting from the checkpoint of `step`. The result equals the run's, bit for bit.
-
-    Step 0 is the initial policy. Raises CheckpointError, SavedBatchError or WeightsError.
-    """
-    files = RunFiles.of(config)
-    prepare_thread(config.learner.threads)
-    store = CheckpointStore(files.checkpoints, config.learner.keep_checkpoints)
-    trainer = trainer_at(config, store.at_step(step) if step else None)
-    settings = BatchSettings(files.batches).kept(batch_id, config.learner) or config.learner
-    trainer.use(settings)
-    batches = SavedBatches(files.batches, settings.keep_batches)
-    return trainer.train_batch(batches.load(batch_id), batches.before(batch_id, settings.replay_batches))

@@ -16,7 +16,7 @@ from nouscoder.config import Config
 from nouscoder.learner.batch_settings import BatchSettings
 from nouscoder.learner.checkpoint import CheckpointStore, PartOfCheckpoint, begin_part
 from nouscoder.learner.commands import Command, Listener, Work
-from nouscoder.learner.core import prepare_thread, trainer_at
+from nouscoder.learner.loading import prepare_thread, trainer_at
 from nouscoder.learner.ranks import Ranks, naming_lost_ranks
 from nouscoder.learner.run_files import RunFiles
 from nouscoder.learner.saved_batches import SavedBatches

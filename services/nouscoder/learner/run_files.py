@@ -31,6 +31,11 @@ class RunFiles:
         return self.run / "policies"
 
     @property
+    def kept(self) -> Path:
+        """Holds the checkpoints that evaluations asked for. The run's evaluations keep weights there too."""
+        return self.run / "kept"
+
+    @property
     def batches(self) -> Path:
         """Holds one file per batch."""
         return self.run / "batches"

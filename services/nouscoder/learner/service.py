@@ -120,6 +120,15 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         path, step = await self._worker.checkpoint()
         return learner_pb2.LearnerServiceCheckpointResponse(path=str(path), step=step)
 
+    async def KeepCheckpoint(  # noqa: N802
+        self, request: learner_pb2.KeepCheckpointRequest, context: _Context
+    ) -> AsyncIterator[learner_pb2.KeepCheckpointResponse]:
+        """A message when the state is copied, and one when the checkpoint is complete."""
+        kept = await self._worker.keep_checkpoint(request.from_version)
+        yield learner_pb2.KeepCheckpointResponse(policy_version=kept.policy_version)
+        path = await kept.path()
+        yield learner_pb2.KeepCheckpointResponse(policy_version=kept.policy_version, path=str(path))
+
     async def ListPolicyFiles(  # noqa: N802
         self, request: learner_pb2.ListPolicyFilesRequest, context: _Context
     ) -> learner_pb2.ListPolicyFilesResponse:

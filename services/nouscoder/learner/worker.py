@@ -28,7 +28,7 @@ from nouscoder.domain.run_status import RunStatus
 from nouscoder.errors import NousCoderError
 from nouscoder.folder_lock import FolderInUse
 from nouscoder.learner.batch_source import BatchSource
-from nouscoder.learner.checkpoints import Checkpoints
+from nouscoder.learner.checkpoints import Checkpoints, KeptCheckpoint
 from nouscoder.learner.core import LearnerCore, LearnerError
 from nouscoder.learner.curriculum_copy import CurriculumCopy
 from nouscoder.learner.flops import active_parameters, measured_peak_flops
@@ -37,6 +37,7 @@ from nouscoder.learner.peers import Broker
 from nouscoder.learner.policy_sender import PolicySender
 from nouscoder.learner.publication import Publication
 from nouscoder.learner.recovery import Recovery
+from nouscoder.learner.run_files import RunFiles
 from nouscoder.learner.run_log import BatchSeconds
 from nouscoder.learner.state import LearnerState, StateClock
 from nouscoder.learner.step_metrics import TrainedBatch
@@ -82,7 +83,8 @@ class LearnerWorker:
         self._curriculum = CurriculumCopy(config.run.folder, broker)
         self._recovery = Recovery(core, broker, self._curriculum)
         self._publication = Publication(core, broker, metrics, self._thread, self._recovery, sender)
-        self._checkpoints = Checkpoints(config.learner, core, metrics, self._thread, self._publication)
+        kept = RunFiles.of(config).kept
+        self._checkpoints = Checkpoints(config.learner, core, metrics, self._thread, self._publication, kept)
         self._clock = StateClock()
         self._batches = BatchSource(
             config.learner, broker, metrics, core, self._publication, self._recovery, self._clock
@@ -102,10 +104,10 @@ class LearnerWorker:
             await self._recovery.settle(None)  # refuses, and says whose state it is
         if status.finished:
             log.info("the run is finished: nothing is left to train on", extra={"step": self._core.progress.step})
-            self._clock.enter(LearnerState.FINISHED)
-            return
-        await self._catch_up(status)
-        await self._train_batches()
+        else:
+            await self._catch_up(status)
+            await self._train_batches()
+        self._checkpoints.no_more_batches()
         self._clock.enter(LearnerState.FINISHED)
 
     async def stop(self) -> None:
@@ -153,6 +155,10 @@ class LearnerWorker:
         except TimeoutError:
             raise LearnerError(f"no checkpoint was possible within {_CHECKPOINT_LIMIT_S:.0f} s") from None
         return path, int(path.name)
+
+    async def keep_checkpoint(self, from_version: int) -> KeptCheckpoint:
+        """See Checkpoints.keep. Nothing here bounds the wait: the caller does."""
+        return await self._checkpoints.keep(from_version)
 
     def status(self) -> LearnerStatus:
         """The current state."""

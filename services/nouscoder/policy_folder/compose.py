@@ -7,13 +7,13 @@ folder that the run began with.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
-from nouscoder.atomic_files import whole_folder
+from nouscoder.atomic_files import link_or_copy, whole_folder
 from nouscoder.errors import NousCoderError
+from nouscoder.policy_folder.inspection import config_faults, weights_faults
 from nouscoder.policy_folder.weights_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
@@ -40,7 +40,10 @@ def compose_policy(
     README.md. With `link` whole weights are hard links where the file system has them. `to` appears complete or not at
     all. Raises PolicyFilesMissing, WeightsMissing, WeightsUnusable and StorageError.
     """
-    files = _there([first / CONFIG_FILE, *_whole_weights(first if is_adapter(weights) else weights)])[1:]
+    whole = first if is_adapter(weights) else weights
+    files = _there([first / CONFIG_FILE, *_whole_weights(whole)])[1:]
+    if faults := [*config_faults(first), *weights_faults(whole)]:
+        raise PolicyFilesMissing(faults[0])
     with whole_folder(to) as part:
         for file in sorted(first.iterdir()):
             if file.suffix in _SUFFIXES and file.name != INDEX_FILE and file.is_file():
@@ -50,8 +53,9 @@ def compose_policy(
 
             write_merged(first, weights, part)
             files = [file for file in files if file.name == INDEX_FILE]
+        put = link_or_copy if link else shutil.copyfile
         for file in files:
-            _put(file, part / file.name, link=link)
+            put(file, part / file.name)
         if config is not None:
             (part / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf8")
         if card:
@@ -66,7 +70,7 @@ def link_weights(to: Path, weights: Path) -> None:
     files = _there(_adapter_files(weights) if is_adapter(weights) else _whole_weights(weights))
     with whole_folder(to) as part:
         for file in files:
-            _put(file, part / file.name, link=True)
+            link_or_copy(file, part / file.name)
 
 
 def compose_adapter(to: Path, adapter: Path, base: str, card: str) -> None:
@@ -124,14 +128,3 @@ def _read_config(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise PolicyFilesMissing(f"{file} cannot be read: {error}") from error
     return config
-
-
-def _put(file: Path, place: Path, *, link: bool) -> None:
-    if link:
-        try:
-            os.link(file.resolve(), place)
-        except OSError:  # another file system, or one without hard links
-            pass
-        else:
-            return
-    shutil.copyfile(file, place)

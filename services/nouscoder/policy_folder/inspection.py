@@ -16,7 +16,7 @@ def faults_of(folder: Path) -> list[str]:
     """What makes the folder unusable as a policy, one sentence each; empty when nothing does."""
     if not folder.is_dir():
         return [f"{folder} is not a folder"]
-    return _config_faults(folder) or [*_tokenizer_faults(folder), *_weights_faults(folder)]
+    return config_faults(folder) or [*_tokenizer_faults(folder), *weights_faults(folder)]
 
 
 def has_chat_template(folder: Path) -> bool:
@@ -31,7 +31,8 @@ def context_tokens(folder: Path) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def _config_faults(folder: Path) -> list[str]:
+def config_faults(folder: Path) -> list[str]:
+    """What makes config.json unusable."""
     file = folder / "config.json"
     if not file.is_file():
         return [f"{folder} has no config.json, so it is not a Hugging Face model folder"]
@@ -51,7 +52,8 @@ def _tokenizer_faults(folder: Path) -> list[str]:
     return []
 
 
-def _weights_faults(folder: Path) -> list[str]:
+def weights_faults(folder: Path) -> list[str]:
+    """What makes whole weights unusable. Reads only the headers of their files."""
     try:
         files = weights_files(folder)
     except WeightsMissing as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,15 @@ class LearnerClient(ServiceClient):
         """A shard of a published policy, in pieces. Raises PeerNotFound when the learner has removed it."""
         request = learner_pb2.FetchPolicyRequest(policy_version=policy_version, name=shard.name, sha256=shard.sha256)
         return self._pieces(self._stub.FetchPolicy(request))
+
+    async def keep_checkpoint(self, from_version: int, silence_limit_s: float) -> AsyncGenerator[tuple[int, str], None]:
+        """Have a checkpoint kept after the first batch that makes this policy version or a later one.
+
+        Yields the version in it and "" when its state is copied, and the version and its folder when it is complete.
+        """
+        call = self._stub.KeepCheckpoint(learner_pb2.KeepCheckpointRequest(from_version=from_version))
+        async for answer in self._stream(call, silence_limit_s):
+            yield answer.policy_version, answer.path
 
     async def send_policy(self, policy_version: int, digest: str, num_receivers: int, base_digest: str = "") -> Meeting:
         """Begin a transfer from the learner's memory. Raises PeerNotFound and PeerBusy when only the files will do.

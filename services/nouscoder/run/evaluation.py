@@ -103,12 +103,21 @@ def first_policy(config: Config) -> PolicyManifest:
 
 async def newest_policy(config: Config) -> PolicyManifest:
     """The last policy that the learner published. Raises CannotEvaluate when the broker announces none in time."""
+    return await announced_policy(config, 0, config.run.peer_patience_s)
+
+
+async def announced_policy(config: Config, from_version: int, limit_s: float) -> PolicyManifest:
+    """The first policy that the broker announces from now on, of this version or a later one.
+
+    Raises CannotEvaluate when there is none within `limit_s` seconds.
+    """
     client = BrokerClient(config.broker.grpc, observer_id("watch"), credentials=channel_credentials(config.tls))
     with suppress(TimeoutError):
-        async with client as broker, asyncio.timeout(config.run.peer_patience_s):
+        async with client as broker, asyncio.timeout(limit_s):
             async for manifest in broker.watch_policy():
-                return manifest
-    raise CannotEvaluate(f"the broker announced no policy within {config.run.peer_patience_s:.0f} s")
+                if manifest.policy_version >= from_version:
+                    return manifest
+    raise CannotEvaluate(f"the broker announced no policy of version {from_version} or later within {limit_s:.0f} s")
 
 
 def evaluation_record(evaluation: Evaluation, policy_version: int) -> dict[str, Any]:

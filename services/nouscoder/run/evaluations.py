@@ -4,12 +4,14 @@ evaluation_before.json and evaluation_after.json hold those of the first and the
 holds that of version 12, measured during the run.
 
 INVARIANT: the weights of the best evaluated policy of a run are on its disk: its first policy, a folder of kept/, or
-(the last policy) the newest of policies/.
+(the last policy) the newest of policies/. Its checkpoint is too: in kept/, or (the last policy) the newest of
+checkpoints/; the first policy has none. After `drop_worse` kept/ holds no other.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from nouscoder.policy_folder.compose import has_weights, link_weights
 
 DURING = "evaluations"
 _KEPT = "kept"
+_CHECKPOINT = ".checkpoint"  # the learner writes these folders of kept/
+_OF_A_VERSION = re.compile(r"\d{8}(\.|$)")
 _POLICIES = "policies"  # the learner writes them
 
 
@@ -45,11 +49,20 @@ def keep_weights(run: Path, policy_version: int) -> None:
     link_weights(run / _KEPT / _number(policy_version), run / _POLICIES / _number(policy_version))
 
 
+def kept_checkpoint_folder(run: Path, policy_version: int) -> Path:
+    """Where the checkpoint of a version is, when the learner has kept it."""
+    return run / _KEPT / f"{_number(policy_version)}{_CHECKPOINT}"
+
+
 def drop_worse(run: Path) -> None:
-    """Remove the kept weights of all policies but the best one. Call it after a policy was measured and recorded."""
-    evaluations = recorded_evaluations(run)
-    for version, folder in numbered(run / _KEPT).items():
-        if version != best_of(evaluations).policy_version:
+    """Remove what is kept of all policies but the best one, and what a crash left incomplete.
+
+    Call it after a policy was measured and recorded, and while the learner keeps none.
+    """
+    kept, best = run / _KEPT, best_of(recorded_evaluations(run)).policy_version
+    stay = {_number(best), kept_checkpoint_folder(run, best).name}
+    for folder in [*kept.iterdir()] if kept.is_dir() else []:
+        if _OF_A_VERSION.match(folder.name) and folder.name not in stay:
             remove(folder)
 
 

@@ -36,6 +36,7 @@ FIXED = (
     *("broker.group_size", "broker.batch_size", "broker.reward", "learner.steps_per_batch"),
     *("generation.sampling.temperature", "generation.sampling.top_p", "generation.sampling.max_new_tokens"),
     *("learner.dtype", "learner.optimizer", "learner.optimizer_states", "learner.lora", "learner.compile"),
+    "learner.first_checkpoint",
     "generation.environment",
     *("demo.train_problems", "demo.held_out_problems", "demo.warm_start_share", "demo.proposal_share"),
 )

@@ -59,6 +59,7 @@ from nouscoder.domain.ledger import NO_ROLLOUTS, Ledger
 from nouscoder.errors import NousCoderError
 from nouscoder.report import write_report
 from nouscoder.run.evaluation import evaluate_once
+from nouscoder.run.evaluations import drop_worse
 from nouscoder.run.folder import RunFolder
 from nouscoder.run.guard_watch import GuardWatch
 from nouscoder.run.kept_generation import KeptGeneration
@@ -123,6 +124,7 @@ async def run_loop(
                 ledger = await watch_until_ended(folder, services, view, started_s - earlier_s, sinks.look)
 
                 after = await evaluate_once(folder, services, view, "after")
+                await asyncio.to_thread(drop_worse, folder.path)
 
     summary = summarize(config, before, after, time.monotonic() - started_s + earlier_s, ledger)
     folder.write_json("summary.json", summary.record())

@@ -1,17 +1,18 @@
-"""Measures the newest policy about every `run.evaluate_every_batches` batches, keeps the best, and ends a run early.
+"""Measures a new policy about every `run.evaluate_every_batches` batches, keeps the best, and ends a run early.
 
 Training goes on meanwhile. The generation worker that samples the evaluation keeps the version that is measured until
 all of it is sampled, and takes over the newest policy then; other workers follow the learner. Its rollouts for the
 training are older for that time, within the bound of staleness.
 
-INVARIANT: a recorded evaluation is of one policy version, whose weights were kept before it began. While no evaluation
-runs, of the kept weights only those of the best policy are left. A run that fulfils its condition for an early end is
-ended by the next step. At most one evaluation runs at a time, and it is over when the block ends.
+INVARIANT: a recorded evaluation is of one policy version, whose weights and checkpoint were kept before that. While no
+evaluation runs, only those of the best policy are left of what was kept. A run that fulfils its condition for an early
+end is ended by the next step. At most one evaluation runs at a time, and it is over when the block ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,9 +24,10 @@ from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.generation_client import PolicyReplaced
 from nouscoder.rpc.tls import channel_credentials
 from nouscoder.rpc.worker_identity import observer_id
-from nouscoder.run.evaluation import measure, newest_policy, while_alive
+from nouscoder.run.evaluation import CannotEvaluate, announced_policy, measure, while_alive
 from nouscoder.run.evaluations import drop_worse, evaluated_of, evaluation_file, keep_weights, recorded_evaluations
 from nouscoder.run.folder import RunFolder
+from nouscoder.run.kept_checkpoint import NotKept, kept_checkpoint
 from nouscoder.run.services import RunServices
 from nouscoder.run.view import View
 
@@ -42,6 +44,7 @@ class PeriodicEvaluation:
         self._end = EarlyEnd(run.end_at_pass_at_1, run.end_after_no_gain)
         self._evaluations = recorded_evaluations(folder.path)
         self._running: asyncio.Task[None] | None = None
+        self._last_said = ""
 
     async def __aenter__(self) -> Self:
         return self
@@ -59,31 +62,33 @@ class PeriodicEvaluation:
         await asyncio.gather(self._running, return_exceptions=True)
 
     async def step(self, status: RunStatus | None) -> None:
-        """Begin to measure the newest policy when that is due, and end the run when its condition is fulfilled.
+        """Begin to measure the next policy when that is due, and end the run when its condition is fulfilled.
 
         Raises NousCoderError when an evaluation is not possible.
         """
         if self._running is not None and self._running.done():
             ended, self._running = self._running, None
             await ended
-        if not self._every or status is None or status.finished:
+        if not self._every or status is None or status.finished or status.policy_version is None:
             return
-        if self._running is None and self._is_due(status.policy_version or 0):
-            self._running = asyncio.create_task(self._evaluate(), name="evaluation")
         if reason := self._end.reason(self._evaluations):
             await self._finish_run(reason)
+        elif self._running is None and (version := self._due(status.policy_version)) is not None:
+            self._running = asyncio.create_task(self._evaluate(version), name="evaluation")
 
-    def _is_due(self, policy_version: int) -> bool:
-        if policy_version >= self._services.config.run.total_batches:
-            return False  # the evaluation after the run measures it
-        last = max((each.policy_version for each in self._evaluations), default=0)
-        return policy_version - last >= self._every
+    def _due(self, policy_version: int) -> int | None:
+        """The version to measure next, if the next batch may make it; None when it is not yet due."""
+        due = max((each.policy_version for each in self._evaluations), default=0) + self._every
+        version = max(due, policy_version)
+        # The evaluation after the run measures the last version.
+        is_due = policy_version >= due - 1 and version < self._services.config.run.total_batches
+        return version if is_due else None
 
-    async def _evaluate(self) -> None:
+    async def _evaluate(self, from_version: int) -> None:
         """Measure, record and keep. An interruption begins it again as `services.evaluation_retry` allows."""
         services, view = self._services, self._view
         measuring = services.evaluation_retry.call(
-            self._measure, lambda error: view.say(f"the evaluation begins again: {error}")
+            partial(self._measure, from_version), lambda error: view.say(f"the evaluation begins again: {error}")
         )
         record = await while_alive(services, measuring)
         if record is not None:
@@ -93,16 +98,28 @@ class PeriodicEvaluation:
             view.say(f"pass@1 on held-out problems of version {evaluated.policy_version}: {evaluated.pass_at_1:.3f}")
         await asyncio.to_thread(drop_worse, self._folder.path)
 
-    async def _measure(self) -> dict[str, Any] | None:
-        """The record of the newest policy; None when a newer one came into use before it was measured."""
-        manifest = await newest_policy(self._services.config)
-        version = manifest.policy_version
+    async def _measure(self, from_version: int) -> dict[str, Any] | None:
+        """The record of a policy whose weights and checkpoint are kept.
+
+        None when that was not possible, for example because a newer policy came into use before it was measured.
+        """
+        config = self._services.config
         try:
-            await asyncio.to_thread(keep_weights, self._folder.path, version)
-            return await measure(self._services.config, manifest)
-        except (PolicyReplaced, PolicyFilesMissing, WeightsMissing) as error:
-            self._view.say(f"version {version} is not measured, a later one will be: {error}")
+            async with kept_checkpoint(config, from_version) as version:
+                manifest = await announced_policy(config, version, config.run.evaluation_limit_s)
+                if manifest.policy_version != version:
+                    raise PolicyReplaced(f"version {manifest.policy_version} is published already")
+                await asyncio.to_thread(keep_weights, self._folder.path, version)
+                return await measure(config, manifest)
+        except (NotKept, CannotEvaluate, PolicyReplaced, PolicyFilesMissing, WeightsMissing) as error:
+            self._say_once(f"the evaluation of version {from_version}, or of a later one, is put off: {error}")
             return None
+
+    def _say_once(self, message: str) -> None:
+        """Say it unless it was the last that was said so: the learner may be away for many steps."""
+        if message != self._last_said:
+            self._last_said = message
+            self._view.say(message)
 
     async def _finish_run(self, reason: str) -> None:
         """End the run at the broker. The learner sees it when it asks for its next batch."""

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from nouscoder.atomic_files import is_taken
 from nouscoder.config import Config, ConfigError
 from nouscoder.config.base import Place
 from nouscoder.config.keys import keys_of
@@ -39,6 +40,9 @@ def checked_fine_tuning(config: Config) -> Config:
     Raises ConfigError with all faults.
     """
     faults = [] if config.sft.train else ["sft.train: name a file of examples, or a run folder"]
+    faults += _first_checkpoint_faults(config)
+    if config.sft.out and is_taken(Path(config.sft.out)):
+        faults.append(f"sft.out: {config.sft.out} exists already: give another folder")
     try:
         config = with_policy_folder(config)
         faults += _policy_faults(config)
@@ -64,7 +68,10 @@ def _checked(config: Config) -> Config:
         faults = list(_policy_faults(config))
     except HubUnavailable as error:
         faults = [f"policy.path: {error}"]
-    for check in (_file_faults, _problem_faults, _length_faults, _transfer_faults, missing_packages, _redis_faults):
+    for check in (
+        *(_file_faults, _first_checkpoint_faults, _problem_faults, _length_faults),
+        *(_transfer_faults, missing_packages, _redis_faults),
+    ):
         faults += check(config)
     if faults:
         raise ConfigError("\n".join(faults))
@@ -101,6 +108,13 @@ def _file_faults(config: Config, *, of_fine_tuning: bool = False) -> Iterator[st
         for path in value if isinstance(value, tuple) else (value,):
             if path and not Path(str(path)).exists():
                 yield f"{key.name}: {_missing(config, Path(str(path)))}"
+
+
+def _first_checkpoint_faults(config: Config) -> Iterator[str]:
+    """The learner checks the rest, because only it may load torch."""
+    first = config.learner.first_checkpoint
+    if first and Path(first).exists() and not (Path(first) / "manifest.json").is_file():
+        yield f"learner.first_checkpoint: {first} is not a checkpoint: it has no manifest.json"
 
 
 def _problem_faults(config: Config) -> Iterator[str]:

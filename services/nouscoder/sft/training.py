@@ -23,8 +23,8 @@ from nouscoder.config import AdvantageSection, Config, DecayKind, PolicySection,
 from nouscoder.domain.rollout import Rollout
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.checkpoint import Checkpoint, CheckpointStore, Progress, begin_part
-from nouscoder.learner.core import prepare_thread, trainer_at
 from nouscoder.learner.line_file import Line, LineFile
+from nouscoder.learner.loading import prepare_thread, trainer_at
 from nouscoder.learner.objectives.supervised import Supervised
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
 from nouscoder.learner.ranks import Ranks, naming_lost_ranks

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1anouscoder/v1/learner.proto\x12\x0cnouscoder.v1\"\x1d\n\x1bLearnerServiceStatusRequest\"\xf9\x01\n\x1cLearnerServiceStatusResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x13\n\x0btotal_steps\x18\x02 \x01(\x04\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x04\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0f\n\x07state_s\x18\x05 \x01(\x01\x12\x13\n\x0breward_mean\x18\x06 \x01(\x01\x12\x11\n\tpass_rate\x18\x07 \x01(\x01\x12\x16\n\x0estaleness_mean\x18\x08 \x01(\x01\x12\x15\n\rstaleness_max\x18\t \x01(\x01\x12\x0c\n\x04loss\x18\n \x01(\x01\x12\x19\n\x11tokens_per_second\x18\x0b \x01(\x01\"\x1c\n\x1aLearnerServicePauseRequest\"\x1d\n\x1bLearnerServicePauseResponse\"\x1d\n\x1bLearnerServiceResumeRequest\"\x1e\n\x1cLearnerServiceResumeResponse\"!\n\x1fLearnerServiceCheckpointRequest\">\n LearnerServiceCheckpointResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x18\n\x16ListPolicyFilesRequest\"B\n\x17ListPolicyFilesResponse\x12\'\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x18.nouscoder.v1.PolicyFile\"=\n\nPolicyFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\"&\n\x16\x46\x65tchPolicyFileRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\'\n\x17\x46\x65tchPolicyFileResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"J\n\x12\x46\x65tchPolicyRequest\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"#\n\x13\x46\x65tchPolicyResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"g\n\x11SendPolicyRequest\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x15\n\rnum_receivers\x18\x03 \x01(\r\x12\x13\n\x0b\x62\x61se_digest\x18\x04 \x01(\t\"S\n\x12SendPolicyResponse\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x10\n\x08transfer\x18\x03 \x01(\t\x12\x0f\n\x07\x63hanges\x18\x04 \x01(\x08\x32\x86\x06\n\x0eLearnerService\x12_\n\x06Status\x12).nouscoder.v1.LearnerServiceStatusRequest\x1a*.nouscoder.v1.LearnerServiceStatusResponse\x12\\\n\x05Pause\x12(.nouscoder.v1.LearnerServicePauseRequest\x1a).nouscoder.v1.LearnerServicePauseResponse\x12_\n\x06Resume\x12).nouscoder.v1.LearnerServiceResumeRequest\x1a*.nouscoder.v1.LearnerServiceResumeResponse\x12k\n\nCheckpoint\x12-.nouscoder.v1.LearnerServiceCheckpointRequest\x1a..nouscoder.v1.LearnerServiceCheckpointResponse\x12^\n\x0fListPolicyFiles\x12$.nouscoder.v1.ListPolicyFilesRequest\x1a%.nouscoder.v1.ListPolicyFilesResponse\x12`\n\x0f\x46\x65tchPolicyFile\x12$.nouscoder.v1.FetchPolicyFileRequest\x1a%.nouscoder.v1.FetchPolicyFileResponse0\x01\x12T\n\x0b\x46\x65tchPolicy\x12 .nouscoder.v1.FetchPolicyRequest\x1a!.nouscoder.v1.FetchPolicyResponse0\x01\x12O\n\nSendPolicy\x12\x1f.nouscoder.v1.SendPolicyRequest\x1a .nouscoder.v1.SendPolicyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1anouscoder/v1/learner.proto\x12\x0cnouscoder.v1\"\x1d\n\x1bLearnerServiceStatusRequest\"\xf9\x01\n\x1cLearnerServiceStatusResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x13\n\x0btotal_steps\x18\x02 \x01(\x04\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x04\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0f\n\x07state_s\x18\x05 \x01(\x01\x12\x13\n\x0breward_mean\x18\x06 \x01(\x01\x12\x11\n\tpass_rate\x18\x07 \x01(\x01\x12\x16\n\x0estaleness_mean\x18\x08 \x01(\x01\x12\x15\n\rstaleness_max\x18\t \x01(\x01\x12\x0c\n\x04loss\x18\n \x01(\x01\x12\x19\n\x11tokens_per_second\x18\x0b \x01(\x01\"\x1c\n\x1aLearnerServicePauseRequest\"\x1d\n\x1bLearnerServicePauseResponse\"\x1d\n\x1bLearnerServiceResumeRequest\"\x1e\n\x1cLearnerServiceResumeResponse\"!\n\x1fLearnerServiceCheckpointRequest\">\n LearnerServiceCheckpointResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\"-\n\x15KeepCheckpointRequest\x12\x14\n\x0c\x66rom_version\x18\x01 \x01(\x04\">\n\x16KeepCheckpointResponse\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\"\x18\n\x16ListPolicyFilesRequest\"B\n\x17ListPolicyFilesResponse\x12\'\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x18.nouscoder.v1.PolicyFile\"=\n\nPolicyFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\"&\n\x16\x46\x65tchPolicyFileRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\'\n\x17\x46\x65tchPolicyFileResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"J\n\x12\x46\x65tchPolicyRequest\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"#\n\x13\x46\x65tchPolicyResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"g\n\x11SendPolicyRequest\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x15\n\rnum_receivers\x18\x03 \x01(\r\x12\x13\n\x0b\x62\x61se_digest\x18\x04 \x01(\t\"S\n\x12SendPolicyResponse\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x10\n\x08transfer\x18\x03 \x01(\t\x12\x0f\n\x07\x63hanges\x18\x04 \x01(\x08\x32\xe5\x06\n\x0eLearnerService\x12_\n\x06Status\x12).nouscoder.v1.LearnerServiceStatusRequest\x1a*.nouscoder.v1.LearnerServiceStatusResponse\x12\\\n\x05Pause\x12(.nouscoder.v1.LearnerServicePauseRequest\x1a).nouscoder.v1.LearnerServicePauseResponse\x12_\n\x06Resume\x12).nouscoder.v1.LearnerServiceResumeRequest\x1a*.nouscoder.v1.LearnerServiceResumeResponse\x12k\n\nCheckpoint\x12-.nouscoder.v1.LearnerServiceCheckpointRequest\x1a..nouscoder.v1.LearnerServiceCheckpointResponse\x12]\n\x0eKeepCheckpoint\x12#.nouscoder.v1.KeepCheckpointRequest\x1a$.nouscoder.v1.KeepCheckpointResponse0\x01\x12^\n\x0fListPolicyFiles\x12$.nouscoder.v1.ListPolicyFilesRequest\x1a%.nouscoder.v1.ListPolicyFilesResponse\x12`\n\x0f\x46\x65tchPolicyFile\x12$.nouscoder.v1.FetchPolicyFileRequest\x1a%.nouscoder.v1.FetchPolicyFileResponse0\x01\x12T\n\x0b\x46\x65tchPolicy\x12 .nouscoder.v1.FetchPolicyRequest\x1a!.nouscoder.v1.FetchPolicyResponse0\x01\x12O\n\nSendPolicy\x12\x1f.nouscoder.v1.SendPolicyRequest\x1a .nouscoder.v1.SendPolicyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,24 +47,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEARNERSERVICECHECKPOINTREQUEST']._serialized_end=484
   _globals['_LEARNERSERVICECHECKPOINTRESPONSE']._serialized_start=486
   _globals['_LEARNERSERVICECHECKPOINTRESPONSE']._serialized_end=548
-  _globals['_LISTPOLICYFILESREQUEST']._serialized_start=550
-  _globals['_LISTPOLICYFILESREQUEST']._serialized_end=574
-  _globals['_LISTPOLICYFILESRESPONSE']._serialized_start=576
-  _globals['_LISTPOLICYFILESRESPONSE']._serialized_end=642
-  _globals['_POLICYFILE']._serialized_start=644
-  _globals['_POLICYFILE']._serialized_end=705
-  _globals['_FETCHPOLICYFILEREQUEST']._serialized_start=707
-  _globals['_FETCHPOLICYFILEREQUEST']._serialized_end=745
-  _globals['_FETCHPOLICYFILERESPONSE']._serialized_start=747
-  _globals['_FETCHPOLICYFILERESPONSE']._serialized_end=786
-  _globals['_FETCHPOLICYREQUEST']._serialized_start=788
-  _globals['_FETCHPOLICYREQUEST']._serialized_end=862
-  _globals['_FETCHPOLICYRESPONSE']._serialized_start=864
-  _globals['_FETCHPOLICYRESPONSE']._serialized_end=899
-  _globals['_SENDPOLICYREQUEST']._serialized_start=901
-  _globals['_SENDPOLICYREQUEST']._serialized_end=1004
-  _globals['_SENDPOLICYRESPONSE']._serialized_start=1006
-  _globals['_SENDPOLICYRESPONSE']._serialized_end=1089
-  _globals['_LEARNERSERVICE']._serialized_start=1092
-  _globals['_LEARNERSERVICE']._serialized_end=1866
+  _globals['_KEEPCHECKPOINTREQUEST']._serialized_start=550
+  _globals['_KEEPCHECKPOINTREQUEST']._serialized_end=595
+  _globals['_KEEPCHECKPOINTRESPONSE']._serialized_start=597
+  _globals['_KEEPCHECKPOINTRESPONSE']._serialized_end=659
+  _globals['_LISTPOLICYFILESREQUEST']._serialized_start=661
+  _globals['_LISTPOLICYFILESREQUEST']._serialized_end=685
+  _globals['_LISTPOLICYFILESRESPONSE']._serialized_start=687
+  _globals['_LISTPOLICYFILESRESPONSE']._serialized_end=753
+  _globals['_POLICYFILE']._serialized_start=755
+  _globals['_POLICYFILE']._serialized_end=816
+  _globals['_FETCHPOLICYFILEREQUEST']._serialized_start=818
+  _globals['_FETCHPOLICYFILEREQUEST']._serialized_end=856
+  _globals['_FETCHPOLICYFILERESPONSE']._serialized_start=858
+  _globals['_FETCHPOLICYFILERESPONSE']._serialized_end=897
+  _globals['_FETCHPOLICYREQUEST']._serialized_start=899
+  _globals['_FETCHPOLICYREQUEST']._serialized_end=973
+  _globals['_FETCHPOLICYRESPONSE']._serialized_start=975
+  _globals['_FETCHPOLICYRESPONSE']._serialized_end=1010
+  _globals['_SENDPOLICYREQUEST']._serialized_start=1012
+  _globals['_SENDPOLICYREQUEST']._serialized_end=1115
+  _globals['_SENDPOLICYRESPONSE']._serialized_start=1117
+  _globals['_SENDPOLICYRESPONSE']._serialized_end=1200
+  _globals['_LEARNERSERVICE']._serialized_start=1203
+  _globals['_LEARNERSERVICE']._serialized_end=2072
 # @@protoc_insertion_point(module_scope)

@@ -209,6 +209,54 @@ class LearnerServiceCheckpointResponse(_message.Message):
 Global___LearnerServiceCheckpointResponse: _TypeAlias = LearnerServiceCheckpointResponse  # noqa: Y015
 
 @_typing.final
+class KeepCheckpointRequest(_message.Message):
+    """Asks for a checkpoint that is kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_VERSION_FIELD_NUMBER: _builtins.int
+    from_version: _builtins.int
+    """It is written after the first batch, from now on, that makes this policy version or a later one."""
+    def __init__(
+        self,
+        *,
+        from_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_version", b"from_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepCheckpointRequest: _TypeAlias = KeepCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class KeepCheckpointResponse(_message.Message):
+    """How far it is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    policy_version: _builtins.int
+    """The policy version of the state in it."""
+    path: _builtins.str
+    """Its folder, when it is complete; empty before."""
+    def __init__(
+        self,
+        *,
+        policy_version: _builtins.int = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "policy_version", b"policy_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepCheckpointResponse: _TypeAlias = KeepCheckpointResponse  # noqa: Y015
+
+@_typing.final
 class ListPolicyFilesRequest(_message.Message):
     """Empty."""
 

@@ -55,6 +55,11 @@ class LearnerServiceStub:
                 request_serializer=nouscoder_dot_v1_dot_learner__pb2.LearnerServiceCheckpointRequest.SerializeToString,
                 response_deserializer=nouscoder_dot_v1_dot_learner__pb2.LearnerServiceCheckpointResponse.FromString,
                 _registered_method=True)
+        self.KeepCheckpoint = channel.unary_stream(
+                '/nouscoder.v1.LearnerService/KeepCheckpoint',
+                request_serializer=nouscoder_dot_v1_dot_learner__pb2.KeepCheckpointRequest.SerializeToString,
+                response_deserializer=nouscoder_dot_v1_dot_learner__pb2.KeepCheckpointResponse.FromString,
+                _registered_method=True)
         self.ListPolicyFiles = channel.unary_unary(
                 '/nouscoder.v1.LearnerService/ListPolicyFiles',
                 request_serializer=nouscoder_dot_v1_dot_learner__pb2.ListPolicyFilesRequest.SerializeToString,
@@ -104,6 +109,15 @@ class LearnerServiceServicer:
 
     def Checkpoint(self, request, context):
         """Writes a checkpoint after the batch in training, and waits for it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KeepCheckpoint(self, request, context):
+        """Writes a checkpoint after a batch, and keeps it apart from those of Checkpoint until the caller removes it. One
+        message comes when the state is copied, one when the checkpoint is complete. FAILED_PRECONDITION when the run ends
+        before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -161,6 +175,11 @@ def add_LearnerServiceServicer_to_server(servicer, server):
                     servicer.Checkpoint,
                     request_deserializer=nouscoder_dot_v1_dot_learner__pb2.LearnerServiceCheckpointRequest.FromString,
                     response_serializer=nouscoder_dot_v1_dot_learner__pb2.LearnerServiceCheckpointResponse.SerializeToString,
+            ),
+            'KeepCheckpoint': grpc.unary_stream_rpc_method_handler(
+                    servicer.KeepCheckpoint,
+                    request_deserializer=nouscoder_dot_v1_dot_learner__pb2.KeepCheckpointRequest.FromString,
+                    response_serializer=nouscoder_dot_v1_dot_learner__pb2.KeepCheckpointResponse.SerializeToString,
             ),
             'ListPolicyFiles': grpc.unary_unary_rpc_method_handler(
                     servicer.ListPolicyFiles,
@@ -292,6 +311,33 @@ class LearnerService:
             '/nouscoder.v1.LearnerService/Checkpoint',
             nouscoder_dot_v1_dot_learner__pb2.LearnerServiceCheckpointRequest.SerializeToString,
             nouscoder_dot_v1_dot_learner__pb2.LearnerServiceCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/nouscoder.v1.LearnerService/KeepCheckpoint',
+            nouscoder_dot_v1_dot_learner__pb2.KeepCheckpointRequest.SerializeToString,
+            nouscoder_dot_v1_dot_learner__pb2.KeepCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,11 @@ class LearnerServiceStub:
     """Resumes training."""
     Checkpoint: _grpc.UnaryUnaryMultiCallable[_learner_pb2.LearnerServiceCheckpointRequest, _learner_pb2.LearnerServiceCheckpointResponse]
     """Writes a checkpoint after the batch in training, and waits for it."""
+    KeepCheckpoint: _grpc.UnaryStreamMultiCallable[_learner_pb2.KeepCheckpointRequest, _learner_pb2.KeepCheckpointResponse]
+    """Writes a checkpoint after a batch, and keeps it apart from those of Checkpoint until the caller removes it. One
+    message comes when the state is copied, one when the checkpoint is complete. FAILED_PRECONDITION when the run ends
+    before.
+    """
     ListPolicyFiles: _grpc.UnaryUnaryMultiCallable[_learner_pb2.ListPolicyFilesRequest, _learner_pb2.ListPolicyFilesResponse]
     """Lists the files of the run's initial policy: configuration, tokenizer and weights."""
     FetchPolicyFile: _grpc.UnaryStreamMultiCallable[_learner_pb2.FetchPolicyFileRequest, _learner_pb2.FetchPolicyFileResponse]
@@ -66,6 +71,11 @@ class LearnerServiceAsyncStub(LearnerServiceStub):
     """Resumes training."""
     Checkpoint: _aio.UnaryUnaryMultiCallable[_learner_pb2.LearnerServiceCheckpointRequest, _learner_pb2.LearnerServiceCheckpointResponse]  # type: ignore[assignment]
     """Writes a checkpoint after the batch in training, and waits for it."""
+    KeepCheckpoint: _aio.UnaryStreamMultiCallable[_learner_pb2.KeepCheckpointRequest, _learner_pb2.KeepCheckpointResponse]  # type: ignore[assignment]
+    """Writes a checkpoint after a batch, and keeps it apart from those of Checkpoint until the caller removes it. One
+    message comes when the state is copied, one when the checkpoint is complete. FAILED_PRECONDITION when the run ends
+    before.
+    """
     ListPolicyFiles: _aio.UnaryUnaryMultiCallable[_learner_pb2.ListPolicyFilesRequest, _learner_pb2.ListPolicyFilesResponse]  # type: ignore[assignment]
     """Lists the files of the run's initial policy: configuration, tokenizer and weights."""
     FetchPolicyFile: _aio.UnaryStreamMultiCallable[_learner_pb2.FetchPolicyFileRequest, _learner_pb2.FetchPolicyFileResponse]  # type: ignore[assignment]
@@ -112,6 +122,17 @@ class LearnerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_learner_pb2.LearnerServiceCheckpointResponse, _abc.Awaitable[_learner_pb2.LearnerServiceCheckpointResponse]]:
         """Writes a checkpoint after the batch in training, and waits for it."""
+
+    @_abc_1.abstractmethod
+    def KeepCheckpoint(
+        self,
+        request: _learner_pb2.KeepCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_learner_pb2.KeepCheckpointResponse], _abc.AsyncIterator[_learner_pb2.KeepCheckpointResponse]]:
+        """Writes a checkpoint after a batch, and keeps it apart from those of Checkpoint until the caller removes it. One
+        message comes when the state is copied, one when the checkpoint is complete. FAILED_PRECONDITION when the run ends
+        before.
+        """
 
     @_abc_1.abstractmethod
     def ListPolicyFiles(
