@@ -134,6 +134,7 @@ def test_plan_show_prints_what_each_stage_changes(tmp_path: Path) -> None:
     [
         ("set.learner.lr = 1", "in plan.stages, a: unknown key learner.lr"),
         ("set.broker.batch_size = 3", "in plan.stages, a: broker: batch_size 3 must be a multiple"),
+        ('from = "best"', "the first stage begins with policy.path"),
         ('set.run.name = "x"', "a stage cannot set run.name"),
         ('set.policy.path = "x"', "a stage cannot set policy.path"),
         ("set.run.end_at_pass_at_1 = 0.5", "need evaluate_every_batches"),

@@ -104,7 +104,14 @@ def test_a_fine_tuning_goes_on_only_with_its_own_examples(place: Path) -> None:
         (["--data", "examples.jsonl"], ["policy.path: "]),
         (["--model", "first", "--data", "first"], ["first is not a run folder with saved batches"]),
         (["--model", "first", "--data", "bad.jsonl"], ["bad.jsonl, record 1: it needs either a prompt or messages"]),
+        (["--model", "first", "--data", "list.jsonl"], ["list.jsonl, record 1: not a JSON object"]),
         (["--model", "first", "--data", "examples.jsonl", "--epochs", "0"], ["sft.epochs"]),
+        (["--model", "first", "--data", "examples.jsonl", "--out", "first"], ["first exists already: give another"]),
+        (["--model", "first", "--data", "examples.jsonl", "--out", "bad.jsonl"], ["bad.jsonl exists already"]),
+        (
+            ["--model", "first", "--data", "examples.jsonl", "--set", 'learner.first_checkpoint="first"'],
+            ["learner.first_checkpoint: ", "first is not a checkpoint: it has no manifest.json"],
+        ),
         (["--model", "first", "--data", "examples.jsonl", "--set", "sft.epoch=1"], ["unknown key sft.epoch"]),
     ],
 )
@@ -112,9 +119,12 @@ def test_each_fault_has_a_sentence_before_anything_is_trained(
     place: Path, arguments: list[str], faults: list[str]
 ) -> None:
     (place / "bad.jsonl").write_text('{"question": "a"}\n')
+    (place / "list.jsonl").write_text("[1, 2]\n[3]\n")
+    files = {file: file.read_bytes() for file in place.rglob("*") if file.is_file()}
     answer = sft(*arguments)
     assert answer.exit_code == 78, answer.output
     for fault in faults:
         assert fault in answer.output
     assert "Traceback" not in answer.output
+    assert {file: file.read_bytes() for file in place.rglob("*") if file.is_file()} == files
     assert not (place / "runs").exists()

@@ -80,6 +80,7 @@ def test_a_version_that_was_not_evaluated_says_so(run: Path, tmp_path: Path) -> 
     [
         ("4", "the weights of version 4 are not in .*: there are versions 0, 3, 5"),
         ("newest", "'newest' is not a version: give a number, last or best"),
+        ("٣", "'٣' is not a version: give a number, last or best"),
     ],
 )
 def test_a_version_that_is_not_there_is_one_sentence(run: Path, tmp_path: Path, version: str, sentence: str) -> None:
@@ -87,6 +88,27 @@ def test_a_version_that_is_not_there_is_one_sentence(run: Path, tmp_path: Path, 
     assert answer.exit_code == 1
     with pytest.raises(Exception, match=sentence):
         raise answer.exception or AssertionError
+    assert not (tmp_path / "exported").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "kept", "sentence"),
+    [
+        ("policies/00000005/WEIGHTS", 100, "is not a whole safetensors file"),
+        ("policies/00000005/WEIGHTS", 0, "is not a whole safetensors file"),
+        ("policy/config.json", 1, "config.json is not a model's configuration"),
+    ],
+)
+def test_a_policy_that_is_cut_off_is_not_exported(
+    run: Path, tmp_path: Path, file: str, kept: int, sentence: str
+) -> None:
+    damaged = run / file.replace(
+        "WEIGHTS", min(path.name for path in (run / "policies/00000005").glob("*.safetensors"))
+    )
+    damaged.write_bytes(damaged.read_bytes()[:kept])
+    answer = CliRunner().invoke(app, ["export", str(run), "--to", str(tmp_path / "exported")])
+    assert answer.exit_code == 1
+    assert sentence in str(answer.exception)
     assert not (tmp_path / "exported").exists()
 
 

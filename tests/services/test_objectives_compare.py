@@ -111,6 +111,9 @@ async def test_what_is_missing_is_named(tmp_path: Path) -> None:
     other.write_bytes(file.read_bytes())
     outside = CliRunner().invoke(app, ["objectives", "compare", str(other)])
     assert "is not runs/NAME/batches/NUMBER.batch" in str(outside.exception)
+    (file.parents[1] / "policy").rename(tmp_path / "policy")
+    homeless = CliRunner().invoke(app, ["objectives", "compare", str(file)])
+    assert str(homeless.exception) == f"{file.parents[1] / 'policy'} is not a folder, so it holds no policy"
 
 
 async def test_the_page_has_every_figure(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ WRONG: list[tuple[Callable[[Home], object], str]] = [
     (text("model/model.safetensors", "torn"), r"^policy.path: .*model.safetensors is not a whole safetensors file"),
     (text("model/config.json", '{"model_type": "x"}'), r"^policy.path: .* has an end-of-sequence token"),
     (text("train.jsonl", ""), r"^problems.train: .*train.jsonl holds no problem"),
-    (line("{"), r"^problems.train: .*train.jsonl, line 3: body: not JSON"),
+    (line("{"), r"^problems.train: .*train.jsonl, line 3: not JSON"),
     (line('{"problem_id": "a", "tests": {}}'), r"train.jsonl, line 3: prompt is missing; tests.type: is missing"),
     (
         line('{"problem_id": "a", "promt": ""}'),

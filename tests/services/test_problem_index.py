@@ -91,7 +91,7 @@ def test_an_invalid_file_gives_no_index_and_the_old_one_is_not_used(tmp_path: Pa
     with (tmp_path / "train.jsonl").open("a") as file:
         file.write("{\n")
     for _ in range(2):
-        with pytest.raises(ProblemFileError, match="line 10: body: not JSON"):
+        with pytest.raises(ProblemFileError, match="line 10: not JSON"):
             open_index(config(tmp_path))
 
 

@@ -116,7 +116,7 @@ def test_a_prompt_and_a_conversation_of_one_message_are_the_same_in_a_chat_templ
 @pytest.mark.parametrize(
     ("record", "fault"),
     [
-        ([], "valid dictionary"),
+        ([], "not a JSON object"),
         ({"completion": "1"}, "either a prompt or messages"),
         ({"prompt": "a", "messages": [{"role": "user", "content": "a"}], "completion": "1"}, "either a prompt or"),
         ({"prompt": "a"}, "completion is missing"),

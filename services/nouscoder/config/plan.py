@@ -71,6 +71,12 @@ class PlanSection(Section):
             raise ValueError(f"two stages have one name: {', '.join(names)}")
         return self
 
+    @model_validator(mode="after")
+    def _nothing_before_the_first(self) -> PlanSection:
+        if self.stages and self.stages[0].start is StartFrom.BEST:
+            raise ValueError('the first stage begins with policy.path: it has no from = "best"')
+        return self
+
 
 def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """`tree` with the values of `changes`, section by section.

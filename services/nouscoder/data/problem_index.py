@@ -4,7 +4,7 @@ The index is built once from the problem file and kept in a folder next to it. B
 problem into the test store, under their digest. It is built again when the problem file or the store's address changes.
 
 INVARIANT: an index appears complete or not at all. Before it appears, the test store has the tests of every digest in
-it.
+it. A problem file that is refused leaves no folder behind that was not there before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from nouscoder.atomic_files import make_folder, removed_when_refused
 from nouscoder.config import Config
 from nouscoder.data.problem_parquet import is_parquet, read_rows, store_of
 from nouscoder.data.problems import ProblemFileError
@@ -124,7 +125,7 @@ def open_index_of(source: Path, index: str = "", tests: str = "", held_out_share
     tests = tests or str(folder)
     key = index_key(source, tests)
     store = TestStore(open_blobs(tests))
-    with _locked(folder):
+    with _locked(folder) as made, removed_when_refused(made):
         if _key_of(folder / _INDEX) != key:
             begun_s = time.monotonic()
             log.info("building the index of the problems", extra={"file": str(source), "folder": str(folder)})
@@ -150,7 +151,7 @@ def index_key(source: Path, tests: str) -> str:
     try:
         stat = source.stat()
     except OSError as error:
-        raise ProblemFileError(f"{source} cannot be read: {error}") from error
+        raise ProblemFileError(f"{source} cannot be read: {error.strerror or error}") from error
     return f"{_VERSION} {stat.st_size} {stat.st_mtime_ns} {tests}"
 
 
@@ -164,17 +165,20 @@ def _write_index(records: Iterable[tuple[str, bytes]], file: Path, key: str) -> 
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".part-{file.name}")
     part.unlink(missing_ok=True)
-    database = sqlite3.connect(part)
-    database.executescript(
-        "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
-        "CREATE TABLE about (key TEXT);"
-        "CREATE TABLE problems (number INTEGER PRIMARY KEY, problem_id TEXT UNIQUE, record BLOB);"
-    )
-    database.execute("INSERT INTO about VALUES (?)", (key,))
-    rows = ((number, problem_id, record) for number, (problem_id, record) in enumerate(records))
-    database.executemany("INSERT INTO problems VALUES (?, ?, ?)", rows)
-    database.commit()
-    database.close()
+    try:
+        with closing(sqlite3.connect(part)) as database:
+            database.executescript(
+                "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
+                "CREATE TABLE about (key TEXT);"
+                "CREATE TABLE problems (number INTEGER PRIMARY KEY, problem_id TEXT UNIQUE, record BLOB);"
+            )
+            database.execute("INSERT INTO about VALUES (?)", (key,))
+            rows = ((number, problem_id, record) for number, (problem_id, record) in enumerate(records))
+            database.executemany("INSERT INTO problems VALUES (?, ?, ?)", rows)
+            database.commit()
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
     with part.open("rb") as written:
         os.fsync(written.fileno())
     part.replace(file)
@@ -257,12 +261,15 @@ def _folder_of(source: Path, configured: str) -> Path:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock the folder while an index is built. Raises ProblemFileError when the folder cannot be written."""
+def _locked(folder: Path) -> Iterator[Path | None]:
+    """Lock the folder while an index is built. Gives what was made of it.
+
+    Raises ProblemFileError when the folder cannot be written.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        made = make_folder(folder)
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+            yield made
     except OSError as error:
         raise ProblemFileError(f"the folder of the problem index, {folder}, cannot be written: {error}") from error

@@ -125,7 +125,7 @@ def read_bodies(path: Path) -> Iterator[ProblemBody]:
                 seen.add(body.problem_id)
                 yield body
     except OSError as error:
-        raise ProblemFileError(f"{path} cannot be read: {error}") from error
+        raise ProblemFileError(f"{path} cannot be read: {error.strerror or error}") from error
     if not seen:
         raise ProblemFileError(f"{path} holds no problem")
 
@@ -142,6 +142,8 @@ def _body(line: bytes, place: str) -> ProblemBody:
 def _fault(field: str, wrong: str) -> str:
     if wrong == "Field required":
         return f"{field} is missing"
+    if field == "body":  # no field, but the whole line
+        return wrong
     return f"{field}: {wrong}{did_you_mean(field, ProblemBody.model_fields) if wrong == 'unknown field' else ''}"
 
 

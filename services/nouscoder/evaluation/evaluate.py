@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nouscoder.atomic_files import naming_storage_faults, write_whole
+from nouscoder.atomic_files import make_folder, naming_storage_faults, removed_when_refused, write_whole
 from nouscoder.config import Config
 from nouscoder.data.problem_index import ProblemIndex, open_index_of
 from nouscoder.domain.submission import Profile
@@ -63,20 +63,21 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
     if bool(request.url) == (request.samples is not None):
         raise NothingToEvaluate("give either --url and --model, or --samples")
     with naming_storage_faults(request.out):
-        request.out.mkdir(parents=True, exist_ok=True)
+        made = make_folder(request.out)
         lock = lock_file(request.out / "lock", f"another evaluation works in {request.out}")
     with lock, ExitStack() as stack:
-        index = stack.enter_context(closing(open_index_of(request.problems)))
-        samples = stack.enter_context(RecordLog(request.out / "samples.jsonl", "finish_reason"))
-        verdicts = stack.enter_context(RecordLog(request.out / "verdicts.jsonl", "verdict", "passed", "total"))
-        problems = read_evaluated(request.problems, index, request.window, all_tests=request.all_tests)
-        profiles = request.profiles or _own_profile(problems)
-        for profile in profiles:
-            check_profile(problems, profile)
-        if request.samples is not None:
-            jobs = given_jobs(request.samples, problems, index.problem_ids, samples)
-        else:
-            jobs = server_jobs(problems, request.sampling)
+        with removed_when_refused(made):
+            index = stack.enter_context(closing(open_index_of(request.problems)))
+            samples = stack.enter_context(RecordLog(request.out / "samples.jsonl", "finish_reason"))
+            verdicts = stack.enter_context(RecordLog(request.out / "verdicts.jsonl", "verdict", "passed", "total"))
+            problems = read_evaluated(request.problems, index, request.window, all_tests=request.all_tests)
+            profiles = request.profiles or _own_profile(problems)
+            for profile in profiles:
+                check_profile(problems, profile)
+            if request.samples is not None:
+                jobs = given_jobs(request.samples, problems, index.problem_ids, samples)
+            else:
+                jobs = server_jobs(problems, request.sampling)
         asyncio.run(_fill(request, config, index, jobs, profiles, samples, verdicts))
         return _write(request, jobs, profiles, samples, verdicts)
 

@@ -34,6 +34,8 @@ def _fault(fault: ErrorDetails, prefix: str) -> tuple[str, str]:
         return f"{field}.type", "is missing"
     if kind == "json_invalid":
         return "body", f"not JSON: {context.get('error', fault['msg'])}"
+    if kind == "model_type":
+        return field, "not a JSON object"
     if kind == "extra_forbidden":
         return field, "unknown field"
     return field, fault["msg"].removeprefix("Value error, ")

@@ -29,6 +29,7 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 def load_model(folder: Path) -> PreTrainedModel:
     """The causal language model in `folder` (config.json, model.safetensors), in float32. Raises WeightsError."""
+    _refuse_missing(folder)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # stderr holds JSON lines
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -41,6 +42,7 @@ def load_model(folder: Path) -> PreTrainedModel:
 
 def empty_model(folder: Path) -> PreTrainedModel:
     """The architecture of the policy in `folder`, without its weights. Raises WeightsError."""
+    _refuse_missing(folder)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
@@ -50,6 +52,12 @@ def empty_model(folder: Path) -> PreTrainedModel:
             config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
         )
     return model
+
+
+def _refuse_missing(folder: Path) -> None:
+    """transformers would take the path for a name on a hub."""
+    if not folder.is_dir():
+        raise WeightsError(f"{folder} is not a folder, so it holds no policy")
 
 
 def stored_dtypes(folder: Path) -> dict[str, torch.dtype]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nouscoder.atomic_files import is_taken
 from nouscoder.config import Config, load_config
 from nouscoder.domain.plan import best_of
 from nouscoder.errors import NousCoderError
@@ -25,7 +26,7 @@ def export(run: Path, to: Path, version: str, *, adapter: bool = False) -> int:
     a plan is that of the last stage that was begun. Returns the number of the version. Raises CannotExport,
     NoSuchVersion, PolicyFilesMissing, WeightsMissing, WeightsUnusable and StorageError.
     """
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+    if is_taken(to):
         raise CannotExport(f"{to} exists already: give another folder")
     name, config = _config_of(run)
     number = _number(config, version)
@@ -68,6 +69,6 @@ def _number(config: Config, version: str) -> int:
         if not evaluations:
             raise CannotExport(f"{config.run.folder} has no evaluation, so no version is the best: name one, or last")
         return best_of(evaluations).policy_version
-    if not version.isdecimal():
+    if not (version.isascii() and version.isdecimal()):
         raise CannotExport(f"{version[:100]!r} is not a version: give a number, last or best")
     return int(version)

@@ -19,11 +19,16 @@ from nouscoder.atomic_files import whole_file
 from nouscoder.config import Config
 from nouscoder.data.problem_index import open_index_of
 from nouscoder.domain.verdict import VerdictKind
+from nouscoder.errors import Unusable
 from nouscoder.evaluation.evaluate import EvaluationRequest, evaluate
 from nouscoder.evaluation.grading import answer_of, verdict_key
 from nouscoder.evaluation.problems import EvaluatedProblem, read_evaluated
 from nouscoder.evaluation.samples import TRUNCATED, server_jobs
 from nouscoder.record_log import RecordLog
+
+
+class CannotSample(Unusable):
+    """The command cannot begin. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +50,13 @@ class Sampled:
 
 
 def sample_teacher(request: EvaluationRequest, config: Config) -> Sampled:
-    """Sample, verify and write the examples to `request.out`. Raises NousCoderError."""
+    """Sample, verify and write the examples to `request.out`, which only an earlier sampling may have made.
+
+    Raises NousCoderError.
+    """
     folder = request.out.with_name(request.out.name + ".samples")
+    if request.out.exists() and not folder.exists():
+        raise CannotSample(f"{request.out} exists already, and no sampling made it: give another --out")
     request = replace(request, out=folder, profiles=())
     evaluate(request, config)
     records = list(_examples(request))
