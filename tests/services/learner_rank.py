@@ -5,7 +5,8 @@ size]`, forks `size` ranks for each, and prints their exit codes. What: `gradien
 the folder, `gradient-experts` that of a policy with experts that are replayed, and with `-context` two ranks share each
 row; `run` trains the run in the folder, with a broker in a file; `die` is `run` in which the last rank is killed
 in the third batch, `die0` one in which rank 0 is, and `hang` one in which the last rank stops without an end: each only
-once in a folder. A key of KINDS may follow, as in `run-8bit`. The parent process has imported torch but computed
+once in a folder. A key of KINDS may follow, as in `run-8bit`. A run begins with first.checkpoint of its folder if it is
+there. The parent process has imported torch but computed
 nothing.
 """
 
@@ -88,6 +89,8 @@ def config_of(what: str, root: Path) -> Config:
         "rank_patience_s": PATIENCE_S.get(what, 120.0),
         **kind_of(what),
     }
+    if (first := root / "first.checkpoint").exists():
+        settings["first_checkpoint"] = str(first)
     learner = LearnerSection.model_validate(settings)
     return Config(run=RunSection(root=root, seed=5, total_batches=NUM_BATCHES), learner=learner)
 

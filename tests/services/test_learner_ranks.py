@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 import time
@@ -205,6 +206,21 @@ def test_two_ranks_are_resumed_by_three_with_the_states_of_each_form(
     assert start(f"die-{kind}", killed, 2) == [1, -9], log_of(killed, 0)
     assert start(f"run-{kind}", killed, 3) == [0, 0, 0], log_of(killed, 0)
     assert difference(final_policy(killed), final_policy(plain)) < bound
+
+
+@pytest.mark.soak
+def test_a_run_begins_with_the_checkpoint_of_another_number_of_ranks(start: Start, tmp_path: Path) -> None:
+    before = run_folder(tmp_path / "before")
+    assert start("run", before, 3) == [0, 0, 0], log_of(before, 0)
+    after = {size: tmp_path / f"after{size}" for size in (1, 2)}
+    for size, folder in after.items():
+        policy = random_policy(0)
+        policy.load_state_dict(final_policy(before), strict=False)
+        write_policy_folder(folder / "run" / "policy", policy)
+        shutil.copytree(before / "run" / "checkpoints" / "00000008", folder / "first.checkpoint")
+        assert start("run", folder, size) == [0] * size, log_of(folder, 0)
+    assert difference(final_policy(after[2]), final_policy(after[1])) < 1e-5
+    assert difference(final_policy(after[1]), final_policy(before)) > 1e-5
 
 
 @pytest.mark.soak

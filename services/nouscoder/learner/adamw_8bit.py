@@ -17,12 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from nouscoder.learner.block_quantisation import dequantise, num_blocks, quantise
-from nouscoder.learner.ranks import zeros_by_rows
+from nouscoder.learner.ranks import own_part, zeros_by_rows
 
 _EPS = 1e-8
 _OF_VECTORS = frozenset({"step", "exp_avg", "exp_avg_sq"})
@@ -58,11 +57,11 @@ class AdamW8bit(Optimizer):
                     self._change(weight, group, state, number)
 
     def _change(self, weight: Tensor, group: dict[str, Any], state: dict[str, Tensor], number: int) -> None:
-        mine = {name: _local(tensor) for name, tensor in state.items()}
-        if not _local(weight).numel():  # more ranks than rows
+        mine = {name: own_part(tensor) for name, tensor in state.items()}
+        if not own_part(weight).numel():  # more ranks than rows
             return
         first, second = _moments(mine)
-        own, gradient = _local(weight), _local(weight.grad).float()  # type: ignore[arg-type]
+        own, gradient = own_part(weight), own_part(weight.grad).float()  # type: ignore[arg-type]
         (beta1, beta2), steps, rate = group["betas"], float(state["step"]), group["lr"]
         first.mul_(beta1).add_(gradient, alpha=1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
@@ -98,8 +97,3 @@ def _moments(state: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     first = dequantise(state["exp_avg"], state["exp_avg_scale"], signed=True)
     roots = dequantise(state["root_exp_avg_sq"], state["root_exp_avg_sq_scale"], signed=False)
     return first, roots.square_()
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """The part of this rank, which shares its memory with the whole."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

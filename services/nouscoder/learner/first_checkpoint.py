@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nouscoder.errors import NousCoderError, Unusable
 from nouscoder.learner.checkpoint import restore, verified_checkpoint
+from nouscoder.learner.ranks import own_part
 from nouscoder.learner.trainer import Trainer
 from nouscoder.learner.weights import trained_weights
 
@@ -43,4 +44,4 @@ def _rounds_to(weight: Tensor, first: Tensor, stored: torch.dtype | None) -> boo
     """Whether a weight has these values in the type that its policy folder stores."""
     if stored is None:  # the folder divides it among several tensors
         return True
-    return bool((weight.to(stored).to(first.dtype) == first).all())
+    return torch.equal(own_part(weight).to(stored).to(first.dtype), own_part(first))

@@ -150,6 +150,11 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def own_part(tensor: Tensor) -> Tensor:
+    """What this rank has of a tensor, in the same memory; all of one that is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def zeros_by_rows(weight: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Zeros of this shape, of which each rank has the rows that it has of `weight`, on the device of the weight."""
     if not isinstance(weight, DTensor):
