@@ -121,8 +121,8 @@ async def _train(config: Config, folder: RunFolder, broker: Any) -> None:
         newest: PolicyManifest = broker.policies[-1]
         return newest
 
-    periodic_evaluation.announced_policy = announced  # type: ignore[assignment]
-    periodic_evaluation.measure = measure
+    setattr(periodic_evaluation, "announced_policy", announced)  # noqa: B010 - mypy sees no such names there
+    setattr(periodic_evaluation, "measure", measure)  # noqa: B010
     async with listening(config, worker) as address:
         config = config.model_copy(update={"learner": config.learner.model_copy(update={"grpc": address})})
         services: Any = Scored(config)

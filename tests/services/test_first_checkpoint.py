@@ -35,7 +35,7 @@ class Earlier:
         self.policy = root / "exported"
         exported = random_policy(0)
         exported.load_state_dict(trainer.model.state_dict())
-        write_policy_folder(self.policy, exported.to(stored))
+        write_policy_folder(self.policy, exported.type(stored))
         self.checkpoint = CheckpointStore(root / "kept", 1).begin(trainer, Progress(2, 0)).finish().path
         trainer.train_batch(random_batch(1, seed=1))
         self.after = trainer.model.state_dict()
@@ -63,7 +63,7 @@ def test_the_first_steps_continue_with_the_moments_of_the_checkpoint(tmp_path: P
 
 def test_the_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
     earlier = Earlier(tmp_path, torch.bfloat16)
-    write_policy_folder(tmp_path / "first", random_policy(0).to(torch.bfloat16))
+    write_policy_folder(tmp_path / "first", random_policy(0).type(torch.bfloat16))
     with pytest.raises(
         Unusable, match=r"learner.first_checkpoint: .* is not the checkpoint of the policy in policy.pa"
     ):

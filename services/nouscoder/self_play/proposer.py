@@ -21,7 +21,7 @@ from nouscoder.config import Config, RewardModelSection
 from nouscoder.domain.batch import Batch, GradedRollout
 from nouscoder.domain.rollout import Rollout
 from nouscoder.domain.verdict import Verdict, VerdictKind
-from nouscoder.learner.core import prepare_thread, trainer_at
+from nouscoder.learner.loading import prepare_thread, trainer_at
 from nouscoder.learner.publish import PolicyPublisher, StagedPolicy
 from nouscoder.learner.run_files import RunFiles
 from nouscoder.learner.weights import stored_dtypes
