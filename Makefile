@@ -92,7 +92,7 @@ COMPILE = $(UV) pip compile -q $(PINS)
 lock: .venv/dev.ready
 	$(COMPILE) pyproject.toml --extra dev -o requirements/dev.txt
 	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra demo -o requirements/demo.txt
-	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra verifier --extra math --extra tracing --extra cluster -o requirements/verifier.txt
+	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra verifier --extra math --extra tracing --extra cluster --extra modal -o requirements/verifier.txt
 	for service in broker generation learner; do $(COMPILE) pyproject.toml -c requirements/dev.txt --extra $$service -o requirements/$$service.txt || exit; done
 	$(COMPILE) pyproject.toml --extra demo --group test-vllm --override requirements/vllm-overrides.in -o requirements/test-vllm.txt
 	$(COMPILE) --group test-trainers --override requirements/trainers-overrides.in -o requirements/test-trainers.txt

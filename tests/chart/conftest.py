@@ -53,6 +53,13 @@ class ChartRig:
                 "tls": {"enabled": True, "existingSecret": "certificates"},
                 "generation": {"openai": {"enabled": True, "existingSecret": "clients"}},
             },
+            "modal": {"verifier": {"sandbox": {"backend": "modal", "modal": {"existingSecret": "modal-token"}}}},
+            "spill-over": {
+                "verifier": {"sandbox": {"modal": {"existingSecret": "modal-token"}}},
+                "config": {
+                    "verifier": {"sandbox": {"spill_over": {"backend": "modal"}, "modal": {"image": "example.org/s:1"}}}
+                },
+            },
             "open": {"verifier": {"tokens": {"create": False}}, "networkPolicy": {"enabled": False}},
         }
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "nouscoder"
 GOLDEN = ROOT / "tests" / "golden" / "chart"
 KEPT = ("default", "verifier-only", "gpu", "tls", "external-redis")
-VARIANTS = (*KEPT, "unmanaged", "local", "closed", "existing", "openai", "open")
+VARIANTS = (*KEPT, "unmanaged", "local", "modal", "spill-over", "closed", "existing", "openai", "open")
 OLDEST = "1.29"
 
 
@@ -65,7 +65,7 @@ def test_the_program_reads_the_rendered_configuration(chart: ChartRig, name: str
     assert config.verifier.http == "0.0.0.0:8080"
     assert config.verifier.grpc == "nouscoder-verifier.here.svc:50051"
     assert config.verifier.tests.cache == "/tests"
-    assert config.verifier.sandbox.backend == ("local" if name == "local" else "gvisor")
+    assert config.verifier.sandbox.backend == (name if name in ("local", "modal") else "gvisor")
 
 
 def test_generation_serves_an_api_in_openais_form_where_it_is_wanted(chart: ChartRig, tmp_path: Path) -> None:
@@ -162,7 +162,16 @@ def test_what_is_kept_on_uninstall(chart: ChartRig) -> None:
 
 def test_every_mounted_object_exists(chart: ChartRig) -> None:
     """Every Secret, ConfigMap and claim of a pod is made by the chart or named in the values."""
-    given = {"certificates", "redis-of-ours", "nouscoder-problems", "nouscoder-policy", "problems", "models", "runs"}
+    given = {
+        "certificates",
+        "redis-of-ours",
+        "nouscoder-problems",
+        "nouscoder-policy",
+        "problems",
+        "models",
+        "runs",
+        "modal-token",
+    }
     for name, values in chart.variants.items():
         documents = chart.documents(values)
         made = {(one["kind"], one["metadata"]["name"]) for one in documents}

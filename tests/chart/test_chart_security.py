@@ -101,7 +101,7 @@ def test_only_the_gateway_of_a_managed_pool_has_a_token(pods: dict[str, dict[str
         for name, pod in named.items()
         if pod["spec"]["automountServiceAccountToken"] is not False
     }
-    managed = set(pods) - {"unmanaged", "local"}
+    managed = set(pods) - {"unmanaged", "local", "modal"}
     assert with_token == {(variant, "Deployment/nouscoder-verifier") for variant in managed}
 
 
@@ -118,7 +118,7 @@ def test_the_gateway_may_handle_pods_of_its_namespace_and_nothing_else(chart: Ch
     for variant, values in chart.variants.items():
         documents = chart.documents(values)
         roles = [one for one in documents if "Role" in one["kind"]]
-        if variant in ("unmanaged", "local"):
+        if variant in ("unmanaged", "local", "modal"):
             assert roles == []
             continue
         assert [one["kind"] for one in roles] == ["Role", "RoleBinding"]
@@ -152,7 +152,7 @@ def test_a_runner_has_only_its_key(pods: dict[str, dict[str, Pod]]) -> None:
 
 
 def test_passwords_are_files_and_not_arguments(pods: dict[str, dict[str, Pod]]) -> None:
-    """Only the runner's key is an environment variable, from a Secret."""
+    """Only the runner's key and the token for Modal are environment variables, from a Secret."""
     from_secrets = {
         one["name"]
         for named in pods.values()
@@ -161,7 +161,8 @@ def test_passwords_are_files_and_not_arguments(pods: dict[str, dict[str, Pod]]) 
         for one in container.get("env", [])
         if "secretKeyRef" in one.get("valueFrom", {})
     }
-    assert from_secrets == {"NOUSCODER_RUNNER_KEY"}
+    # Modal's client reads its token from the environment. No candidate runs in that container or in its pid namespace.
+    assert from_secrets == {"NOUSCODER_RUNNER_KEY", "MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"}
 
 
 DNS = {
@@ -231,6 +232,11 @@ def test_connections_of_other_variants(chart: ChartRig) -> None:
     assert local["verifier"][1] == {("broker", "TCP 50052")} | DNS
     unmanaged = connections(chart.documents(chart.variants["unmanaged"]))
     assert unmanaged["verifier"][1] == {("sandbox", "TCP 7070"), ("broker", "TCP 50052")} | DNS
+    modal = connections(chart.documents(chart.variants["modal"]))
+    cloud = {(block, "TCP 443") for block in ("0.0.0.0/0", "::/0")}
+    assert modal["verifier"][1] == {("broker", "TCP 50052")} | cloud | DNS
+    assert "sandbox" not in modal
+    assert connections(chart.documents(chart.variants["spill-over"]))["verifier"][1] == CONNECTIONS["verifier"][1]
     external = connections(chart.documents(chart.variants["external-redis"]))
     assert external["broker"][1] == {("anybody", "TCP 6379")} | DNS
     assert "redis" not in external

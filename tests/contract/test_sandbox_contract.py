@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from tests.modal_server import modal_server
 
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import (
@@ -25,6 +27,7 @@ from nouscoder.verifier.sandbox import (
     open_sandbox,
 )
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
+from nouscoder.verifier.sandbox.modal_config import ModalConfig
 from nouscoder.verifier.toolchains.languages import registry
 
 DOUBLE = "print(int(input()) * 2)\n"
@@ -49,8 +52,36 @@ TABLE = {
 }
 
 
-@pytest.fixture(params=["local", "runsc", "fake", pytest.param("gvisor", marks=pytest.mark.cluster)])
-async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+MODAL = ModalConfig(image="example.org/nouscoder-sandbox:1", runtime="vm")
+
+
+@pytest.fixture(
+    params=[
+        "local",
+        "runsc",
+        "fake",
+        pytest.param("modal", marks=pytest.mark.heavy),  # an agent for each test
+        pytest.param("gvisor", marks=pytest.mark.cluster),
+    ]
+)
+async def sandbox(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Sandbox]:
+    if request.param != "modal":
+        async for made in opened(request):
+            yield made
+        return
+    pool = PoolConfig(spares=0, start_s=120)
+    async with modal_server(tmp_path, monkeypatch):
+        made = open_sandbox(SandboxConfig(backend="modal", slots=1, pool=pool, modal=MODAL))
+        try:
+            await made.start()
+            yield made
+        finally:
+            await made.close()
+
+
+async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     made: Sandbox
     pool = request.getfixturevalue("runner_pool") if request.param == "gvisor" else PoolConfig()
     if request.param == "fake":

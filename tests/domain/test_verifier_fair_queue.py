@@ -174,3 +174,30 @@ async def test_a_submission_that_has_waited_for_its_patience_leaves_the_queue() 
     async with slots.slot("b", patience_s=60):
         assert (slots.waiting, slots.busy) == (0, 1)
     assert slots.busy == 0
+
+
+async def test_slots_that_are_not_usable_are_not_given_and_waiting_submissions_get_them_when_they_come_back() -> None:
+    slots = FairSlots(2, MAX_WAITING, lambda waiting, busy: None)
+    held: list[int] = []
+    release = asyncio.Event()
+
+    async def hold(number: int) -> None:
+        async with slots.slot("client"):
+            held.append(number)
+            await release.wait()
+
+    slots.resize(0)
+    tasks = [asyncio.create_task(hold(number)) for number in range(3)]
+    await asyncio.sleep(0)
+    assert (held, slots.waiting, slots.take_extra()) == ([], 3, False)
+    for usable, expected in ((1, [0]), (2, [0, 1]), (9, [0, 1])):  # never more than num_slots
+        slots.resize(usable)
+        await asyncio.sleep(0)
+        assert held == expected
+    slots.resize(0)
+    release.set()
+    await asyncio.gather(*tasks[:2])
+    assert (slots.waiting, slots.busy) == (1, 0)  # slots that came free were not given again
+    slots.resize(2)
+    await tasks[2]
+    assert (held, slots.busy) == ([0, 1, 2], 0)

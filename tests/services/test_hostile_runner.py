@@ -37,6 +37,7 @@ class HostileLink:
     """A link whose other end says what the test wants. It keeps what the gateway sends."""
 
     pid = None
+    use_until_s = math.inf
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tools: Mapping[str, str]) -> None:
         self.reader, self.writer, self.tools = reader, writer, tools

@@ -140,6 +140,10 @@ pool_template: /etc/nouscoder/pool/runner-pod.json
 {{- else }}
 pool_service: {{ include "nouscoder.sandbox.fullname" . }}.{{ .Release.Namespace }}.svc
 {{- end }}
+{{- else if eq $backend "modal" }}
+slots: {{ $sandbox.modal.slots }}
+max_sessions: {{ $sandbox.pool.maxSessions }}
+pool_spares: {{ $sandbox.pool.spares }}
 {{- else }}
 slots: {{ $sandbox.localSlots }}
 {{- end }}

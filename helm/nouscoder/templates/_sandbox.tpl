@@ -1,6 +1,22 @@
 {{/* The sandbox backend, and the pod of a runner. */}}
 
-{{/* gvisor or local. Without a cluster (helm template, helm lint) an empty value is gvisor. */}}
+{{/* "true" if the verifier makes containers of Modal: as its backend, or for spill-over. */}}
+{{- define "nouscoder.usesModal" -}}
+{{- $spillOver := dig "verifier" "sandbox" "spill_over" "backend" "" .Values.config -}}
+{{- if or (eq (include "nouscoder.sandboxBackend" .) "modal") (eq $spillOver "modal") -}}true{{- end -}}
+{{- end -}}
+
+{{/* Environment of a verifier that makes containers of Modal. */}}
+{{- define "nouscoder.modalEnv" -}}
+{{- $why := "containers of Modal need verifier.sandbox.modal.existingSecret: the Secret with the keys MODAL_TOKEN_ID and MODAL_TOKEN_SECRET" -}}
+{{- $secret := required $why .Values.verifier.sandbox.modal.existingSecret -}}
+{{- range $key := list "MODAL_TOKEN_ID" "MODAL_TOKEN_SECRET" }}
+- name: {{ $key }}
+  valueFrom: {secretKeyRef: {name: {{ $secret }}, key: {{ $key }}}}
+{{- end }}
+{{- end -}}
+
+{{/* gvisor, local or modal. Without a cluster (helm template, helm lint) an empty value is gvisor. */}}
 {{- define "nouscoder.sandboxBackend" -}}
 {{- $sandbox := .Values.verifier.sandbox -}}
 {{- if $sandbox.backend -}}

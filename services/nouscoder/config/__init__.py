@@ -44,7 +44,15 @@ from nouscoder.config.sft import SftScheduleSection, SftSection
 from nouscoder.config.tls import MutualTlsSection
 from nouscoder.config.training import ComputeType, LoraSection, OptimizerKind, OptimizerStates, RewardModelSection
 from nouscoder.config.tree import Config, dump_config, load_config
-from nouscoder.config.verifier import SandboxSection, TestsSection, TlsSection, ToolSessionsSection, VerifierSection
+from nouscoder.config.verifier import (
+    ModalSection,
+    SandboxSection,
+    SpillOverSection,
+    TestsSection,
+    TlsSection,
+    ToolSessionsSection,
+    VerifierSection,
+)
 
 __all__ = [
     "ActivationCheckpointing",
@@ -76,6 +84,7 @@ __all__ = [
     "KlEstimator",
     "LearnerSection",
     "LoraSection",
+    "ModalSection",
     "MutualTlsSection",
     "ObjectiveSettings",
     "OpenAISection",
@@ -100,6 +109,7 @@ __all__ = [
     "SftScheduleSection",
     "SftSection",
     "SingleTurnSection",
+    "SpillOverSection",
     "StageSection",
     "TestsSection",
     "TlsSection",

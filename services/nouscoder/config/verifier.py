@@ -9,25 +9,67 @@ from pydantic import Field, model_validator
 from nouscoder.config.base import InputFile, InputPaths, OutputFile, Section
 
 
+class ModalSection(Section):
+    """Backend modal: containers of modal.com, and what they may cost. Credentials: MODAL_TOKEN_ID and _SECRET."""
+
+    app: str = Field("nouscoder-grading", description="name of the app on Modal; made if it does not exist")
+    image: str = Field("", description="reference of the pushed sandbox image (make images)")
+    dockerfile: InputFile = Field(
+        "",
+        description="without image: the Dockerfile that Modal builds: deploy/images/sandbox/Dockerfile",
+    )
+    registry_secret: str = Field("", description="name of a Modal Secret with the credentials of the image's registry")
+    runtime: Literal["gvisor", "vm"] = Field("gvisor", description="Modal's runtime of the containers")
+    container_for: Literal["pool", "problem", "submission", "test"] = Field(
+        "pool",
+        description="what a container serves: max_sessions submissions, those of one problem_id, one, or one test",
+    )
+    cores: float = Field(1.0, gt=0, description="physical cores of a container, requested and at most")
+    memory_mib: int = Field(2048, ge=512, description="memory of a container, requested and at most")
+    regions: tuple[str, ...] = Field((), description="Modal's regions; none: any")
+    lifetime_s: float = Field(3600.0, ge=60, le=86400, description="seconds after which Modal ends a container")
+    idle_s: float = Field(600.0, ge=10, description="seconds without a connection after which Modal ends a container")
+    start_s: float = Field(120.0, gt=0, le=240, description="seconds in which a container must be reachable")
+    max_containers: int = Field(16, ge=1, description="containers at the same time")
+    creations_per_minute: int = Field(60, ge=1, description="containers that are requested in any minute")
+    dollars_per_minute: float = Field(0.1, gt=0, description="dollars that all containers together may cost a minute")
+    dollars: float = Field(10.0, gt=0, description="dollars that all containers may cost in one life of the service")
+    dollars_per_core_s: float = Field(0.00003942, ge=0, description="price of a physical core for a second")
+    dollars_per_gib_s: float = Field(0.00000672, ge=0, description="price of a GiB of memory for a second")
+
+
+class SpillOverSection(Section):
+    """A second backend, for submissions that wait too long for the first one."""
+
+    backend: Literal["", "local", "runsc", "gvisor", "modal"] = Field("", description="the second backend; empty: none")
+    slots: int = Field(1, ge=1, description="its submissions at the same time")
+    after_s: float = Field(2.0, ge=0, le=30, description="seconds that a submission waits for the first backend")
+
+
 class SandboxSection(Section):
     """The isolation of candidates."""
 
-    backend: Literal["local", "runsc", "gvisor", "fake"] = Field(
+    backend: Literal["local", "runsc", "gvisor", "modal", "fake"] = Field(
         "local",
-        description="local: namespaces of this machine; runsc: gVisor here; gvisor: runner pods; fake: nothing runs",
+        description="local: namespaces of this machine; runsc: gVisor here; gvisor: runner pods; modal: containers of"
+        " modal.com; fake: nothing runs",
     )
     slots: int = Field(0, ge=0, description="submissions at the same time; 0: the number of cores")
     python: str = Field("", description="interpreter of Python candidates; empty: the base interpreter of the service")
     site_packages: InputPaths = Field((), description="extra read-only import folders for candidates")
     runsc: str = Field("", description="backend runsc: gVisor's program; empty: PATH, then that of deploy/build-runsc")
-    max_sessions: int = Field(500, ge=1, description="backends runsc, gvisor: submissions per gVisor sandbox")
+    max_sessions: int = Field(500, ge=1, description="backends runsc, gvisor, modal: submissions per sandbox")
     pool_managed: bool = Field(True, description="backend gvisor: the gateway makes the runner pods itself")
     pool_template: InputFile = Field("", description="backend gvisor, managed: JSON file with the runner pod")
     pool_service: str = Field("", description="backend gvisor, not managed: name of the runners' headless service")
     pool_port: int = Field(7070, ge=1, le=65535, description="backend gvisor: port of the runners")
     pool_key_file: InputFile = Field("", description="backend gvisor: file with the key that gateway and runners share")
-    pool_spares: int = Field(1, ge=0, description="backend gvisor, managed: runners kept ready beyond the slots")
-    pool_start_s: float = Field(240.0, gt=0, description="backend gvisor: time limit in seconds for the first runner")
+    pool_spares: int = Field(1, ge=0, description="backends gvisor (managed), modal: ready runners beyond the slots")
+    pool_start_s: float = Field(
+        240.0, gt=0, description="backends gvisor, modal: limit in seconds for the first runner"
+    )
+    modal: ModalSection = ModalSection()
+    spill_over: SpillOverSection = SpillOverSection()
 
 
 class TlsSection(Section):

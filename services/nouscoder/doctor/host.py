@@ -45,6 +45,7 @@ def examine() -> list[Finding]:
         _cgroups,
         lambda: _sandbox("local", needed=True, fix=_NAMESPACES_FIX),
         _gvisor,
+        _modal,
         _languages,
         _redis,
         _torch,
@@ -117,6 +118,26 @@ def _gvisor() -> Finding:
         return Finding("sandbox runsc", False, False, "no runsc on PATH or in the cache", HOW_TO_GET)
     found = _sandbox("runsc", needed=False, fix=f"try: {runsc} --network=none --ignore-cgroups do true")
     return Finding(found.name, found.ok, False, f"{runsc}: {found.detail}", found.fix)
+
+
+def _modal() -> Finding:
+    """Log in to Modal, without making anything there."""
+    from nouscoder.verifier.sandbox.modal_cloud import ModalCloud
+    from nouscoder.verifier.sandbox.modal_config import ModalConfig
+
+    async def log_in() -> str:
+        cloud = ModalCloud(ModalConfig())
+        try:
+            return await cloud.log_in()
+        finally:
+            await cloud.close()
+
+    try:
+        server = asyncio.run(log_in())
+    except NousCoderError as error:
+        fix = 'only backend modal needs it: docs/operating.md, "Containers of Modal"'
+        return Finding("modal", False, False, str(error), fix)
+    return Finding("modal", True, False, f"{server} accepts the token; containers were not tried")
 
 
 def _languages() -> Finding:

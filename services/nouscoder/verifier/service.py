@@ -51,7 +51,7 @@ from nouscoder.verifier.observe.audit import AuditedGrader, AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.observe.tracing import TracedGrader, TracedSandbox, open_tracing
 from nouscoder.verifier.observe.tracing_fronts import TraceCalls, TraceRequests
-from nouscoder.verifier.sandbox import Sandbox, open_sandbox
+from nouscoder.verifier.sandbox import Sandbox, open_backends
 from nouscoder.verifier.settings import cache_folder, grading_policy, sandbox_config, tool_policy
 from nouscoder.verifier.toolchains.languages import installed
 from nouscoder.verifier.tools.sessions import InterpreterFailed, SessionIdle, ToolSessions, ToolsOff, until_idle
@@ -192,12 +192,14 @@ async def serve(config: Config, with_broker: bool = False) -> None:
     registry = CollectorRegistry()
     metrics = VerifierMetrics(registry)
     async with AsyncExitStack() as stack:
-        sandbox = open_sandbox(sandbox_config(section))
+        sandbox = open_backends(sandbox_config(section))
         stack.push_async_callback(sandbox.close)
         metrics.watch_runners(lambda: sandbox.runners, lambda: sandbox.replacements)
+        metrics.watch_backends(lambda: sandbox.uses)
         await sandbox.start()
         tracing = open_tracing(section.tracing_endpoint, stack)
         core, quotas, audit = Grader(TracedSandbox(sandbox, tracing), metrics, grading_policy(section)), Quotas(), None
+        core.follow(sandbox)
         traced = TracedGrader(core, tracing)
         cached = CachedGrader(traced, metrics, section.cache_entries) if section.cache_entries else traced
         grader: Grading = QuotaGrader(cached, quotas)

@@ -6,9 +6,10 @@ import os
 import tempfile
 from pathlib import Path
 
-from nouscoder.config import ConfigError, TestsSection, ToolSessionsSection, VerifierSection
+from nouscoder.config import ConfigError, ModalSection, TestsSection, ToolSessionsSection, VerifierSection
 from nouscoder.verifier.grading.grader import GradingPolicy
-from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig
+from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig, SpillOverConfig
+from nouscoder.verifier.sandbox.modal_config import ContainerFor, ModalConfig
 from nouscoder.verifier.toolchains.libraries import library_folders
 from nouscoder.verifier.tools.sessions import ToolPolicy
 
@@ -55,6 +56,13 @@ def sandbox_config(section: VerifierSection) -> SandboxConfig:
                 spares=chosen.pool_spares,
                 start_s=chosen.pool_start_s,
             ),
+            modal=_modal_config(chosen.modal),
+            spill_over=SpillOverConfig(chosen.spill_over.backend, chosen.spill_over.slots, chosen.spill_over.after_s),
         )
     except ValueError as error:
         raise ConfigError(f"verifier.sandbox.{error}") from error
+
+
+def _modal_config(section: ModalSection) -> ModalConfig:
+    values = section.model_dump()
+    return ModalConfig(**{**values, "container_for": ContainerFor(section.container_for)})

@@ -1,10 +1,10 @@
 """Slots for submissions, shared fairly between clients.
 
-INVARIANT: at most `num_slots` slots are taken and at most `max_waiting` submissions wait. Slots go round robin over the
-waiting clients, so that any other client gets at most one slot before a waiting client does. The submissions of one
-client are served in order of arrival. When the queue is full, a client with less than its share still gets a place, and
-the newest submission of the client with the most waiting ones is refused. An extra slot is given only while a slot is
-idle and no submission waits, so that it delays no submission that is already there.
+INVARIANT: at most `usable` slots are taken (more only after it has shrunk) and at most `max_waiting` submissions wait.
+Slots go round robin over the waiting clients, so that any other client gets at most one slot before a waiting client
+does. The submissions of one client are served in order of arrival. When the queue is full, a client with less than its
+share still gets a place, and the newest submission of the client with the most waiting ones is refused. An extra slot
+is given only while a slot is idle and no submission waits, so that it delays no submission that is already there.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class FairSlots:
 
     def __init__(self, num_slots: int, max_waiting: int, report_load: Callable[[int, int], None]) -> None:
         self.num_slots = num_slots
+        self.usable = num_slots  # fewer while slots have nothing to run on; see resize
         self.waiting = 0
         self.busy = 0
         self.extra = 0  # busy slots that a submission holds in addition to its first one
@@ -62,12 +63,17 @@ class FairSlots:
 
         The taker must give it back soon after `waiting` rises.
         """
-        if self.waiting or self.busy >= self.num_slots:
+        if self.waiting or self.busy >= self.usable:
             return False
         self.extra += 1
         self.busy += 1
         self._report_load(self.waiting, self.busy)
         return True
+
+    def resize(self, usable: int) -> None:
+        """Let only `usable` of the slots be taken from now on. Slots that are taken stay so."""
+        self.usable = min(usable, self.num_slots)
+        self._serve()
 
     def give_back_extra(self) -> None:
         """Give one extra slot back. Call it once for each successful `take_extra`."""
@@ -75,7 +81,7 @@ class FairSlots:
         self._release()
 
     async def _acquire(self, client: str) -> None:
-        if self.busy < self.num_slots and not self.waiting:
+        if self.busy < self.usable and not self.waiting:
             self.busy += 1
             self._report_load(self.waiting, self.busy)
             return
@@ -115,7 +121,10 @@ class FairSlots:
 
     def _release(self) -> None:
         self.busy -= 1
-        while self._queues:
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._queues and self.busy < self.usable:
             client, queue = self._queues.popitem(last=False)
             place = queue.popleft()
             if queue:
@@ -124,7 +133,6 @@ class FairSlots:
             if not place.done():
                 self.busy += 1
                 place.set_result(None)
-                break
         self._report_load(self.waiting, self.busy)
 
     def _count_waiting(self, change: int) -> None:

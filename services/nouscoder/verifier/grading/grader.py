@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
@@ -43,6 +43,7 @@ from nouscoder.verifier.judges.python_syntax import require_long_python
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import (
     CompileFailed,
+    Elastic,
     PartnerCompileFailed,
     Program,
     RunResult,
@@ -83,6 +84,8 @@ class Grader:
         self._policy = policy or GradingPolicy()
         self._run_lock = ExclusiveRunLock()
         self._kill_rates = KillRates()
+        self._has_slots = asyncio.Event()
+        self._has_slots.set()
         self.num_slots = sandbox.num_slots - self._policy.tool_slots  # submissions that can run at once
         self._slots = FairSlots(
             self.num_slots,
@@ -100,6 +103,17 @@ class Grader:
         """Submissions that wait or run."""
         return self._slots.waiting + self._slots.busy - self._slots.extra
 
+    def follow(self, sandbox: Elastic) -> None:
+        """Let submissions wait in the queue while slots of `sandbox`, the one of this grader, are not usable."""
+
+        def resize() -> None:
+            usable = sandbox.usable_slots - self._policy.tool_slots
+            self._slots.resize(max(0, usable))
+            (self._has_slots.set if usable > 0 else self._has_slots.clear)()
+
+        sandbox.watch_slots(resize)
+        resize()
+
     async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
         """The verdict of one submission. `on_outcome` is called for each test once its outcome is final.
 
@@ -113,7 +127,7 @@ class Grader:
             progress = self._progress(submission, judge, begun, None)
             verdict = progress.ended(VerdictKind.NO_CODE, "the completion holds no code")
         else:
-            program = program_of(submission, code, judge)
+            program = replace(program_of(submission, code, judge), since_s=begun)
             client = current_caller().client
             async with self._slots.slot(client):
                 await require_long_python(submission)
@@ -160,6 +174,7 @@ class Grader:
         max_workers = self.num_slots if has_parallel_tests(submission) else 1
         message = ""
         for _ in range(self._policy.attempts):
+            await self._has_slots.wait()  # as in the queue, for as long as the caller waits
             try:
                 async with asyncio.timeout(self._policy.attempt_patience_s(program)):
                     await WorkerGroup(progress, self._slots, work, max_workers, self._policy.min_worker_left_s).run()

@@ -72,7 +72,8 @@ def program_of(submission: Submission, code: str, judge: Judge) -> Program:
             limits.output_bytes,
             limits.processes,
         )
-    return Program(language, judge.source(code), limits, judge.entry_point, judge.prelude)
+    source, problem_id = judge.source(code), submission.problem_id
+    return Program(language, source, limits, judge.entry_point, judge.prelude, problem_id)
 
 
 def has_free_order(submission: Submission) -> bool:

@@ -11,6 +11,8 @@ from prometheus_client.registry import Collector
 
 from nouscoder.domain.interpreter import CallEnd
 from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
+from nouscoder.verifier.sandbox.base import BackendUse
+from nouscoder.verifier.sandbox.modal_budget import Cap
 from nouscoder.verifier.sandbox.pool import Replaced, RunnerState
 
 _TEST_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60)
@@ -45,6 +47,30 @@ class _RunnerCollector(Collector):
         for reason in Replaced:
             replacements.add_metric([reason.value], replaced.get(reason.value, 0))
         yield from (runners, replacements)
+
+
+class _BackendCollector(Collector):
+    """What each backend has done, at each scrape."""
+
+    def __init__(self) -> None:
+        self.uses: Callable[[], Mapping[str, BackendUse]] = dict
+
+    def collect(self) -> Iterator[Metric]:
+        """The current values."""
+        prefix, label = "nouscoder_verifier_backend_", ["backend"]
+        sessions = CounterMetricFamily(f"{prefix}sessions", "Sandboxes used, by backend", labels=label)
+        seconds = CounterMetricFamily(f"{prefix}seconds", "Seconds of sandboxes in use, by backend", labels=label)
+        dollars = CounterMetricFamily(f"{prefix}dollars", "Cost at the configured prices, by backend", labels=label)
+        limited = GaugeMetricFamily(
+            f"{prefix}limited", "1 while a cap allows no further container", labels=["backend", "cap"]
+        )
+        for name, use in self.uses().items():
+            sessions.add_metric([name], use.submissions)
+            seconds.add_metric([name], use.seconds)
+            dollars.add_metric([name], use.dollars)
+            for cap in Cap:
+                limited.add_metric([name, cap.value], cap.value == use.limited_by)
+        yield from (sessions, seconds, dollars, limited)
 
 
 class VerifierMetrics:
@@ -84,6 +110,8 @@ class VerifierMetrics:
         self._tool_calls = {end: calls.labels(end.value) for end in CallEnd}
         self._runners = _RunnerCollector()
         registry.register(self._runners)
+        self._backends = _BackendCollector()
+        registry.register(self._backends)
         for cause in FailureCause:
             self._failures.labels(cause.value)
         self._submissions = {kind: submissions.labels(kind.value) for kind in VerdictKind}
@@ -95,6 +123,10 @@ class VerifierMetrics:
     ) -> None:
         """Set the sources of the numbers of runner pods."""
         self._runners.states, self._runners.replacements = states, replacements
+
+    def watch_backends(self, uses: Callable[[], Mapping[str, BackendUse]]) -> None:
+        """Set the source of what each backend has done."""
+        self._backends.uses = uses
 
     def graded(self, verdict: Verdict) -> None:
         """Count a submission that got its verdict."""

@@ -23,6 +23,8 @@ except ImportError:  # in the image, where this folder is not a package
 _HOME = "/opt/nouscoder"
 _MAX_GREETINGS = 16  # handshakes at once; a further connection ends the oldest one
 _KEY, _KEY_FD = "NOUSCODER_RUNNER_KEY", "NOUSCODER_RUNNER_KEY_FD"
+_KERNELS = ("gvisor", "linux")  # of the container: the sentry, or that of a virtual machine
+_FIRST_UID, _UIDS_AN_AGENT = 1_000_000_000, 4  # two for the slot, two for its partner
 _END_LIMIT_S = 5.0
 _POLL_INTERVAL_MS = 500
 
@@ -30,9 +32,13 @@ _POLL_INTERVAL_MS = 500
 class Agent:
     """The agent of one container."""
 
-    def __init__(self, key: bytes, home: str = _HOME) -> None:
+    def __init__(self, key: bytes, home: str = _HOME, kernel: str = "gvisor") -> None:
+        """Raises GreetingError for an unknown kernel."""
+        if kernel not in _KERNELS:
+            raise greeting.GreetingError(f"{kernel!r} is not a kernel")
         self._key = key
         self._home = home
+        self._kernel = kernel
         self._lock = threading.Lock()
         self._in_use: dict[str, subprocess.Popen[bytes] | None] = {}  # by role; None while the harness starts
         self._greetings: dict[socket.socket, None] = {}  # connections without a proof of the key, oldest first
@@ -106,7 +112,12 @@ class Agent:
             stream = connection.fileno()
             environment = request["environment"]
             harness = subprocess.Popen(
-                self._command(request), stdin=stream, stdout=stream, env=environment, cwd="/", start_new_session=True
+                self._command(request, role),
+                stdin=stream,
+                stdout=stream,
+                env=environment,
+                cwd="/",
+                start_new_session=True,
             )
             with self._lock:
                 self._in_use[role] = harness
@@ -117,13 +128,16 @@ class Agent:
             _log(f"a {role} could not be served: {error!r}")
         self._free(role)
 
-    def _command(self, request: dict[str, Any]) -> list[str]:
+    def _command(self, request: dict[str, Any], role: str) -> list[str]:
         settings = request["settings"]
         packages, init_folder = f"{self._home}/site-packages", f"{self._home}/init"
         (library,) = os.listdir(init_folder)
-        ours = {"kernel": "gvisor", "init_library": f"{init_folder}/{library}"}
+        ours: dict[str, Any] = {"kernel": self._kernel, "init_library": f"{init_folder}/{library}"}
         if os.path.isdir(packages):
-            ours["site_packages"] = [packages]  # type: ignore[assignment]
+            ours["site_packages"] = [packages]
+        if self._kernel == "linux" and os.geteuid() == 0:
+            first = _FIRST_UID + os.getpid() % 65536 * _UIDS_AN_AGENT + 2 * (role == greeting.PARTNER)
+            ours |= {"uid_init": first, "uid_candidate": first + 1}
         entry = f"{self._home}/harness/__main__.py"
         return [sys.executable, "-I", "-S", "-X", "utf8", entry, json.dumps({**settings, **ours})]
 
@@ -243,8 +257,9 @@ def main() -> None:
     key = _received_key()
     port = int(os.environ.pop("NOUSCODER_RUNNER_PORT", str(greeting.DEFAULT_PORT)))
     home = os.environ.pop("NOUSCODER_RUNNER_HOME", _HOME)
+    agent = Agent(key, home, os.environ.pop("NOUSCODER_RUNNER_KERNEL", "gvisor"))
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     _reap()
     with socket.create_server(("0.0.0.0", port), backlog=64) as listener:
         _log(f"listening on port {port}")
-        Agent(key, home).serve(listener)
+        agent.serve(listener)

@@ -1,6 +1,8 @@
-"""Sandboxes. `open_sandbox` is the only place that chooses a backend."""
+"""Sandboxes. `open_sandbox` and `open_backends` are the only place that chooses backends."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from nouscoder.verifier.sandbox.base import (
     CompileFailed,
@@ -14,7 +16,8 @@ from nouscoder.verifier.sandbox.base import (
     SandboxUnavailable,
     Session,
 )
-from nouscoder.verifier.sandbox.config import PoolConfig, SandboxConfig
+from nouscoder.verifier.sandbox.config import PoolConfig, SandboxConfig, SpillOverConfig
+from nouscoder.verifier.sandbox.spill_over import SpillOverSandbox
 
 __all__ = [
     "CompileFailed",
@@ -29,8 +32,21 @@ __all__ = [
     "SandboxError",
     "SandboxUnavailable",
     "Session",
+    "SpillOverConfig",
+    "SpillOverSandbox",
+    "open_backends",
     "open_sandbox",
 ]
+
+
+def open_backends(config: SandboxConfig) -> SpillOverSandbox:
+    """The configured backend, and the one for spill-over if there is one, not yet started. Raises as `open_sandbox`."""
+    chosen = config.spill_over
+    sandboxes = [open_sandbox(config)]
+    if chosen.backend:
+        other = replace(config, backend=chosen.backend, slots=chosen.slots, tool_slots=0, spill_over=SpillOverConfig())
+        sandboxes.append(open_sandbox(other))
+    return SpillOverSandbox(sandboxes, chosen.after_s)
 
 
 def open_sandbox(config: SandboxConfig) -> Sandbox:
@@ -52,5 +68,9 @@ def open_sandbox(config: SandboxConfig) -> Sandbox:
             from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
 
             return GvisorSandbox(config)
+        case "modal":
+            from nouscoder.verifier.sandbox.modal_sandbox import ModalSandbox
+
+            return ModalSandbox(config)
         case other:
-            raise ValueError(f"{other!r} is not a sandbox backend: use local, runsc, gvisor or fake")
+            raise ValueError(f"{other!r} is not a sandbox backend: use local, runsc, gvisor, modal or fake")

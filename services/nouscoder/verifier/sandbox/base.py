@@ -6,12 +6,12 @@ the backend by the configuration; no other code depends on a backend's type.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from nouscoder.domain.submission import Limits
 from nouscoder.errors import NousCoderError, Unusable
@@ -40,7 +40,8 @@ class Program:
     With an entry point, the harness calls it with the arguments of each run (JSON as the run's stdin: {"args": [...],
     "kwargs": {...}}) and returns the result as JSON in `RunResult.result`. `prelude` is Python that runs in the
     program's namespace before the program. Only Python (a language whose `run` is None) supports both. `limits` are
-    enforced unchanged; the caller applies the language's `time_factor`.
+    enforced unchanged; the caller applies the language's `time_factor`. `problem_id` and `since_s` (the time, by
+    time.monotonic, since when the submission waits) help a backend to place it; they change no result.
     """
 
     language: Language
@@ -48,6 +49,8 @@ class Program:
     limits: Limits
     entry_point: str | None = None
     prelude: str = ""
+    problem_id: str = ""
+    since_s: float | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for an entry point or a prelude with a language other than Python."""
@@ -194,6 +197,45 @@ class Sandbox(Protocol):
     async def close(self) -> None:
         """Kill every process of every slot and wait for them."""
         ...
+
+
+@runtime_checkable
+class Elastic(Protocol):
+    """A backend whose slots do not always have what they run on, such as containers that cost money."""
+
+    @property
+    def usable_slots(self) -> int:
+        """The number of slots that can run a submission now; at most `num_slots`."""
+        ...
+
+    def watch_slots(self, changed: Callable[[], None]) -> None:
+        """Call `changed` after each change of `usable_slots`."""
+        ...
+
+
+@runtime_checkable
+class Priced(Protocol):
+    """A backend that costs money."""
+
+    @property
+    def dollars(self) -> float:
+        """The cost until now, by the configured prices."""
+        ...
+
+    @property
+    def limited_by(self) -> str:
+        """The cap that keeps the backend from growing now, or an empty string."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackendUse:
+    """What one backend has done since the start of the service."""
+
+    submissions: int
+    seconds: float  # of its slots, in use by a submission
+    dollars: float
+    limited_by: str
 
 
 def check_run_input(program: Program, args: tuple[str, ...], files: Mapping[str, bytes]) -> None:

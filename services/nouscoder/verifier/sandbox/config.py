@@ -1,9 +1,11 @@
-"""The settings of a sandbox: backend, number of slots, limits, pool of runner pods."""
+"""The settings of a sandbox: backend, number of slots, limits, pool of runners."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from nouscoder.verifier.sandbox.modal_config import ModalConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,20 @@ class PoolConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SpillOverConfig:
+    """The backend for submissions that have waited too long for the first one. Raises ValueError."""
+
+    backend: str = ""  # empty: none
+    slots: int = 1
+    after_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        if self.slots < 1 or not self.after_s >= 0:
+            raise ValueError("spill_over.slots must be positive, and spill_over.after_s not negative")
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxConfig:
     """The backend and its settings. Raises ValueError naming the first invalid field."""
 
@@ -42,6 +58,8 @@ class SandboxConfig:
     runsc: str = ""  # gVisor's program; "" searches PATH and the target of deploy/build-runsc
     max_sessions: int = 500  # submissions after which a gVisor sandbox is replaced
     pool: PoolConfig = PoolConfig()
+    modal: ModalConfig = ModalConfig()
+    spill_over: SpillOverConfig = SpillOverConfig()
     tool_slots: int = 0  # further slots, for tool sessions
 
     def __post_init__(self) -> None:
@@ -55,6 +73,8 @@ class SandboxConfig:
         for name in ("tmp_bytes", "start_limit_s", "compile_time_s", "grace_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)!r}")
+        if self.spill_over.backend == self.backend:
+            raise ValueError(f"spill_over.backend must be another backend than {self.backend}")
         for folder in self.site_packages:
             if not folder.is_dir():
                 raise ValueError(f"site_packages: {folder} is not a folder")

@@ -13,19 +13,16 @@ import asyncio
 import logging
 import secrets
 import string
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from nouscoder.domain.submission import Limits
-from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.sandbox.base import Exit, Program, SandboxError, SandboxUnavailable
 from nouscoder.verifier.sandbox.config import PoolConfig, SandboxConfig
-from nouscoder.verifier.sandbox.launch import Launch
-from nouscoder.verifier.sandbox.link import ENVIRONMENT, Ending, Link
 from nouscoder.verifier.sandbox.local import LocalSandbox
-from nouscoder.verifier.sandbox.pool import Runner, RunnerPool, Source
-from nouscoder.verifier.sandbox.runner_link import SocketLink, connect
+from nouscoder.verifier.sandbox.pool import Runner, RunnerPool, RunnersUnreachable, Source
+from nouscoder.verifier.sandbox.runner_launch import CanaryLaunch, PartnerLaunch, PooledLaunch, RunnerAccess
 from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Slot
 from nouscoder.verifier.toolchains import languages
@@ -40,12 +37,14 @@ class GvisorSandbox(LocalSandbox):
     """The local backend's pool of slots, with runner pods as slots."""
 
     name = "gvisor"
+    outer_layer = "gvisor:pod"
 
-    def __init__(self, config: SandboxConfig) -> None:
-        """Raises SandboxUnavailable."""
-        self._key = _read_key(config.pool)
+    def __init__(self, config: SandboxConfig, source: Source | None = None, access: RunnerAccess | None = None) -> None:
+        """`source` and `access` are by default those of the runner pods. Raises SandboxUnavailable."""
+        self._access = access or RunnerAccess(_read_key(config.pool))
         size = (config.slots or 1) + config.tool_slots
-        self.pool = RunnerPool(open_source(config.pool, self._key), self._prove, size, config.pool.spares)
+        source = source or open_source(config.pool, self._access.key)
+        self.pool = RunnerPool(source, self._prove, size, config.pool.spares)
         self._opening: set[asyncio.Task[None]] = set()
         super().__init__(config)
 
@@ -54,7 +53,10 @@ class GvisorSandbox(LocalSandbox):
 
         Raises SandboxUnavailable when no slot has one within `pool.start_s`.
         """
-        await self.pool.start()
+        try:
+            await self.pool.start()
+        except RunnersUnreachable as error:
+            raise SandboxUnavailable(f"the {self.name} sandbox cannot start: {error}") from error
         self._open = True
         for slot in self._slots:
             self._start_opening(slot)
@@ -64,7 +66,7 @@ class GvisorSandbox(LocalSandbox):
                     await asyncio.wait(self._opening, timeout=_RETRY_S, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             await self.close()
-            raise SandboxUnavailable(f"the gvisor sandbox cannot start: {self.pool.last_problem}") from None
+            raise SandboxUnavailable(f"the {self.name} sandbox cannot start: {self.pool.last_problem}") from None
         except BaseException:
             await self.close()
             raise
@@ -83,7 +85,7 @@ class GvisorSandbox(LocalSandbox):
         """See `Sandbox`."""
         omitted = ("namespace:user", "separate-users", "cgroup:")
         inner = (layer for layer in super().isolation if not layer.startswith(omitted))
-        return ("gvisor:pod", *inner, "separate-users")
+        return (self.outer_layer, *inner, "separate-users")
 
     @property
     def runners(self) -> Mapping[str, int]:
@@ -97,16 +99,23 @@ class GvisorSandbox(LocalSandbox):
 
     def _make_slot(self, index: int) -> Slot:
         if index < self.num_slots:
-            return Slot(
-                index, self._config, PooledLaunch(self.pool, self._key, self._config), self._config.max_sessions
-            )
+            launch = PooledLaunch(self.pool, self._access, self._config)
+            return Slot(index, self._config, launch, self._config.max_sessions)
         first = self._slots[index - self.num_slots]
-        return Slot(index, self._config, PartnerLaunch(first.launch, self._key, self._config))
+        return Slot(index, self._config, PartnerLaunch(first.launch, self._access, self._config))
 
     def _start_opening(self, slot: Slot) -> None:
         task = asyncio.create_task(self._open_slot(slot), name=f"opening slot {slot.index}")
         self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        task.add_done_callback(self._end_opening)
+        self._slots_changed()
+
+    def _end_opening(self, task: asyncio.Task[None]) -> None:
+        self._opening.discard(task)
+        self._slots_changed()
+
+    def _slots_changed(self) -> None:
+        """The number of slots with a runner may have changed."""
 
     async def _open_slot(self, slot: Slot) -> None:
         """Retry until the slot has a runner, then release the slot to the next session."""
@@ -127,7 +136,7 @@ class GvisorSandbox(LocalSandbox):
 
     async def _prove(self, runner: Runner) -> bool:
         """Run the canary in a runner. Raises SandboxError, OSError."""
-        slot = Slot(-1, self._config, CanaryLaunch(runner, self._key, self._config))
+        slot = Slot(-1, self._config, CanaryLaunch(runner, self._access, self._config))
         code, given, expected = _new_canary()
         program = Program(languages.registry()["python"], code, _CANARY_LIMITS)
         try:
@@ -142,91 +151,6 @@ class GvisorSandbox(LocalSandbox):
             log.error("a canary gave a wrong result", extra={"runner": runner.name, "result": str(result)[:500]})
             return False
         return True
-
-
-class RunnerLaunch:
-    """Base of the launches that start a harness in a runner; see `Launch`. `runner` is the one in use."""
-
-    def __init__(self, key: bytes, config: SandboxConfig, runner: Runner | None = None) -> None:
-        self._key = key
-        self._config = config
-        self.runner = runner
-
-    def explain(self, reason: str) -> str:
-        """See `Launch`."""
-        return f"the gvisor sandbox cannot start: {reason}; look at the runner pods (kubectl describe, kubectl logs)"
-
-    async def _connect(
-        self, runner: Runner, want: str, closed: Callable[[Ending], Awaitable[None]] | None = None
-    ) -> SocketLink:
-        """Start a harness in `runner`. Raises SandboxError, OSError."""
-        if runner.address is None:
-            raise SandboxError(f"runner {runner.name} has no address")
-        request = {
-            "settings": SlotSettings(preload=self._config.preload, tmp_bytes=self._config.tmp_bytes)._asdict(),
-            "environment": ENVIRONMENT,
-            "tools": languages.all_tools(),
-            "search_path": languages.SEARCH_PATH,
-        }
-        limit_s = self._config.start_limit_s
-        try:
-            return await connect(
-                runner.address, self._key, want, request, name=runner.name, limit_s=limit_s, closed=closed
-            )
-        except TimeoutError as error:
-            raise SandboxError(f"runner {runner.name} did not answer within {limit_s:.0f} s") from error
-
-
-class PooledLaunch(RunnerLaunch):
-    """Borrows a runner from the pool for as long as the link is open."""
-
-    def __init__(self, pool: RunnerPool, key: bytes, config: SandboxConfig) -> None:
-        super().__init__(key, config)
-        self._pool = pool
-
-    async def open(self) -> Link:
-        """See `Launch`. Raises SandboxError."""
-        runner = await self._pool.lend(self._config.start_limit_s)
-        try:
-            link = await self._connect(runner, greeting.SLOT, self._give_back)
-        except BaseException:
-            await self._pool.give_back(runner, Ending.DOUBT)
-            raise
-        self.runner = runner
-        languages.offer_tools(link.tools)
-        return link
-
-    async def _give_back(self, ending: Ending) -> None:
-        runner, self.runner = self.runner, None
-        if runner is not None:
-            await self._pool.give_back(runner, ending)
-
-
-class PartnerLaunch(RunnerLaunch):
-    """Starts the second harness of a pair in the runner of the first. The runner kills both together."""
-
-    def __init__(self, first: Launch, key: bytes, config: SandboxConfig) -> None:
-        super().__init__(key, config)
-        assert isinstance(first, RunnerLaunch)
-        self._first = first
-
-    async def open(self) -> Link:
-        """See `Launch`. Raises SandboxError."""
-        if self._first.runner is None:
-            raise SandboxError("the first harness of the pair has not been started")
-        return await self._connect(self._first.runner, greeting.PARTNER)
-
-
-class CanaryLaunch(RunnerLaunch):
-    """Starts a harness in a runner that is not lent."""
-
-    def __init__(self, runner: Runner, key: bytes, config: SandboxConfig) -> None:
-        super().__init__(key, config)
-        self._runner = runner
-
-    async def open(self) -> Link:
-        """See `Launch`. Raises SandboxError."""
-        return await self._connect(self._runner, greeting.SLOT)
 
 
 def _new_canary() -> tuple[str, bytes, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
@@ -27,6 +28,11 @@ class Link(Protocol):
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+
+    @property
+    def use_until_s(self) -> float:
+        """The time (of the event loop's clock) after which no new submission may begin."""
+        ...
 
     @property
     def pid(self) -> int | None:
@@ -56,6 +62,7 @@ class ProcessLink:
     """The link to a harness that is a process of this host, over pipes."""
 
     tools: Mapping[str, str] = MappingProxyType({})
+    use_until_s = math.inf
 
     def __init__(
         self, process: asyncio.subprocess.Process, end: Callable[[asyncio.subprocess.Process], Awaitable[None]]

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 
 from nouscoder.verifier.harness.settings import SlotSettings
-from nouscoder.verifier.sandbox.base import CompileFailed, PartnerCompileFailed, Program, SandboxError
+from nouscoder.verifier.sandbox.base import CompileFailed, PartnerCompileFailed, Program, SandboxError, Session
 from nouscoder.verifier.sandbox.cgroup import UNGROUPED, Groups
 from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.dialogue import SlotDialogue
@@ -74,15 +74,15 @@ class LocalSandbox:
         self._open = True
 
     @contextlib.asynccontextmanager
-    async def session(self, program: Program) -> AsyncIterator[SlotSession]:
+    async def session(self, program: Program) -> AsyncIterator[Session]:
         """See `Sandbox.session`."""
-        async with self._slot() as slot:
+        async with self._slot(program) as slot:
             yield await self._opened(slot, program)
 
     @contextlib.asynccontextmanager
-    async def pair(self, program: Program, partner: Program) -> AsyncIterator[tuple[SlotSession, SlotSession]]:
+    async def pair(self, program: Program, partner: Program) -> AsyncIterator[tuple[Session, Session]]:
         """See `Sandbox.pair`."""
-        async with self._slot() as slot:
+        async with self._slot(program) as slot:
             first = await self._opened(slot, program)
             second = self._partners[slot.index]
             try:
@@ -94,12 +94,12 @@ class LocalSandbox:
     @contextlib.asynccontextmanager
     async def dialogue(self, program: Program) -> AsyncIterator[SlotDialogue]:
         """See `Sandbox.dialogue`."""
-        async with self.session(program) as session:
-            yield await session.start_dialogue()
+        async with self._slot(program) as slot:
+            yield await (await self._opened(slot, program)).start_dialogue()
 
     @contextlib.asynccontextmanager
-    async def _slot(self) -> AsyncIterator[Slot]:
-        slot = await self._acquire()
+    async def _slot(self, program: Program) -> AsyncIterator[Slot]:
+        slot = await self._acquire(program)
         try:
             yield slot
         finally:
@@ -159,11 +159,15 @@ class LocalSandbox:
         for slot in slots:
             await asyncio.to_thread(slot.group.remove)
 
-    async def _acquire(self) -> Slot:
+    def _pick(self, program: Program) -> Slot:
+        """Take the free slot in which `program` runs. There is one."""
+        return self._free.popleft()
+
+    async def _acquire(self, program: Program) -> Slot:
         if not self._open:
             raise SandboxError("the sandbox is not open")
         if self._free:
-            return self._free.popleft()
+            return self._pick(program)
         waiter: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,15 +50,23 @@ class Replaced(StrEnum):
 
 
 class RunnersUnreachable(SandboxError):
-    """The source of the runners (the Kubernetes API or DNS) does not answer. The message says which and why."""
+    """The source of the runners (the Kubernetes API, DNS or Modal) does not answer. The message says which and why."""
+
+
+class RunnersLimited(RunnersUnreachable):
+    """The source makes no further runner for now, because of a limit. The message names the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A runner as its source reports it. `address` is None while the runner starts."""
+    """A runner as its source reports it. `address` is None while the runner starts.
+
+    After `use_until_s` (of the event loop's clock) it takes no new submission, because it will end.
+    """
 
     name: str
     address: tuple[str, int] | None
+    use_until_s: float = math.inf
 
 
 class Source(Protocol):
@@ -72,7 +81,10 @@ class Source(Protocol):
         ...
 
     async def create(self) -> str | None:
-        """Make another runner. Returns its name, or None if the source does not make runners."""
+        """Make another runner. Returns its name, or None if the source does not make runners.
+
+        Raises RunnersLimited when a limit forbids it for now.
+        """
         ...
 
     async def remove(self, runner: Found) -> None:
@@ -97,6 +109,7 @@ class Runner:
     state: RunnerState
     since_s: float
     silent_proofs: int = 0
+    use_until_s: float = math.inf
 
     @property
     def found(self) -> Found:
@@ -188,6 +201,10 @@ class RunnerPool:
             try:
                 self._merge(await self.source.list())
                 await self._fill_up()
+            except RunnersLimited as error:
+                if self.last_problem != str(error):
+                    log.info("the runner pool is limited", extra={"detail": str(error)})
+                self.last_problem = str(error)
             except RunnersUnreachable as error:
                 self.last_problem = str(error)
                 log.warning("the runner pool cannot be maintained", extra={"detail": str(error)})
@@ -210,7 +227,7 @@ class RunnerPool:
         for one in found:
             runner = self._runners.setdefault(one.name, Runner(one.name, None, RunnerState.STARTING, now))
             if runner.state is RunnerState.STARTING and one.address is not None:
-                runner.address = one.address
+                runner.address, runner.use_until_s = one.address, one.use_until_s
                 self._enter(runner, RunnerState.UNPROVEN)
 
     async def _fill_up(self) -> None:

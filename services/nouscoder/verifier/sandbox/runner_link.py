@@ -1,15 +1,17 @@
-"""The link to the harness in a runner pod: TCP, after a handshake in which both sides prove that they have the key.
+"""The link to the harness in a runner: TCP, after a handshake in which both sides prove that they have the key.
 
-The connection is the stdin and stdout of the harness; no process relays it. It is not encrypted: it carries programs
-and test inputs, never an expected output, and network policies admit no other peer.
+The connection is the stdin and stdout of the harness. It carries programs and test inputs, never an expected output.
+To a runner pod it is not encrypted, and network policies admit no other peer. A container of Modal is reached over TLS.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -53,8 +55,10 @@ class SocketLink:
         about: RunnerAbout,
         name: str,
         closed: Callable[[Ending], Awaitable[None]] | None = None,
+        use_until_s: float = math.inf,
     ) -> None:
         self.reader, self.writer, self.about = reader, writer, about
+        self.use_until_s = use_until_s
         self._name = name
         self._closed = closed
 
@@ -88,35 +92,41 @@ async def connect(
     name: str,
     limit_s: float,
     closed: Callable[[Ending], Awaitable[None]] | None = None,
+    tls: ssl.SSLContext | None = None,
+    use_until_s: float = math.inf,
 ) -> SocketLink:
     """A link to a fresh harness of the runner at `address`. A busy runner is retried for up to 10 s.
 
-    `request` is the rest of the handshake's request (greeting.py). Raises OSError without an answer, RunnerBusy, and
-    RunnerRefused.
+    `request` is the rest of the handshake's request (greeting.py). With `tls` the certificate must be that of the
+    address's host. Raises OSError without an answer, RunnerBusy, and RunnerRefused.
     """
     end = asyncio.get_running_loop().time() + _BUSY_LIMIT_S
     while True:
         try:
             async with asyncio.timeout(limit_s):
-                return await _connect(address, key, want, request, name, closed)
+                streams = await _open(address, tls)
+                about = await _greeted(*streams, key, {"want": want, **request}, name)
+                return SocketLink(*streams, about, name, closed, use_until_s)
         except RunnerBusy:
             if asyncio.get_running_loop().time() > end:
                 raise
         await asyncio.sleep(_BUSY_PAUSE_S)
 
 
-async def _connect(
-    address: tuple[str, int],
-    key: bytes,
-    want: str,
-    request: Mapping[str, Any],
-    name: str,
-    closed: Callable[[Ending], Awaitable[None]] | None,
-) -> SocketLink:
-    reader, writer = await asyncio.open_connection(*address, limit=MAX_READ_AHEAD_BYTES)
+async def _open(
+    address: tuple[str, int], tls: ssl.SSLContext | None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host = address[0] if tls is not None else None
+    return await asyncio.open_connection(*address, limit=MAX_READ_AHEAD_BYTES, ssl=tls, server_hostname=host)
+
+
+async def _greeted(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, request: dict[str, Any], name: str
+) -> RunnerAbout:
+    """What the runner says of itself. Aborts the connection and raises when it refuses, or is none of this pool."""
     try:
         _watch_peer(writer.get_extra_info("socket"))
-        answer = await _greet(reader, writer, key, {"want": want, **request})
+        answer = await _greet(reader, writer, key, request)
         if answer.get("status") != greeting.OK:
             raise RunnerBusy(f"runner {name} is busy")
     except asyncio.IncompleteReadError as error:
@@ -128,8 +138,7 @@ async def _connect(
     except BaseException:
         writer.transport.abort()
         raise
-    about = RunnerAbout(str(answer.get("python", "")), known_tools(answer.get("tools")))
-    return SocketLink(reader, writer, about, name, closed)
+    return RunnerAbout(str(answer.get("python", "")), known_tools(answer.get("tools")))
 
 
 async def _greet(

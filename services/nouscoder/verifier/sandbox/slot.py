@@ -77,10 +77,15 @@ class Slot:
     def _is_up(self) -> bool:
         return self._link is not None and self._link.is_open
 
+    @property
+    def _is_worn(self) -> bool:
+        over = self._link is not None and _has_passed(self._link.use_until_s)
+        return over or self._num_sessions >= self._max_sessions
+
     async def ensure_usable(self) -> None:
         """Make sure that a fresh sandbox exists or is being made. Raises SandboxUnavailable if the host cannot."""
         usable = self.state in (SlotState.READY, SlotState.RECYCLING) and self._in_step and self._is_up
-        if not usable:
+        if not usable or self._is_worn:
             await self.stop()
             await self._start()
 
@@ -106,7 +111,7 @@ class Slot:
         """End the session; the slot kills its processes. Returns False when the slot must be stopped instead."""
         if self.state is not SlotState.IN_USE:
             return self.state is not SlotState.DOWN
-        if not self._in_step or self._num_sessions >= self._max_sessions or not self._is_up:
+        if not self._in_step or self._is_worn or not self._is_up:
             return False
         try:
             self._write(Kind.END)
@@ -160,12 +165,15 @@ class Slot:
             raise SandboxError(f"slot {self.index}: {payload.decode('utf-8', 'replace')}")
         return kind, payload
 
-    async def stop(self) -> None:
-        """Kill the zygote with every sandbox process below it, and wait for the end."""
+    async def stop(self, worn: bool = False) -> None:
+        """Kill the zygote with every sandbox process below it, and wait for the end.
+
+        With `worn`, or after its last session, whatever it runs on is replaced too.
+        """
         self.state = SlotState.DOWN
         link, self._link = self._link, None
         if link is not None:
-            worn = self._in_step and self._num_sessions >= self._max_sessions
+            worn = self._in_step and (worn or self._num_sessions >= self._max_sessions or _has_passed(link.use_until_s))
             await link.close(Ending.WORN if worn else Ending.DOUBT)
 
     async def _start(self) -> None:
@@ -190,6 +198,10 @@ class Slot:
         except SandboxError as error:
             await self.stop()
             raise SandboxUnavailable(self.launch.explain(str(error))) from error
+
+
+def _has_passed(time_s: float) -> bool:
+    return time_s < math.inf and asyncio.get_running_loop().time() >= time_s
 
 
 def _check_hello(hello: bytes) -> None:

@@ -1,0 +1,71 @@
+"""Sessions whose runs are in fresh sandboxes, one each: for backends with a container for every test.
+
+INVARIANT: at most one sandbox (or pair) is open at a time, and it serves at most one run of the first program, with
+the runs of the partner that follow it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+
+from nouscoder.verifier.sandbox.base import NO_FILES, RunResult, Session
+
+Pair = tuple[Session, Session]
+
+
+class FreshPair:
+    """The open sandbox of a submission: `first` for the program, `second` for its partner (the same without one)."""
+
+    def __init__(self, reopen: Callable[[], AbstractAsyncContextManager[Pair]], stack: AsyncExitStack) -> None:
+        self._reopen = reopen
+        self._stack = stack
+        self._sessions: Pair | None = None
+        self._is_used = False
+        self.first, self.second = FreshSession(self, 0), FreshSession(self, 1)
+
+    @staticmethod
+    @contextlib.asynccontextmanager
+    async def opened(reopen: Callable[[], AbstractAsyncContextManager[Pair]]) -> AsyncIterator[FreshPair]:
+        """Open the first sandbox, so that code that does not compile is found on entry."""
+        async with AsyncExitStack() as stack:
+            pair = FreshPair(reopen, stack)
+            await pair.fresh()
+            pair._is_used = False
+            yield pair
+
+    async def fresh(self) -> Pair:
+        """The sessions of a sandbox in which the first program has not run yet."""
+        if self._is_used or self._sessions is None:
+            self._sessions = None
+            await self._stack.aclose()
+            self._sessions = await self._stack.enter_async_context(self._reopen())
+        self._is_used = True
+        return self._sessions
+
+    async def current(self) -> Pair:
+        """The sessions of the sandbox in which the first program has run."""
+        return self._sessions or await self.fresh()
+
+
+class FreshSession:
+    """Implements `Session`. Raises on a run what the backend raises when it opens a sandbox."""
+
+    def __init__(self, pair: FreshPair, index: int) -> None:
+        self._pair = pair
+        self._index = index
+
+    async def run(
+        self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> RunResult:
+        """See `Session.run`."""
+        sessions = await (self._pair.current() if self._index else self._pair.fresh())
+        return await sessions[self._index].run(stdin, args=args, files=files)
+
+    async def converse(
+        self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
+    ) -> tuple[RunResult, RunResult]:
+        """See `Session.converse`."""
+        first, second = await self._pair.fresh()
+        return await first.converse(second, args=args, files=files)

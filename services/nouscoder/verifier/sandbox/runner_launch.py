@@ -1,0 +1,120 @@
+"""How a slot, its partner and a canary start their harness in a runner."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from nouscoder.verifier.harness.settings import SlotSettings
+from nouscoder.verifier.runner import greeting
+from nouscoder.verifier.sandbox.base import SandboxError
+from nouscoder.verifier.sandbox.config import SandboxConfig
+from nouscoder.verifier.sandbox.launch import Launch
+from nouscoder.verifier.sandbox.link import ENVIRONMENT, Ending, Link
+from nouscoder.verifier.sandbox.pool import Runner, RunnerPool
+from nouscoder.verifier.sandbox.runner_link import SocketLink, connect
+from nouscoder.verifier.toolchains import languages
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerAccess:
+    """How the runners of a pool are reached, and how a person looks at them. Without `tls` nothing is encrypted."""
+
+    key: bytes
+    tls: ssl.SSLContext | None = None
+    backend: str = "gvisor"
+    advice: str = "look at the runner pods (kubectl describe, kubectl logs)"
+
+
+class RunnerLaunch:
+    """Base of the launches that start a harness in a runner; see `Launch`. `runner` is the one in use."""
+
+    def __init__(self, access: RunnerAccess, config: SandboxConfig, runner: Runner | None = None) -> None:
+        self._access = access
+        self._config = config
+        self.runner = runner
+
+    def explain(self, reason: str) -> str:
+        """See `Launch`."""
+        return f"the {self._access.backend} sandbox cannot start: {reason}; {self._access.advice}"
+
+    async def _connect(
+        self, runner: Runner, want: str, closed: Callable[[Ending], Awaitable[None]] | None = None
+    ) -> SocketLink:
+        """Start a harness in `runner`. Raises SandboxError, OSError."""
+        if runner.address is None:
+            raise SandboxError(f"runner {runner.name} has no address")
+        request = {
+            "settings": SlotSettings(preload=self._config.preload, tmp_bytes=self._config.tmp_bytes)._asdict(),
+            "environment": ENVIRONMENT,
+            "tools": languages.all_tools(),
+            "search_path": languages.SEARCH_PATH,
+        }
+        limit_s = self._config.start_limit_s
+        try:
+            return await connect(
+                runner.address,
+                self._access.key,
+                want,
+                request,
+                name=runner.name,
+                limit_s=limit_s,
+                closed=closed,
+                tls=self._access.tls,
+                use_until_s=runner.use_until_s,
+            )
+        except TimeoutError as error:
+            raise SandboxError(f"runner {runner.name} did not answer within {limit_s:.0f} s") from error
+
+
+class PooledLaunch(RunnerLaunch):
+    """Borrows a runner from the pool for as long as the link is open."""
+
+    def __init__(self, pool: RunnerPool, access: RunnerAccess, config: SandboxConfig) -> None:
+        super().__init__(access, config)
+        self._pool = pool
+
+    async def open(self) -> Link:
+        """See `Launch`. Raises SandboxError."""
+        runner = await self._pool.lend(self._config.start_limit_s)
+        try:
+            link = await self._connect(runner, greeting.SLOT, self._give_back)
+        except BaseException:
+            await self._pool.give_back(runner, Ending.DOUBT)
+            raise
+        self.runner = runner
+        languages.offer_tools(link.tools)
+        return link
+
+    async def _give_back(self, ending: Ending) -> None:
+        runner, self.runner = self.runner, None
+        if runner is not None:
+            await self._pool.give_back(runner, ending)
+
+
+class PartnerLaunch(RunnerLaunch):
+    """Starts the second harness of a pair in the runner of the first. The runner kills both together."""
+
+    def __init__(self, first: Launch, access: RunnerAccess, config: SandboxConfig) -> None:
+        super().__init__(access, config)
+        assert isinstance(first, RunnerLaunch)
+        self._first = first
+
+    async def open(self) -> Link:
+        """See `Launch`. Raises SandboxError."""
+        if self._first.runner is None:
+            raise SandboxError("the first harness of the pair has not been started")
+        return await self._connect(self._first.runner, greeting.PARTNER)
+
+
+class CanaryLaunch(RunnerLaunch):
+    """Starts a harness in a runner that is not lent."""
+
+    def __init__(self, runner: Runner, access: RunnerAccess, config: SandboxConfig) -> None:
+        super().__init__(access, config)
+        self._runner = runner
+
+    async def open(self) -> Link:
+        """See `Launch`. Raises SandboxError."""
+        return await self._connect(self._runner, greeting.SLOT)

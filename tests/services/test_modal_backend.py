@@ -1,0 +1,291 @@
+"""Backend modal, with Modal's real client and a local server that speaks its protobuf: faults, caps, leaks, cost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from tests.modal_server import Fault, Faults, ModalServer, modal_server
+
+from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
+from nouscoder.domain.verdict import Verdict, VerdictKind
+from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.observe.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox import (
+    PoolConfig,
+    SandboxConfig,
+    SandboxUnavailable,
+    SpillOverSandbox,
+    modal_cloud,
+    modal_runners,
+    open_backends,
+)
+from nouscoder.verifier.sandbox.modal_config import ContainerFor, ModalConfig
+
+MODAL = ModalConfig(image="example.org/nouscoder-sandbox:1", runtime="vm")
+CONFIG = SandboxConfig(backend="modal", slots=2, pool=PoolConfig(spares=0, start_s=120), modal=MODAL)
+LIMITS = Limits(wall_time_s=60, cpu_time_s=30, memory_bytes=256 << 20)
+PROGRAMS: Mapping[VerdictKind, str] = {
+    VerdictKind.ACCEPTED: "print(int(input()) * 2, 'x' * 500)\n",
+    VerdictKind.WRONG_ANSWER: "print(int(input()) * 3, 'x' * 500)\n",
+    VerdictKind.RUNTIME_ERROR: "print('x' * 500)\nraise SystemExit(1)\n",
+    VerdictKind.COMPILE_ERROR: "print(\n",
+    VerdictKind.OUTPUT_LIMIT_EXCEEDED: "while True: print('x' * 4096)\n",
+    VerdictKind.TIME_LIMIT_EXCEEDED: "while True: pass\n",
+}
+
+
+def submission(kind: VerdictKind, number: int = 0) -> Submission:
+    """A submission whose right verdict is `kind`. Each is different."""
+    cases = tuple(StdinCase(f"{n}\n", f"{2 * n} {'x' * 500}\n") for n in (number + 1, number + 7))
+    limits = replace(LIMITS, cpu_time_s=0.3) if kind is VerdictKind.TIME_LIMIT_EXCEEDED else LIMITS
+    return Submission(StdinTests(cases), limits=limits, code=f"# {number}\n{PROGRAMS[kind]}")
+
+
+@dataclass
+class Running:
+    """A grader whose sandboxes are containers of the server."""
+
+    server: ModalServer
+    sandbox: SpillOverSandbox
+    grader: Grader
+    registry: CollectorRegistry
+
+    async def grade(self, kind: VerdictKind, number: int = 0) -> Verdict:
+        return await self.grader.grade(submission(kind, number))
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, config: SandboxConfig = CONFIG, faults: Faults = lambda _: None
+) -> AsyncIterator[Running]:
+    """Start server, sandbox and grader. At the end no container may be left."""
+    async with modal_server(folder, monkeypatch, faults) as server:
+        sandbox = open_backends(config)
+        try:
+            await sandbox.start()
+            registry = CollectorRegistry()
+            metrics = VerifierMetrics(registry)
+            metrics.watch_backends(lambda: sandbox.uses)
+            grader = Grader(sandbox, metrics)
+            grader.follow(sandbox)
+            yield Running(server, sandbox, grader, registry)
+        finally:
+            await sandbox.close()
+        assert not server.containers, "a container is left"
+
+
+def every_other(number: int) -> Fault | None:
+    """Every second container goes wrong, in each way in turn."""
+    return None if number % 2 else list(Fault)[number // 2 % len(Fault)]
+
+
+async def graded_under_faults(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, num_gradings: int, seed: int = 5
+) -> Running:
+    """Grade submissions of every verdict while half of the containers fail, and check everything."""
+    monkeypatch.setattr(modal_runners, "_SWEEP_S", 0.5)
+    monkeypatch.setattr(modal_runners, "_LONGEST_PAUSE_S", 1.0)
+    caps = replace(MODAL, max_containers=6, creations_per_minute=400, dollars_per_minute=0.02, dollars=2.0)
+    config = replace(CONFIG, slots=4, max_sessions=6, modal=caps)
+    chance = random.Random(seed)
+    common = (VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.RUNTIME_ERROR, VerdictKind.COMPILE_ERROR)
+    kinds = [chance.choice(common) for _ in range(num_gradings)]
+    for index, kind in enumerate((VerdictKind.OUTPUT_LIMIT_EXCEEDED, VerdictKind.TIME_LIMIT_EXCEEDED)):
+        kinds[index :: max(20, num_gradings // 10)] = [kind] * len(kinds[index :: max(20, num_gradings // 10)])
+    async with running(folder, monkeypatch, config, every_other) as made:
+        verdicts = await asyncio.gather(*(made.grade(kind, number) for number, kind in enumerate(kinds)))
+        dollars = made.sandbox.uses["modal"].dollars
+        assert made.server.dollars <= caps.dollars
+        assert dollars >= 0.9 * made.server.dollars, "the gateway's account must not be lower than Modal's"
+    assert made.server.most_containers <= caps.max_containers
+    got = Counter(verdict.kind for verdict in verdicts)
+    wrong = [
+        (number, kind, verdict.kind)
+        for number, (kind, verdict) in enumerate(zip(kinds, verdicts, strict=True))
+        if verdict.kind not in (kind, VerdictKind.INTERNAL_ERROR)
+    ]
+    print(
+        f"\n{num_gradings} gradings: {dict(got)}; wrong {wrong}; {len(made.server.requests)} creations;"
+        f" faults {dict(made.server.happened)}; ${made.server.dollars:.5f} by the server, ${dollars:.5f} by the gateway"
+    )
+    assert not wrong
+    assert got[VerdictKind.INTERNAL_ERROR] <= num_gradings // 50, "two faults in a row are rare"
+    return made
+
+
+async def test_no_fault_of_modal_changes_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = await graded_under_faults(tmp_path, monkeypatch, 60)
+    assert made.server.happened
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(1200)
+async def test_a_thousand_gradings_under_every_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = await graded_under_faults(tmp_path, monkeypatch, 1000)
+    assert set(made.server.happened) == set(Fault), "every fault must have happened"
+
+
+@pytest.mark.parametrize(
+    ("container_for", "num_containers"), [(ContainerFor.POOL, 1), (ContainerFor.SUBMISSION, 3), (ContainerFor.TEST, 6)]
+)
+async def test_a_container_serves_what_it_is_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container_for: ContainerFor, num_containers: int
+) -> None:
+    config = replace(CONFIG, slots=1, modal=replace(MODAL, container_for=container_for))
+    async with running(tmp_path, monkeypatch, config) as made:
+        for number in range(3):
+            assert (await made.grade(VerdictKind.ACCEPTED, number)).kind is VerdictKind.ACCEPTED
+        assert num_containers <= len(made.server.requests) <= num_containers + 1  # the next one may be starting
+
+
+async def test_a_container_for_a_problem_is_replaced_when_the_problem_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(CONFIG, slots=1, modal=replace(MODAL, container_for=ContainerFor.PROBLEM))
+    async with running(tmp_path, monkeypatch, config) as made:
+        counts = []
+        for number, problem_id in enumerate(["a", "a", "b", "b", ""]):
+            one = replace(submission(VerdictKind.ACCEPTED, number), problem_id=problem_id)
+            assert (await made.grader.grade(one)).kind is VerdictKind.ACCEPTED
+            counts.append(len(made.server.requests))
+    assert counts == [1, 1, 2, 2, 3]
+
+
+async def test_a_reached_cap_keeps_submissions_in_the_queue_and_gives_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One container a minute: it is lost, and nothing can take its place."""
+    config = replace(CONFIG, slots=1, start_limit_s=5, modal=replace(MODAL, creations_per_minute=1))
+    async with running(tmp_path, monkeypatch, config) as made:
+        assert (await made.grade(VerdictKind.ACCEPTED)).kind is VerdictKind.ACCEPTED
+        (container,) = made.server.containers.values()
+        await made.server.end(container)
+        await assert_waiting(made, "creations_per_minute")
+
+
+@pytest.mark.heavy
+async def test_without_money_submissions_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The money pays for one container and a half, of 20 s each; what is left is not worth a container."""
+    modal = replace(MODAL, lifetime_s=20, dollars=MODAL.dollars_a_second * 30)
+    async with running(tmp_path, monkeypatch, replace(CONFIG, slots=1, start_limit_s=5, modal=modal)) as made:
+        while made.sandbox.usable_slots:
+            async with asyncio.timeout(60):
+                verdict = await made.grade(VerdictKind.ACCEPTED)
+                if verdict.kind is VerdictKind.INTERNAL_ERROR:
+                    break
+            assert verdict.kind is VerdictKind.ACCEPTED
+        await assert_waiting(made, "dollars")
+        assert made.server.dollars <= modal.dollars
+
+
+async def assert_waiting(made: Running, cap: str) -> None:
+    """Submissions wait, and the metrics say why."""
+    tasks = [asyncio.create_task(made.grade(VerdictKind.ACCEPTED, number)) for number in (1, 2)]
+    await until(lambda: made.sandbox.usable_slots == 0 and made.sandbox.uses["modal"].limited_by == cap)
+    labels = {"backend": "modal", "cap": cap}
+    assert made.registry.get_sample_value("nouscoder_verifier_backend_limited", labels) == 1
+    assert made.registry.get_sample_value("nouscoder_verifier_queue_depth") in (1, 2)
+    assert not any(task.done() for task in tasks)
+    assert len(made.server.requests) == 1
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_container_whose_creation_was_not_confirmed_is_found_and_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modal_runners, "_SWEEP_S", 0.2)
+    config = replace(CONFIG, slots=1)
+    unknown: Faults = lambda number: Fault.UNKNOWN if number == 0 else None  # noqa: E731
+    async with running(tmp_path, monkeypatch, config, unknown) as made:
+        assert (await made.grade(VerdictKind.ACCEPTED)).kind is VerdictKind.ACCEPTED
+        await until(lambda: len(made.server.containers) == 1)
+        assert "sb-v2-0" not in made.server.containers
+
+
+async def test_a_container_takes_no_submission_at_the_end_of_its_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(CONFIG, slots=1, modal=replace(MODAL, lifetime_s=4.0))
+    async with running(tmp_path, monkeypatch, config) as made:
+        for number in range(200):
+            assert (await made.grade(VerdictKind.ACCEPTED, number)).kind is VerdictKind.ACCEPTED
+            if len(made.server.requests) > 2:
+                break
+        errors = "nouscoder_verifier_internal_errors_total"
+        assert made.registry.get_sample_value(errors, {"cause": "sandbox"}) == 0
+
+
+async def test_the_request_bounds_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What limits cost and network is in the request itself, so that it holds when the gateway is dead."""
+    async with running(tmp_path, monkeypatch, replace(CONFIG, slots=1)) as made:
+        (request,) = made.server.requests
+        definition = request.definition
+        resources = definition.resources
+        assert (definition.timeout_secs, definition.idle_timeout_secs, definition.runtime) == (3600, 600, "vm")
+        assert (resources.milli_cpu, resources.milli_cpu_max) == (1000, 1000)
+        assert (resources.memory_mb, resources.memory_mb_max) == (2048, 2048)
+        assert definition.network_access.network_access_type == definition.network_access.ALLOWLIST
+        assert not definition.network_access.allowed_cidrs
+        assert [(port.port, port.unencrypted) for port in definition.open_ports.ports] == [(7070, False)]
+        assert not definition.secret_ids  # the key is sent to the container only
+
+
+@pytest.mark.heavy  # Modal's client reads every file of the context
+async def test_the_image_is_that_of_the_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dockerfile = Path(__file__).parents[2] / "deploy" / "images" / "sandbox" / "Dockerfile"
+    monkeypatch.chdir(dockerfile.parents[3])
+    config = replace(CONFIG, slots=1, modal=replace(MODAL, image="", dockerfile=str(dockerfile)))
+    async with running(tmp_path, monkeypatch, config) as made:
+        first, last = made.server.images[0], made.server.images[-1]
+        assert list(last.dockerfile_commands)[-2:] == ["USER 0", "ENTRYPOINT []"]
+        assert list(first.dockerfile_commands) == dockerfile.read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"MODAL_TOKEN_ID": ""}, "MODAL_TOKEN_ID"),
+        ({"MODAL_TOKEN_SECRET": "as-wrong"}, "AuthError"),
+        ({"MODAL_SERVER_URL": "http://127.0.0.1:9"}, "did not answer"),
+    ],
+)
+async def test_a_start_without_access_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], said: str
+) -> None:
+    monkeypatch.setattr(modal_cloud, "_LOGIN_LIMIT_S", 2.0)
+    async with modal_server(tmp_path, monkeypatch):
+        for name, value in changed.items():
+            monkeypatch.setitem(os.environ, name, value)
+        sandbox = open_backends(CONFIG)
+        with pytest.raises(SandboxUnavailable, match=said):
+            await sandbox.start()
+        await sandbox.close()
+
+
+async def test_a_missing_image_is_named() -> None:
+    with pytest.raises(SandboxUnavailable, match=r"verifier\.sandbox\.modal\.image"):
+        await open_backends(replace(CONFIG, modal=ModalConfig())).start()
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "modal", None)
+    with pytest.raises(SandboxUnavailable, match=r"nouscoder\[modal\]"):
+        open_backends(CONFIG)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait until the condition holds."""
+    async with asyncio.timeout(120):
+        while not holds():
+            await asyncio.sleep(0.02)
