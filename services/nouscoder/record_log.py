@@ -94,6 +94,16 @@ class RecordLog:
         self._places[key] = (self._end, len(line))
         self._end += len(line)
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of the whole records."""
+        return self._end
+
+    def sync(self) -> None:
+        """Wait until the records are on the disk. Raises StorageError."""
+        with naming_storage_faults(self.path):
+            os.fsync(self._file)
+
     def missing(self, keys: Iterable[str]) -> int:
         """How many of the keys have no record."""
         return sum(key not in self._places for key in keys)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nouscoder.verifier.grading.fair_queue import FairSlots, QueueFull
+from nouscoder.verifier.grading.fair_queue import JOB_TURN, FairSlots, QueueFull
 
 CLIENTS = "abc"
 MAX_WAITING = 6
@@ -201,3 +201,48 @@ async def test_slots_that_are_not_usable_are_not_given_and_waiting_submissions_g
     slots.resize(2)
     await tasks[2]
     assert (held, slots.busy) == ([0, 1, 2], 0)
+
+
+async def served_in_order(slots: FairSlots, names: list[str]) -> list[str]:
+    """The order in which submissions get the only slot. Names with `job` are submissions of jobs."""
+    order: list[str] = []
+
+    async def one(name: str) -> None:
+        async with slots.slot(name, in_background="job" in name):
+            order.append(name)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*map(one, names))
+    return order
+
+
+async def test_a_request_waits_for_at_most_one_of_ten_thousand_submissions_of_jobs() -> None:
+    order = await served_in_order(FairSlots(1, 20_000, lambda waiting, busy: None), ["job"] * 10_000 + ["small"])
+    assert order.index("small") == 1
+
+
+async def test_submissions_of_jobs_get_a_share_of_the_slots_while_requests_wait() -> None:
+    order = await served_in_order(FairSlots(1, 1000, lambda waiting, busy: None), ["a"] * 200 + ["job"] * 50)
+    shares = [order[begin : begin + JOB_TURN].count("job") for begin in range(1, 201, JOB_TURN)]
+    assert shares == [1] * 20
+
+
+async def test_the_jobs_of_two_clients_take_turns() -> None:
+    order = await served_in_order(FairSlots(1, 1000, lambda waiting, busy: None), ["job1"] * 50 + ["job2"] * 5)
+    assert order[1:11] == ["job1", "job2"] * 5
+
+
+async def test_a_full_queue_refuses_submissions_of_jobs_first() -> None:
+    slots = FairSlots(1, 3, lambda waiting, busy: None)
+    async with slots.slot("busy"):
+        jobs = [asyncio.ensure_future(served_in_order(slots, ["job"])) for _ in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull):
+            await served_in_order(slots, ["job"])
+        requests = asyncio.ensure_future(served_in_order(slots, ["a", "b"]))
+        for _ in range(9):
+            await asyncio.sleep(0)
+        refused = [job for job in jobs if job.done() and isinstance(job.exception(), QueueFull)]
+        assert len(refused) == 2
+    assert await requests == ["a", "b"]
+    assert await next(job for job in jobs if job not in refused) == ["job"]

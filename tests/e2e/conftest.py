@@ -164,7 +164,8 @@ def loop_run(tmp_path: Path) -> Iterator[Callable[..., LoopRun]]:
 @pytest.fixture(scope="session")
 def grading_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of the REST API of `nouscoder serve verifier` on a free port, with the real sandbox and no token."""
-    with _serving(tmp_path_factory.mktemp("verifier")) as url:
+    folder = tmp_path_factory.mktemp("verifier")
+    with _serving(folder, f"verifier.jobs.folder={folder / 'jobs'}") as url:
         yield url
 
 

@@ -54,7 +54,8 @@ class VerifierProcess:
         self._log = folder / "log"
         command = [sys.executable, "-m", "nouscoder", "serve", "verifier"]
         command += ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
-        for setting in ("verifier.sandbox.slots=2", "verifier.max_submission_s=20.0"):
+        jobs = f"verifier.jobs.folder={folder / 'jobs'}"
+        for setting in ("verifier.sandbox.slots=2", "verifier.max_submission_s=20.0", jobs):
             command += ["--set", setting]
         environment = {key: value for key, value in os.environ.items() if key != "NOUSCODER_VERIFIER_TOKENS"}
         with self._log.open("wb") as log:

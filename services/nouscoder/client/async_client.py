@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self, Unpack, cast
+from typing import IO, Any, Self, Unpack, cast
 
 import httpx
 
-from nouscoder.client.calls import AHEAD, GRADE_PATH, RUN_CODE_PATH, STREAM_PATH, TESTS_PATH, run_code_record
+from nouscoder.client.async_job import AsyncJob
+from nouscoder.client.calls import AHEAD, GRADE_PATH, JOBS_PATH, RUN_CODE_PATH, STREAM_PATH, TESTS_PATH, run_code_record
 from nouscoder.client.errors import GradingFailed, failure_of_transport, record_of
 from nouscoder.client.events import Event, EventReader
-from nouscoder.client.records import GradeAnswer, GradeRequest, RunAnswer
+from nouscoder.client.job_calls import PART_BYTES, Requests, opened_body, submit_arguments
+from nouscoder.client.records import GradeAnswer, GradeRequest, JobAnswer, RunAnswer
 from nouscoder.client.retries import Attempts, Outcome, Patience, authorization
 
 
@@ -120,6 +122,65 @@ class AsyncClient:
         """See `Client.put_tests`."""
         return str((await self._request("PUT", TESTS_PATH, tests, Attempts(self._patience)))["digest"])
 
+    async def submit_job(
+        self,
+        requests: Requests,
+        *,
+        priority: int = 0,
+        tests: bool = False,
+        webhook: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> AsyncJob:
+        """See `Client.submit_job`."""
+        attempts = Attempts(self._patience)
+        with opened_body(requests) as (body, kind):
+            parameters, headers = submit_arguments(kind, priority, tests, webhook, idempotency_key)
+
+            async def send(arguments: dict[str, Any]) -> httpx.Response:
+                body.seek(0)
+                arguments["headers"] |= headers
+                return await self._http.post(JOBS_PATH, params=parameters, content=_parts(body), **arguments)
+
+            return self.job(str((await self._answered(send, attempts))["id"]))
+
+    def job(self, job_id: str) -> AsyncJob:
+        """See `Client.job`."""
+        return AsyncJob(job_id, self._call, self._read)
+
+    async def jobs(self) -> list[JobAnswer]:
+        """See `Client.jobs`."""
+        return list((await self._call("GET", JOBS_PATH))["jobs"])
+
+    async def _call(self, method: str, path: str) -> dict[str, Any]:
+        return await self._answered(
+            lambda arguments: self._http.request(method, path, **arguments), Attempts(self._patience)
+        )
+
+    async def _read(self, path: str, parameters: Callable[[], Mapping[str, str]]) -> AsyncIterator[bytes]:
+        """The bytes of an answer. A broken connection ends them; the caller continues where they ended.
+
+        Parts are yielded as they come, because httpx drops what it has collected when the connection breaks.
+        """
+        attempts = Attempts(self._patience)
+        while True:
+            outcome: Outcome
+            begun = False
+            try:
+                sent = self._http.stream("GET", path, params=parameters(), **attempts.send_arguments())
+                async with sent as response:
+                    if response.status_code == 200:
+                        async for part in response.aiter_raw():
+                            begun = True
+                            yield part
+                        return
+                    await response.aread()
+                    outcome = response
+            except httpx.TransportError as error:
+                if begun:
+                    return
+                outcome = error
+            await asyncio.sleep(attempts.next_delay_s(outcome) or 0.0)
+
     async def _graded(
         self, request: Mapping[str, Any], deadline_s: float | None, places: asyncio.Semaphore
     ) -> GradeAnswer | GradingFailed:
@@ -130,10 +191,18 @@ class AsyncClient:
                 return error
 
     async def _request(self, method: str, path: str, record: Mapping[str, Any], attempts: Attempts) -> dict[str, Any]:
+        return await self._answered(
+            lambda arguments: self._http.request(method, path, json=record, **arguments), attempts
+        )
+
+    async def _answered(
+        self, send: Callable[[dict[str, Any]], Awaitable[httpx.Response]], attempts: Attempts
+    ) -> dict[str, Any]:
+        """The answer to what `send` sends, as often as it takes."""
         while True:
             outcome: Outcome
             try:
-                outcome = await self._http.request(method, path, json=record, **attempts.send_arguments())
+                outcome = await send(attempts.send_arguments())
             except httpx.TransportError as error:
                 outcome = error
             delay_s = attempts.next_delay_s(outcome)
@@ -152,3 +221,8 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+async def _parts(body: IO[bytes]) -> AsyncIterator[bytes]:
+    while part := await asyncio.to_thread(body.read, PART_BYTES):
+        yield part

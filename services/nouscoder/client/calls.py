@@ -10,6 +10,7 @@ GRADE_PATH = "/v1/grade"
 STREAM_PATH = "/v1/grade/stream"
 TESTS_PATH = "/v1/tests"
 RUN_CODE_PATH = "/run_code"
+JOBS_PATH = "/v1/jobs"
 AHEAD = 4  # grade_many reads at most so many requests for each that is in progress
 
 

@@ -9,6 +9,7 @@
 | UnknownHost | the host name does not exist | no |
 | Unreachable | the service does not answer | for Patience.unreachable_s |
 | Overloaded | the queue or the quota is full (429), or the service drains (503) | for Patience.busy_s |
+| JobEnded | a job ended before all its submissions were graded | no |
 | DeadlinePassed | the deadline of the request, or the timeout for one answer, has passed | no |
 
 Only this module turns answers and the errors of httpx into these classes.
@@ -26,7 +27,7 @@ import httpx
 from nouscoder.errors import NousCoderError
 
 _RUN_CODE_BUSY = 504  # what POST /run_code answers when it found no slot; its usual clients repeat only that
-_BAD_REQUEST = frozenset({400, 404, 405, 408, 413, 414, 415, 422, 431})
+_BAD_REQUEST = frozenset({400, 404, 405, 408, 409, 413, 414, 415, 422, 431})
 _DEADLINE_FIELD = "X-Deadline-S"
 
 
@@ -77,6 +78,10 @@ class Overloaded(GradingFailed):
     """The queue or the client's quota is full, or the service drains."""
 
     is_passing = True
+
+
+class JobEnded(GradingFailed):
+    """A job ended before all its submissions were graded. The results that it has were yielded before."""
 
 
 class DeadlinePassed(GradingFailed):

@@ -104,6 +104,49 @@ class GradeAnswer(TypedDict):
     detail: str
 
 
+class JobAnswer(TypedDict):
+    """The state of a job. `results_bytes` is the size of its results so far; times are seconds since 1970."""
+
+    id: str
+    state: Literal["waiting", "running", "finished", "expired", "failed"]
+    total: int
+    done: int
+    verdicts: dict[str, int]
+    errors: int
+    results_bytes: int
+    priority: int
+    webhook: Literal["waiting", "delivered", "failed"] | None
+    created_s: float
+    ended_s: float | None
+    removed_s: float | None
+    detail: str
+
+
+class JobResult(TypedDict, total=False):
+    """The result of one submission of a job: a verdict, or `error` when there is none.
+
+    `key` is the number of its line, from "0"; `id` is its own id, else that number. The other fields are those of
+    GradeAnswer, with `tests` only if the job asked for them.
+    """
+
+    key: Required[str]
+    id: Required[str | int | float]
+    error: str
+    field: str | None
+    verdict: VerdictName
+    passed: int
+    total: int
+    reward: float | None
+    score: float
+    first_failure: FirstFailure | None
+    tests: list[OutcomeAnswer]
+    graded: int
+    duration_s: float
+    backend: str
+    cached: bool
+    detail: str
+
+
 class CommandResult(TypedDict):
     """The result of one command of `run_code`: the compiler or the program."""
 

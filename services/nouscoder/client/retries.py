@@ -78,10 +78,11 @@ class Attempts:
 
     def next_delay_s(self, outcome: Outcome) -> float | None:
         """Seconds to wait before the next attempt; None when `outcome` is an answer to return. Raises GradingFailed."""
-        if isinstance(outcome, httpx.Response) and outcome.status_code == 200:
+        if isinstance(outcome, httpx.Response) and outcome.is_success:
             record = record_of(outcome)
             if not record:
-                raise GradingFailed("HTTP 200, but not the grading API: the answer is not a JSON object", 200)
+                status = outcome.status_code
+                raise GradingFailed(f"HTTP {status}, but not the grading API: the answer is not a JSON object", status)
             if not _is_ours(record) or self._attempt >= self.patience.internal_retries:
                 return None
             delay_s = self._delay_s(None)

@@ -12,17 +12,19 @@ from __future__ import annotations
 import ssl
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
 import httpx
 
-from nouscoder.client.calls import AHEAD, GRADE_PATH, RUN_CODE_PATH, STREAM_PATH, TESTS_PATH, run_code_record
+from nouscoder.client.calls import AHEAD, GRADE_PATH, JOBS_PATH, RUN_CODE_PATH, STREAM_PATH, TESTS_PATH, run_code_record
 from nouscoder.client.errors import GradingFailed, failure_of_transport, record_of
 from nouscoder.client.events import Event, EventReader
-from nouscoder.client.records import GradeAnswer, GradeRequest, RunAnswer
+from nouscoder.client.job import Job
+from nouscoder.client.job_calls import Requests, opened_body, submit_arguments
+from nouscoder.client.records import GradeAnswer, GradeRequest, JobAnswer, RunAnswer
 from nouscoder.client.retries import Attempts, Outcome, Patience, authorization
 
 
@@ -126,6 +128,66 @@ class Client:
         """
         return str(self._request("PUT", TESTS_PATH, tests, Attempts(self._patience))["digest"])
 
+    def submit_job(
+        self,
+        requests: Requests,
+        *,
+        priority: int = 0,
+        tests: bool = False,
+        webhook: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Send many submissions at once, with POST /v1/jobs. `requests` are records, or a file of lines or parquet.
+
+        Of the client's jobs those with a higher `priority` (0 to 9) are graded first. With `tests` each result has the
+        outcome of each test. `webhook` is a URL that is told of the end. Raises StorageFull when there are too many.
+        """
+        attempts = Attempts(self._patience)
+        with opened_body(requests) as (body, kind):
+            parameters, headers = submit_arguments(kind, priority, tests, webhook, idempotency_key)
+
+            def send(arguments: dict[str, Any]) -> httpx.Response:
+                body.seek(0)
+                arguments["headers"] |= headers
+                return self._http.post(JOBS_PATH, params=parameters, content=body, **arguments)
+
+            return self.job(str(self._answered(send, attempts)["id"]))
+
+    def job(self, job_id: str) -> Job:
+        """A job that was submitted before."""
+        return Job(job_id, self._call, self._read)
+
+    def jobs(self) -> list[JobAnswer]:
+        """The states of the client's jobs, the newest first."""
+        return list(self._call("GET", JOBS_PATH)["jobs"])
+
+    def _call(self, method: str, path: str) -> dict[str, Any]:
+        return self._answered(lambda arguments: self._http.request(method, path, **arguments), Attempts(self._patience))
+
+    def _read(self, path: str, parameters: Callable[[], Mapping[str, str]]) -> Iterator[bytes]:
+        """The bytes of an answer. A broken connection ends them; the caller continues where they ended.
+
+        Parts are yielded as they come, because httpx drops what it has collected when the connection breaks.
+        """
+        attempts = Attempts(self._patience)
+        while True:
+            outcome: Outcome
+            begun = False
+            try:
+                with self._http.stream("GET", path, params=parameters(), **attempts.send_arguments()) as response:
+                    if response.status_code == 200:
+                        for part in response.iter_raw():
+                            begun = True
+                            yield part
+                        return
+                    response.read()
+                    outcome = response
+            except httpx.TransportError as error:
+                if begun:
+                    return
+                outcome = error
+            time.sleep(attempts.next_delay_s(outcome) or 0.0)
+
     def _graded(self, request: Mapping[str, Any], deadline_s: float | None) -> GradeAnswer | GradingFailed:
         try:
             return self.grade_record(request, deadline_s=deadline_s)
@@ -133,10 +195,14 @@ class Client:
             return error
 
     def _request(self, method: str, path: str, record: Mapping[str, Any], attempts: Attempts) -> dict[str, Any]:
+        return self._answered(lambda arguments: self._http.request(method, path, json=record, **arguments), attempts)
+
+    def _answered(self, send: Callable[[dict[str, Any]], httpx.Response], attempts: Attempts) -> dict[str, Any]:
+        """The answer to what `send` sends, as often as it takes."""
         while True:
             outcome: Outcome
             try:
-                outcome = self._http.request(method, path, json=record, **attempts.send_arguments())
+                outcome = send(attempts.send_arguments())
             except httpx.TransportError as error:
                 outcome = error
             delay_s = attempts.next_delay_s(outcome)

@@ -45,6 +45,7 @@ from nouscoder.config.tls import MutualTlsSection
 from nouscoder.config.training import ComputeType, LoraSection, OptimizerKind, OptimizerStates, RewardModelSection
 from nouscoder.config.tree import Config, dump_config, load_config
 from nouscoder.config.verifier import (
+    JobsSection,
     ModalSection,
     SandboxSection,
     SpillOverSection,
@@ -81,6 +82,7 @@ __all__ = [
     "GspoSettings",
     "GuardsSection",
     "InterpreterSection",
+    "JobsSection",
     "KlEstimator",
     "LearnerSection",
     "LoraSection",

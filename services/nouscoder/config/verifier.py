@@ -105,6 +105,29 @@ class TestsSection(Section):
     expiry_s: float = Field(7 * 86400.0, gt=0, description="seconds after their last use when stored tests are deleted")
 
 
+class JobsSection(Section):
+    """Jobs: many submissions that a client sends at once and whose results it reads later."""
+
+    folder: OutputFile = Field("", description="folder of jobs, which outlives a restart; empty turns jobs off")
+    keep_minutes: float = Field(24 * 60.0, gt=0, description="minutes after its end when a job is removed")
+    max_hours: float = Field(48.0, gt=0, description="hours after which a job that has not finished is ended")
+    client_jobs: int = Field(16, ge=1, description="jobs of one client, with those that are kept")
+    client_submissions: int = Field(200_000, ge=1, description="submissions of one client's unfinished jobs together")
+    submissions: int = Field(500_000, ge=1, description="submissions of all unfinished jobs together")
+    client_bytes: int = Field(4 * 1024**3, ge=1024, description="bytes of one client's jobs, requests and results")
+    store_bytes: int = Field(8 * 1024**3, ge=1024, description="bytes of all jobs together")
+    webhook_origins: tuple[str, ...] = Field(
+        (), description="servers that may be told of a job's end, such as https://host:8443; empty turns that off"
+    )
+    webhook_key_file: InputFile = Field("", description="file with the key that signs what those servers are told")
+
+    @model_validator(mode="after")
+    def _signed(self) -> JobsSection:
+        if self.webhook_origins and not self.webhook_key_file:
+            raise ValueError("webhook_origins needs webhook_key_file")
+        return self
+
+
 class ToolSessionsSection(Section):
     """Tool sessions: Python interpreters in sandboxes of their own, for environments that let the policy call one."""
 
@@ -155,6 +178,7 @@ class VerifierSection(Section):
     tests: TestsSection = TestsSection()
     sandbox: SandboxSection = SandboxSection()
     tools: ToolSessionsSection = ToolSessionsSection()
+    jobs: JobsSection = JobsSection()
 
     @model_validator(mode="after")
     def _one_request_fits(self) -> VerifierSection:

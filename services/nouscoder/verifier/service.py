@@ -47,6 +47,7 @@ from nouscoder.verifier.grading.grader import Grader, QueueFull
 from nouscoder.verifier.grading.grader_decorator import Grading
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.grading.verdict_cache import CachedGrader
+from nouscoder.verifier.jobs.service import open_jobs
 from nouscoder.verifier.observe.audit import AuditedGrader, AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.observe.tracing import TracedGrader, TracedSandbox, open_tracing
@@ -222,7 +223,8 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         budget = MemoryBudget(section.max_bodies_bytes)
         tools = _tools(section, sandbox, core, quotas, metrics, audit)
         capabilities = Capabilities(core, _isolation(sandbox))
-        parts = (api_keys, runner, client_tests, budget, section.hosts, capabilities)
+        jobs = await stack.enter_async_context(open_jobs(section.jobs, grader, budget, section.max_body_bytes))
+        parts = (api_keys, runner, client_tests, budget, section.hosts, capabilities, jobs)
         app = make_app(grader, registry, drain_state, section.max_body_bytes, *parts)
         app.add_middleware(TraceRequests, tracing=tracing)
         await _start_http(section, app, drain_state, stack)
@@ -230,7 +232,8 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         served = _served(section, Servicer(grader, _isolation(sandbox), budget, tools), registry, api_keys)
         await start_grpc(replace(served, interceptors=[TraceCalls(tracing), *served.interceptors]), stack)
         stack.callback(drain_state.start)
-        await run_until_stopped(stop, client_tests.keep_sweeping(), *_workers(config, grader, cache, with_broker))
+        work = [client_tests.keep_sweeping(), *([] if jobs is None else [jobs.run()])]
+        await run_until_stopped(stop, *work, *_workers(config, grader, cache, with_broker))
 
 
 def _tools(

@@ -27,6 +27,7 @@ class Caller:
     client: str = ITSELF
     request_id: str = ""
     quota: Quota = Quota()
+    in_background: bool = False  # a submission of a job, which waits while requests do
 
 
 _caller: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039  (frozen)

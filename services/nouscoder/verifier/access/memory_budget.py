@@ -18,6 +18,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _RETRY_AFTER_S = 1
+_SCOPE_KEY = "nouscoder.reservation"
 
 
 class MemoryBudgetExceeded(QueueFull):
@@ -88,4 +89,11 @@ class CountBodies:
                 reservation.add(len(message.get("body", b"")))
                 return message
 
-            await self._app(scope, counted, send)
+            await self._app({**scope, _SCOPE_KEY: reservation}, counted, send)
+
+
+def release_part(scope: Message, num_bytes: int) -> None:
+    """Count bytes of the body that its reader has passed on, to the disk for example."""
+    reservation: Reservation | None = scope.get(_SCOPE_KEY)
+    if reservation is not None:
+        reservation.release(num_bytes)

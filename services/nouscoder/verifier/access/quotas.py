@@ -1,7 +1,8 @@
 """Quotas of each client: submissions in flight, and submissions per minute (a token bucket).
 
 INVARIANT: a client never has more submissions in flight than its API key allows. Over any period of t minutes it is
-admitted at most submissions_per_minute * (1 + t) times. A refused request does not use up either quota.
+admitted at most submissions_per_minute * (1 + t) times. A refused request does not use up either quota. Submissions of
+jobs leave a part of both quotas to the client's requests.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from nouscoder.domain.verdict import Verdict
 from nouscoder.verifier.access.caller import Caller, current_caller
 from nouscoder.verifier.grading.grader import OnOutcome, QueueFull
 from nouscoder.verifier.grading.grader_decorator import GraderDecorator, Grading
+
+_REQUESTS_SHARE = 0.2  # of a quota, which submissions of jobs do not use
 
 
 class QuotaExceeded(QueueFull):
@@ -58,12 +61,14 @@ class Quotas:
 
     def _charge(self, caller: Caller, account: _Account) -> None:
         most, per_minute = caller.quota.max_in_flight, caller.quota.submissions_per_minute
-        if most is not None and account.in_flight >= most:
+        share = _REQUESTS_SHARE if caller.in_background else 0.0
+        if most is not None and account.in_flight >= most - min(most - 1, math.ceil(share * most)):
             raise QuotaExceeded(f"{caller.client} has {most} submissions in flight, the most that its key allows", 1)
         if per_minute is not None:
             account.refill(per_minute, self._clock())
-            if account.left < 1:
-                wait_s = max(1, math.ceil((1 - account.left) * 60 / per_minute))
+            least = 1 + share * (per_minute - 1)
+            if account.left < least:
+                wait_s = max(1, math.ceil((least - account.left) * 60 / per_minute))
                 raise QuotaExceeded(f"{caller.client} may submit {per_minute} a minute, retry in {wait_s} s", wait_s)
             account.left -= 1
 

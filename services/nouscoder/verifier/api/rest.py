@@ -6,27 +6,27 @@ INVARIANT: once `DrainState.draining` is set, no submission is accepted (503), a
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
-from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from nouscoder import __version__
 from nouscoder.http_server.api_keys import ApiKeys
-from nouscoder.http_server.body import BodyFault, read_body
+from nouscoder.http_server.body import read_body
 from nouscoder.http_server.connected import while_connected
-from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.access.caller import current_caller
-from nouscoder.verifier.access.client_tests import ClientTests, StorageFull
+from nouscoder.verifier.access.client_tests import ClientTests
 from nouscoder.verifier.access.gatekeeper import Gatekeeper
 from nouscoder.verifier.access.memory_budget import CountBodies, MemoryBudget
 from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
+from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults, fault
+from nouscoder.verifier.api.jobs import add_jobs
 from nouscoder.verifier.api.openapi import complete_openapi
 from nouscoder.verifier.api.playground import playground
 from nouscoder.verifier.api.run_code import CodeRunner, RunCodeAnswer, RunCodeRequest, parse_run_code
@@ -43,21 +43,11 @@ from nouscoder.verifier.api.schema import (
 from nouscoder.verifier.api.streaming import batch_lines, server_events
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.grader_decorator import Grading
-from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.jobs.service import Jobs
 from nouscoder.verifier.toolchains.languages import installed
 
 _JSON = "application/json"
-_FAULTS: dict[int | str, dict[str, Any]] = {
-    401: {"model": Fault, "description": "A valid API key is required."},
-    403: {"model": Fault, "description": "The service has no tokens, and the request comes from another site."},
-    408: {"model": Fault, "description": "The body arrived too slowly."},
-    413: {"model": Fault, "description": "The body is too large."},
-    422: {"model": Fault, "description": "The request is invalid; `field` names the invalid part."},
-    429: {"model": Fault, "description": "The queue or the client's quota is full; retry after Retry-After seconds."},
-    503: {"model": Fault, "description": "The service is draining."},
-    504: {"model": Fault, "description": "The X-Deadline-S of the request has passed."},
-}
-_RUN_FAULTS = {status: fault for status, fault in _FAULTS.items() if status not in (429, 503, 504)} | {
+_RUN_FAULTS = {status: fault for status, fault in FAULTS.items() if status not in (429, 503, 504)} | {
     504: {"model": Fault, "description": "No slot was free in time, or the X-Deadline-S has passed: retry."}
 }
 _REF = "#/components/schemas/{model}"
@@ -78,10 +68,6 @@ class DrainState:
         self.draining = True
 
 
-class Draining(Exception):
-    """The service drains and accepts no submission."""
-
-
 def make_app(
     grader: Grading,
     registry: CollectorRegistry,
@@ -93,11 +79,12 @@ def make_app(
     budget: MemoryBudget | None = None,
     hosts: Collection[str] = (),
     capabilities: Capabilities | None = None,
+    jobs: Jobs | None = None,
 ) -> FastAPI:
     """The API of `grader`. Without `api_keys` every request is admitted; `hosts` are then the service's public names.
 
     `budget` bounds the bodies of all requests in progress. /run_code exists only with a `runner`, /v1/tests only with
-    `client_tests`, and /v1/capabilities only with `capabilities`.
+    `client_tests`, /v1/capabilities only with `capabilities`, and /v1/jobs answers 501 without `jobs`.
     """
     # A redirect to the path without a slash would repeat the Host of the request.
     app = FastAPI(
@@ -106,7 +93,7 @@ def make_app(
     if budget is not None:
         app.add_middleware(CountBodies, budget=budget)
     app.add_middleware(Gatekeeper, api_keys=api_keys or ApiKeys(), hosts=hosts)
-    _add_faults(app)
+    add_faults(app)
     _add_pages(app, registry, drain_state)
 
     _add_grading(app, grader, drain_state, max_body_bytes)
@@ -116,12 +103,16 @@ def make_app(
         _add_tests(app, client_tests, drain_state, max_body_bytes)
     if capabilities is not None:
         _add_capabilities(app, capabilities)
+    if jobs is not None:
+        add_jobs(app, jobs, lambda: _enter(drain_state), _REQUESTS)
+    else:
+        _add_no_jobs(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
 
 def _add_grading(app: FastAPI, grader: Grading, drain_state: DrainState, max_body_bytes: int) -> None:
-    @app.post("/v1/grade", response_model=GradeAnswer, responses=_FAULTS, openapi_extra=_REQUEST)
+    @app.post("/v1/grade", response_model=GradeAnswer, responses=FAULTS, openapi_extra=_REQUEST)
     async def grade(request: Request) -> Response:
         """Grade one submission."""
         _enter(drain_state)
@@ -129,7 +120,7 @@ def _add_grading(app: FastAPI, grader: Grading, drain_state: DrainState, max_bod
         verdict = await while_connected(request, grader.grade(submission))
         return Response(answer_json(verdict), media_type=_JSON)
 
-    @app.post("/v1/grade/stream", responses=_FAULTS, openapi_extra=_REQUEST)
+    @app.post("/v1/grade/stream", responses=FAULTS, openapi_extra=_REQUEST)
     async def grade_stream(request: Request) -> Response:
         """Grade one submission: an event `outcome` for each test as it ends, then one event `verdict`."""
         _enter(drain_state)
@@ -138,7 +129,7 @@ def _add_grading(app: FastAPI, grader: Grading, drain_state: DrainState, max_bod
         first = await anext(events)  # awaited before the status is sent, so that a refusal has its own status
         return StreamingResponse(_chain(first, events), media_type="text/event-stream")
 
-    @app.post("/v1/grade/batch", responses=_FAULTS, openapi_extra=_LINES)
+    @app.post("/v1/grade/batch", responses=FAULTS, openapi_extra=_LINES)
     async def grade_batch(request: Request) -> Response:
         """Grade many: one request per line with an optional `id`. One answer per line, in order of completion."""
         _enter(drain_state)
@@ -159,7 +150,7 @@ def _add_tests(app: FastAPI, client_tests: ClientTests, drain_state: DrainState,
         }
     }
 
-    @app.put("/v1/tests", response_model=StoredTestsAnswer, responses=_FAULTS | full, openapi_extra=extra)
+    @app.put("/v1/tests", response_model=StoredTestsAnswer, responses=FAULTS | full, openapi_extra=extra)
     async def put_tests(request: Request) -> Response:
         """Store tests. Submissions of the same client can then name them by their digest."""
         _enter(drain_state)
@@ -181,15 +172,22 @@ def _add_run_code(app: FastAPI, runner: CodeRunner, drain_state: DrainState, max
             run_request = parse_run_code(await read_body(request, max_body_bytes))
             answer = await while_connected(request, runner.run(run_request))
         except (QueueFull, Draining) as error:  # the callers of this path repeat only a 504 (run_code.py)
-            return _fault(504, str(error) or "the service is draining", **{"Retry-After": "1"})
+            return fault(504, str(error) or "the service is draining", **{"Retry-After": "1"})
         return Response(answer.model_dump_json(), media_type=_JSON)
 
 
 def _add_capabilities(app: FastAPI, capabilities: Capabilities) -> None:
-    @app.get("/v1/capabilities", response_model=CapabilitiesAnswer, responses={401: _FAULTS[401], 403: _FAULTS[403]})
+    @app.get("/v1/capabilities", response_model=CapabilitiesAnswer, responses={401: FAULTS[401], 403: FAULTS[403]})
     async def get_capabilities() -> Response:
         """Languages, libraries, limits and isolation of this service."""
         return Response((await capabilities.answer()).model_dump_json(), media_type=_JSON)
+
+
+def _add_no_jobs(app: FastAPI) -> None:
+    @app.api_route("/v1/jobs{rest:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    async def no_jobs() -> Response:
+        """Says what turns jobs on."""
+        raise Absent("this service keeps no jobs: verifier.jobs.folder is empty")
 
 
 def _enter(drain_state: DrainState) -> None:
@@ -206,7 +204,7 @@ async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
 def make_health_app(drain_state: DrainState) -> FastAPI:
     """Only /healthz and /readyz, for probes without API key or certificate."""
     app = FastAPI(title="NousCoder verifier health", version=__version__, docs_url=None, redoc_url=None)
-    _add_faults(app)
+    add_faults(app)
     _add_health(app, drain_state)
     return app
 
@@ -237,28 +235,6 @@ def _add_pages(app: FastAPI, registry: CollectorRegistry, drain_state: DrainStat
     async def metrics() -> Response:
         """The Prometheus metrics."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-
-def _fault(status: int, detail: str, field: str | None = None, **headers: str) -> Response:
-    return JSONResponse({"detail": detail, "field": field}, status, headers=headers)
-
-
-def _add_faults(app: FastAPI) -> None:
-    """Map every exception of this service to its HTTP status."""
-
-    def add(kind: type[Exception], answer: Callable[[Any], Response]) -> None:
-        async def handle(_: Request, error: Exception) -> Response:
-            return answer(error)
-
-        app.add_exception_handler(kind, handle)
-
-    add(InvalidSubmission, lambda error: _fault(422, str(error), error.field))
-    add(BodyFault, lambda error: _fault(error.status, f"body: {error}", "body"))
-    add(ClientDisconnect, lambda _: _fault(499, "body: the client disconnected", "body"))
-    add(QueueFull, lambda error: _fault(429, str(error), **{"Retry-After": str(error.retry_after_s)}))
-    add(StorageFull, lambda error: _fault(507, str(error), "tests"))
-    add(BlobsUnavailable, lambda error: _fault(503, f"the test store: {error}", **{"Retry-After": "5"}))
-    add(Draining, lambda _: _fault(503, "the service is draining", **{"Retry-After": "1"}))
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

@@ -7,6 +7,7 @@ answer. When the reader of a stream disconnects, the work behind the stream is c
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -119,7 +120,8 @@ async def batch_lines(grader: Grading, lines: Sequence[bytes]) -> AsyncIterator[
     """NDJSON answers to NDJSON requests: a verdict, or {"error", "field"} for a line that cannot be graded."""
 
     async def answer(numbered: tuple[int, bytes]) -> bytes:
-        return json.dumps(await _answer_line(grader, *numbered)).encode() + b"\n"
+        verdict_of = functools.partial(grade_patiently, grader)
+        return json.dumps(await answer_line(verdict_of, *numbered)).encode() + b"\n"
 
     async def numbered() -> AsyncIterator[tuple[int, bytes]]:
         for number, line in enumerate(line for line in lines if line.strip()):
@@ -131,7 +133,7 @@ async def batch_lines(grader: Grading, lines: Sequence[bytes]) -> AsyncIterator[
             yield line
 
 
-async def _answer_line(grader: Grading, number: int, line: bytes) -> dict[str, Any]:
+async def answer_line(grade: Callable[[Submission], Awaitable[Verdict]], number: int, line: bytes) -> dict[str, Any]:
     """The answer to one line. `number` counts lines from 0 and is the id of a line that has none."""
     request_id: object = number
     try:
@@ -139,7 +141,7 @@ async def _answer_line(grader: Grading, number: int, line: bytes) -> dict[str, A
         if isinstance(record, dict) and "id" in record:
             request_id = _checked_id(record.pop("id"))
             line = json.dumps(record).encode()
-        verdict = await grade_patiently(grader, parse_submission(line))
+        verdict = await grade(parse_submission(line))
     except InvalidSubmission as error:
         return {"id": request_id, "error": str(error), "field": error.field}
     except (ValueError, RecursionError):

@@ -1,10 +1,13 @@
-"""Slots for submissions, shared fairly between clients.
+"""Slots for submissions, shared fairly between clients. Submissions of jobs have a lower priority.
 
 INVARIANT: at most `usable` slots are taken (more only after it has shrunk) and at most `max_waiting` submissions wait.
 Slots go round robin over the waiting clients, so that any other client gets at most one slot before a waiting client
 does. The submissions of one client are served in order of arrival. When the queue is full, a client with less than its
 share still gets a place, and the newest submission of the client with the most waiting ones is refused. An extra slot
 is given only while a slot is idle and no submission waits, so that it delays no submission that is already there.
+
+Submissions of jobs (`in_background`) have a round of their own. While others wait, they get one of JOB_TURN slots, so
+that they neither delay others nor starve. A full queue refuses them first.
 """
 
 from __future__ import annotations
@@ -15,6 +18,11 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+
+JOB_TURN = 10
+
+_Place = asyncio.Future[None]
+_Queues = OrderedDict[str, deque[_Place]]  # by client; the first client is next
 
 
 class QueueFull(Exception):
@@ -36,19 +44,23 @@ class FairSlots:
         self.extra = 0  # busy slots that a submission holds in addition to its first one
         self._max_waiting = max_waiting
         self._report_load = report_load
-        self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # the first client is next
+        self._queues: _Queues = OrderedDict()
+        self._jobs: _Queues = OrderedDict()
+        self._since_job = 0  # slots given to others since the last one of a job
         self._mean_s = 0.1
         report_load(0, 0)
 
     @asynccontextmanager
-    async def slot(self, client: str, patience_s: float = math.inf) -> AsyncIterator[None]:
+    async def slot(
+        self, client: str, patience_s: float = math.inf, *, in_background: bool = False
+    ) -> AsyncIterator[None]:
         """A slot for one submission of `client`.
 
         Raises QueueFull, at once, later while it waits, or after it has waited `patience_s` seconds.
         """
         try:
             async with asyncio.timeout(patience_s if patience_s < math.inf else None):
-                await self._acquire(client)
+                await self._acquire(client, in_background)
         except TimeoutError:
             raise QueueFull(self._retry_after_s()) from None
         begun = time.monotonic()
@@ -80,15 +92,16 @@ class FairSlots:
         self.extra -= 1
         self._release()
 
-    async def _acquire(self, client: str) -> None:
+    async def _acquire(self, client: str, in_background: bool) -> None:
         if self.busy < self.usable and not self.waiting:
             self.busy += 1
             self._report_load(self.waiting, self.busy)
             return
         if self.waiting >= self._max_waiting:
-            self._make_room(client)
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queues.setdefault(client, deque()).append(place)
+            self._make_room(client, in_background)
+        place: _Place = asyncio.get_running_loop().create_future()
+        queues = self._jobs if in_background else self._queues
+        queues.setdefault(client, deque()).append(place)
         self._count_waiting(1)
         try:
             await place
@@ -96,27 +109,36 @@ class FairSlots:
             if place.done() and not place.cancelled() and place.exception() is None:
                 self._release()  # a slot was assigned just before the cancellation
             else:
-                self._leave(client, place)
+                self._leave(queues, client, place)
             raise
 
-    def _make_room(self, client: str) -> None:
-        """Refuse one submission: that of `client`, unless another client has at least two more waiting."""
+    def _make_room(self, client: str, in_background: bool) -> None:
+        """Refuse one submission: one of a job, or of the client with the most, or that of `client`. Raises QueueFull.
+
+        Another client's submission is refused only if it has at least two more waiting than `client`.
+        """
+        if self._jobs and not in_background:
+            self._refuse_newest(self._jobs, next(reversed(self._jobs)))
+            return
         own = len(self._queues.get(client, ()))
         longest = max(self._queues, key=lambda name: len(self._queues[name]), default=client)
-        if longest == client or len(self._queues[longest]) <= own + 1:
+        if in_background or longest == client or len(self._queues[longest]) <= own + 1:
             raise QueueFull(self._retry_after_s())
-        place = self._queues[longest][-1]
-        self._leave(longest, place)
+        self._refuse_newest(self._queues, longest)
+
+    def _refuse_newest(self, queues: _Queues, client: str) -> None:
+        place = queues[client][-1]
+        self._leave(queues, client, place)
         if not place.done():
             place.set_exception(QueueFull(self._retry_after_s()))
 
-    def _leave(self, client: str, place: asyncio.Future[None]) -> None:
-        queue = self._queues.get(client)
+    def _leave(self, queues: _Queues, client: str, place: _Place) -> None:
+        queue = queues.get(client)
         if queue is None or place not in queue:
             return
         queue.remove(place)
         if not queue:
-            del self._queues[client]
+            del queues[client]
         self._count_waiting(-1)
 
     def _release(self) -> None:
@@ -124,16 +146,24 @@ class FairSlots:
         self._serve()
 
     def _serve(self) -> None:
-        while self._queues and self.busy < self.usable:
-            client, queue = self._queues.popitem(last=False)
-            place = queue.popleft()
-            if queue:
-                self._queues[client] = queue  # to the end of the round
+        while (self._queues or self._jobs) and self.busy < self.usable:
+            place = self._next_place()
             self._count_waiting(-1)
             if not place.done():
                 self.busy += 1
                 place.set_result(None)
         self._report_load(self.waiting, self.busy)
+
+    def _next_place(self) -> _Place:
+        """Take the place that is next out of its queue."""
+        is_job = bool(self._jobs) and (not self._queues or self._since_job >= JOB_TURN - 1)
+        self._since_job = 0 if is_job else self._since_job + 1
+        queues = self._jobs if is_job else self._queues
+        client, queue = queues.popitem(last=False)
+        place = queue.popleft()
+        if queue:
+            queues[client] = queue  # to the end of the round
+        return place
 
     def _count_waiting(self, change: int) -> None:
         self.waiting += change

@@ -128,10 +128,11 @@ class Grader:
             verdict = progress.ended(VerdictKind.NO_CODE, "the completion holds no code")
         else:
             program = replace(program_of(submission, code, judge), since_s=begun)
-            client = current_caller().client
-            async with self._slots.slot(client):
+            caller = current_caller()
+            async with self._slots.slot(caller.client, in_background=caller.in_background):
                 await require_long_python(submission)
-                learned = self._kill_rates.table(client, submission, judge) if has_free_order(submission) else None
+                is_free = has_free_order(submission)
+                learned = self._kill_rates.table(caller.client, submission, judge) if is_free else None
                 progress = self._progress(submission, judge, begun, learned)
                 verdict = await self._attempts(submission, program, progress, on_outcome)
             if learned is not None:

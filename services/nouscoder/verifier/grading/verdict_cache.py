@@ -1,6 +1,7 @@
 """Caches the verdicts of identical submissions, and merges identical submissions in progress.
 
-INVARIANT: of equal submissions at most one is graded at a time. Only verdicts that will not change are cached: never
+INVARIANT: of equal submissions at most one is graded at a time, and one of a job beside it: a request never waits for a
+job, which has a lower priority. Only verdicts that will not change are cached: never
 internal_error, and never time_limit_exceeded, because a busy machine can cause it. At most `num_entries` verdicts and
 about `num_entries` * 48 KiB are cached; the least recently used verdict is evicted first.
 """
@@ -18,6 +19,7 @@ from cachetools import LRUCache
 from nouscoder.domain.submission import Submission, TestsReference
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.formats.tests import canonical_parts
+from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.grader import OnOutcome, QueueFull
 from nouscoder.verifier.grading.grader_decorator import GraderDecorator, Grading
 from nouscoder.verifier.observe.metrics import VerifierMetrics
@@ -38,7 +40,7 @@ class CachedGrader(GraderDecorator):
         self._max_followers = max_followers
         self._followers = 0
         self._known: LRUCache[bytes, Verdict] = LRUCache(num_entries, getsizeof=_num_entries)
-        self._running: dict[bytes, asyncio.Future[Verdict | None]] = {}
+        self._running: dict[tuple[bytes, bool], asyncio.Future[Verdict | None]] = {}
 
     @property
     def unfinished(self) -> int:
@@ -53,16 +55,17 @@ class CachedGrader(GraderDecorator):
             return await self._inner.grade(submission, on_outcome)
         submission = replace(submission, tests_digest=digest)
         begun = time.monotonic()
+        in_background = current_caller().in_background
         while True:
-            verdict = self._known.get(key) or await self._follow(key)
+            verdict = self._known.get(key) or await self._follow(key, in_background)
             if verdict is not None:
                 return self._again(verdict, begun, on_outcome)
-            if key not in self._running:
-                return await self._lead(key, submission, on_outcome)
+            if (key, in_background) not in self._running:
+                return await self._lead(key, in_background, submission, on_outcome)
 
-    async def _follow(self, key: bytes) -> Verdict | None:
+    async def _follow(self, key: bytes, in_background: bool) -> Verdict | None:
         """The verdict of an equal submission in progress; None when there is none or it got no usable verdict."""
-        running = self._running.get(key)
+        running = self._running.get((key, in_background))
         if running is None:
             return None
         if self._followers >= self._max_followers:
@@ -73,9 +76,11 @@ class CachedGrader(GraderDecorator):
         finally:
             self._followers -= 1
 
-    async def _lead(self, key: bytes, submission: Submission, on_outcome: OnOutcome | None) -> Verdict:
+    async def _lead(
+        self, key: bytes, in_background: bool, submission: Submission, on_outcome: OnOutcome | None
+    ) -> Verdict:
         running: asyncio.Future[Verdict | None] = asyncio.get_running_loop().create_future()
-        self._running[key] = running
+        self._running[key, in_background] = running
         verdict: Verdict | None = None
         try:
             verdict = await self._inner.grade(submission, on_outcome)
@@ -83,7 +88,7 @@ class CachedGrader(GraderDecorator):
                 self._known[key] = verdict
             return verdict
         finally:
-            del self._running[key]
+            del self._running[key, in_background]
             running.set_result(None if verdict is None or verdict.is_ours else verdict)
 
     def _again(self, verdict: Verdict, begun: float, on_outcome: OnOutcome | None) -> Verdict:

@@ -1,0 +1,71 @@
+"""The errors of the REST API: each exception of the service with its HTTP status, and their descriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+
+from nouscoder.atomic_files import StorageError
+from nouscoder.http_server.body import BodyFault
+from nouscoder.store.blobs import BlobsUnavailable
+from nouscoder.verifier.access.client_tests import StorageFull
+from nouscoder.verifier.api.schema import Fault
+from nouscoder.verifier.grading.grader import QueueFull
+from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.jobs.records import JobConflict, JobsFull, UnknownJob
+
+FAULTS: dict[int | str, dict[str, Any]] = {
+    401: {"model": Fault, "description": "A valid API key is required."},
+    403: {"model": Fault, "description": "The service has no tokens, and the request comes from another site."},
+    408: {"model": Fault, "description": "The body arrived too slowly."},
+    413: {"model": Fault, "description": "The body is too large."},
+    422: {"model": Fault, "description": "The request is invalid; `field` names the invalid part."},
+    429: {"model": Fault, "description": "The queue or the client's quota is full; retry after Retry-After seconds."},
+    503: {"model": Fault, "description": "The service is draining."},
+    504: {"model": Fault, "description": "The X-Deadline-S of the request has passed."},
+}
+
+
+class Draining(Exception):
+    """The service drains and accepts no submission."""
+
+
+class UnknownForm(Exception):
+    """The body has a form that the service does not read."""
+
+
+class Absent(Exception):
+    """The service does not offer the call. The message names the key that turns it on."""
+
+
+def fault(status: int, detail: str, field: str | None = None, **headers: str) -> Response:
+    """An answer with the fields of Fault."""
+    return JSONResponse({"detail": detail, "field": field}, status, headers=headers)
+
+
+def add_faults(app: FastAPI) -> None:
+    """Map every exception of this service to its HTTP status."""
+
+    def add(kind: type[Exception], answer: Callable[[Any], Response]) -> None:
+        async def handle(_: Request, error: Exception) -> Response:
+            return answer(error)
+
+        app.add_exception_handler(kind, handle)
+
+    add(InvalidSubmission, lambda error: fault(422, str(error), error.field))
+    add(BodyFault, lambda error: fault(error.status, f"body: {error}", "body"))
+    add(ClientDisconnect, lambda _: fault(499, "body: the client disconnected", "body"))
+    add(QueueFull, lambda error: fault(429, str(error), **{"Retry-After": str(error.retry_after_s)}))
+    add(StorageFull, lambda error: fault(507, str(error), "tests"))
+    add(BlobsUnavailable, lambda error: fault(503, f"the test store: {error}", **{"Retry-After": "5"}))
+    add(Draining, lambda _: fault(503, "the service is draining", **{"Retry-After": "1"}))
+    add(UnknownForm, lambda error: fault(415, str(error), "Content-Type"))
+    add(Absent, lambda error: fault(501, str(error)))
+    add(UnknownJob, lambda error: fault(404, str(error), "job_id"))
+    add(JobConflict, lambda error: fault(409, str(error), "Idempotency-Key"))
+    add(JobsFull, lambda error: fault(507, str(error), "body"))
+    add(StorageError, lambda error: fault(507, str(error), "body"))

@@ -1,0 +1,129 @@
+"""Receives a job: its body goes to the disk as it arrives, and becomes the file of its submissions.
+
+INVARIANT: nothing of a body stays in memory but the part that arrives. A body that is refused, too slow or cut leaves
+nothing behind. A job exists from the moment when all of it is on the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from nouscoder.atomic_files import naming_storage_faults
+from nouscoder.http_server.body import BodyFault
+from nouscoder.verifier.access.caller import Caller
+from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.jobs.folder import JobFolder
+from nouscoder.verifier.jobs.records import JobOptions
+from nouscoder.verifier.jobs.store import JobStore, Upload
+
+_PART_PATIENCE_S = 60.0  # for the next part of a body
+_BODY_PATIENCE_S = 3600.0  # for a whole body
+_PARQUET_PATIENCE_S = 900.0
+_FLUSH_BYTES = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The body of a request for a job."""
+
+    parts: AsyncIterator[bytes]
+    is_parquet: bool = False
+
+
+class Intake:
+    """Receives jobs into `store`. A submission has at most `max_line_bytes`."""
+
+    def __init__(self, store: JobStore, max_line_bytes: int) -> None:
+        self._store = store
+        self._max_line_bytes = max_line_bytes
+
+    async def receive(self, caller: Caller, job_id: str, options: JobOptions, body: Body) -> JobFolder:
+        """The new job. Raises InvalidSubmission, BodyFault, JobsFull, JobConflict and StorageError."""
+        with self._store.upload(caller, job_id) as upload:
+            if body.is_parquet:
+                sent = upload.path / "requests.parquet"
+                await _write(body.parts, sent, upload)
+                await self._convert(sent, upload)
+            else:
+                await _write(body.parts, upload.requests, upload)
+            total = await asyncio.to_thread(_count_lines, upload.requests, self._max_line_bytes)
+            return await self._store.add(upload, options, total)
+
+    async def _convert(self, sent: Path, upload: Upload) -> None:
+        """Turn a parquet file into the file of submissions. Raises InvalidSubmission and JobsFull."""
+        command = (sys.executable, "-m", "nouscoder.verifier.jobs.parquet_lines", str(sent), str(upload.requests))
+        environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
+        process = await asyncio.create_subprocess_exec(
+            *(*command, str(self._store.bounds.client_bytes)),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment,
+        )
+        try:
+            async with asyncio.timeout(_PARQUET_PATIENCE_S):
+                _, stderr = await process.communicate()
+        except TimeoutError:
+            raise InvalidSubmission("body", "the parquet file takes too long to read") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode == 1:
+            raise InvalidSubmission("body", stderr.decode("utf8", "replace")[-500:])
+        if process.returncode:
+            raise InvalidSubmission("body", "the parquet file cannot be read within the limits of memory and time")
+        upload.charge(await asyncio.to_thread(_replaced, sent, upload.requests))
+
+
+async def _write(parts: AsyncIterator[bytes], file: Path, upload: Upload) -> None:
+    """Write a body to `file`. Raises BodyFault, JobsFull and StorageError."""
+    waiting = bytearray()
+    with naming_storage_faults(file), file.open("xb") as output:
+        try:
+            async with asyncio.timeout(_BODY_PATIENCE_S):
+                while (part := await asyncio.wait_for(anext(parts, None), _PART_PATIENCE_S)) is not None:
+                    upload.charge(len(part))
+                    waiting += part
+                    if len(waiting) >= _FLUSH_BYTES:
+                        await asyncio.to_thread(output.write, bytes(waiting))
+                        waiting.clear()
+        except TimeoutError:
+            raise BodyFault(408, "the body arrived too slowly") from None
+        await asyncio.to_thread(_finish, output, bytes(waiting))
+
+
+def _finish(output: BinaryIO, rest: bytes) -> None:
+    output.write(rest)
+    output.flush()
+    os.fsync(output.fileno())
+
+
+def _replaced(old: Path, new: Path) -> int:
+    """Delete `old`. Returns how many bytes more `new` has."""
+    more = new.stat().st_size - old.stat().st_size
+    old.unlink()
+    return more
+
+
+def _count_lines(file: Path, max_line_bytes: int) -> int:
+    """The number of submissions. Blocks. Raises InvalidSubmission naming the line."""
+    total = number = 0
+    with file.open("rb") as lines:
+        while line := lines.readline(max_line_bytes + 1):
+            number += 1
+            if len(line) > max_line_bytes:
+                raise InvalidSubmission("body", f"line {number} has more than {max_line_bytes} bytes")
+            if not (text := line.strip()):
+                continue
+            total += 1
+            if total == 1 and not text.startswith(b"{"):
+                raise InvalidSubmission("body", f"line {number} is not a JSON object: send one submission a line")
+    if not total:
+        raise InvalidSubmission("body", "holds no submission")
+    return total
