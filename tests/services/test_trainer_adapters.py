@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,8 +16,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nouscoder.client import AsyncClient, AuthenticationFailed, Client, GradingFailed, Patience, Unreachable
-from nouscoder.client.adapters import atropos, trl, verifiers, verl
+from nouscoder.client.adapters import atropos, nemo_gym, trl, verifiers, verl
 from nouscoder.client.adapters.rewards import text_of
+from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.listener import start_http
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.grading.grader import Grader
@@ -120,6 +123,76 @@ async def test_atropos_gets_booleans_that_are_all_true_only_for_a_right_program(
         assert (results, metadata["error_message"]) == ([False], "compile_error")
         with pytest.raises(GradingFailed, match="internal_error"):
             await atropos.run_test(client, {"tests": tests}, "broken = 1")
+
+
+PROMPT = "user: Print your input.\n```python\nwrong = 1\n```\nassistant: "
+LABEL = json.dumps(PAIRS)
+
+
+async def ask(url: str, answers: list[str], labels: list[Any], **more: Any) -> httpx.Response:
+    """One request as OpenRLHF sends it."""
+    record = {"query": [PROMPT + text for text in answers], "prompts": [PROMPT] * len(answers), "labels": labels}
+    async with httpx.AsyncClient() as http:
+        return await http.post(f"{url}/get_reward", json=record | more)
+
+
+async def test_openrlhf_gets_rewards_in_order_of_the_answer_alone(url: str) -> None:
+    answer = await ask(url, [RIGHT, WRONG, NO_CODE, RIGHT], [LABEL] * 3 + [PAIRS])
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == {
+        "rewards": [1.0, -1.0, -1.0, 1.0],
+        "scores": [1.0, 0.0, 0.0, 1.0],
+        "extra_logs": {"accepted": [1.0, 0.0, 0.0, 1.0]},
+    }
+    cut = (PROMPT * 9)[50:]
+    answer = await ask(url, [RIGHT], [LABEL], query=[cut + RIGHT], prompts=[PROMPT * 9])
+    assert answer.json()["rewards"] == [1.0], "a prompt that the model did not see as a whole"
+    fields = json.dumps({"tests": PAIRS, "language": "cobol"})
+    for labels, more, field in (
+        ([LABEL], {"prompts": []}, "body"),
+        ([LABEL], {"query": ["other " * 50]}, "labels[0].query"),
+        (["not JSON"], {}, "labels[0].tests"),
+        ([fields], {}, "language"),
+        ([""] * 2000, {"query": ["a"] * 2000, "prompts": [""] * 2000}, "query"),
+    ):
+        answer = await ask(url, [RIGHT], labels, **more)
+        assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
+
+
+async def test_openrlhf_gets_a_failure_of_the_service_as_a_status_that_it_repeats(url: str) -> None:
+    answer = await ask(url, [RIGHT, BROKEN], [LABEL] * 2)
+    assert answer.status_code == 503
+    assert answer.json()["detail"] == "the grading service failed: broken"
+
+
+async def test_a_token_may_be_the_password_of_a_url(tmp_path: Path) -> None:
+    keys = f"trainer:{hashlib.sha256(b's3cret').hexdigest()}"
+    sandbox, registry = FakeSandbox(), CollectorRegistry()
+    await sandbox.start()
+    app = make_app(Grader(sandbox, VerifierMetrics(registry)), registry, DrainState(), 9000, ApiKeys(environment=keys))
+    async with AsyncExitStack() as stack:
+        address = await start_http(app, "127.0.0.1:0", stack)
+        assert (await ask(f"http://any:s3cret@{address}", [RIGHT], [LABEL])).json()["rewards"] == [1.0]
+        for wrong in (f"http://any:other@{address}", f"http://s3cret@{address}", f"http://{address}"):
+            assert (await ask(wrong, [RIGHT], [LABEL])).status_code == 401
+        async with httpx.AsyncClient() as http:
+            answer = await http.get(f"http://{address}/metrics", headers={"Authorization": b"Basic ====\xff"})
+            assert answer.status_code == 401
+
+
+async def test_nemo_gym_gets_1_and_0_and_an_error_without_a_verdict(url: str) -> None:
+    def response(text: str) -> dict[str, Any]:
+        parts = [{"type": "output_text", "text": text, "annotations": []}, {"type": "refusal", "refusal": "no"}]
+        answer = {"type": "message", "role": "assistant", "content": parts}
+        call = {"type": "function_call", "name": "run", "arguments": "{}"}
+        return {"output": [{"type": "reasoning", "summary": []}, answer, call]}
+
+    async with AsyncClient(url, IMPATIENT) as client:
+        scores = [await nemo_gym.reward(client, response(text), PAIRS) for text in (RIGHT, WRONG, NO_CODE)]
+        assert scores == [1.0, 0.0, 0.0]
+        assert await nemo_gym.reward(client, {"output": None}, PAIRS) == 0.0
+        with pytest.raises(GradingFailed, match="internal_error"):
+            await nemo_gym.reward(client, response(BROKEN), PAIRS)
 
 
 def test_the_text_of_a_completion_is_the_last_message_of_the_assistant() -> None:

@@ -8,6 +8,7 @@ Every answer carries the request's id. At its deadline the work of a request is 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import math
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
@@ -79,8 +80,8 @@ class Gatekeeper:
         """The caller, or None when a valid API key is required and missing."""
         if self._api_keys.is_open:
             return Caller(ANONYMOUS, request_id)
-        kind, _, secret = headers.get(b"authorization", "").partition(" ")
-        key = self._api_keys.find(secret.strip()) if kind.lower() == "bearer" else None
+        secret = _secret(headers.get(b"authorization", ""))
+        key = None if secret is None else self._api_keys.find(secret)
         if key is not None:
             return Caller(key.client, request_id, key.quota)
         return Caller(ANONYMOUS, request_id) if path in OPEN else None
@@ -122,6 +123,22 @@ class _Answer:
             await self.send(
                 {"type": "http.response.body", "body": event if "event-stream" in self._begun else record + b"\n"}
             )
+
+
+def _secret(authorization: str) -> str | None:
+    """The API key of the header, None without one.
+
+    It is also the password of Basic, for programs that can only be given a URL: http://any:TOKEN@host.
+    """
+    kind, _, given = authorization.partition(" ")
+    if kind.lower() == "bearer":
+        return given.strip()
+    if kind.lower() != "basic":
+        return None
+    try:
+        return base64.b64decode(given.strip(), validate=True).decode("utf8").partition(":")[2]
+    except ValueError:
+        return None
 
 
 def _record(detail: str, field: str | None) -> bytes:

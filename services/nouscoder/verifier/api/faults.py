@@ -13,6 +13,7 @@ from nouscoder.atomic_files import StorageError
 from nouscoder.http_server.body import BodyFault
 from nouscoder.store.blobs import BlobsUnavailable
 from nouscoder.verifier.access.client_tests import StorageFull
+from nouscoder.verifier.api.get_reward import NotGraded
 from nouscoder.verifier.api.schema import Fault
 from nouscoder.verifier.grading.grader import QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission
@@ -63,6 +64,7 @@ def add_faults(app: FastAPI) -> None:
     add(StorageFull, lambda error: fault(507, str(error), "tests"))
     add(BlobsUnavailable, lambda error: fault(503, f"the test store: {error}", **{"Retry-After": "5"}))
     add(Draining, lambda _: fault(503, "the service is draining", **{"Retry-After": "1"}))
+    add(NotGraded, lambda error: fault(503, str(error), **{"Retry-After": "1"}))
     add(UnknownForm, lambda error: fault(415, str(error), "Content-Type"))
     add(Absent, lambda error: fault(501, str(error)))
     add(UnknownJob, lambda error: fault(404, str(error), "job_id"))

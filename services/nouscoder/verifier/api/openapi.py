@@ -10,7 +10,7 @@ from nouscoder.domain.submission import Limits
 from nouscoder.verifier.access.gatekeeper import MAX_DEADLINE_S
 from nouscoder.verifier.grading.validation import Bounds
 
-_GRADING = ("/v1/grade", "/v1/grade/stream", "/v1/grade/batch", "/run_code")
+_GRADING = ("/v1/grade", "/v1/grade/stream", "/v1/grade/batch", "/get_reward", "/run_code")
 _PARAMETERS = [
     {
         "name": "X-Deadline-S",
@@ -49,9 +49,15 @@ _CALL: dict[str, Any] = {
     "completion": "```python\ndef add(a, b):\n    return a + b\n```",
     "tests": {"type": "call", "entry_point": "add", "cases": [{"args": [1], "kwargs": {"b": 2}, "expected": 3}]},
 }
+_REWARD = {
+    "query": ["Print 3.```python\nprint(3)\n```"],
+    "prompts": ["Print 3."],
+    "labels": ['{"inputs": [""], "outputs": ["3"]}'],
+}
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/grade": {"program": _PROGRAM, "function": _CALL},
     "/v1/grade/stream": {"program": _PROGRAM},
+    "/get_reward": {"program": _REWARD},
     "/run_code": {"program": {"language": "python", "code": "print(6 * 7)", "run_timeout": 5}},
 }
 _REQUEST_ID = {"description": "the request's id", "required": True, "schema": {"type": "string"}}

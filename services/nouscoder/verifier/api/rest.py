@@ -26,6 +26,7 @@ from nouscoder.verifier.access.gatekeeper import Gatekeeper
 from nouscoder.verifier.access.memory_budget import CountBodies, MemoryBudget
 from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults, fault
+from nouscoder.verifier.api.get_reward import GetRewardAnswer, GetRewardRequest, parse_get_reward, rewards
 from nouscoder.verifier.api.jobs import add_jobs
 from nouscoder.verifier.api.openapi import complete_openapi
 from nouscoder.verifier.api.playground import playground
@@ -97,6 +98,7 @@ def make_app(
     _add_pages(app, registry, drain_state)
 
     _add_grading(app, grader, drain_state, max_body_bytes)
+    _add_get_reward(app, grader, drain_state, max_body_bytes)
     if runner is not None:
         _add_run_code(app, runner, drain_state, max_body_bytes)
     if client_tests is not None:
@@ -139,6 +141,19 @@ def _add_grading(app: FastAPI, grader: Grading, drain_state: DrainState, max_bod
 
     # FastAPI's own dispatch costs as much as parsing a submission. This plain route is used; FastAPI's documents it.
     app.router.routes.insert(0, Route("/v1/grade", grade, methods=["POST"]))
+
+
+def _add_get_reward(app: FastAPI, grader: Grading, drain_state: DrainState, max_body_bytes: int) -> None:
+    schema = {"$ref": _REF.format(model="GetRewardRequest")}
+    extra = {"requestBody": {"required": True, "content": {_JSON: {"schema": schema}}}}
+
+    @app.post("/get_reward", response_model=GetRewardAnswer, responses=FAULTS, openapi_extra=extra)
+    async def get_reward(request: Request) -> Response:
+        """Grade answers as OpenRLHF's remote reward: `labels` are the tests."""
+        _enter(drain_state)
+        form = parse_get_reward(await read_body(request, max_body_bytes))
+        answer = await while_connected(request, rewards(grader, form))
+        return Response(answer.model_dump_json(), media_type=_JSON)
 
 
 def _add_tests(app: FastAPI, client_tests: ClientTests, drain_state: DrainState, max_body_bytes: int) -> None:
@@ -248,6 +263,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         schemas.update(stored.pop("$defs", {}))
         schemas["StoredGradeRequest"] = stored
         schemas["Tests"] = request["properties"]["tests"]
+        schemas["GetRewardRequest"] = GetRewardRequest.model_json_schema(ref_template=_REF)
         schemas["RunCodeRequest"] = RunCodeRequest.model_json_schema(ref_template=_REF)
         complete_openapi(document, tuple(installed()))
         app.openapi_schema = json.loads(json.dumps(document))

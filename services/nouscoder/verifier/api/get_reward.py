@@ -1,0 +1,133 @@
+"""POST /get_reward: the remote reward of OpenRLHF (`--reward.remote_url`), so that it needs no package of this project.
+
+OpenRLHF sends `query` (a prompt with its answer), `prompts` and `labels` (the label of each in the data set, here its
+tests), and trains with `rewards`. After any status but 2xx it sends the request again, five times in all, each for
+180 s. Then the rollout has no reward and its step fails, so a failure of the service never becomes a reward.
+
+INVARIANT: only the answer is graded, never the prompt, which may hold programs too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from nouscoder.domain.reward import reward_of_verdict
+from nouscoder.domain.submission import Submission
+from nouscoder.domain.verdict import Verdict
+from nouscoder.formats.body import first_fault
+from nouscoder.verifier.api.schema import parse_submission
+from nouscoder.verifier.api.streaming import grade_patiently
+from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.grading.validation import InvalidSubmission
+
+MAX_QUERIES = 1024
+_PATIENCE_S = 120.0  # OpenRLHF gives up after 180 s; the rest is for the grading itself
+_ANCHOR_CHARS = 64
+_MAX_PLACES = 1000  # of these characters in a prompt that repeats itself
+_BROKEN = "\ufffd"
+
+
+class NotGraded(Exception):
+    """The service failed on one of the answers. The message says why; the request can be repeated."""
+
+
+class GetRewardRequest(BaseModel):
+    """One request of OpenRLHF. Unknown fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+    query: list[str] = Field(min_length=1, max_length=MAX_QUERIES, description="prompts with their answers")
+    prompts: list[str] = Field(description="the prompts alone")
+    labels: list[str | dict[str, Any]] = Field(
+        description="the tests, or an object with `tests` and other fields of POST /v1/grade; also as JSON text"
+    )
+
+    @model_validator(mode="after")
+    def _as_many(self) -> GetRewardRequest:
+        if not len(self.query) == len(self.prompts) == len(self.labels):
+            raise ValueError("query, prompts and labels must have the same length")
+        return self
+
+    def submissions(self) -> list[Submission]:
+        """The answers as submissions. Raises InvalidSubmission naming the label."""
+        found = []
+        for number, (query, prompt, label) in enumerate(zip(self.query, self.prompts, self.labels, strict=True)):
+            try:
+                record = {**_request_of(label), "completion": answer_in(query, prompt)}
+                found.append(parse_submission(json.dumps(record)))
+            except InvalidSubmission as error:
+                raise InvalidSubmission(f"labels[{number}].{error.field}", str(error)) from None
+        return found
+
+
+class GetRewardAnswer(BaseModel):
+    """Rewards in the order of the queries."""
+
+    rewards: list[float] = Field(description="1 for a right program, -1 for a wrong one")
+    scores: list[float] = Field(description="the mean score of the tests, from 0 to 1")
+    extra_logs: dict[str, list[float]] = Field(description="values that OpenRLHF logs")
+
+
+def parse_get_reward(body: bytes) -> GetRewardRequest:
+    """Parse a request's JSON. Raises InvalidSubmission naming the invalid field."""
+    try:
+        return GetRewardRequest.model_validate_json(body)
+    except ValidationError as error:
+        raise InvalidSubmission(*first_fault(error)) from None
+
+
+def answer_in(query: str, prompt: str) -> str:
+    """The answer after the prompt. A prompt that was too long for the model has lost its begin.
+
+    Raises InvalidSubmission when the query does not begin with the prompt or with an end of it.
+    """
+    if query.startswith(prompt):
+        return query[len(prompt) :]
+    shown = query.lstrip(_BROKEN)  # a character that was cut
+    begin, at = shown[:_ANCHOR_CHARS], 0
+    for _ in range(_MAX_PLACES):
+        at = prompt.find(begin, at + 1) if begin else -1
+        if at < 0:
+            break
+        if shown.startswith(prompt[at:]):
+            return shown[len(prompt) - at :]
+    raise InvalidSubmission("query", "does not begin with its prompt, nor with the end of it")
+
+
+async def rewards(grader: Grading, request: GetRewardRequest) -> GetRewardAnswer:
+    """The rewards of all answers. Raises InvalidSubmission, QueueFull, and NotGraded for a failure of the service."""
+    places = asyncio.Semaphore(2 * grader.num_slots)
+
+    async def verdict(submission: Submission) -> Verdict:
+        async with places:
+            found = await grade_patiently(grader, submission, patience_s=_PATIENCE_S)
+        if found.is_ours:
+            raise NotGraded(f"the grading service failed: {found.detail}")
+        return found
+
+    tasks = [asyncio.create_task(verdict(submission)) for submission in request.submissions()]
+    try:
+        verdicts = await asyncio.gather(*tasks)  # raises the first failure as it is
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    given = [reward_of_verdict(one) for one in verdicts]
+    return GetRewardAnswer(
+        rewards=given,
+        scores=[one.score for one in verdicts],
+        extra_logs={"accepted": [float(reward > 0) for reward in given]},
+    )
+
+
+def _request_of(label: str | dict[str, Any]) -> dict[str, Any]:
+    """The fields of a request from a label. Raises InvalidSubmission."""
+    try:
+        record = json.loads(label) if isinstance(label, str) else label
+    except (ValueError, RecursionError):
+        raise InvalidSubmission("tests", "is not JSON") from None
+    return record if isinstance(record, dict) and "tests" in record else {"tests": record}
