@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
-from nouscoder.verifier.toolchains.languages import find_installed, installed, registry
+from nouscoder.verifier.toolchains.languages import find_installed, find_located, installed, registry
 
 
 def test_the_registry_holds_the_documented_languages() -> None:
-    assert set(registry()) == {"python", "pypy", "c", "cpp", "java", "javascript", "go", "rust"}
+    compiled = {"c", "cpp", "java", "go", "rust", "csharp", "kotlin", "typescript"}
+    interpreted = {"python", "pypy", "javascript", "bash", "perl", "ruby", "lua", "php", "r"}
+    assert set(registry()) == compiled | interpreted
     assert registry()["python"].run is None
     assert "-O2" in (registry()["cpp"].compile or ())
 
@@ -26,6 +29,27 @@ def test_a_language_is_installed_only_with_all_its_tools(tmp_path: Path) -> None
     found = find_installed(registry(), str(tmp_path))
     assert set(found) == {"python", "c"}
     assert (found["c"].compile or ())[0] == str(tmp_path / "gcc")
+
+
+def test_a_compiler_in_a_home_folder_is_found_with_the_folder_that_it_needs(tmp_path: Path) -> None:
+    """A script takes the place of rustup's `rustc`, which prints the folder of the toolchain."""
+    home = tmp_path / "toolchains" / "stable"
+    (home / "bin").mkdir(parents=True)
+    (tmp_path / "system").mkdir()
+    locate = tmp_path / "rustc"
+    for tool in (home / "bin" / "rustc", tmp_path / "system" / "cc", locate):
+        tool.write_text(f"#!/bin/sh\necho {home}\n")
+        tool.chmod(0o755)
+    rust = replace(registry()["rust"], locate=(str(locate),))
+    found = find_located(rust, str(tmp_path / "system"))
+    assert found is not None
+    assert found.home == home.resolve()
+    assert (found.compile or ())[0] == str(home / "bin" / "rustc")
+    assert find_located(rust, "/nowhere") is None, "the linker is missing"
+    assert find_located(replace(rust, locate=("/nowhere/rustc",)), str(tmp_path / "system")) is None
+    for folder in ("/", "", "relative/folder/x", "/root"):
+        locate.write_text(f"#!/bin/sh\necho '{folder}'\n")
+        assert find_located(rust, str(tmp_path / "system")) is None, "candidates must not see this folder"
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,20 @@ ECHO = {  # prints its input doubled, then its arguments
     ' print!("{}", s.trim().parse::<i64>().unwrap() * 2); for a in std::env::args().skip(1) { print!(" {}", a); }'
     " println!(); }",
     "pypy": "import sys\nprint(int(input()) * 2, *sys.argv[1:])",
+    "go": 'package main\nimport ("fmt"; "os")\nfunc main() { var n int; fmt.Scan(&n); fmt.Print(n * 2);'
+    ' for _, a := range os.Args[1:] { fmt.Print(" ", a) }; fmt.Println() }',
+    "typescript": "import * as fs from 'fs';\nconst n: number = parseInt(fs.readFileSync(0, 'utf8'));\n"
+    "console.log([n * 2, ...process.argv.slice(2)].join(' '))",
+    "bash": 'read -r n; printf "%s" $((n * 2)); for a in "$@"; do printf " %s" "$a"; done; echo',
+    "perl": "use strict; my $n = <STDIN>; print join(' ', $n * 2, @ARGV), qq(\n);",
+    "ruby": "puts [$stdin.gets.to_i * 2, *ARGV].join(' ')",
+    "lua": 'local n = io.read("n"); print(table.concat({tostring(n * 2), table.unpack(arg)}, " "))',
+    "php": "<?php $n = (int)fgets(STDIN); echo implode(' ', array_merge([$n * 2], array_slice($argv, 1))), PHP_EOL;",
+    "r": 'n <- as.integer(readLines(file("stdin"), 1)); cat(c(n * 2, commandArgs(TRUE))); cat("\\n")',
+    "csharp": "using System;\nclass P { static void Main(string[] a) { int n = int.Parse(Console.ReadLine());"
+    ' Console.Write(n * 2); foreach (var s in a) Console.Write(" " + s); Console.WriteLine(); } }',
+    "kotlin": "fun main(args: Array<String>) { val n = readLine()!!.toInt();"
+    ' println((listOf((n * 2).toString()) + args).joinToString(" ")) }',
 }
 
 
@@ -112,6 +126,16 @@ async def test_a_program_can_open_its_streams_by_path(sandbox: Sandbox, language
         ("cpp", "int main() { return undeclared; }", b"undeclared"),
         ("java", "public class Main { int f() { return x; } }", b"cannot find symbol"),
         ("javascript", "let let = 1 +;", b"SyntaxError"),
+        ("typescript", "let x: number = ;", b"main.ts(1,17): error TS1109"),
+        ("bash", "if true; then", b"syntax error"),
+        ("perl", "my $x = ;", b"syntax error"),
+        ("ruby", "def f(", b"syntax error"),
+        ("lua", "x = = 1", b"unexpected symbol"),
+        ("php", "<?php $x = ;", b"syntax error"),
+        ("r", "x <- (", b"unexpected end of input"),
+        ("csharp", "class P { static void Main() { x; } }", b"error CS"),
+        ("kotlin", "fun main() { x }", b"unresolved reference"),
+        ("rust", "fn main() { x }", b"cannot find value"),
     ],
 )
 async def test_code_that_does_not_compile_has_a_message(

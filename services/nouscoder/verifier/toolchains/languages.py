@@ -1,13 +1,15 @@
 """The languages of languages.toml, and which of them are installed where candidates run.
 
-A language is installed when each of its tools is in a folder that candidates can see (`SEARCH_PATH`). A compiler in a
-home folder cannot be used inside a sandbox.
+A language is installed when each of its tools is in a folder that candidates can see (`SEARCH_PATH`), or in a toolchain
+of a home folder that the language's `locate` finds, such as rustup's. Candidates then see the toolchain's folder alone.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import shutil
+import subprocess
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +22,8 @@ from nouscoder.verifier.toolchains.toolchain_cache import PLACE, folder_of
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
 _REGISTRY = Path(__file__).with_name("languages.toml")
 _MEMORY = "{memory_bytes}"
-_OPTIONAL = {"compile", "run", "prepare", "compile_with_cache", "version"}
+_OPTIONAL = {"compile", "run", "prepare", "compile_with_cache", "locate", "version"}
+_LOCATE_LIMIT_S = 10.0
 _KEYS = _OPTIONAL | {"source", "time_factor", "memory_extra_bytes", "detect"}
 
 
@@ -29,7 +32,8 @@ class Language:
     """How programs of one language are compiled and run. `run` is None for Python: the warm interpreter runs it.
 
     For an installed language, the tools in every command and in `detect` are absolute paths. `cache` is the folder
-    of its toolchain cache (toolchain_cache.py): `compile` needs it, and candidates must see it.
+    of its toolchain cache (toolchain_cache.py), and `home` that of a toolchain outside the search path: `compile` needs
+    them, and candidates must see them.
     """
 
     name: str
@@ -43,6 +47,8 @@ class Language:
     compile_with_cache: tuple[str, ...] | None = None
     version: tuple[str, ...] | None = None
     cache: Path | None = None
+    locate: tuple[str, ...] | None = None
+    home: Path | None = None
 
 
 def registry(path: Path = _REGISTRY) -> Mapping[str, Language]:
@@ -68,7 +74,30 @@ def installed() -> Mapping[str, Language]:
 
 @functools.cache
 def _installed_here() -> Mapping[str, Language]:
-    return MappingProxyType({name: _with_cache(one) for name, one in find_installed(registry()).items()})
+    known = registry()
+    found = dict(find_installed(known))
+    for name, language in known.items():
+        if name not in found and (located := find_located(language)) is not None:
+            found[name] = located
+    return MappingProxyType({name: _with_cache(found[name]) for name in known if name in found})
+
+
+def find_located(language: Language, search_path: str = SEARCH_PATH) -> Language | None:
+    """The language with the toolchain that its `locate` names, for tools that are not in `search_path`; else None."""
+    if language.locate is None:
+        return None
+    command = [os.path.expanduser(language.locate[0]), *language.locate[1:]]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_LOCATE_LIMIT_S)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    home = Path(done.stdout.strip())
+    if not home.is_absolute() or len(home.parts) < 3:  # never a whole home folder, or the root
+        return None
+    tools = {tool: shutil.which(tool, path=f"{search_path}:{home / 'bin'}") for tool in language.detect}
+    if not all(tools.values()):
+        return None
+    return replace(_resolved(language, {tool: path for tool, path in tools.items() if path}), home=home.resolve())
 
 
 _remote: Mapping[str, Language] | None = None
@@ -116,8 +145,9 @@ def all_tools() -> tuple[str, ...]:
 
 
 def cache_folders() -> tuple[str, ...]:
-    """The folders of the toolchain cache, which candidates must see."""
-    return tuple(str(language.cache) for language in installed().values() if language.cache is not None)
+    """The folders of toolchains and of the toolchain cache, which candidates must see."""
+    folders = (folder for language in installed().values() for folder in (language.cache, language.home))
+    return tuple(str(folder) for folder in folders if folder is not None)
 
 
 def _with_cache(language: Language) -> Language:
@@ -146,6 +176,7 @@ def _language(name: str, table: Mapping[str, Any]) -> Language:
         prepare=_argv(table, "prepare"),
         compile_with_cache=_argv(table, "compile_with_cache"),
         version=_argv(table, "version"),
+        locate=_argv(table, "locate"),
     )
 
 
