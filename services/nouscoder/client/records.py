@@ -7,7 +7,7 @@ nothing. A type checker finds misspelt fields.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Required, TypedDict, final
+from typing import Any, Literal, NotRequired, Required, TypedDict, final
 
 VerdictName = Literal[
     "accepted",
@@ -53,6 +53,7 @@ class Rules(TypedDict, total=False):
     stop_on_first_failure: bool
     reveal: Literal["first_failure", "none"]
     problem_id: str
+    stderr: bool
 
 
 class GradeRequest(Rules, total=False):
@@ -65,7 +66,7 @@ class GradeRequest(Rules, total=False):
 
 @final
 class OutcomeAnswer(TypedDict):
-    """The outcome of one test."""
+    """The outcome of one test. `stderr` is there if the request asks for it."""
 
     index: int
     outcome: VerdictName
@@ -73,6 +74,7 @@ class OutcomeAnswer(TypedDict):
     cpu_time_s: float
     memory_bytes: int
     score: float
+    stderr: NotRequired[str]
 
 
 class FirstFailure(TypedDict):

@@ -112,10 +112,11 @@ class Comparator:
 
 @dataclass(frozen=True, slots=True)
 class StdinCase:
-    """The program gets `input` as stdin and must print `output`."""
+    """The program gets `input` as stdin, and `args` as its arguments, and must print `output`."""
 
     input: str
     output: str
+    args: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +238,8 @@ class Submission:
     """Code to grade: either `code`, or `completion`, a model's answer from which the code is extracted.
 
     `tests_digest` identifies the content of `tests` if known, so that tests can be compared without reading them. With
-    a `problem_id` the service learns the best order of the problem's tests.
+    a `problem_id` the service learns the best order of the problem's tests. `stderr`: each outcome has what its program
+    wrote to stderr.
     """
 
     tests: Tests | TestsReference
@@ -252,6 +254,7 @@ class Submission:
     prelude: Prelude = Prelude.NONE
     problem_id: str = ""
     tests_digest: str = ""
+    stderr: bool = False
 
     def __post_init__(self) -> None:
         """Raises ValueError when not exactly one of `code` and `completion` is given."""

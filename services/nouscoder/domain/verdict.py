@@ -28,7 +28,8 @@ class VerdictKind(StrEnum):
 class TestOutcome:
     """The outcome of one test. `index` is its position in the request, in whatever order the tests ran.
 
-    `points` is the share of a test that is partly right, from 0 to below 1, if its judge program gave one.
+    `points` is the share of a test that is partly right, from 0 to below 1, if its judge program gave one. `stderr` is
+    the end of what the program wrote there, if the submission asks for it.
     """
 
     __test__ = False  # not a pytest class
@@ -39,6 +40,7 @@ class TestOutcome:
     cpu_time_s: float
     memory_bytes: int
     points: float | None = None
+    stderr: str | None = None
 
     @property
     def score(self) -> float:

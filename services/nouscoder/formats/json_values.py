@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from pydantic_core import from_json, to_json
 
-from nouscoder.domain.submission import CallCase, Case
+from nouscoder.domain.submission import CallCase, Case, StdinCase
 
 _FIRST_ROUNDED = 2.0**63  # no smaller integer is read as a float
 
@@ -29,10 +29,13 @@ def case_json(case: Case) -> bytes:
     """A case of tests in the canonical form. Raises what `formats.tests.canonical_parts` raises."""
     if isinstance(case, CallCase):  # orjson writes NaN as null, and no integer beyond 64 bits
         return to_json(case)
+    record: object = case
+    if isinstance(case, StdinCase) and not case.args:  # as in the digests of earlier versions
+        record = {"input": case.input, "output": case.output}
     try:
-        return orjson.dumps(case)
+        return orjson.dumps(record)
     except TypeError:
-        return to_json(case)  # it raises ValueError for text that is not Unicode
+        return to_json(record)  # it raises ValueError for text that is not Unicode
 
 
 def _may_be_rounded(value: Any) -> bool:

@@ -1,9 +1,9 @@
 """The JSON form of tests, which the grading API, problem files and the test store share.
 
 `canonical_parts` writes the canonical form: the fields in the order of the records below, with all defaults (except the
-protocol of a judge program), without white space, in UTF-8. `cases` is last, so that a file can be read case by
-case. The order of keys inside a call's values is kept, because a program can see it. NaN and infinity are written like
-in Python's json module. The SHA-256 of these bytes is the digest of the tests.
+protocol of a judge program and the arguments of a program), without white space, in UTF-8. `cases` is last, so that a
+file can be read case by case. The order of keys inside a call's values is kept, because a program can see it. NaN and
+infinity are written like in Python's json module. The SHA-256 of these bytes is the digest of the tests.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from nouscoder.formats.body import Body
 from nouscoder.formats.json_values import case_json
 
 _DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+_MAX_ARGUMENTS = 64
+Argument = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
 
 
 class StdinCaseBody(Body):
@@ -42,10 +44,11 @@ class StdinCaseBody(Body):
 
     input: str = Field(description="the program's stdin")
     output: str = Field(description="the expected output")
+    args: list[Argument] = Field([], max_length=_MAX_ARGUMENTS, description="the program's arguments")
 
     def record(self) -> StdinCase:
         """The domain's record."""
-        return StdinCase(self.input, self.output)
+        return StdinCase(self.input, self.output, tuple(self.args))
 
 
 class StdinTestsBody(Body):
@@ -109,7 +112,19 @@ class JudgeProgramBody(Body):
 class CheckedCaseBody(Body):
     """One run of the whole program."""
 
-    input: str = Field(description="the program's stdin (interactive: the interactor's input file)")
+    input: str = Field(description="the program's stdin")
+    output: str = Field("", description="the judge's answer file; the candidate never sees it")
+    args: list[Argument] = Field([], max_length=_MAX_ARGUMENTS, description="the program's arguments")
+
+    def record(self) -> StdinCase:
+        """The domain's record."""
+        return StdinCase(self.input, self.output, tuple(self.args))
+
+
+class InteractiveCaseBody(Body):
+    """One conversation with the interactor."""
+
+    input: str = Field(description="the interactor's input file")
     output: str = Field("", description="the judge's answer file; the candidate never sees it")
 
     def record(self) -> StdinCase:
@@ -134,7 +149,7 @@ class InteractiveTestsBody(Body):
 
     type: Literal["interactive"]
     interactor: JudgeProgramBody
-    cases: list[CheckedCaseBody] = Field(min_length=1)
+    cases: list[InteractiveCaseBody] = Field(min_length=1)
 
     def record(self) -> InteractiveTests:
         """The domain's record."""

@@ -64,8 +64,11 @@ def _record(message: verdict_pb2.Tests) -> dict[str, Any]:
             return {"type": "math", "cases": [{"expected": case.expected} for case in message.math.cases]}
 
 
-def _cases(cases: Iterable[verdict_pb2.StdinCase]) -> list[dict[str, str]]:
-    return [{"input": case.input, "output": case.output} for case in cases]
+def _cases(cases: Iterable[verdict_pb2.StdinCase]) -> list[dict[str, Any]]:
+    return [
+        {"input": case.input, "output": case.output, **({"args": list(case.args)} if case.args else {})}
+        for case in cases
+    ]
 
 
 def _program(message: verdict_pb2.JudgeProgram) -> dict[str, str]:

@@ -127,6 +127,7 @@ def submission_to(submission: Submission) -> verdict_pb2.Submission:
         profile=_PROFILE_OUT[submission.profile],
         prelude=_PRELUDE_OUT[submission.prelude],
         problem_id=submission.problem_id,
+        with_stderr=submission.stderr,
     )
     if submission.code is not None:
         message.code = submission.code
@@ -152,6 +153,7 @@ def submission_from(message: verdict_pb2.Submission) -> Submission:
         profile=_profile_from(message.profile),
         prelude=_prelude_from(message.prelude),
         problem_id=message.problem_id,
+        stderr=message.with_stderr,
     )
 
 
@@ -164,6 +166,7 @@ def outcome_to(outcome: TestOutcome) -> verdict_pb2.TestOutcome:
         cpu_time_s=outcome.cpu_time_s,
         memory_bytes=outcome.memory_bytes,
         points=outcome.points,
+        stderr=outcome.stderr,
     )
 
 
@@ -177,7 +180,9 @@ def outcome_from(message: verdict_pb2.TestOutcome) -> TestOutcome:
     """Protocol -> domain."""
     kind = _kind_from(message.outcome, "outcome.outcome")
     points = message.points if message.HasField("points") else None
-    return TestOutcome(message.index, kind, message.wall_time_s, message.cpu_time_s, message.memory_bytes, points)
+    stderr = message.stderr if message.HasField("stderr") else None
+    times = (message.wall_time_s, message.cpu_time_s)
+    return TestOutcome(message.index, kind, *times, message.memory_bytes, points, stderr)
 
 
 def verdict_to(verdict: Verdict) -> verdict_pb2.Verdict:

@@ -293,7 +293,7 @@ def _judge(record: dict[str, str]) -> JudgeProgram:
 
 
 def _stdin(record: Any) -> StdinCase:
-    return StdinCase(**record)
+    return StdinCase(record["input"], record["output"], tuple(record.get("args", ())))
 
 
 def _call(record: Any) -> CallCase:

@@ -239,19 +239,25 @@ class StdinCase(_message.Message):
 
     INPUT_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
+    ARGS_FIELD_NUMBER: _builtins.int
     input: _builtins.str
     """What the program reads."""
     output: _builtins.str
     """What it must print."""
+    @_builtins.property
+    def args(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Its arguments; not of interactive tests."""
+
     def __init__(
         self,
         *,
         input: _builtins.str = ...,
         output: _builtins.str = ...,
+        args: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "output", b"output"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "input", b"input", "output", b"output"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -630,6 +636,7 @@ class Submission(_message.Message):
     PROFILE_FIELD_NUMBER: _builtins.int
     PRELUDE_FIELD_NUMBER: _builtins.int
     PROBLEM_ID_FIELD_NUMBER: _builtins.int
+    WITH_STDERR_FIELD_NUMBER: _builtins.int
     code: _builtins.str
     """A program."""
     completion: _builtins.str
@@ -646,6 +653,8 @@ class Submission(_message.Message):
     """Code that is executed before a python program."""
     problem_id: _builtins.str
     """With an id, the service runs first the tests that failed earlier programs for this problem. Empty means no id."""
+    with_stderr: _builtins.bool
+    """Each outcome has what its program wrote to stderr."""
     @_builtins.property
     def tests(self) -> Global___Tests:
         """The tests it must pass."""
@@ -672,10 +681,11 @@ class Submission(_message.Message):
         profile: Global___Profile.ValueType = ...,
         prelude: Global___Prelude.ValueType = ...,
         problem_id: _builtins.str = ...,
+        with_stderr: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "comparator", b"comparator", "completion", b"completion", "limits", b"limits", "source", b"source", "tests", b"tests"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "comparator", b"comparator", "completion", b"completion", "language", b"language", "limits", b"limits", "prelude", b"prelude", "problem_id", b"problem_id", "profile", b"profile", "run_all_tests", b"run_all_tests", "source", b"source", "tests", b"tests", "withhold_failure", b"withhold_failure"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "comparator", b"comparator", "completion", b"completion", "language", b"language", "limits", b"limits", "prelude", b"prelude", "problem_id", b"problem_id", "profile", b"profile", "run_all_tests", b"run_all_tests", "source", b"source", "tests", b"tests", "with_stderr", b"with_stderr", "withhold_failure", b"withhold_failure"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["code", "completion"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
@@ -695,6 +705,7 @@ class TestOutcome(_message.Message):
     CPU_TIME_S_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     POINTS_FIELD_NUMBER: _builtins.int
+    STDERR_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Position in the request."""
     outcome: Global___VerdictKind.ValueType
@@ -707,6 +718,8 @@ class TestOutcome(_message.Message):
     """Peak bytes of memory."""
     points: _builtins.float
     """The share of a test that is partly right, from 0 to below 1; absent if its judge program gave none."""
+    stderr: _builtins.str
+    """The end of what the program wrote to stderr; absent unless the submission asks for it."""
     def __init__(
         self,
         *,
@@ -716,14 +729,20 @@ class TestOutcome(_message.Message):
         cpu_time_s: _builtins.float = ...,
         memory_bytes: _builtins.int = ...,
         points: _builtins.float | None = ...,
+        stderr: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_points", b"_points", "points", b"points"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_points", b"_points", "_stderr", b"_stderr", "points", b"points", "stderr", b"stderr"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_points", b"_points", "cpu_time_s", b"cpu_time_s", "index", b"index", "memory_bytes", b"memory_bytes", "outcome", b"outcome", "points", b"points", "wall_time_s", b"wall_time_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_points", b"_points", "_stderr", b"_stderr", "cpu_time_s", b"cpu_time_s", "index", b"index", "memory_bytes", b"memory_bytes", "outcome", b"outcome", "points", b"points", "stderr", b"stderr", "wall_time_s", b"wall_time_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__points: _TypeAlias = _typing.Literal["points"]  # noqa: Y015
     _WhichOneofArgType__points: _TypeAlias = _typing.Literal["_points", b"_points"]  # noqa: Y015
+    _WhichOneofReturnType__stderr: _TypeAlias = _typing.Literal["stderr"]  # noqa: Y015
+    _WhichOneofArgType__stderr: _TypeAlias = _typing.Literal["_stderr", b"_stderr"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__points) -> _WhichOneofReturnType__points | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stderr) -> _WhichOneofReturnType__stderr | None: ...
 
 Global___TestOutcome: _TypeAlias = TestOutcome  # noqa: Y015
 

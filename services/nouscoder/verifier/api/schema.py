@@ -34,6 +34,7 @@ class _Request(Body):
     prelude: Literal["none", "lcb"] = Field("none", description="lcb: LiveCodeBench's star imports, for python")
     stop_on_first_failure: bool = True
     reveal: Literal["first_failure", "none"] = "first_failure"
+    stderr: bool = Field(False, description="each test of the answer has the end of its program's stderr")
     problem_id: str = Field("", description="tests that often failed programs for this problem run first")
 
     @model_validator(mode="after")
@@ -55,6 +56,7 @@ class _Request(Body):
             profile=Profile(self.profile),
             prelude=Prelude(self.prelude),
             problem_id=self.problem_id,
+            stderr=self.stderr,
         )
 
 
@@ -97,6 +99,7 @@ class TestBody(BaseModel):
     cpu_time_s: float
     memory_bytes: int
     score: float = Field(description="1 when accepted, the points of a checker when partly right, else 0")
+    stderr: str | None = Field(None, description="absent unless the request asks for it")
 
 
 class FirstFailureBody(BaseModel):
@@ -173,6 +176,7 @@ def request_of(submission: Submission) -> dict[str, Any]:
         "profile": submission.profile.value,
         "prelude": submission.prelude.value,
         "problem_id": submission.problem_id,
+        "stderr": submission.stderr,
     }
 
 
@@ -210,7 +214,7 @@ def _tests_from(body: bytes) -> Tests:
 
 def outcome_record(outcome: TestOutcome) -> dict[str, Any]:
     """The outcome of a test with the fields of TestBody."""
-    return {
+    record = {
         "index": outcome.index,
         "outcome": outcome.outcome.value,
         "wall_time_s": round(outcome.wall_time_s, 6),
@@ -218,6 +222,7 @@ def outcome_record(outcome: TestOutcome) -> dict[str, Any]:
         "memory_bytes": outcome.memory_bytes,
         "score": outcome.score,
     }
+    return record if outcome.stderr is None else {**record, "stderr": outcome.stderr}
 
 
 def answer_record(verdict: Verdict) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def outcome_of(judge: Judge, index: int, result: RunResult) -> VerdictKind:
 def failure_of(judge: Judge, index: int, outcome: VerdictKind, result: RunResult, remark: str = "") -> FirstFailure:
     """A failure as the service reports it: texts clipped, the end of stderr, then the checker's remark."""
     test_input, expected, output = judge.shown(index, result)
-    stderr = result.stderr[-4 * CLIP_CHARS :].decode("utf8", "replace")
+    stderr = stderr_of(result)
     if remark:
         stderr = f"{stderr}\n[judge] {remark}".lstrip("\n")
     return FirstFailure(
@@ -86,6 +86,11 @@ def failure_of(judge: Judge, index: int, outcome: VerdictKind, result: RunResult
         output=_clip(output),
         stderr=stderr[-CLIP_CHARS:],
     )
+
+
+def stderr_of(result: RunResult) -> str:
+    """The end of what the program wrote to stderr."""
+    return result.stderr[-4 * CLIP_CHARS :].decode("utf8", "replace")[-CLIP_CHARS:]
 
 
 def _clip(text: str) -> str:

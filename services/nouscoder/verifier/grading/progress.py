@@ -17,16 +17,17 @@ import heapq
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nouscoder.domain.submission import Profile, Submission
 from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
-from nouscoder.verifier.grading.judging import failure_of, outcome_of
+from nouscoder.verifier.grading.judging import failure_of, outcome_of, stderr_of
 from nouscoder.verifier.judges.base import Judge
 from nouscoder.verifier.judges.partners import Ruling
 from nouscoder.verifier.sandbox.base import RunResult
 
 _LARGE_BYTES = 1_000_000
+_STDERR_CHARS = 1_000_000  # of all tests of a submission together; later tests have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class Progress:
         self._final: list[TestOutcome] = []  # by position
         self._end = len(order)  # positions from here on do not count
         self._spent_s = 0.0
+        self._stderr_left = _STDERR_CHARS
         self._out_of_time = False
         self._failure: FirstFailure | None = None
         self._fault = ""
@@ -135,7 +137,9 @@ class Progress:
         else:
             kind = outcome_of(self.judge, index, result)
         points = None if ruling is None else ruling.points
-        outcome = TestOutcome(index, kind, result.wall_time_s, result.cpu_time_s, result.memory_bytes, points)
+        stderr = stderr_of(result) if self._submission.stderr else None
+        times = (result.wall_time_s, result.cpu_time_s)
+        outcome = TestOutcome(index, kind, *times, result.memory_bytes, points, stderr)
         if kind is VerdictKind.ACCEPTED:
             return _Judged(outcome, None, "")
         remark = "" if ruling is None else ruling.remark
@@ -150,7 +154,11 @@ class Progress:
         return self._final[num_before:]
 
     def _count(self, judged: _Judged) -> None:
-        self._final.append(judged.outcome)
+        outcome = judged.outcome
+        if outcome.stderr is not None:
+            outcome = replace(outcome, stderr=outcome.stderr if self._stderr_left > 0 else "")
+            self._stderr_left -= len(outcome.stderr or "")
+        self._final.append(outcome)
         failure = judged.failure
         if failure is not None and (self._failure is None or failure.index < self._failure.index):
             self._failure, self._fault = failure, judged.fault

@@ -122,7 +122,7 @@ class _PlainRuns:
 
     async def run(self, index: int) -> Ran:
         """Run one process for this test."""
-        return await self._session.run(self._judge.stdin(index)), None
+        return await self._session.run(self._judge.stdin(index), args=self._judge.arguments(index)), None
 
 
 class _CheckedRuns:
@@ -135,7 +135,7 @@ class _CheckedRuns:
 
     async def run(self, index: int) -> Ran:
         """Run one process for this test and, if it exits normally, one process of the checker; two after a crash."""
-        result = await self._candidate.run(self._judge.stdin(index))
+        result = await self._candidate.run(self._judge.stdin(index), args=self._judge.arguments(index))
         if outcome_of(self._judge, index, result) is not VerdictKind.ACCEPTED:
             return result, None
         files = _files(self._cases[index])

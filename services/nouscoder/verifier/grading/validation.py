@@ -108,5 +108,7 @@ def _validate_profile(submission: Submission) -> None:
         return
     if submission.language != "python" or not isinstance(submission.tests, StdinTests | CallTests):
         raise InvalidSubmission("profile", "lcb grades only python, and only stdin and call tests")
+    if isinstance(submission.tests, StdinTests) and any(case.args for case in submission.tests.cases):
+        raise InvalidSubmission("profile", "lcb does not support program arguments")
     if isinstance(submission.tests, CallTests) and any(case.kwargs for case in submission.tests.cases):
         raise InvalidSubmission("profile", "lcb does not support keyword arguments")

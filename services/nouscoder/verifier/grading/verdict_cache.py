@@ -103,7 +103,8 @@ class CachedGrader(GraderDecorator):
 def _num_entries(verdict: Verdict) -> int:
     """How many entries of the cache a verdict takes, by an estimate of its size."""
     failure = verdict.first_failure
-    texts = () if failure is None else (failure.input, failure.expected, failure.output, failure.stderr)
+    texts = [] if failure is None else [failure.input, failure.expected, failure.output, failure.stderr]
+    texts += [outcome.stderr for outcome in verdict.tests if outcome.stderr]
     num_bytes = _OUTCOME_BYTES * len(verdict.tests) + 4 * sum(map(len, (verdict.detail, *texts)))
     return 1 + num_bytes // _ENTRY_BYTES
 

@@ -30,6 +30,10 @@ class MathJudge:
         """Empty: no process runs."""
         return b""
 
+    def arguments(self, index: int) -> tuple[str, ...]:
+        """None."""
+        return ()
+
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
         """A wrong answer. Only the math library's ruling accepts an answer."""
         return VerdictKind.WRONG_ANSWER

@@ -63,6 +63,10 @@ class AssertJudge:
         """The case and its token as arguments."""
         return json.dumps({"args": [self._cases[index], self._tokens[index]], "kwargs": {}}).encode()
 
+    def arguments(self, index: int) -> tuple[str, ...]:
+        """None."""
+        return ()
+
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
         """Accepted when the case ended, wrong answer after an AssertionError, else runtime error (no valid report)."""
         report = (result.result or b"").strip()

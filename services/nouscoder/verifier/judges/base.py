@@ -32,6 +32,10 @@ class Judge(Protocol):
         """The input of the process of test `index`. It contains nothing of the expected output."""
         ...
 
+    def arguments(self, index: int) -> tuple[str, ...]:
+        """The arguments of the process of test `index`."""
+        ...
+
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
         """The outcome of a process that exited with code 0."""
         ...

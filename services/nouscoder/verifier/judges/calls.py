@@ -34,6 +34,10 @@ class CallJudge:
         case = self._cases[index]
         return json.dumps({"args": list(case.args), "kwargs": case.kwargs}).encode()
 
+    def arguments(self, index: int) -> tuple[str, ...]:
+        """None."""
+        return ()
+
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
         """Accepted when the returned value equals the expected one; runtime error when the call did not return."""
         if result.result is None:

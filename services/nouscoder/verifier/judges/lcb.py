@@ -123,6 +123,10 @@ class LcbJudge:
         expected = self._expected_json[index]
         return _LARGE_BYTES + 4 * len(expected) if self._entry is None else 4096 + result_bound(expected)
 
+    def arguments(self, index: int) -> tuple[str, ...]:
+        """None."""
+        return ()
+
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
         """By LiveCodeBench's comparison."""
         expected = self._expected[index]

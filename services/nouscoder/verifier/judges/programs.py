@@ -35,6 +35,10 @@ class StdinJudge:
         """The input of the case."""
         return encoded(self._cases[index].input)
 
+    def arguments(self, index: int) -> tuple[str, ...]:
+        """The arguments of the case."""
+        return self._cases[index].args
+
     def answer_outcome(self, index: int, result: RunResult) -> VerdictKind:
         """Accepted when stdout matches the expected output, or when a checker or interactor decides."""
         if not self._compares:
