@@ -1,9 +1,10 @@
-"""Program arguments of a test, and what each program wrote to stderr, through the formats, the grader and the APIs."""
+"""Program arguments, stderr and further source files, through the formats, the grader, the sandbox and the APIs."""
 
 from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -21,6 +22,7 @@ from nouscoder.store.case_files import CaseFile, write_tests
 from nouscoder.v1 import verdict_pb2
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.schema import parse_submission, request_of
+from nouscoder.verifier.grading import verdict_cache
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.grading.validation import Bounds, InvalidSubmission, validate
 from nouscoder.verifier.local_grader import local_grader
@@ -28,6 +30,7 @@ from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import SandboxUnavailable
 from nouscoder.verifier.sandbox.base import RunResult
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
+from nouscoder.verifier.toolchains.languages import installed
 
 TESTS = StdinTests((StdinCase("1", "a b"), StdinCase("2", "c", ("-v", "two words"))))
 
@@ -48,7 +51,7 @@ def test_arguments_are_kept_by_the_store_and_by_the_protocol(tmp_path: Path) -> 
     with CaseFile(tmp_path / "tests") as opened:
         assert tuple(opened.tests().cases) == TESTS.cases
     assert digest == form.digest_of(TESTS)
-    given = Submission(TESTS, "1", stderr=True)
+    given = Submission(TESTS, "1", stderr=True, files={"helper.py": "x = 1"})
     assert submission_from(submission_to(given)) == given
     assert parse_submission(json.dumps(request_of(given))) == given
     cases = [verdict_pb2.StdinCase(input="1", output="a b"), verdict_pb2.StdinCase(input="2", output="c")]
@@ -118,3 +121,53 @@ async def test_a_python_program_sees_its_arguments_in_the_sandbox() -> None:
         pytest.skip(str(error))
     assert verdict.kind is VerdictKind.ACCEPTED, verdict.first_failure
     assert [outcome.stderr for outcome in verdict.tests] == ["heard\n", "heard\n"]
+
+
+MAIN_AND_FILES = {
+    "python": ("import helper\nprint(helper.twice(int(input())), open('data.txt').read())", "helper.py"),
+    "c": ('#include <stdio.h>\n#include "helper.h"\nint main() { int n; scanf("%d", &n); printf("%d ", twice(n));'
+    ' FILE *f = fopen("data.txt", "r"); for (int c; (c = getc(f)) != EOF;) putchar(c); }', "helper.h"),
+}  # fmt: skip
+HELPERS = {"python": "def twice(n):\n    return 2 * n\n", "c": "static int twice(int n) { return 2 * n; }\n"}
+
+
+@pytest.mark.parametrize("language", MAIN_AND_FILES)
+async def test_further_files_are_there_when_a_program_is_compiled_and_in_each_run(language: str) -> None:
+    if language not in installed():
+        pytest.skip(f"no {language} here")
+    code, name = MAIN_AND_FILES[language]
+    files = {name: HELPERS[language], "data.txt": "a b"}
+    tests = StdinTests(tuple(StdinCase(str(n), f"{2 * n} a b") for n in range(3)))
+    try:
+        async with local_grader(VerifierSection.model_validate({"sandbox": {"slots": 1}})) as grader:
+            verdict = await grader.grade(Submission(tests, code, language=language, files=files))
+            assert verdict.kind is VerdictKind.ACCEPTED, verdict
+            changes = "import os\ntry:\n    open('data.txt', 'w')\nexcept OSError as e:\n    print('refused')\n"
+            hostile = "os.chmod('data.txt', 0o777)\nos.remove('data.txt')"
+            changing = Submission(StdinTests((StdinCase("", "refused"),) * 2), changes, files=files)
+            assert (await grader.grade(changing)).kind is VerdictKind.ACCEPTED
+            await grader.grade(replace(changing, code="import os\n" + hostile))
+            assert (await grader.grade(Submission(tests, code, language=language, files=files))).passed == 3
+            gone = await grader.grade(Submission(tests, code, language=language))
+            assert gone.kind in (VerdictKind.RUNTIME_ERROR, VerdictKind.COMPILE_ERROR), "of another submission"
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "main.py", "x" * 101, "a\0", "-x", "\u00e4", ".hidden"])
+def test_a_file_needs_a_plain_name(name: str) -> None:
+    with pytest.raises(InvalidSubmission, match="plain name"):
+        validate(Submission(TESTS, "1", files={name: ""}), Bounds())
+
+
+def test_files_are_bounded_and_are_part_of_what_a_verdict_depends_on() -> None:
+    for files in ({f"f{n}": "" for n in range(65)}, {"big": "x" * 4_000_001}):
+        with pytest.raises(InvalidSubmission, match="may be at most"):
+            validate(Submission(TESTS, "1", files=files), Bounds())
+    with pytest.raises(InvalidSubmission, match="further files"):
+        validate(Submission(StdinTests((StdinCase("", ""),)), "1", profile=Profile.LCB, files={"a": ""}), Bounds())
+    keys = [
+        verdict_cache._key(Submission(TESTS, "1", files=files), "d")
+        for files in ({}, {"a": "b"}, {"a": "c"}, {"a": "b", "c": "d"}, {"ab": ""})
+    ]
+    assert len(set(keys)) == 5

@@ -54,6 +54,7 @@ class Rules(TypedDict, total=False):
     reveal: Literal["first_failure", "none"]
     problem_id: str
     stderr: bool
+    files: Mapping[str, str]
 
 
 class GradeRequest(Rules, total=False):

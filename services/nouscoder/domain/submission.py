@@ -239,7 +239,7 @@ class Submission:
 
     `tests_digest` identifies the content of `tests` if known, so that tests can be compared without reading them. With
     a `problem_id` the service learns the best order of the problem's tests. `stderr`: each outcome has what its program
-    wrote to stderr.
+    wrote to stderr. `files`: further source files beside the program, by plain name.
     """
 
     tests: Tests | TestsReference
@@ -255,6 +255,7 @@ class Submission:
     problem_id: str = ""
     tests_digest: str = ""
     stderr: bool = False
+    files: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raises ValueError when not exactly one of `code` and `completion` is given."""

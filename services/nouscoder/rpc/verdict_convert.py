@@ -128,6 +128,7 @@ def submission_to(submission: Submission) -> verdict_pb2.Submission:
         prelude=_PRELUDE_OUT[submission.prelude],
         problem_id=submission.problem_id,
         with_stderr=submission.stderr,
+        files=submission.files,
     )
     if submission.code is not None:
         message.code = submission.code
@@ -154,6 +155,7 @@ def submission_from(message: verdict_pb2.Submission) -> Submission:
         prelude=_prelude_from(message.prelude),
         problem_id=message.problem_id,
         stderr=message.with_stderr,
+        files=dict(message.files),
     )
 
 

@@ -625,6 +625,26 @@ class Submission(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class FilesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CODE_FIELD_NUMBER: _builtins.int
     COMPLETION_FIELD_NUMBER: _builtins.int
     LANGUAGE_FIELD_NUMBER: _builtins.int
@@ -637,6 +657,7 @@ class Submission(_message.Message):
     PRELUDE_FIELD_NUMBER: _builtins.int
     PROBLEM_ID_FIELD_NUMBER: _builtins.int
     WITH_STDERR_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
     code: _builtins.str
     """A program."""
     completion: _builtins.str
@@ -667,6 +688,10 @@ class Submission(_message.Message):
     def comparator(self) -> Global___Comparator:
         """How outputs are compared."""
 
+    @_builtins.property
+    def files(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Further source files beside the program, by plain name."""
+
     def __init__(
         self,
         *,
@@ -682,10 +707,11 @@ class Submission(_message.Message):
         prelude: Global___Prelude.ValueType = ...,
         problem_id: _builtins.str = ...,
         with_stderr: _builtins.bool = ...,
+        files: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "comparator", b"comparator", "completion", b"completion", "limits", b"limits", "source", b"source", "tests", b"tests"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "comparator", b"comparator", "completion", b"completion", "language", b"language", "limits", b"limits", "prelude", b"prelude", "problem_id", b"problem_id", "profile", b"profile", "run_all_tests", b"run_all_tests", "source", b"source", "tests", b"tests", "with_stderr", b"with_stderr", "withhold_failure", b"withhold_failure"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "comparator", b"comparator", "completion", b"completion", "files", b"files", "language", b"language", "limits", b"limits", "prelude", b"prelude", "problem_id", b"problem_id", "profile", b"profile", "run_all_tests", b"run_all_tests", "source", b"source", "tests", b"tests", "with_stderr", b"with_stderr", "withhold_failure", b"withhold_failure"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["code", "completion"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015

@@ -35,6 +35,7 @@ class _Request(Body):
     stop_on_first_failure: bool = True
     reveal: Literal["first_failure", "none"] = "first_failure"
     stderr: bool = Field(False, description="each test of the answer has the end of its program's stderr")
+    files: dict[str, str] = Field({}, description="further source files beside the program, by plain name")
     problem_id: str = Field("", description="tests that often failed programs for this problem run first")
 
     @model_validator(mode="after")
@@ -57,6 +58,7 @@ class _Request(Body):
             prelude=Prelude(self.prelude),
             problem_id=self.problem_id,
             stderr=self.stderr,
+            files=self.files,
         )
 
 
@@ -177,6 +179,7 @@ def request_of(submission: Submission) -> dict[str, Any]:
         "prelude": submission.prelude.value,
         "problem_id": submission.problem_id,
         "stderr": submission.stderr,
+        "files": submission.files,
     }
 
 

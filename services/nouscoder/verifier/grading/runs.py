@@ -73,7 +73,8 @@ def program_of(submission: Submission, code: str, judge: Judge) -> Program:
             limits.processes,
         )
     source, problem_id = judge.source(code), submission.problem_id
-    return Program(language, source, limits, judge.entry_point, judge.prelude, problem_id)
+    files = {name: encoded(text) for name, text in submission.files.items()}
+    return Program(language, source, limits, judge.entry_point, judge.prelude, problem_id, files=files)
 
 
 def has_free_order(submission: Submission) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, fields
 
 from nouscoder.domain.submission import (
@@ -23,6 +24,7 @@ from nouscoder.verifier.judges import mathematics
 from nouscoder.verifier.toolchains.languages import installed
 
 _FIELD_CHARS = 100
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 
 
 class InvalidSubmission(ValueError):
@@ -49,6 +51,8 @@ class Bounds:
     )
     num_tests: int = 10_000
     problem_id_chars: int = 1000  # kept in memory after the answer
+    num_files: int = 64
+    num_file_chars: int = 4_000_000
     num_assert_chars: int = 200_000  # see judges/python_syntax.py
 
 
@@ -64,6 +68,7 @@ def validate(submission: Submission, bounds: Bounds) -> None:
         raise InvalidSubmission("language", "call and assert tests need python")
     if len(submission.problem_id) > bounds.problem_id_chars:
         raise InvalidSubmission("problem_id", f"may have at most {bounds.problem_id_chars} characters")
+    _validate_files(submission, bounds)
     _validate_profile(submission)
     for name in ("float_tolerance", "absolute_tolerance", "relative_tolerance"):
         if not 0 <= getattr(submission.comparator, name) < math.inf:
@@ -72,6 +77,19 @@ def validate(submission: Submission, bounds: Bounds) -> None:
         requested, maximum = getattr(submission.limits, item.name), getattr(bounds.limits, item.name)
         if not requested <= maximum:
             raise InvalidSubmission(f"limits.{item.name}", f"must be at most {maximum}")
+
+
+def _validate_files(submission: Submission, bounds: Bounds) -> None:
+    if len(submission.files) > bounds.num_files or sum(map(len, submission.files.values())) > bounds.num_file_chars:
+        raise InvalidSubmission(
+            "files", f"may be at most {bounds.num_files}, with {bounds.num_file_chars} characters in total"
+        )
+    source_name = installed()[submission.language].source_name
+    for name in submission.files:
+        if not _FILE_NAME.fullmatch(name) or name == source_name:
+            raise InvalidSubmission(
+                f"files.{name}", f"must be a plain name of at most 100 characters, not {source_name}"
+            )
 
 
 def _require_language(language: str, field: str) -> None:
@@ -106,6 +124,8 @@ def _validate_profile(submission: Submission) -> None:
         raise InvalidSubmission("prelude", "needs python")
     if submission.profile is Profile.PROCESS:
         return
+    if submission.files:
+        raise InvalidSubmission("profile", "lcb does not support further files")
     if submission.language != "python" or not isinstance(submission.tests, StdinTests | CallTests):
         raise InvalidSubmission("profile", "lcb grades only python, and only stdin and call tests")
     if isinstance(submission.tests, StdinTests) and any(case.args for case in submission.tests.cases):

@@ -141,7 +141,8 @@ def _key(submission: Submission, tests_digest: str) -> bytes | None:
     submission without a problem id thus never gets a verdict from a learned order.
     """
     source = submission.code if submission.code is not None else submission.completion or ""
-    if not tests_digest or len(source) > _KEYED_CHARS:
+    files = [part for item in sorted(submission.files.items()) for part in item]
+    if not tests_digest or sum(map(len, files), len(source)) > _KEYED_CHARS:
         return None
     problem_id = submission.problem_id if submission.stop_on_first_failure else ""
     short = replace(
@@ -152,10 +153,12 @@ def _key(submission: Submission, tests_digest: str) -> bytes | None:
         language="",
         code="",
         completion=None,
+        files={},
     )
     key = hashlib.blake2b(repr(short).encode("utf8", "surrogatepass"), digest_size=32)
     # Encoded, because repr() of some long texts takes a second.
-    for text in (source, problem_id, submission.language, "code" if submission.code is not None else "completion"):
+    kind = "code" if submission.code is not None else "completion"
+    for text in (source, problem_id, submission.language, kind, *files):
         part = text.encode("utf8", "surrogatepass")
         key.update(len(part).to_bytes(8, "big") + part)
     return key.digest()

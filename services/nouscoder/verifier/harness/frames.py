@@ -15,14 +15,15 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
 HEADER = struct.Struct("!BI")  # kind, payload length in bytes
 _COUNT, _COUNTS = struct.Struct("=I"), struct.Struct("=II")
-_PROGRAM = struct.Struct("=3d4Q8I")
+_PROGRAM = struct.Struct("=3d4Q9I4x")  # padded like the C struct
 MAX_FRAME_BYTES = 1 << 30
+_NO_FILES: Mapping[str, bytes] = {}
 # exit, exit code, signal, wall s, CPU s, peak memory bytes, then the lengths of stdout, stderr and result (-1: none)
 _RESULT = struct.Struct("!BiiddQIIi")
 
@@ -135,8 +136,12 @@ def pack_program(
     limits: ProgramLimits,
     compile_argv: Sequence[str] | None = None,
     run_argv: Sequence[str] | None = None,
+    files: Mapping[str, bytes] = _NO_FILES,
 ) -> bytes:
-    """The payload of a PROGRAM frame: `struct program` of init.h and the texts after it. Python has no `run_argv`."""
+    """The payload of a PROGRAM frame: `struct program` of init.h and the texts after it. Python has no `run_argv`.
+
+    `files` are beside the source when it is compiled and in every run.
+    """
     meta = f"{entry_point}\0{prelude}".encode("utf-8", "surrogatepass")
     name = source_name.encode()
     compiling, running = compile_argv or (), run_argv or ()
@@ -150,18 +155,22 @@ def pack_program(
         len(source),
         len(compiling),
         len(running),
+        len(files),
     )
-    return b"".join((head, meta, name, b"\0", source, _strings(compiling), _strings(running)))
+    return b"".join((head, meta, name, b"\0", source, _strings(compiling), _strings(running), *_files(files)))
 
 
 def pack_arguments(args: Sequence[str], files: Mapping[str, bytes]) -> bytes:
     """The payload of an ARGUMENTS frame: NUL-terminated arguments, then the name and the contents of each file."""
     strings = _strings(args)
-    parts = [_COUNTS.pack(len(args), len(strings)), strings, _COUNT.pack(len(files))]
+    return b"".join((_COUNTS.pack(len(args), len(strings)), strings, _COUNT.pack(len(files)), *_files(files)))
+
+
+def _files(files: Mapping[str, bytes]) -> Iterator[bytes]:
+    """The parts of the name and the contents of each file."""
     for name, content in files.items():
         encoded = name.encode("utf-8", "surrogatepass") + b"\0"
-        parts += [_COUNT.pack(len(encoded)), encoded, _COUNT.pack(len(content)), content]
-    return b"".join(parts)
+        yield from (_COUNT.pack(len(encoded)), encoded, _COUNT.pack(len(content)), content)
 
 
 def _strings(words: Sequence[str]) -> bytes:

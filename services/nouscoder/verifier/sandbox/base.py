@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
@@ -39,9 +39,10 @@ class Program:
 
     With an entry point, the harness calls it with the arguments of each run (JSON as the run's stdin: {"args": [...],
     "kwargs": {...}}) and returns the result as JSON in `RunResult.result`. `prelude` is Python that runs in the
-    program's namespace before the program. Only Python (a language whose `run` is None) supports both. `limits` are
-    enforced unchanged; the caller applies the language's `time_factor`. `problem_id` and `since_s` (the time, by
-    time.monotonic, since when the submission waits) help a backend to place it; they change no result.
+    program's namespace before the program. Only Python (a language whose `run` is None) supports both. `files` are
+    beside the source, read-only, when it is compiled and in every run. `limits` are enforced unchanged; the caller
+    applies the language's `time_factor`. `problem_id` and `since_s` (the time, by time.monotonic, since when the
+    submission waits) help a backend to place it; they change no result.
     """
 
     language: Language
@@ -51,9 +52,11 @@ class Program:
     prelude: str = ""
     problem_id: str = ""
     since_s: float | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an entry point or a prelude with a language other than Python."""
+        """Raises ValueError for an entry point or a prelude with a language other than Python, and invalid files."""
+        _check_files(self.language.source_name, self.files)
         if self.language.run is not None and (self.entry_point is not None or self.prelude):
             raise ValueError(f"{self.language.name} programs have no entry point and no prelude: only python has them")
 
@@ -244,10 +247,19 @@ def check_run_input(program: Program, args: tuple[str, ...], files: Mapping[str,
         raise ValueError(f"a run takes at most {_MAX_ARGUMENTS_AND_FILES} arguments and as many files")
     if any("\0" in arg for arg in args):
         raise ValueError("an argument must not hold a NUL character")
+    if not program.files.keys().isdisjoint(files):
+        raise ValueError("a file of a run has the name of a file of the program")
+    _check_files(program.language.source_name, files)
+
+
+def _check_files(source_name: str, files: Mapping[str, bytes]) -> None:
+    """Raises ValueError."""
+    if len(files) > _MAX_ARGUMENTS_AND_FILES:
+        raise ValueError(f"there may be at most {_MAX_ARGUMENTS_AND_FILES} files")
     for name in files:
         num_bytes = len(name.encode("utf8", "surrogatepass"))
-        taken = name in ("", ".", "..", program.language.source_name)
+        taken = name in ("", ".", "..", source_name)
         if taken or "/" in name or "\0" in name or num_bytes > _MAX_NAME_BYTES:
-            raise ValueError(f"{name!r:.60} cannot be the name of a file of a run")
+            raise ValueError(f"{name!r:.60} cannot be the name of a file")
     if sum(map(len, files.values())) > _MAX_FILE_BYTES:
-        raise ValueError(f"the files of a run hold at most {_MAX_FILE_BYTES} bytes in total")
+        raise ValueError(f"the files hold at most {_MAX_FILE_BYTES} bytes in total")

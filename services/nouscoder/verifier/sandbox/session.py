@@ -80,6 +80,7 @@ class SlotSession:
             source_name=language.source_name,
             compile_argv=with_tools(language.compile, self._slot.tools),
             run_argv=with_memory_limit(with_tools(language.run, self._slot.tools), limits.memory_bytes),
+            files=self._program.files,
         )
         try:
             kind, detail = await self._begin(payload)

@@ -42,21 +42,28 @@ void write_file(struct session *s, const char *folder, const char *name, const v
     close(fd);
 }
 
+static void write_sources(struct session *s, const char *folder) {
+    write_file(s, folder, s->name, s->source, s->program.source_bytes);
+    for (uint32_t i = 0; i < s->program.num_files; i++)
+        write_file(s, folder, s->files[i].name, s->files[i].bytes, s->files[i].num_bytes);
+}
+
 void place_script(struct session *s) {
-    s->names = allocated(calloc(1, sizeof *s->names));
+    s->num_names = (int)s->program.num_files + 1;
+    s->names = allocated(calloc((size_t)s->num_names, sizeof *s->names));
     s->names[0] = (char *)s->name;
-    s->num_names = 1;
-    write_file(s, "/tmp", s->name, s->source, s->program.source_bytes);
+    for (int i = 1; i < s->num_names; i++) s->names[i] = (char *)s->files[i - 1].name;
+    write_sources(s, "/tmp");
 }
 
 void open_program(struct session *s) {
     mount_tmpfs(s, "/program", s->settings->two_users ? "mode=755,uid=1000,gid=1000" : "mode=755,uid=0,gid=0");
-    write_file(s, "/program", s->name, s->source, s->program.source_bytes);
+    write_sources(s, "/program");
 }
 
 static void fill(struct session *s) {
     if (!s->program.is_command) {
-        write_file(s, "/tmp", s->name, s->source, s->program.source_bytes);
+        write_sources(s, "/tmp");
         return;
     }
     for (int i = 0; i < s->num_names; i++) {

@@ -46,11 +46,17 @@ struct frame {
     char *bytes;
 };
 
+/* A file beside the program's source. */
+struct source_file {
+    const char *name, *bytes;
+    uint32_t num_bytes;
+};
+
 /* The fixed part of a PROGRAM frame. */
 struct program {
     double compile_time_s, cpu_time_s, wall_time_s;
     uint64_t memory_bytes, extra_space_bytes, output_bytes, num_processes;
-    uint32_t has_result, is_command, has_compiler, meta_bytes, name_bytes, source_bytes, num_compile, num_run;
+    uint32_t has_result, is_command, has_compiler, meta_bytes, name_bytes, source_bytes, num_compile, num_run, num_files;
 };
 
 /* One run of one program. */
@@ -78,6 +84,7 @@ struct session {
     char *text; /* the payload of the PROGRAM frame; the pointers below point into it */
     const char *meta, *name, *source;
     char **compile_argv, **run_argv;
+    struct source_file *files; /* [num_files], read-only beside the source when it is compiled and run */
     char *code; /* compiled Python, marshalled */
     uint64_t code_bytes;
     struct frame arguments; /* for the next run */

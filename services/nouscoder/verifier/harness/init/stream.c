@@ -176,6 +176,20 @@ static char **take_strings(struct session *s, const char **at, const char *end, 
     return strings;
 }
 
+static uint32_t take_32(struct session *s, const char **at, const char *end) {
+    uint32_t value;
+    memcpy(&value, take(s, at, end, 4), 4);
+    return value;
+}
+
+static struct source_file take_file(struct session *s, const char **at, const char *end) {
+    struct source_file file;
+    file.name = take(s, at, end, take_32(s, at, end));
+    file.num_bytes = take_32(s, at, end);
+    file.bytes = take(s, at, end, file.num_bytes);
+    return file;
+}
+
 void read_program(struct session *s, struct frame frame) {
     const char *at = frame.bytes, *end = frame.bytes + frame.num_bytes;
     memcpy(&s->program, take(s, &at, end, sizeof s->program), sizeof s->program);
@@ -186,12 +200,8 @@ void read_program(struct session *s, struct frame frame) {
     s->source = take(s, &at, end, p->source_bytes);
     s->compile_argv = take_strings(s, &at, end, p->num_compile);
     s->run_argv = take_strings(s, &at, end, p->num_run);
-}
-
-static uint32_t take_32(struct session *s, const char **at, const char *end) {
-    uint32_t value;
-    memcpy(&value, take(s, at, end, 4), 4);
-    return value;
+    s->files = allocated(calloc((size_t)p->num_files + 1, sizeof *s->files));
+    for (uint32_t i = 0; i < p->num_files; i++) s->files[i] = take_file(s, &at, end);
 }
 
 /* Read the arguments of the next run, and write its files to /tmp. */
@@ -205,9 +215,8 @@ void read_arguments(struct session *s) {
     s->args_bytes = take_32(s, &at, end);
     s->args = take(s, &at, end, s->args_bytes);
     for (uint32_t left = take_32(s, &at, end); left; left--) {
-        const char *name = take(s, &at, end, take_32(s, &at, end));
-        uint32_t num_bytes = take_32(s, &at, end);
-        write_file(s, "/tmp", name, take(s, &at, end, num_bytes), num_bytes);
+        struct source_file file = take_file(s, &at, end);
+        write_file(s, "/tmp", file.name, file.bytes, file.num_bytes);
     }
 }
 
