@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import httpx
 import pytest
 import sandbox_fusion
-from sandbox_fusion.models import RunCodeRequest, RunCodeResponse
+from sandbox_fusion.models import (
+    EvalResult,
+    GetPromptByIdRequest,
+    GetPromptsRequest,
+    RunCodeRequest,
+    RunCodeResponse,
+    RunJupyterRequest,
+    SubmitRequest,
+    SummaryMapping,
+    TestConfig,
+)
 
 
 def run(url: str, code: str, **fields: Any) -> RunCodeResponse:
@@ -79,3 +90,67 @@ def test_the_memory_limit_is_enforced(grading_url: str) -> None:
     result = httpx.post(f"{grading_url}/run_code", json=body, timeout=60).json()
     assert result["status"] == "Failed"
     assert "MemoryError" in result["run_result"]["stderr"] or "memory limit" in result["run_result"]["stderr"]
+
+
+def test_the_time_of_the_compiler_is_reported(grading_url: str) -> None:
+    answer = run(grading_url, "int main() { return 0; }", language="cpp")
+    assert answer.status == "Success"
+    assert answer.compile_result is not None
+    assert (answer.compile_result.status, answer.compile_result.return_code) == ("Finished", 0)
+    assert 0.005 < (answer.compile_result.execution_time or 0) < 60
+    failed = run(grading_url, "int main() {", language="cpp")
+    assert (failed.status, failed.run_result) == ("Failed", None)
+    assert failed.compile_result is not None
+    assert failed.compile_result.return_code == 1
+    assert "error" in (failed.compile_result.stderr or "")
+    assert 0.005 < (failed.compile_result.execution_time or 0) < 60
+    assert sandbox_fusion.summary_run_code_result(failed, SummaryMapping(CompileFailed="no")) == "no"
+
+
+ROW = {"test": [{"input": {"stdin": f"{n}"}, "output": {"stdout": f"Twice: {2 * n}.0\n"}} for n in range(3)]}
+
+
+def submitted(url: str, completion: str, **config: Any) -> EvalResult:
+    """What SandboxFusion's own client gets."""
+    given = TestConfig(**{"language": "python", "provided_data": ROW, "dataset_type": "CommonOJDataset", **config})
+    request = SubmitRequest(dataset="mine", id=7, completion=completion, config=given)
+    return sandbox_fusion.submit(request, endpoint=url, max_attempts=1, client_timeout=60)
+
+
+def test_submit_grades_an_answer_with_the_tests_of_the_request(grading_url: str) -> None:
+    right = submitted(grading_url, "```python\nprint('twice:', 2 * int(input()))\n```")
+    assert (right.id, right.accepted, len(right.tests)) == (7, True, 3)
+    assert right.extracted_code == "print('twice:', 2 * int(input()))"
+    assert all(test.passed and test.exec_info.status == "Success" for test in right.tests)
+    row = {"test": json.dumps(ROW["test"])}
+    as_text = submitted(grading_url, "```\nprint('TWICE:', 2 * int(input()))\n```", provided_data=row)
+    assert as_text.accepted
+    wrong = submitted(grading_url, "```python\nprint('twice:', int(input()))\n```", extra={"run_all_cases": True})
+    assert (wrong.accepted, [test.passed for test in wrong.tests]) == (False, [True, False, False])
+    assert wrong.tests[1].exec_info.run_result is not None
+    assert wrong.tests[1].exec_info.run_result.stdout == "twice: 1\n"
+    crash = submitted(grading_url, "```python\n1/0\n```")
+    assert (crash.accepted, len(crash.tests)) == (False, 1)
+    ran = crash.tests[0].exec_info.run_result
+    assert ran is not None
+    assert "ZeroDivisionError" in (ran.stderr or "")
+    for bad, outcome in (("```python\nprint(\n```", "compile_error"), ("no program", "no_code")):
+        refused = submitted(grading_url, bad)
+        assert (refused.accepted, refused.tests[0].test_info) == (False, {"outcome": outcome})
+        assert refused.tests[0].exec_info.status == "Failed"
+
+
+def test_what_the_service_has_not_is_a_501_that_says_what_to_use(grading_url: str) -> None:
+    """Each of the other calls of SandboxFusion's client."""
+    with pytest.raises(Exception, match=r"501.*runs no notebooks: send programs to /run_code"):
+        sandbox_fusion.run_jupyter(RunJupyterRequest(cells=["1"]), endpoint=grading_url, max_attempts=1)
+    with pytest.raises(Exception, match=r"501.*has no data sets"):
+        sandbox_fusion.get_prompts(GetPromptsRequest(dataset="x", config=TestConfig()), endpoint=grading_url)
+    with pytest.raises(Exception, match=r"501.*has no data sets"):
+        sandbox_fusion.get_prompt_by_id(
+            GetPromptByIdRequest(dataset="x", id=1, config=TestConfig()), endpoint=grading_url
+        )
+    with pytest.raises(Exception, match=r"501.*has no data sets"):
+        submitted(grading_url, "x", provided_data=None)
+    with pytest.raises(Exception, match=r"422.*config.provided_data.test\[0\]"):
+        submitted(grading_url, "x", provided_data={"test": [{"input": {"file": "a"}, "output": {"stdout": "b"}}]})

@@ -466,7 +466,7 @@ class Receiver:
 async def test_a_webhook_is_told_with_a_signature_and_again_after_a_failure(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("0123456789abcdef\n")
-    settings = {"webhook_origins": ("https://Trainer.example",), "webhook_key_file": str(key)}
+    settings: dict[str, Any] = {"webhook_origins": ("https://Trainer.example",), "webhook_key_file": str(key)}
     receiver = Receiver(500, 307, 200)
     async with serving(tmp_path / "jobs", **settings) as service:
         webhooks = service.jobs._webhooks

@@ -176,7 +176,7 @@ async def test_a_token_may_be_the_password_of_a_url(tmp_path: Path) -> None:
         for wrong in (f"http://any:other@{address}", f"http://s3cret@{address}", f"http://{address}"):
             assert (await ask(wrong, [RIGHT], [LABEL])).status_code == 401
         async with httpx.AsyncClient() as http:
-            answer = await http.get(f"http://{address}/metrics", headers={"Authorization": b"Basic ====\xff"})
+            answer = await http.get(f"http://{address}/metrics", headers={b"Authorization": b"Basic ====\xff"})
             assert answer.status_code == 401
 
 

@@ -66,12 +66,12 @@ class _Answers:
     def __init__(self, *answers: RunResult | Exception) -> None:
         self.answers = list(answers)
 
-    async def run_once(self, program: Program, stdin: bytes, files: Mapping[str, bytes]) -> RunResult:
+    async def run_once(self, program: Program, stdin: bytes, files: Mapping[str, bytes]) -> tuple[RunResult, float]:
         await asyncio.sleep(0)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return answer, 0.0
 
 
 _DONE = RunResult(Exit.EXITED, 0, 0, 0.01, 0.01, 1000, b"", b"")

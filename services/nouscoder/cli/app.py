@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+from nouscoder import __version__
 from nouscoder.cli import (
     bench,
     data,
@@ -29,8 +31,19 @@ app = typer.Typer(
     help="Reinforcement learning of code models on verifiable problems, and the grading service it needs.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    add_completion=True,
 )
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    """See `help` above."""
+    if version:
+        typer.echo(f"nouscoder {__version__}")
+        raise typer.Exit
+
 
 for _command in (
     *(run.demo, run.init, run.train, run.prepare_run, self_play.self_play, serve.serve, grade.grade, grade.prepare),

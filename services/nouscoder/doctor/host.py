@@ -28,7 +28,19 @@ from nouscoder.verifier.toolchains.toolchain_cache import HOW_TO_PREPARE
 
 _FREE_BYTES = 2 * 1024**3  # for a run folder, and for /tmp
 _COMMAND_LIMIT_S = 60.0
-_PACKAGES = {"pypy": "pypy3", "c": "gcc", "cpp": "g++", "java": "default-jdk-headless", "javascript": "nodejs"}
+_PACKAGES = {
+    "pypy": "pypy3",
+    "c": "gcc",
+    "cpp": "g++",
+    "java": "default-jdk-headless",
+    "javascript": "nodejs",
+    "typescript": "node-typescript",
+    "rust": "rustc",
+    "lua": "lua5.4",
+    "php": "php-cli",
+    "r": "r-base-core",
+    "csharp": "mono-mcs mono-runtime",
+}
 _NAMESPACES_FIX = (
     "run as root with CAP_SYS_ADMIN, or: sysctl user.max_user_namespaces=10000"
     " kernel.apparmor_restrict_unprivileged_userns=0"
@@ -150,7 +162,15 @@ def _languages() -> Finding:
     return Finding("languages", not missing and not slow, False, detail, "; ".join(fixes))
 
 
+def _trains() -> bool:
+    """Whether this installation has the parts that train, beside the grading service."""
+    return importlib.util.find_spec("redis") is not None
+
+
 def _redis() -> Finding:
+    if not _trains():
+        fix = "pip install 'nouscoder[demo]'"
+        return Finding("redis", False, False, "training needs it, grading does not", fix)
     from nouscoder.broker.redis_server import RedisServerError, find_redis_binary
 
     try:
@@ -162,7 +182,7 @@ def _redis() -> Finding:
 def _torch() -> Finding:
     if importlib.util.find_spec("torch") is None:
         fix = "install the project with its demo extra (make demo does)"
-        return Finding("torch", False, True, "generation and learning need it, grading does not", fix)
+        return Finding("torch", False, _trains(), "generation and learning need it, grading does not", fix)
     return Finding("torch", True, True, importlib.metadata.version("torch"))
 
 

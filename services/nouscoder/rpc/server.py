@@ -85,7 +85,7 @@ async def start_grpc(served: Served, stack: AsyncExitStack) -> str:
         bound = _bind(server, served)
     except RuntimeError as error:
         raise AddressError(f"cannot listen on {served.address}: the port is in use or not allowed") from error
-    _start_metrics(served, stack)
+    metrics_address = _start_metrics(served, stack)
     await served.health.start(stack)
     await server.start()
     await served.health.ready(served.full_names)
@@ -95,7 +95,7 @@ async def start_grpc(served: Served, stack: AsyncExitStack) -> str:
         await server.stop(grace=served.drain_s)
 
     stack.push_async_callback(drain)
-    log.info("listening", extra={"grpc": f"{host}:{bound or port}", "metrics": served.metrics_address})
+    log.info("listening", extra={"grpc": f"{host}:{bound or port}", "metrics": metrics_address})
     return f"{host}:{bound or port}"
 
 
@@ -105,7 +105,8 @@ def _bind(server: grpc.aio.Server, served: Served) -> int:
     return server.add_secure_port(served.address, served.credentials)
 
 
-def _start_metrics(served: Served, stack: AsyncExitStack) -> None:
+def _start_metrics(served: Served, stack: AsyncExitStack) -> str:
+    """Returns the address in use: port 0 takes a free one."""
     host, port = split_address(served.metrics_address)
     ProcessCollector(registry=served.registry)  # CPU, memory and open files of this process
     try:
@@ -119,6 +120,7 @@ def _start_metrics(served: Served, stack: AsyncExitStack) -> None:
         thread.join(timeout=5)
 
     stack.callback(close)
+    return f"{host}:{page.server_port}"
 
 
 async def run_until_stopped(stop: asyncio.Event, *workers: Awaitable[object]) -> None:

@@ -53,7 +53,7 @@ from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.observe.tracing import TracedGrader, TracedSandbox, open_tracing
 from nouscoder.verifier.observe.tracing_fronts import TraceCalls, TraceRequests
 from nouscoder.verifier.sandbox import Sandbox, open_backends
-from nouscoder.verifier.settings import cache_folder, grading_policy, sandbox_config, tool_policy
+from nouscoder.verifier.settings import cache_folder, grading_policy, not_served, sandbox_config, tool_policy
 from nouscoder.verifier.toolchains.languages import installed
 from nouscoder.verifier.tools.sessions import InterpreterFailed, SessionIdle, ToolSessions, ToolsOff, until_idle
 
@@ -232,6 +232,7 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         served = _served(section, Servicer(grader, _isolation(sandbox), budget, tools), registry, api_keys)
         await start_grpc(replace(served, interceptors=[TraceCalls(tracing), *served.interceptors]), stack)
         stack.callback(drain_state.start)
+        log.info("serving", extra={"not_served": not_served(section, with_broker)})
         work = [client_tests.keep_sweeping(), *([] if jobs is None else [jobs.run()])]
         await run_until_stopped(stop, *work, *_workers(config, grader, cache, with_broker))
 

@@ -66,3 +66,17 @@ def sandbox_config(section: VerifierSection) -> SandboxConfig:
 def _modal_config(section: ModalSection) -> ModalConfig:
     values = section.model_dump()
     return ModalConfig(**{**values, "container_for": ContainerFor(section.container_for)})
+
+
+def not_served(section: VerifierSection, with_broker: bool) -> list[str]:
+    """What this service does not do, each with the key or option that turns it on."""
+    off = {
+        "REST API and playground (--http HOST:PORT)": not section.http,
+        "jobs (verifier.jobs.folder)": not section.jobs.folder,
+        "tool sessions (verifier.tools.sessions)": not section.tools.sessions,
+        "rollouts of a broker (--broker)": not with_broker,
+        "TLS (verifier.tls)": not section.tls.certificate,
+        "audit log (verifier.audit_log)": not section.audit_log,
+        "traces (verifier.tracing_endpoint)": not section.tracing_endpoint,
+    }
+    return [name for name, is_off in off.items() if is_off]

@@ -119,7 +119,7 @@ class Capabilities:
         commands = {name: language.version for name, language in installed().items() if language.version}
         program = Program(installed()["python"], _PROGRAM, _LIMITS)
         try:
-            result = await self._grader.run_once(program, json.dumps(commands).encode(), {})
+            result, _ = await self._grader.run_once(program, json.dumps(commands).encode(), {})
             if result.exit is not Exit.EXITED or result.exit_code:
                 raise SandboxError(f"it ended with {result.exit.value}: {result.stderr[-_MAX_CHARS:]!r}")
             return _Found.model_validate_json(result.stdout)

@@ -24,7 +24,9 @@ _LINES = "application/x-ndjson"
 _PARQUET = "application/vnd.apache.parquet"
 _MAX_KEY_CHARS = 200
 Query = TypeVar("Query", bound=BaseModel)
-_UNKNOWN = {404: {"model": Fault, "description": "The client has no such job, or it was removed."}}
+_UNKNOWN: dict[int | str, dict[str, Any]] = {
+    404: {"model": Fault, "description": "The client has no such job, or it was removed."}
+}
 _SENT: dict[int | str, dict[str, Any]] = {
     202: {"model": JobAnswer, "description": "The job was received."},
     409: {"model": Fault, "description": "A job with this Idempotency-Key is being received."},
@@ -47,8 +49,9 @@ def add_jobs(app: FastAPI, jobs: Jobs, enter: Callable[[], None], requests: dict
     body = {"content": {_LINES: {"schema": requests}, _PARQUET: {"schema": {"type": "string", "format": "binary"}}}}
     key = {"name": "Idempotency-Key", "in": "header", "required": False, "schema": _KEY_SCHEMA}
     sending = {"requestBody": {"required": True, **body}, "parameters": [*_parameters(JobOptions), key]}
-    known = {status: FAULTS[status] for status in (401, 403)} | _UNKNOWN
-    sent = {status: FAULTS[status] for status in (401, 403, 408, 422, 429, 503)} | _SENT
+    closed: dict[int | str, dict[str, Any]] = {status: FAULTS[status] for status in (401, 403)}
+    known = closed | _UNKNOWN
+    sent = closed | {status: FAULTS[status] for status in (408, 422, 429, 503)} | _SENT
 
     @app.post("/v1/jobs", status_code=202, response_model=JobAnswer, responses=sent, openapi_extra=sending)
     async def submit_job(request: Request) -> Response:
@@ -59,7 +62,7 @@ def add_jobs(app: FastAPI, jobs: Jobs, enter: Callable[[], None], requests: dict
         answer = await jobs.submit(current_caller(), options, form, _idempotency_key(request))
         return _answered(answer, 202)
 
-    @app.get("/v1/jobs", response_model=JobsAnswer, responses={status: FAULTS[status] for status in (401, 403)})
+    @app.get("/v1/jobs", response_model=JobsAnswer, responses=closed)
     async def get_jobs() -> Response:
         """The client's jobs, the newest first."""
         return _answered(JobsAnswer(jobs=jobs.states(current_caller().client)))

@@ -10,7 +10,7 @@ from nouscoder.domain.submission import Limits
 from nouscoder.verifier.access.gatekeeper import MAX_DEADLINE_S
 from nouscoder.verifier.grading.validation import Bounds
 
-_GRADING = ("/v1/grade", "/v1/grade/stream", "/v1/grade/batch", "/get_reward", "/run_code")
+_GRADING = ("/v1/grade", "/v1/grade/stream", "/v1/grade/batch", "/get_reward", "/submit", "/run_code")
 _PARAMETERS = [
     {
         "name": "X-Deadline-S",

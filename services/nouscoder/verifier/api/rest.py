@@ -25,12 +25,13 @@ from nouscoder.verifier.access.client_tests import ClientTests
 from nouscoder.verifier.access.gatekeeper import Gatekeeper
 from nouscoder.verifier.access.memory_budget import CountBodies, MemoryBudget
 from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
-from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults, fault
+from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults
 from nouscoder.verifier.api.get_reward import GetRewardAnswer, GetRewardRequest, parse_get_reward, rewards
 from nouscoder.verifier.api.jobs import add_jobs
 from nouscoder.verifier.api.openapi import complete_openapi
 from nouscoder.verifier.api.playground import playground
-from nouscoder.verifier.api.run_code import CodeRunner, RunCodeAnswer, RunCodeRequest, parse_run_code
+from nouscoder.verifier.api.run_code import CodeRunner, RunCodeRequest
+from nouscoder.verifier.api.sandbox_fusion import add_run_code, add_submit
 from nouscoder.verifier.api.schema import (
     Fault,
     GradeAnswer,
@@ -42,15 +43,14 @@ from nouscoder.verifier.api.schema import (
     parse_tests,
 )
 from nouscoder.verifier.api.streaming import batch_lines, server_events
-from nouscoder.verifier.grading.grader import QueueFull
+from nouscoder.verifier.api.submit import (
+    SubmitRequest,
+)
 from nouscoder.verifier.grading.grader_decorator import Grading
 from nouscoder.verifier.jobs.service import Jobs
 from nouscoder.verifier.toolchains.languages import installed
 
 _JSON = "application/json"
-_RUN_FAULTS = {status: fault for status, fault in FAULTS.items() if status not in (429, 503, 504)} | {
-    504: {"model": Fault, "description": "No slot was free in time, or the X-Deadline-S has passed: retry."}
-}
 _REF = "#/components/schemas/{model}"
 _EITHER = {"anyOf": [{"$ref": _REF.format(model=name)} for name in ("GradeRequest", "StoredGradeRequest")]}
 _REQUEST = {"requestBody": {"required": True, "content": {_JSON: {"schema": _EITHER}}}}
@@ -99,8 +99,9 @@ def make_app(
 
     _add_grading(app, grader, drain_state, max_body_bytes)
     _add_get_reward(app, grader, drain_state, max_body_bytes)
+    add_submit(app, grader, lambda: _enter(drain_state), max_body_bytes)
     if runner is not None:
-        _add_run_code(app, runner, drain_state, max_body_bytes)
+        add_run_code(app, runner, lambda: _enter(drain_state), max_body_bytes)
     if client_tests is not None:
         _add_tests(app, client_tests, drain_state, max_body_bytes)
     if capabilities is not None:
@@ -172,22 +173,6 @@ def _add_tests(app: FastAPI, client_tests: ClientTests, drain_state: DrainState,
         tests = parse_tests(await read_body(request, max_body_bytes))
         stored = await client_tests.put(current_caller().client, tests)
         answer = StoredTestsAnswer(digest=stored.digest, num_tests=stored.num_tests, num_bytes=stored.num_bytes)
-        return Response(answer.model_dump_json(), media_type=_JSON)
-
-
-def _add_run_code(app: FastAPI, runner: CodeRunner, drain_state: DrainState, max_body_bytes: int) -> None:
-    request_schema = {"$ref": _REF.format(model="RunCodeRequest")}
-    extra = {"requestBody": {"required": True, "content": {_JSON: {"schema": request_schema}}}}
-
-    @app.post("/run_code", response_model=RunCodeAnswer, responses=_RUN_FAULTS, openapi_extra=extra)
-    async def run_code(request: Request) -> Response:
-        """Run one program once, like SandboxFusion."""
-        try:
-            _enter(drain_state)
-            run_request = parse_run_code(await read_body(request, max_body_bytes))
-            answer = await while_connected(request, runner.run(run_request))
-        except (QueueFull, Draining) as error:  # the callers of this path repeat only a 504 (run_code.py)
-            return fault(504, str(error) or "the service is draining", **{"Retry-After": "1"})
         return Response(answer.model_dump_json(), media_type=_JSON)
 
 
@@ -264,6 +249,9 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         schemas["StoredGradeRequest"] = stored
         schemas["Tests"] = request["properties"]["tests"]
         schemas["GetRewardRequest"] = GetRewardRequest.model_json_schema(ref_template=_REF)
+        submit = SubmitRequest.model_json_schema(ref_template=_REF)
+        schemas.update(submit.pop("$defs", {}))
+        schemas["SubmitRequest"] = submit
         schemas["RunCodeRequest"] = RunCodeRequest.model_json_schema(ref_template=_REF)
         complete_openapi(document, tuple(installed()))
         app.openapi_schema = json.loads(json.dumps(document))

@@ -177,26 +177,34 @@ class CodeRunner:
     async def _answer(
         self, program: Program, stdin: bytes, files: Mapping[str, bytes], slot_patience_s: float
     ) -> RunCodeAnswer:
-        compiled = (
-            None if program.language.compile is None else CommandResult(status=CommandStatus.FINISHED, return_code=0)
-        )
         try:
-            result = await self._grader.run_once(program, stdin, files, slot_patience_s)
+            result, compile_s = await self._grader.run_once(program, stdin, files, slot_patience_s)
         except CompileFailed as failure:
-            return _not_compiled(program, failure.detail)
+            return _not_compiled(program, failure)
         except SandboxError as error:
             return RunCodeAnswer(status=RunStatus.SANDBOX_ERROR, message=str(error))
         except ValueError as error:
             raise InvalidSubmission("files", str(error)) from None
         ran = _command(result)
+        compiled = None
+        if program.language.compile is not None:
+            compiled = CommandResult(
+                status=CommandStatus.FINISHED, execution_time=compile_s, return_code=0, stdout="", stderr=""
+            )
         good = ran.status is CommandStatus.FINISHED and ran.return_code == 0
         status = RunStatus.SUCCESS if good else RunStatus.FAILED
         return RunCodeAnswer(status=status, compile_result=compiled, run_result=ran)
 
 
-def _not_compiled(program: Program, detail: str) -> RunCodeAnswer:
+def _not_compiled(program: Program, failure: CompileFailed) -> RunCodeAnswer:
     """The answer for code that does not compile. In SandboxFusion, Python that does not parse is a failed run."""
-    failed = CommandResult(status=CommandStatus.FINISHED, execution_time=0.0, return_code=1, stdout="", stderr=detail)
+    failed = CommandResult(
+        status=CommandStatus.FINISHED,
+        execution_time=failure.wall_time_s,
+        return_code=1,
+        stdout="",
+        stderr=failure.detail,
+    )
     if program.language.run is None:
         return RunCodeAnswer(status=RunStatus.FAILED, run_result=failed)
     return RunCodeAnswer(status=RunStatus.FAILED, compile_result=failed)

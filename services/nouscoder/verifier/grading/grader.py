@@ -147,17 +147,23 @@ class Grader:
 
     async def run_once(
         self, program: Program, stdin: bytes, files: Mapping[str, bytes], slot_patience_s: float = math.inf
-    ) -> RunResult:
-        """Run a program once in a slot, without judging it.
+    ) -> tuple[RunResult, float]:
+        """Run a program once in a slot, without judging it. Returns its result, and the seconds that compiling took.
 
         Raises CompileFailed, SandboxError, ValueError for files that the sandbox does not accept, and QueueFull, at
         once or when it got no slot within `slot_patience_s` seconds.
         """
         async with self._slots.slot(current_caller().client, slot_patience_s):
+            begun = time.monotonic()
             try:
                 async with asyncio.timeout(self._policy.open_patience_s + self._policy.run_patience_s(program)):
-                    async with self._sandbox.session(program) as session, self._run_lock.shared():
-                        return await session.run(stdin, files=files)
+                    async with self._sandbox.session(program) as session:
+                        compile_s = time.monotonic() - begun
+                        async with self._run_lock.shared():
+                            return await session.run(stdin, files=files), compile_s
+            except CompileFailed as failure:
+                failure.wall_time_s = time.monotonic() - begun
+                raise
             except TimeoutError:
                 raise SandboxError("the sandbox did not answer in time") from None
 

@@ -92,6 +92,8 @@ class SandboxUnavailable(SandboxError, Unusable):
 class CompileFailed(Exception):
     """The candidate's code does not compile. This gives a verdict. `detail` is the compiler's message."""
 
+    wall_time_s = 0.0  # of compiling, if the caller has measured it
+
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
         self.detail = detail

@@ -1,0 +1,67 @@
+"""The REST calls of SandboxFusion, so that its clients work unchanged. Handlers convert, call and convert."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+from nouscoder.http_server.body import read_body
+from nouscoder.http_server.connected import while_connected
+from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, fault
+from nouscoder.verifier.api.run_code import CodeRunner, RunCodeAnswer, parse_run_code
+from nouscoder.verifier.api.schema import Fault
+from nouscoder.verifier.api.submit import NO_DATA_SETS, NO_JUPYTER, EvalResult, evaluated, parse_submit
+from nouscoder.verifier.grading.grader import QueueFull
+from nouscoder.verifier.grading.grader_decorator import Grading
+
+_JSON = "application/json"
+_REF = "#/components/schemas/{model}"
+_RUN_FAULTS = {status: fault for status, fault in FAULTS.items() if status not in (429, 503, 504)} | {
+    504: {"model": Fault, "description": "No slot was free in time, or the X-Deadline-S has passed: retry."}
+}
+
+
+def add_run_code(app: FastAPI, runner: CodeRunner, enter: Callable[[], None], max_body_bytes: int) -> None:
+    """Add /run_code. `enter` raises when the service drains."""
+    request_schema = {"$ref": _REF.format(model="RunCodeRequest")}
+    extra = {"requestBody": {"required": True, "content": {_JSON: {"schema": request_schema}}}}
+
+    @app.post("/run_code", response_model=RunCodeAnswer, responses=_RUN_FAULTS, openapi_extra=extra)
+    async def run_code(request: Request) -> Response:
+        """Run one program once, like SandboxFusion."""
+        try:
+            enter()
+            run_request = parse_run_code(await read_body(request, max_body_bytes))
+            answer = await while_connected(request, runner.run(run_request))
+        except (QueueFull, Draining) as error:  # the callers of this path repeat only a 504 (run_code.py)
+            return fault(504, str(error) or "the service is draining", **{"Retry-After": "1"})
+        return Response(answer.model_dump_json(), media_type=_JSON)
+
+
+def add_submit(app: FastAPI, grader: Grading, enter: Callable[[], None], max_body_bytes: int) -> None:
+    """Add /submit, and a 501 for what only SandboxFusion has. `enter` raises when the service drains."""
+    schema = {"$ref": _REF.format(model="SubmitRequest")}
+    extra = {"requestBody": {"required": True, "content": {_JSON: {"schema": schema}}}}
+    absent: dict[int | str, dict[str, Any]] = {
+        501: {"model": Fault, "description": "SandboxFusion has this, the service does not."}
+    }
+
+    @app.post("/submit", response_model=EvalResult, responses=FAULTS | absent, openapi_extra=extra)
+    async def submit(request: Request) -> Response:
+        """Grade an answer with tests in the request, like SandboxFusion."""
+        enter()
+        form = parse_submit(await read_body(request, max_body_bytes))
+        answer = await while_connected(request, evaluated(grader, form))
+        return Response(answer.model_dump_json(), media_type=_JSON)
+
+    def refuse(path: str, detail: str) -> None:
+        @app.post(path, include_in_schema=False)
+        async def absent_call() -> Response:
+            """Says what to use instead."""
+            raise Absent(detail)
+
+    refuse("/run_jupyter", NO_JUPYTER)
+    refuse("/get_prompts", NO_DATA_SETS)
+    refuse("/get_prompt_by_id", NO_DATA_SETS)

@@ -1,0 +1,167 @@
+"""POST /submit: SandboxFusion's grading of an answer, with the tests in the request.
+
+The service has no data sets, so `config.provided_data` must hold the tests: `{"test": [{"input": {"stdin": ...},
+"output": {"stdout": ...}}, ...]}`, as for SandboxFusion's CommonOJDataset. As there, case and the white space around
+words do not count, and numbers may differ by rounding. `exec_info` of a test that passed has no stdout.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nouscoder.domain.submission import Comparator, Limits, StdinCase, StdinTests, Submission, language_name
+from nouscoder.domain.verdict import FirstFailure, TestOutcome, Verdict, VerdictKind
+from nouscoder.formats.body import first_fault
+from nouscoder.verifier.api.faults import Absent
+from nouscoder.verifier.api.get_reward import NotGraded
+from nouscoder.verifier.api.run_code import CommandResult, CommandStatus, RunCodeAnswer, RunStatus
+from nouscoder.verifier.api.streaming import grade_patiently
+from nouscoder.verifier.grading.extract import extract_code
+from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.grading.validation import InvalidSubmission
+
+NO_DATA_SETS = "this service has no data sets: send the tests as config.provided_data to /submit"
+NO_JUPYTER = "this service runs no notebooks: send programs to /run_code, or use the gRPC call Interpret"
+_TOLERANCE = 1e-9
+_CPU_PER_WALL = 8.0  # SandboxFusion limits only wall time, and threads may use several cores
+
+
+class _Lenient(BaseModel):
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+
+class StdioTest(_Lenient):
+    """One test: `stdin` of the input, `stdout` of the output."""
+
+    input: dict[str, str]
+    output: dict[str, str]
+
+
+class ProvidedData(_Lenient):
+    """The row of a data set."""
+
+    test: list[StdioTest] | str = Field(description="tests, also as JSON text")
+
+
+class SubmitConfig(_Lenient):
+    """How the answer is graded."""
+
+    language: str | None = None
+    run_timeout: float | None = Field(None, gt=0, description="wall seconds of each test")
+    custom_extract_logic: str | None = None
+    provided_data: ProvidedData | list[Any] | None = None
+    extra: dict[str, Any] = {}
+
+
+class SubmitRequest(_Lenient):
+    """An answer to grade. `dataset` is not used."""
+
+    dataset: str = ""
+    id: int | str
+    completion: str
+    config: SubmitConfig
+
+    def submission(self) -> Submission:
+        """The submission. Raises InvalidSubmission, and Absent for what only SandboxFusion has."""
+        config = self.config
+        if not isinstance(config.provided_data, ProvidedData):
+            raise Absent(NO_DATA_SETS)
+        if config.custom_extract_logic:
+            raise Absent("this service has no config.custom_extract_logic: it takes the last fenced block")
+        if not config.language:
+            raise InvalidSubmission("config.language", "is missing")
+        wall_time_s = config.run_timeout or Limits().wall_time_s
+        return Submission(
+            tests=StdinTests(tuple(_cases(config.provided_data.test))),
+            completion=self.completion,
+            language=language_name(config.language),
+            limits=Limits(wall_time_s, min(300.0, _CPU_PER_WALL * wall_time_s)),
+            comparator=Comparator(float_tolerance=_TOLERANCE, ignore_case=True),
+            stop_on_first_failure=not config.extra.get("run_all_cases", False),
+            stderr=True,
+        )
+
+
+class EvalCase(BaseModel):
+    """The result of one test."""
+
+    passed: bool
+    exec_info: RunCodeAnswer
+    test_info: dict[str, Any] | None = None
+
+
+class EvalResult(BaseModel):
+    """The answer to a SubmitRequest."""
+
+    id: int | str
+    accepted: bool
+    extracted_code: str
+    full_code: str | None = None
+    test_code: str | None = None
+    tests: list[EvalCase]
+    extracted_type: str | None = None
+    extra: dict[str, Any] | None = None
+
+
+def parse_submit(body: bytes) -> SubmitRequest:
+    """Parse a request's JSON. Raises InvalidSubmission naming the invalid field."""
+    try:
+        return SubmitRequest.model_validate_json(body)
+    except ValidationError as error:
+        raise InvalidSubmission(*first_fault(error)) from None
+
+
+async def evaluated(grader: Grading, request: SubmitRequest) -> EvalResult:
+    """Grade one answer. Raises InvalidSubmission, Absent, QueueFull, and NotGraded for a failure of the service."""
+    verdict = await grade_patiently(grader, request.submission())
+    if verdict.is_ours:
+        raise NotGraded(f"the grading service failed: {verdict.detail}")
+    return EvalResult(
+        id=request.id,
+        accepted=verdict.kind is VerdictKind.ACCEPTED,
+        extracted_code=extract_code(request.completion) or "",
+        tests=[_case(outcome, verdict.first_failure) for outcome in verdict.tests] or [_not_run(verdict)],
+    )
+
+
+def _cases(test: list[StdioTest] | str) -> list[StdinCase]:
+    """Raises InvalidSubmission."""
+    if isinstance(test, str):
+        try:
+            test = [StdioTest.model_validate(one) for one in json.loads(test)]
+        except (ValueError, TypeError, RecursionError):
+            raise InvalidSubmission("config.provided_data.test", "is no JSON list of tests") from None
+    for number, one in enumerate(test):
+        if one.input.keys() != {"stdin"} or one.output.keys() != {"stdout"}:
+            raise InvalidSubmission(f"config.provided_data.test[{number}]", "needs input.stdin and output.stdout only")
+    return [StdinCase(one.input["stdin"], one.output["stdout"]) for one in test]
+
+
+def _case(outcome: TestOutcome, failure: FirstFailure | None) -> EvalCase:
+    passed = outcome.outcome is VerdictKind.ACCEPTED
+    shown = failure if failure is not None and failure.index == outcome.index else None
+    late = outcome.outcome is VerdictKind.TIME_LIMIT_EXCEEDED
+    ended_well = passed or outcome.outcome is VerdictKind.WRONG_ANSWER
+    ran = CommandResult(
+        status=CommandStatus.TIME_LIMIT_EXCEEDED if late else CommandStatus.FINISHED,
+        execution_time=outcome.wall_time_s,
+        return_code=None if late else 0 if ended_well else 1,
+        stdout=None if shown is None else shown.output,
+        stderr=outcome.stderr,
+    )
+    status = RunStatus.SUCCESS if ended_well else RunStatus.FAILED
+    info: dict[str, Any] = {"index": outcome.index, "outcome": outcome.outcome.value}
+    if shown is not None:
+        info |= {"input": {"stdin": shown.input}, "output": {"stdout": shown.expected}}
+    return EvalCase(passed=passed, exec_info=RunCodeAnswer(status=status, run_result=ran), test_info=info)
+
+
+def _not_run(verdict: Verdict) -> EvalCase:
+    """The one test of an answer that does not compile or has no program."""
+    failed = CommandResult(status=CommandStatus.FINISHED, return_code=1, stdout="", stderr=verdict.detail)
+    info = {"outcome": verdict.kind.value}
+    answer = RunCodeAnswer(status=RunStatus.FAILED, compile_result=failed)
+    return EvalCase(passed=False, exec_info=answer, test_info=info)
