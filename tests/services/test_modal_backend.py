@@ -23,6 +23,7 @@ from nouscoder.verifier.sandbox import (
     PoolConfig,
     SandboxConfig,
     SandboxUnavailable,
+    SpillOverConfig,
     SpillOverSandbox,
     modal_cloud,
     modal_runners,
@@ -193,12 +194,30 @@ async def assert_waiting(made: Running, cap: str) -> None:
     await until(lambda: made.sandbox.usable_slots == 0 and made.sandbox.uses["modal"].limited_by == cap)
     labels = {"backend": "modal", "cap": cap}
     assert made.registry.get_sample_value("nouscoder_verifier_backend_limited", labels) == 1
-    assert made.registry.get_sample_value("nouscoder_verifier_queue_depth") in (1, 2)
+    await until(lambda: bool(made.registry.get_sample_value("nouscoder_verifier_queue_depth")))
     assert not any(task.done() for task in tasks)
     assert len(made.server.requests) == 1
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_what_waits_for_this_host_spills_over_to_modal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spill_over = SpillOverConfig(backend="modal", slots=1, after_s=0.0)
+    config = replace(CONFIG, backend="local", slots=1, spill_over=spill_over)
+    kinds = [VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.COMPILE_ERROR] * 8
+    async with running(tmp_path, monkeypatch, config) as made:
+        verdicts = await asyncio.gather(*(made.grade(kind, number) for number, kind in enumerate(kinds)))
+        assert [verdict.kind for verdict in verdicts] == kinds
+        local, modal = made.sandbox.uses["local"], made.sandbox.uses["modal"]
+        assert local.submissions + modal.submissions == len(kinds)
+        assert min(local.submissions, modal.submissions) > 0
+        labels = {"backend": "modal"}
+        assert made.registry.get_sample_value("nouscoder_verifier_backend_sessions_total", labels) == modal.submissions
+        assert made.registry.get_sample_value("nouscoder_verifier_backend_dollars_total", labels) == pytest.approx(
+            made.sandbox.uses["modal"].dollars, rel=0.1
+        )
+        assert local.dollars == 0.0 < modal.dollars
 
 
 async def test_a_container_whose_creation_was_not_confirmed_is_found_and_ended(
@@ -249,7 +268,7 @@ async def test_the_image_is_that_of_the_sandbox(tmp_path: Path, monkeypatch: pyt
     async with running(tmp_path, monkeypatch, config) as made:
         first, last = made.server.images[0], made.server.images[-1]
         assert list(last.dockerfile_commands)[-2:] == ["USER 0", "ENTRYPOINT []"]
-        assert list(first.dockerfile_commands) == dockerfile.read_text().splitlines()
+        assert list(first.dockerfile_commands) == dockerfile.read_text().split("\n")
 
 
 @pytest.mark.parametrize(

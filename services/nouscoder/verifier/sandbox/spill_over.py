@@ -50,11 +50,16 @@ class Backend:
     in_use: int = 0
     submissions: int = 0
     seconds: float = 0.0
+    elastic: Elastic | None = field(init=False)  # decided once, because the check is slow
+
+    def __post_init__(self) -> None:
+        """Look whether the number of usable slots changes."""
+        self.elastic = self.sandbox if isinstance(self.sandbox, Elastic) else None
 
     @property
     def usable(self) -> int:
         """The slots that can run a submission now."""
-        return self.sandbox.usable_slots if isinstance(self.sandbox, Elastic) else self.sandbox.num_slots
+        return self.elastic.usable_slots if self.elastic is not None else self.sandbox.num_slots
 
     @property
     def use(self) -> BackendUse:
@@ -122,8 +127,8 @@ class SpillOverSandbox:
     async def start(self) -> None:
         """See `Sandbox`. Every backend must start."""
         for backend in self.backends:
-            if isinstance(backend.sandbox, Elastic):
-                backend.sandbox.watch_slots(self._slots_changed)
+            if backend.elastic is not None:
+                backend.elastic.watch_slots(self._slots_changed)
         try:
             async with asyncio.TaskGroup() as group:
                 for backend in self.backends:
