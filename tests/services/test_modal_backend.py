@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
+import re
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.modal_server import Fault, Faults, ModalServer, modal_server
+from tests.redis_process import free_port
 
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
@@ -214,9 +219,9 @@ async def test_what_waits_for_this_host_spills_over_to_modal(tmp_path: Path, mon
         assert min(local.submissions, modal.submissions) > 0
         labels = {"backend": "modal"}
         assert made.registry.get_sample_value("nouscoder_verifier_backend_sessions_total", labels) == modal.submissions
-        assert made.registry.get_sample_value("nouscoder_verifier_backend_dollars_total", labels) == pytest.approx(
-            made.sandbox.uses["modal"].dollars, rel=0.1
-        )
+        scrape = made.registry.get_sample_value  # in a thread of its own, as Prometheus' page does
+        dollars = await asyncio.to_thread(scrape, "nouscoder_verifier_backend_dollars_total", labels)
+        assert dollars == pytest.approx(made.sandbox.uses["modal"].dollars, rel=0.1)
         assert local.dollars == 0.0 < modal.dollars
 
 
@@ -297,8 +302,48 @@ async def test_a_missing_image_is_named() -> None:
         await open_backends(replace(CONFIG, modal=ModalConfig())).start()
 
 
+@pytest.mark.heavy
+async def test_the_service_grades_in_containers_and_says_what_they_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that people start, with its REST API and its metrics page, until SIGTERM."""
+    http, metrics = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    settings = {"http": http, "metrics": metrics, "grpc": "127.0.0.1:0", "sandbox.backend": "modal"}
+    settings |= {"sandbox.slots": "2", "sandbox.modal.image": MODAL.image, "sandbox.modal.runtime": "vm"}
+    arguments = [word for key, value in settings.items() for word in ("--set", f"verifier.{key}={value}")]
+    async with modal_server(tmp_path, monkeypatch) as server, httpx.AsyncClient(timeout=60) as client:
+        command = (sys.executable, "-m", "nouscoder", "serve", "verifier", *arguments)
+        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+        try:
+            await until_ready(client, f"http://{http}/readyz")
+            for answer, verdict in (("3", "accepted"), ("4", "wrong_answer")):
+                tests = {"type": "stdin", "cases": [{"input": "", "output": answer}]}
+                graded = await client.post(f"http://{http}/v1/grade", json={"code": "print(3)", "tests": tests})
+                assert (graded.json()["verdict"], graded.json()["backend"]) == (verdict, "modal")
+            page = (await client.get(f"http://{metrics}/metrics")).text
+            dollars = re.search(r'^nouscoder_verifier_backend_dollars_total{backend="modal"} (\S+)$', page, re.M)
+            assert dollars is not None
+            assert float(dollars[1]) > 0
+            assert server.containers
+        finally:
+            process.terminate()
+            async with asyncio.timeout(120):
+                assert await process.wait() == 0
+        assert not server.containers
+
+
+async def until_ready(client: httpx.AsyncClient, url: str) -> None:
+    """Wait until the service answers 200."""
+    async with asyncio.timeout(120):
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                if (await client.get(url)).status_code == 200:
+                    return
+            await asyncio.sleep(0.1)
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "modal", None)
+    monkeypatch.setitem(sys.modules, "modal", None)
     with pytest.raises(SandboxUnavailable, match=r"nouscoder\[modal\]"):
         open_backends(CONFIG)
 

@@ -31,7 +31,7 @@ class Link(Protocol):
 
     @property
     def use_until_s(self) -> float:
-        """The time (of the event loop's clock) after which no new submission may begin."""
+        """The time (by time.monotonic) after which no new submission may begin."""
         ...
 
     @property

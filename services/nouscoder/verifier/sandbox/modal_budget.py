@@ -87,8 +87,8 @@ class Budget:
         self._living.pop(name, None)
 
     def spent(self, now_s: float) -> float:
-        """Dollars for all containers until now."""
-        return self._paid + sum(self._cost(one, now_s) for one in self._living.values())
+        """Dollars for all containers until now. Any thread may call it, so it works on a copy."""
+        return self._paid + sum(self._cost(one, now_s) for one in list(self._living.values()))
 
     def committed(self) -> float:
         """Dollars if every living container lives as long as it may."""

@@ -15,6 +15,7 @@ import math
 import secrets
 import socket
 import ssl
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -108,7 +109,7 @@ class ModalRunners:
 
     async def list(self) -> Sequence[Found]:
         """See `Source`."""
-        now_s = _now_s()
+        now_s = time.monotonic()
         found = []
         for name, made in self._made.items():
             if not made.ending and now_s < made.use_until_s:
@@ -120,7 +121,7 @@ class ModalRunners:
 
     async def create(self) -> str | None:
         """See `Source`: the container is made meanwhile. Raises RunnersLimited."""
-        now_s = _now_s()
+        now_s = time.monotonic()
         if now_s < self._not_before_s:
             raise RunnersLimited(f"{self._problem}; next attempt in {self._not_before_s - now_s:.0f} s")
         name = f"modal-{secrets.token_hex(6)}"
@@ -138,7 +139,7 @@ class ModalRunners:
         try:
             async with asyncio.timeout(self._config.start_s):
                 made.container = await self._cloud.create(self.gateway, name, self._key_text, made.lifetime_s)
-                made.answered_s = _now_s()
+                made.answered_s = time.monotonic()
                 await self._reach(made, made.container.address)
             self._pause_s = 0.0
         except (RunnersUnreachable, TimeoutError) as error:
@@ -170,7 +171,7 @@ class ModalRunners:
     def _failed(self, error: Exception) -> None:
         """Pause before the next creation, longer after each failure in a row."""
         self._pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
-        self._not_before_s = _now_s() + self._pause_s
+        self._not_before_s = time.monotonic() + self._pause_s
         self._problem = str(error) or f"no container was reachable within {self._config.start_s:.0f} s"
         log.warning("a container was not made", extra={"detail": self._problem})
 
@@ -206,7 +207,7 @@ class ModalRunners:
 
     async def _sweep(self) -> None:
         """Compare with Modal's list: forget what has ended, end what is not wanted. Raises RunnersUnreachable."""
-        begun_s = _now_s()
+        begun_s = time.monotonic()
         running = await self._cloud.running(self.gateway)
         by_id = {made.container.id: name for name, made in self._made.items() if made.container is not None}
         for container_id in running - by_id.keys():
@@ -229,11 +230,11 @@ class ModalRunners:
 
     def _forget(self, name: str) -> None:
         self._made.pop(name, None)
-        self.budget.ended(name, _now_s())
+        self.budget.ended(name, time.monotonic())
 
     def spent(self) -> float:
-        """Dollars for all containers until now, by the configured prices."""
-        return self.budget.spent(_now_s())
+        """Dollars for all containers until now, by the configured prices. Any thread may call it."""
+        return self.budget.spent(time.monotonic())
 
     async def close(self) -> None:
         """See `Source`: end all containers, also those whose creation was in progress."""
@@ -268,7 +269,3 @@ class ModalRunners:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

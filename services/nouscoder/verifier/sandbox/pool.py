@@ -61,7 +61,7 @@ class RunnersLimited(RunnersUnreachable):
 class Found:
     """A runner as its source reports it. `address` is None while the runner starts.
 
-    After `use_until_s` (of the event loop's clock) it takes no new submission, because it will end.
+    After `use_until_s` (by time.monotonic) it takes no new submission, because it will end.
     """
 
     name: str

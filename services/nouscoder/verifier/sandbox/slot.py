@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import os
+import time
 from collections.abc import Mapping
 from enum import Enum
 
@@ -201,7 +202,7 @@ class Slot:
 
 
 def _has_passed(time_s: float) -> bool:
-    return time_s < math.inf and asyncio.get_running_loop().time() >= time_s
+    return time.monotonic() >= time_s
 
 
 def _check_hello(hello: bytes) -> None:
