@@ -114,14 +114,17 @@ def test_a_judge_of_kattis_says_42_or_43(code: int, outcome: VerdictKind | None)
     assert ruling.outcome is (outcome or OURS)
 
 
-def test_an_interactor_that_decided_long_before_the_candidates_limit_has_decided() -> None:
-    late = replace(ended(exit=Exit.TIME_LIMIT), wall_time_s=10.0)
-    early, just_after = (replace(ended(exit_code=1), wall_time_s=time_s) for time_s in (2.0, 9.99))
-    ruling = ruling_of_interactor(late, early)
-    assert ruling is not None
-    assert ruling.outcome is WRONG
-    assert ruling_of_interactor(late, just_after) is None
-    assert ruling_of_interactor(late, replace(ended(), wall_time_s=2.0)) is None
+@pytest.mark.parametrize("limit", [Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT])
+def test_an_interactor_that_decided_before_the_candidate_exceeded_a_limit_has_decided(limit: Exit) -> None:
+    late = replace(ended(exit=limit), partner_ended=True)
+    ruling = ruling_of_interactor(late, ended(exit_code=1, stderr=b"too many questions"))
+    assert ruling == Ruling(WRONG, "too many questions")
+    for no_decision in (ended(), ended(exit_code=3), ended(exit_code=7, stderr=b"1"), ended(exit=limit)):
+        assert ruling_of_interactor(late, no_decision) is None
+    assert ruling_of_interactor(ended(exit=limit), ended(exit_code=1)) is None  # it ended because of the candidate
+
+
+def test_an_interactor_gives_points() -> None:
     assert ruling_of_interactor(ended(), ended(exit_code=7, stderr=b"points 0.5")) == Ruling(WRONG, "points 0.5", 0.5)
     out_of_range = ruling_of_interactor(ended(), ended(exit_code=7, stderr=b"points 5"))
     assert out_of_range is not None

@@ -42,6 +42,7 @@ class HostileLink:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tools: Mapping[str, str]) -> None:
         self.reader, self.writer, self.tools = reader, writer, tools
         self.is_open = True
+        self.has_peer = False
 
     def last_log_line(self) -> str:
         return ""
@@ -141,7 +142,11 @@ END = frames.encode(Kind.OUTPUT_END)
     ],
     ids=["empty", "flood", "two ends", "output after the end"],
 )
-async def test_the_output_in_a_conversation_is_bounded(said: bytes) -> None:
+@pytest.mark.parametrize("by_pipes", [False, True])
+async def test_the_output_in_a_conversation_is_bounded(
+    said: bytes, by_pipes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Slot, "has_peer", by_pipes)
     slot, session = await session_with(HostileLaunch(COMPILED + said))
     partner_slot, partner = await session_with(HostileLaunch(COMPILED + result()))
     with pytest.raises(SandboxError):

@@ -2,12 +2,13 @@
 
 INVARIANT: nothing is read ahead. At the end of a frame, another process of the slot can take over the stream.
 
-The gateway sends for each session: PROGRAM, then any number of RUN or TALK, each optionally after ARGUMENTS (arguments
-and files), then END. END may come at any time and ends a run early. The slot sends HELLO or FAILED once, READY when the
-next sandbox is ready, COMPILED or COMPILE_FAILED after PROGRAM, and RESULT after RUN. In a TALK the gateway sends
-INPUT, INPUT_END and HOLD, and the slot sends OUTPUT, until RESULT; later frames are dropped. OUTPUT_END comes once,
-when the program has closed its output, and no OUTPUT follows. HOLD stops all processes of the program until the next
-INPUT. The slot answers it with HELD, after the rest of the output.
+The gateway sends for each session: PROGRAM, then any number of RUN, TALK or CONVERSE, each optionally after ARGUMENTS
+(arguments and files), then END. END may come at any time and ends a run early. The slot sends HELLO or FAILED once,
+READY when the next sandbox is ready, COMPILED or COMPILE_FAILED after PROGRAM, and RESULT after RUN. In a TALK the
+gateway sends INPUT, INPUT_END and HOLD, and the slot sends OUTPUT, until RESULT; later frames are dropped. OUTPUT_END
+comes once, when the program has closed its output, and no OUTPUT follows. HOLD stops all processes of the program until
+the next INPUT. The slot answers it with HELD, after the rest of the output. CONVERSE connects the program with that of
+the peer slot by pipes; the only answer is RESULT.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from typing import NamedTuple
 HEADER = struct.Struct("!BI")  # kind, payload length in bytes
 _COUNT, _COUNTS = struct.Struct("=I"), struct.Struct("=II")
 _PROGRAM = struct.Struct("=3d4Q9I4x")  # padded like the C struct
+_TERMS = struct.Struct("=d16sB")
+NONCE_BYTES = 16
 MAX_FRAME_BYTES = 1 << 30
 _NO_FILES: Mapping[str, bytes] = {}
-# exit, exit code, signal, wall s, CPU s, peak memory bytes, then the lengths of stdout, stderr and result (-1: none)
-_RESULT = struct.Struct("!BiiddQIIi")
+# exit, exit code, signal, wall s, CPU s, peak memory bytes, the lengths of stdout, stderr and result (-1: none), and
+# whether the partner had ended
+_RESULT = struct.Struct("!BiiddQIIi?")
 
 
 class Kind(IntEnum):
@@ -39,6 +43,7 @@ class Kind(IntEnum):
     INPUT = 6
     INPUT_END = 7
     HOLD = 8
+    CONVERSE = 9
     HELLO = 16
     READY = 17
     COMPILED = 18
@@ -72,6 +77,7 @@ class Result(NamedTuple):
     stdout: bytes
     stderr: bytes
     result: bytes | None
+    partner_ended: bool = False  # of a conversation: the partner ended first
 
 
 class ProgramLimits(NamedTuple):
@@ -100,7 +106,7 @@ def encode(kind: Kind, payload: bytes = b"") -> bytes:
 def pack_result(r: Result) -> bytes:
     """The payload of a RESULT frame."""
     num_result = -1 if r.result is None else len(r.result)
-    head = _RESULT.pack(*r[:6], len(r.stdout), len(r.stderr), num_result)
+    head = _RESULT.pack(*r[:6], len(r.stdout), len(r.stderr), num_result, r.partner_ended)
     return b"".join((head, r.stdout, r.stderr, r.result or b""))
 
 
@@ -108,7 +114,7 @@ def unpack_result(payload: bytes) -> Result:
     """Inverse of `pack_result`. Raises ValueError for an invalid payload, which a taken-over runner may send."""
     if len(payload) < _RESULT.size:
         raise ValueError("short RESULT frame")
-    ended, code, signal, wall, cpu, memory, num_out, num_err, num_result = _RESULT.unpack_from(payload)
+    ended, code, signal, wall, cpu, memory, num_out, num_err, num_result, first = _RESULT.unpack_from(payload)
     out_end = _RESULT.size + num_out
     err_end = out_end + num_err
     if num_result < -1 or len(payload) != err_end + max(num_result, 0):
@@ -118,7 +124,7 @@ def unpack_result(payload: bytes) -> Result:
     Ended(ended)
     result = payload[err_end:] if num_result >= 0 else None
     return Result(
-        ended, code, signal, wall, cpu, memory, payload[_RESULT.size : out_end], payload[out_end:err_end], result
+        ended, code, signal, wall, cpu, memory, payload[_RESULT.size : out_end], payload[out_end:err_end], result, first
     )
 
 
@@ -171,6 +177,14 @@ def _files(files: Mapping[str, bytes]) -> Iterator[bytes]:
     for name, content in files.items():
         encoded = name.encode("utf-8", "surrogatepass") + b"\0"
         yield from (_COUNT.pack(len(encoded)), encoded, _COUNT.pack(len(content)), content)
+
+
+def pack_terms(nonce: bytes, *, is_host: bool, spare_s: float) -> bytes:
+    """The payload of a CONVERSE frame: `struct terms` of converse.c. Both slots get the same nonce of NONCE_BYTES.
+
+    The program is not charged for up to `spare_s` seconds in which it waits for its partner.
+    """
+    return _TERMS.pack(spare_s, nonce, not is_host)
 
 
 def _strings(words: Sequence[str]) -> bytes:

@@ -26,6 +26,7 @@ class _Settings(ctypes.Structure):
     _fields_ = [
         ("stream_in", c_int),
         ("stream_out", c_int),
+        ("peer", c_int),
         ("two_users", c_int),
         ("gvisor", c_int),
         ("tmp_bytes", c_uint64),
@@ -62,8 +63,13 @@ class Init:
     """Made once in the zygote. `serve` runs in every sandbox that the zygote forks."""
 
     def __init__(
-        self, settings: SlotSettings, isolation: Isolation, stream_in: int, stream_out: int, filter_program: Any
+        self,
+        settings: SlotSettings,
+        isolation: Isolation,
+        descriptors: tuple[int, int, int],
+        filter_program: Any,
     ) -> None:
+        """`descriptors`: the two of the stream, and the socket to the partner's slot (-1: none)."""
         # PyDLL keeps the interpreter lock, because a fork must not happen while the lock is released.
         self._serve = ctypes.PyDLL(settings.init_library).nouscoder_init
         self._serve.restype = ctypes.py_object
@@ -71,8 +77,7 @@ class Init:
         with open("/proc/self/statm") as statm:
             vm_bytes = int(statm.read().split()[0]) * resource.getpagesize()
         self._settings = _Settings(
-            stream_in,
-            stream_out,
+            *descriptors,
             isolation.two_users,
             settings.kernel == "gvisor",
             settings.tmp_bytes,

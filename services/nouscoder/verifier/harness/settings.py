@@ -21,6 +21,7 @@ class SlotSettings(NamedTuple):
     uid_init: int | None = None
     uid_candidate: int | None = None
     init_library: str = ""  # path of the compiled init (init/)
+    peer: int = -1  # a descriptor: the socket to the slot of the partner
     kernel: str = "linux"  # the kernel below the slot: "linux" or "gvisor"
 
     def to_json(self) -> str:

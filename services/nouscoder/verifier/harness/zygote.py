@@ -29,10 +29,11 @@ def main(settings_json: str) -> Job:
     """Serve until the stream closes. Returns only in a candidate's process, with the job that it must run."""
     settings = SlotSettings.from_json(settings_json)
     stream_in, stream_out = _move_stream()
+    peer = _move_up(settings.peer)
     try:
         _warm_up(settings)
         isolation = isolation_of(settings)
-        init = Init(settings, isolation, stream_in, stream_out, kernel.make_filter(seccomp.build_filter()))
+        init = Init(settings, isolation, (stream_in, stream_out, peer), kernel.make_filter(seccomp.build_filter()))
         isolation.enter()
         namespace = make_script_surroundings()
         hello = json.dumps({"python": sys.version.split()[0], "pid": os.getpid()}).encode()
@@ -124,6 +125,17 @@ def _move_stream() -> tuple[int, int]:
     if null > 2:
         os.close(null)
     return stream_in, stream_out
+
+
+def _move_up(fd: int) -> int:
+    """Move a further descriptor there too. -1 stays."""
+    import fcntl
+
+    if fd < 0:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _CONTROL_FD)
+    os.close(fd)
+    return moved
 
 
 def _warm_up(settings: SlotSettings) -> None:

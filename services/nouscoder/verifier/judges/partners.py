@@ -33,8 +33,6 @@ _LIMITS = (Exit.TIME_LIMIT, Exit.MEMORY_LIMIT, Exit.OUTPUT_LIMIT)
 # Errors of programs that read or write after their partner has ended.
 _PARTNER_ENDED = (b"BrokenPipeError", b"Broken pipe", b"EOFError", b"NoSuchElementException")
 _REMARK_CHARS = 500
-# An interactor that ended this long before its candidate did not end because of it. They do not start at once.
-_BEFORE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +109,12 @@ def ruling_of_interactor(candidate: RunResult, interactor: RunResult) -> Ruling 
     """The ruling on a conversation. None when the candidate's own result decides (a limit or an error).
 
     If both failed, the candidate's error counts, unless it is an error that follows from the end of its partner. An
-    interactor that found the candidate wrong long before a limit ended the candidate has decided (as with Kattis).
+    interactor that found the candidate wrong before the candidate exceeded a limit has decided (as with Kattis).
     """
-    has_decided = interactor.exit is Exit.EXITED and interactor.exit_code in _WRONG
-    if candidate.exit is Exit.TIME_LIMIT and has_decided:
-        return _wrong(interactor) if interactor.wall_time_s < candidate.wall_time_s - _BEFORE_S else None
     if candidate.exit in _LIMITS:
-        return None
+        has_decided = candidate.partner_ended and interactor.exit is Exit.EXITED and interactor.exit_code in _WRONG
+        decision = _wrong(interactor) if has_decided else None
+        return None if decision is None or decision.outcome is VerdictKind.ACCEPTED else decision
     if interactor.exit in _LIMITS or interactor.signal == _SIGPIPE:
         if candidate.exit is Exit.SIGNALLED or candidate.exit_code != 0:
             return None

@@ -68,6 +68,7 @@ class RunResult:
     For call tests, `result` is the returned value as JSON. It is None when the process did not return a value, and "!"
     with the type's name (not JSON, so a wrong answer) when the value has no JSON form. Like `stdout` it is untrusted.
     `stderr` is the last 64 KiB of the stream. `stdout` is complete; after OUTPUT_LIMIT it is the first 64 KiB.
+    `partner_ended`: in a conversation, the partner had ended when this program ended or exceeded a limit.
     """
 
     exit: Exit
@@ -79,6 +80,7 @@ class RunResult:
     stdout: bytes
     stderr: bytes
     result: bytes | None = None
+    partner_ended: bool = False
 
 
 class SandboxError(NousCoderError):
@@ -145,8 +147,10 @@ class Session(Protocol):
 
         `partner` is the second session of the same `Sandbox.pair`; `args` and `files` are for the partner. When one
         program exits or closes its output, the input of the other ends. The results (this one's, the partner's) hold
-        the complete output of each. Both have their own limits; wall time counts from the start of the conversation.
-        Raises what `run` raises.
+        the complete output of each. Both have their own limits. The wall time of the partner counts from the start of
+        the conversation. In backend local, that of this program omits the time in which it waited for an answer that
+        came, and its partner's CPU time while it waits for one; together at most the time by which the partner's wall
+        time limit exceeds its own. Raises what `run` raises.
         """
         ...
 

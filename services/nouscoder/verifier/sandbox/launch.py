@@ -10,6 +10,7 @@ from nouscoder.verifier.harness import __file__ as _harness_init
 from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.link import Link, ProcessLink
+from nouscoder.verifier.sandbox.peers import PeerEnd
 
 HARNESS = Path(_harness_init).resolve().parent
 ENTRY_NAME = "__main__.py"
@@ -30,13 +31,17 @@ class Launch(Protocol):
 class HostLaunch:
     """Starts the interpreter on this host. The harness then makes namespaces of the host's kernel."""
 
-    def __init__(self, config: SandboxConfig, settings: SlotSettings) -> None:
+    def __init__(self, config: SandboxConfig, settings: SlotSettings, peer: PeerEnd) -> None:
         self._python = interpreter(config)
         self._settings = settings
+        self._peer = peer
 
     async def open(self) -> Link:
         """Start the harness by its path. Killing the zygote kills every pid namespace below it."""
-        return await ProcessLink.start([*python_command(self._python, HARNESS / ENTRY_NAME), self._settings.to_json()])
+        peer = self._peer.descriptor()
+        settings = self._settings._replace(peer=peer)
+        command = [*python_command(self._python, HARNESS / ENTRY_NAME), settings.to_json()]
+        return await ProcessLink.start(command, peer=peer)
 
     def explain(self, reason: str) -> str:
         """See `Launch.explain`."""

@@ -45,6 +45,11 @@ class Link(Protocol):
         ...
 
     @property
+    def has_peer(self) -> bool:
+        """Whether the harness has a socket to that of its partner."""
+        ...
+
+    @property
     def is_open(self) -> bool:
         """Whether the link is open, as far as is known."""
         ...
@@ -65,11 +70,15 @@ class ProcessLink:
     use_until_s = math.inf
 
     def __init__(
-        self, process: asyncio.subprocess.Process, end: Callable[[asyncio.subprocess.Process], Awaitable[None]]
+        self,
+        process: asyncio.subprocess.Process,
+        end: Callable[[asyncio.subprocess.Process], Awaitable[None]],
+        has_peer: bool = False,
     ) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self.reader, self.writer = process.stdout, process.stdin
+        self.has_peer = has_peer
         self._process = process
         self._end = end
         self._log = b""
@@ -77,9 +86,14 @@ class ProcessLink:
 
     @staticmethod
     async def start(
-        command: Sequence[str], end: Callable[[asyncio.subprocess.Process], Awaitable[None]] | None = None
+        command: Sequence[str],
+        end: Callable[[asyncio.subprocess.Process], Awaitable[None]] | None = None,
+        peer: int | None = None,
     ) -> ProcessLink:
-        """Start the harness. `end` ends it when the link is closed (default: `kill`). Raises OSError."""
+        """Start the harness. `end` ends it when the link is closed (default: `kill`).
+
+        `peer` is a descriptor that it gets under the same number: the socket to its partner. Raises OSError.
+        """
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
@@ -89,8 +103,9 @@ class ProcessLink:
             cwd="/",
             start_new_session=True,
             limit=MAX_READ_AHEAD_BYTES,
+            pass_fds=() if peer is None else (peer,),
         )
-        return ProcessLink(process, end or kill)
+        return ProcessLink(process, end or kill, peer is not None)
 
     @property
     def pid(self) -> int | None:

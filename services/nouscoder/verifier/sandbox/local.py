@@ -24,6 +24,7 @@ from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.dialogue import SlotDialogue
 from nouscoder.verifier.sandbox.init_build import init_library_path
 from nouscoder.verifier.sandbox.launch import HostLaunch
+from nouscoder.verifier.sandbox.peers import PeerSockets
 from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Slot, host_is_root
 from nouscoder.verifier.toolchains.languages import cache_folders
@@ -51,6 +52,7 @@ class LocalSandbox:
         self.num_slots = (config.slots or len(os.sched_getaffinity(0))) + config.tool_slots
         self._config = config
         self._groups = Groups()
+        self._peers = [PeerSockets() for _ in range(self.num_slots)]
         self._slots = [self._make_slot(i) for i in range(self.num_slots)]
         # Each slot has a partner slot, which starts when a pair first needs it.
         indices = range(self.num_slots, 2 * self.num_slots)
@@ -60,7 +62,8 @@ class LocalSandbox:
         self._open = False
 
     def _make_slot(self, index: int) -> Slot:
-        launch = HostLaunch(self._config, _slot_settings(self._config, index))
+        peer = self._peers[index % self.num_slots].ends()[index // self.num_slots]
+        launch = HostLaunch(self._config, _slot_settings(self._config, index), peer)
         return Slot(index, self._config, launch, group=self._groups.make(index))
 
     async def start(self) -> None:
@@ -158,6 +161,8 @@ class LocalSandbox:
         await asyncio.gather(*(slot.stop() for slot in slots))
         for slot in slots:
             await asyncio.to_thread(slot.group.remove)
+        for sockets in self._peers:
+            sockets.close()
 
     def _pick(self, program: Program) -> Slot:
         """Take the free slot in which `program` runs. There is one."""

@@ -47,6 +47,7 @@ class SocketLink:
     """The link to a harness in a runner pod."""
 
     pid = None
+    has_peer = False
 
     def __init__(
         self,

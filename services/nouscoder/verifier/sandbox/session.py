@@ -5,7 +5,6 @@ INVARIANT: after an unexpected answer the slot is stopped, and the session raise
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import signal
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ from nouscoder.verifier.sandbox.base import (
     check_run_input,
 )
 from nouscoder.verifier.sandbox.config import SandboxConfig
+from nouscoder.verifier.sandbox.conversation import Talker, converse
 from nouscoder.verifier.sandbox.dialogue import SlotDialogue
 from nouscoder.verifier.sandbox.slot import Slot, SlotEnded
 from nouscoder.verifier.toolchains.languages import with_memory_limit, with_tools
@@ -174,15 +174,10 @@ class SlotSession:
     ) -> tuple[RunResult, RunResult]:
         await self._prepare_run((), NO_FILES, 0)
         await partner._prepare_run(args, files, 0)
-        await self._slot.send(Kind.TALK)
-        await partner._slot.send(Kind.TALK)
-        try:
-            async with asyncio.TaskGroup() as group:
-                one = group.create_task(self._relay(partner))
-                other = group.create_task(partner._relay(self))
-        except* SandboxError as errors:
-            raise SandboxError(str(errors.exceptions[0])) from errors
-        return one.result(), other.result()
+        return await converse(self._talker(), partner._talker())
+
+    def _talker(self) -> Talker:
+        return Talker(self._slot, self._program.limits, self._receive, self._to_result)
 
     async def _is_killed(self) -> bool:
         """After a SandboxError: whether the kernel killed the slot itself, instead of the program, for its memory.
@@ -206,29 +201,6 @@ class SlotSession:
             await self.compile()
             self.bound_memory()
             self._out_of_memory = False
-
-    async def _relay(self, listener: SlotSession) -> RunResult:
-        """Pass this program's output to `listener` until the program ends. Its slot is trusted with no limit."""
-        now_s = asyncio.get_running_loop().time
-        end_s = now_s() + self._program.limits.wall_time_s
-        left_bytes = frames.session_bound(self._program.limits.output_bytes)
-        speaks = True
-        while True:
-            kind, payload = await self._receive(max(0.0, end_s - now_s()))
-            left_bytes -= len(payload)
-            if kind is Kind.OUTPUT and payload and speaks and left_bytes > 0:
-                await listener._slot.send(Kind.INPUT, payload)
-            elif kind is Kind.OUTPUT_END and speaks:
-                speaks = False
-                await listener._slot.send(Kind.INPUT_END)
-            elif kind is Kind.RESULT:
-                result = await self._to_result(payload)
-                if speaks:
-                    await listener._slot.send(Kind.INPUT_END)
-                return result
-            else:
-                await self._slot.stop()
-                raise SandboxError(f"slot {self._slot.index} answered {kind.name} in a conversation")
 
     async def _prepare_run(self, args: tuple[str, ...], files: Mapping[str, bytes], num_stdin_bytes: int) -> None:
         self._limit_group(num_stdin_bytes + sum(map(len, files.values())))
@@ -260,7 +232,16 @@ class SlotSession:
             exit_ = Exit.TIME_LIMIT
         cpu_time_s = max(r.cpu_time_s, group_s)
         return RunResult(
-            exit_, r.exit_code, r.signal, r.wall_time_s, cpu_time_s, r.memory_bytes, r.stdout, r.stderr, r.result
+            exit_,
+            r.exit_code,
+            r.signal,
+            r.wall_time_s,
+            cpu_time_s,
+            r.memory_bytes,
+            r.stdout,
+            r.stderr,
+            r.result,
+            r.partner_ended,
         )
 
     async def _receive(self, limit_s: float) -> tuple[Kind, bytes]:

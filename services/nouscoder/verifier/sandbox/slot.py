@@ -75,6 +75,11 @@ class Slot:
         return self._link.pid if self._link is not None else None
 
     @property
+    def has_peer(self) -> bool:
+        """Whether the slot has a socket to the slot of its partner."""
+        return self._link is not None and self._link.has_peer
+
+    @property
     def _is_up(self) -> bool:
         return self._link is not None and self._link.is_open
 

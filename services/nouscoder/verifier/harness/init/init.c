@@ -153,6 +153,7 @@ static void set_up(struct session *s) {
 
 static void send_outcome(struct session *s, struct run *run, bool in_time) {
     finish(s, run, in_time);
+    if (run->turns) leave_conversation(s, run);
     send_result(s, run);
     clean(s);
     release(&s->arguments);
@@ -161,7 +162,7 @@ static void send_outcome(struct session *s, struct run *run, bool in_time) {
 /* Run one test. Returns true in a candidate's process only. */
 static bool run_test(struct session *s, struct frame *frame) {
     struct run run = {.program = &s->program};
-    bool talks = frame->kind == TALK;
+    bool talks = frame->kind == TALK || frame->kind == CONVERSE;
     read_arguments(s);
     if (s->go >= 0 && !talks) {
         release_first(s, &run, frame);
@@ -169,13 +170,19 @@ static bool run_test(struct session *s, struct frame *frame) {
         if (s->go >= 0) drop_first(s);
         open_files(s, &run);
         if (talks) {
-            if (start_talk(s, &run)) return true;
+            int to[2];
+            if (frame->kind == CONVERSE)
+                join_conversation(s, &run, frame, to);
+            else
+                pipe_up(s, to);
+            if (start_talk(s, &run, to)) return true;
+            if (frame->kind == CONVERSE) open_turns(s, &run);
         } else {
             fill_stdin(s, &run, frame);
             if (s->program.is_command ? spawn_command(s, &run) : spawn_python(s, &run)) return true;
         }
     }
-    bool in_time = talks ? talk(s, &run, frame) : await_end(s, &run);
+    bool in_time = talks ? talk(s, &run) : await_end(s, &run);
     release(frame);
     send_outcome(s, &run, in_time);
     return false;
@@ -207,6 +214,7 @@ static void serve(struct session *s) {
             leave(s);
         case RUN:
         case TALK:
+        case CONVERSE:
             if (run_test(s, &frame)) return;
             break;
         default:

@@ -12,7 +12,7 @@
 #include <sys/types.h>
 
 enum kind {
-    PROGRAM = 1, RUN, END, ARGUMENTS, TALK, INPUT, INPUT_END, HOLD,
+    PROGRAM = 1, RUN, END, ARGUMENTS, TALK, INPUT, INPUT_END, HOLD, CONVERSE,
     READY = 17, COMPILED, COMPILE_FAILED, RESULT, FAILED, OUTPUT, HELD, OUTPUT_END,
 };
 enum ended { EXITED, SIGNALLED, TIME_LIMIT, MEMORY_LIMIT, OUTPUT_LIMIT };
@@ -25,6 +25,7 @@ enum { CANDIDATE_ID = 1000, FIRST_OWN_FD = 64, MEASURE_EVERY_MS = 50 };
 /* The settings of the slot. The zygote makes them once. */
 struct settings {
     int stream_in, stream_out;
+    int peer;      /* a socket to the slot of the partner; -1 when there is none */
     int two_users; /* init and candidates are different users */
     int gvisor;    /* the kernel below is gVisor's sentry */
     uint64_t tmp_bytes, tmp_inodes, base_vm_bytes;
@@ -59,6 +60,17 @@ struct program {
     uint32_t has_result, is_command, has_compiler, meta_bytes, name_bytes, source_bytes, num_compile, num_run, num_files;
 };
 
+/* Init's ends of the pipes of a program that talks. */
+struct relay {
+    int out;  /* the program's output; -1 when closed */
+    int sink; /* where the waiting bytes go: to the program's input, or in a conversation to its partner's; -1 when closed */
+    char *waiting;
+    size_t first, num_waiting, room; /* of `waiting`: the index of the first byte, the number of bytes, the size */
+    bool is_ending, is_held;         /* the sink is closed after the waiting bytes */
+    uint64_t num_output;
+    double next_measure_s;
+};
+
 /* One run of one program. */
 struct run {
     const struct program *program;
@@ -71,7 +83,12 @@ struct run {
     int exit_code, signal;
     double wall_s, cpu_s;
     uint64_t memory_bytes, out_bytes, err_bytes, result_bytes;
-    int stdin_pipe, stdout_pipe; /* in a conversation: init's ends of the program's input and output */
+    struct relay relay;
+    struct turns *turns;   /* of a conversation, else NULL */
+    int turns_fd;          /* the file of `turns`, before it is mapped */
+    int side;              /* in `turns` */
+    double spare_s;        /* the most time that it may wait for its partner without being charged for it */
+    bool partner_ended;    /* when this program ended, its partner had already ended */
 };
 
 struct session {
@@ -118,6 +135,7 @@ void read_arguments(struct session *s);
 _Noreturn void await_end_frame(struct session *s);
 
 /* process.c */
+int unlinked_file(struct session *s);
 void open_files(struct session *s, struct run *run);
 void fill_stdin(struct session *s, struct run *run, const struct frame *frame);
 void close_files(struct run *run);
@@ -143,8 +161,21 @@ void clean(struct session *s);
 void write_file(struct session *s, const char *folder, const char *name, const void *bytes, size_t num_bytes);
 
 /* talk.c */
-bool start_talk(struct session *s, struct run *run);
-bool talk(struct session *s, struct run *run, const struct frame *first_input);
+void let_candidate_open(struct session *s, int fd);
+bool start_talk(struct session *s, struct run *run, const int to[2]);
+bool talk(struct session *s, struct run *run);
+void write_waiting(struct run *run);
+void receive_input(struct session *s, struct run *run);
+void close_relay(struct relay *m);
+
+/* converse.c */
+void join_conversation(struct session *s, struct run *run, const struct frame *frame, int to[2]);
+void open_turns(struct session *s, struct run *run);
+void pass_turn(struct run *run);
+double free_wait_s(struct run *run);
+void note_work(struct session *s, struct run *run);
+void note_end(struct run *run);
+void leave_conversation(struct session *s, struct run *run);
 
 /* python.c: start_python and spawn_python return true in a candidate's process only */
 bool start_python(struct session *s);

@@ -24,7 +24,7 @@ static const uint64_t COMMAND_SPACE_BYTES = 512ull << 20; /* for libraries and s
 enum { CANNOT_EXEC = 127, KILL_EVERY_NS = 500000 };
 
 /* A fresh unlinked file in the tmpfs that only init can reach, so that no data passes from one run to the next. */
-static int unlinked_file(struct session *s) {
+int unlinked_file(struct session *s) {
     int fd = -1;
     if (!s->settings->gvisor) {
         fd = openat(s->files_dir, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
@@ -260,7 +260,7 @@ static void classify(struct run *run, int status) {
 /* Kill all processes of the run and fill in its result. */
 void finish(struct session *s, struct run *run, bool in_time) {
     bool too_big = run->peak_bytes > run->program->memory_bytes;
-    run->wall_s = now_s() - run->started_s;
+    run->wall_s = now_s() - run->started_s - free_wait_s(run);
     if (!in_time || too_big) kill_all();
     bool confined = was_confined(s, run->pid);
     int status;
