@@ -33,6 +33,7 @@ class _Settings(ctypes.Structure):
         ("tmp_inodes", c_uint64),
         ("base_vm_bytes", c_uint64),
         ("filter", c_void_p),
+        ("notifying_filter", c_void_p),
     ]
 
 
@@ -67,13 +68,15 @@ class Init:
         settings: SlotSettings,
         isolation: Isolation,
         descriptors: tuple[int, int, int],
-        filter_program: Any,
+        filters: tuple[Any, ...],
     ) -> None:
-        """`descriptors`: the two of the stream, and the socket to the partner's slot (-1: none)."""
+        """`descriptors`: the two of the stream, and the socket to the partner's slot (-1: none). `filters`: without and
+        with notifications.
+        """
         # PyDLL keeps the interpreter lock, because a fork must not happen while the lock is released.
         self._serve = ctypes.PyDLL(settings.init_library).nouscoder_init
         self._serve.restype = ctypes.py_object
-        self._filter = filter_program
+        self._filters = filters
         with open("/proc/self/statm") as statm:
             vm_bytes = int(statm.read().split()[0]) * resource.getpagesize()
         self._settings = _Settings(
@@ -83,7 +86,7 @@ class Init:
             settings.tmp_bytes,
             settings.tmp_inodes,
             vm_bytes,
-            ctypes.addressof(filter_program),
+            *map(ctypes.addressof, filters),
         )
 
     def serve(self, orders: int, report: int) -> bytes:

@@ -13,12 +13,13 @@ import struct
 from . import syscalls
 
 _LD_ABS, _JEQ, _JGE, _JSET, _RET = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_ALLOW, _KILL, _ERRNO, _NOTIFY = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
 _NUMBER, _ARCH, _ARG0_LOW, _ARG1_LOW, _ARG2_LOW = 0, 4, 16, 24, 32
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE3 = 435
 _NAMESPACE_FLAGS = 0x7E020080  # every CLONE_NEW* flag
-_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6. Other families, such as vsock, are not isolated by a namespace
+_NEW_NETWORK = 0x40000000  # CLONE_NEWNET
+_UNIX, _INTERNET = 1, (2, 10)  # AF_UNIX, AF_INET, AF_INET6. A namespace does not isolate others, such as vsock
 _PROTOCOLS = (0, 6, 17)  # the family's default, TCP and UDP; not MPTCP and UDP-Lite, which no program needs
 _SHARED_FILE_COMMANDS = (1024, 1026)  # F_SETLEASE and F_NOTIFY, which act on what others do with a file
 
@@ -53,13 +54,16 @@ def _search(ranges: list[tuple[int, int]]) -> list[Instruction]:
     return [(_JGE, len(low), 0, ranges[middle][0]), *low, *high]
 
 
-def build_filter() -> bytes:
-    """The filter for this machine. Raises OSError when there is no table for its architecture."""
+def build_filter(*, notifies: bool = False) -> bytes:
+    """The filter for this machine. With `notifies`, init is told before a socket of the internet families is made.
+
+    Raises OSError when there is no table for its architecture.
+    """
     machine = platform.machine()
     if machine not in _AUDIT_ARCH:
         raise OSError(errno.ENOSYS, f"no seccomp table for {machine}")
     table = syscalls.X86_64 if machine == "x86_64" else syscalls.AARCH64
-    special = (table["clone"], table["socket"], table["socketpair"], table["fcntl"])
+    special = (table["clone"], table["socket"], table["socketpair"], table["fcntl"], table["unshare"])
     of_process = (table["prlimit64"], table["sched_setaffinity"])
     plain = {number for name, number in table.items() if number not in special + of_process}
     check_clone: list[Instruction] = [
@@ -68,11 +72,27 @@ def build_filter() -> bytes:
         _refuse(errno.EPERM),
         (_RET, 0, 0, _ALLOW),
     ]
-    check_family: list[Instruction] = [(_LD_ABS, 0, 0, _ARG0_LOW)]
-    check_family += [(_JEQ, len(_FAMILIES) - i, 0, family) for i, family in enumerate(_FAMILIES)]
-    check_family += [_refuse(errno.EAFNOSUPPORT), (_LD_ABS, 0, 0, _ARG2_LOW)]
-    check_family += [(_JEQ, len(_PROTOCOLS) - i, 0, protocol) for i, protocol in enumerate(_PROTOCOLS)]
-    check_family += [_refuse(errno.EPROTONOSUPPORT), (_RET, 0, 0, _ALLOW)]
+    is_protocol: list[Instruction] = [(_LD_ABS, 0, 0, _ARG2_LOW)]
+    is_protocol += [(_JEQ, len(_PROTOCOLS) - i, 0, protocol) for i, protocol in enumerate(_PROTOCOLS)]
+    is_protocol += [_refuse(errno.EPROTONOSUPPORT)]
+    of_internet = [*is_protocol, (_RET, 0, 0, _NOTIFY if notifies else _ALLOW)]
+    of_unix = [*is_protocol, (_RET, 0, 0, _ALLOW)]
+    check_family: list[Instruction] = [
+        (_LD_ABS, 0, 0, _ARG0_LOW),
+        (_JEQ, 0, len(of_unix), _UNIX),
+        *of_unix,
+        (_JEQ, 1, 0, _INTERNET[0]),
+        (_JEQ, 0, len(of_internet), _INTERNET[1]),
+        *of_internet,
+        _refuse(errno.EAFNOSUPPORT),
+    ]
+    # init makes a new network namespace before a run that needs one. Candidates have no right to.
+    check_unshare: list[Instruction] = [
+        (_LD_ABS, 0, 0, _ARG0_LOW),
+        (_JEQ, 0, 1, _NEW_NETWORK),
+        (_RET, 0, 0, _ALLOW),
+        _refuse(errno.EPERM),
+    ]
     check_fcntl: list[Instruction] = [(_LD_ABS, 0, 0, _ARG1_LOW)]
     check_fcntl += [(_JEQ, len(_SHARED_FILE_COMMANDS) - i, 0, number) for i, number in enumerate(_SHARED_FILE_COMMANDS)]
     check_fcntl += [(_RET, 0, 0, _ALLOW), _refuse(errno.EPERM)]
@@ -97,6 +117,8 @@ def build_filter() -> bytes:
         *check_family,
         (_JEQ, 0, len(check_fcntl), special[3]),
         *check_fcntl,
+        (_JEQ, 0, len(check_unshare), special[4]),
+        *check_unshare,
         (_JEQ, 1, 0, of_process[0]),
         (_JEQ, 0, len(check_process), of_process[1]),
         *check_process,

@@ -1,7 +1,8 @@
 """The Linux system calls that a candidate may use, by architecture. All others are refused.
 
-mount and umount2 are allowed because init cleans up under the same filter; without capabilities they give EPERM.
-Excluded on purpose: all other mount and namespace calls (pivot_root, unshare, setns, fsopen, ...), access to other
+mount, umount2 and unshare (of a network namespace only) are allowed because init needs them under the same filter;
+without capabilities they give EPERM.
+Excluded on purpose: all other mount and namespace calls (pivot_root, setns, fsopen, ...), access to other
 processes (ptrace, process_vm_*, pidfd_getfd, kcmp), kernel interfaces that programs do not need (bpf, perf_event_open,
 io_uring_*, userfaultfd, keyctl, fanotify, modules, kexec), System V and POSIX message objects, which outlive a process
 (shmget, msgget, semget, mq_open), memfd_create (its files are not limited), personality, clone3, whose flags a filter
@@ -46,7 +47,7 @@ X86_64 = _table(
     accept4=288 signalfd4=289 eventfd2=290 epoll_create1=291 dup3=292 pipe2=293 preadv=295
     pwritev=296 rt_tgsigqueueinfo=297 recvmmsg=299 prlimit64=302 sendmmsg=307 getcpu=309
     renameat2=316 getrandom=318 execveat=322 membarrier=324 mlock2=325 copy_file_range=326 preadv2=327
-    pwritev2=328 statx=332 rseq=334 pidfd_send_signal=424 pidfd_open=434 close_range=436 openat2=437
+    pwritev2=328 unshare=272 statx=332 rseq=334 pidfd_send_signal=424 pidfd_open=434 close_range=436 openat2=437
     faccessat2=439 epoll_pwait2=441 futex_waitv=449 sched_getattr=315
     """
 )
@@ -77,7 +78,7 @@ AARCH64 = _table(
     timerfd_gettime=87 accept4=242 signalfd4=74 eventfd2=19 epoll_create1=20 dup3=24 pipe2=59
     preadv=69 pwritev=70 rt_tgsigqueueinfo=240 recvmmsg=243 prlimit64=261 sendmmsg=269 getcpu=168
     renameat2=276 getrandom=278 execveat=281 membarrier=283 mlock2=284 copy_file_range=285 preadv2=286
-    pwritev2=287 statx=291 rseq=293 pidfd_send_signal=424 pidfd_open=434 close_range=436 openat2=437
+    pwritev2=287 unshare=97 statx=291 rseq=293 pidfd_send_signal=424 pidfd_open=434 close_range=436 openat2=437
     faccessat2=439 epoll_pwait2=441 futex_waitv=449 sched_getattr=275
     """
 )

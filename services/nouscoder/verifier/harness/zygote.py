@@ -33,7 +33,8 @@ def main(settings_json: str) -> Job:
     try:
         _warm_up(settings)
         isolation = isolation_of(settings)
-        init = Init(settings, isolation, (stream_in, stream_out, peer), kernel.make_filter(seccomp.build_filter()))
+        filters = tuple(kernel.make_filter(seccomp.build_filter(notifies=notifies)) for notifies in (False, True))
+        init = Init(settings, isolation, (stream_in, stream_out, peer), filters)
         isolation.enter()
         namespace = make_script_surroundings()
         hello = json.dumps({"python": sys.version.split()[0], "pid": os.getpid()}).encode()

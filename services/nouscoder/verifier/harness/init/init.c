@@ -127,7 +127,7 @@ static void confine_session(struct session *s) {
         control(s, PR_SET_SECUREBITS, SECBIT_NOROOT | SECBIT_NOROOT_LOCKED | SECBIT_NO_SETUID_FIXUP_LOCKED, NULL);
     }
     control(s, PR_SET_NO_NEW_PRIVS, 1, NULL);
-    control(s, PR_SET_SECCOMP, 2, s->settings->filter);
+    install_filter(s);
 }
 
 static void set_up(struct session *s) {
@@ -163,6 +163,7 @@ static void send_outcome(struct session *s, struct run *run, bool in_time) {
 static bool run_test(struct session *s, struct frame *frame) {
     struct run run = {.program = &s->program};
     bool talks = frame->kind == TALK || frame->kind == CONVERSE;
+    renew_network(s);
     read_arguments(s);
     if (s->go >= 0 && !talks) {
         release_first(s, &run, frame);

@@ -29,7 +29,7 @@ struct settings {
     int two_users; /* init and candidates are different users */
     int gvisor;    /* the kernel below is gVisor's sentry */
     uint64_t tmp_bytes, tmp_inodes, base_vm_bytes;
-    const void *filter; /* struct sock_fprog */
+    const void *filter, *notifying_filter; /* struct sock_fprog */
 };
 
 /* The input of the process of a Python candidate: this header, then the three texts. */
@@ -97,6 +97,8 @@ struct session {
     bool owns_stream;       /* the previous submission has ended */
     int files_dir, proc_fd; /* candidates can reach neither */
     int last_pid;           /* the file that sets the next process id; -1 when the kernel has none */
+    int socket_calls;       /* says when a program makes an internet socket; -1 when the kernel does not */
+    bool has_network;       /* one has been made since the network namespace is new */
     struct program program;
     char *text; /* the payload of the PROGRAM frame; the pointers below point into it */
     const char *meta, *name, *source;
@@ -176,6 +178,11 @@ double free_wait_s(struct run *run);
 void note_work(struct session *s, struct run *run);
 void note_end(struct run *run);
 void leave_conversation(struct session *s, struct run *run);
+
+/* network.c */
+void install_filter(struct session *s);
+void answer_socket_call(struct session *s);
+void renew_network(struct session *s);
 
 /* python.c: start_python and spawn_python return true in a candidate's process only */
 bool start_python(struct session *s);

@@ -183,12 +183,13 @@ bool await_end(struct session *s, struct run *run) {
     double deadline_s = run->started_s + run->program->wall_time_s;
     int fd = (int)syscall(SYS_pidfd_open, run->pid, 0);
     if (fd < 0) fail(s, "pidfd_open: %s", strerror(errno));
-    struct pollfd polled[2] = {{fd, POLLIN, 0}, {s->settings->stream_in, POLLIN, 0}};
+    struct pollfd polled[] = {{fd, POLLIN, 0}, {s->settings->stream_in, POLLIN, 0}, {s->socket_calls, POLLIN, 0}};
     bool in_time = false;
     for (double left_s; (left_s = deadline_s - now_s()) > 0;) {
         int wait_ms = left_s * 1000 < MEASURE_EVERY_MS ? (int)(left_s * 1000) + 1 : MEASURE_EVERY_MS;
-        int ready = poll(polled, 2, wait_ms);
+        int ready = poll(polled, 3, wait_ms);
         if (ready < 0 && errno != EINTR) fail(s, "poll: %s", strerror(errno));
+        if (ready > 0 && polled[2].revents) answer_socket_call(s);
         if (ready > 0 && polled[0].revents) {
             in_time = true;
             break;

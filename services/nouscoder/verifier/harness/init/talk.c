@@ -162,13 +162,15 @@ static bool relay_once(struct session *s, struct run *run, int pidfd, double lef
     struct pollfd polled[] = {{pidfd, POLLIN, 0},
                               {m->out, POLLIN, 0},
                               {s->settings->stream_in, POLLIN, 0},
-                              {m->num_waiting ? m->sink : -1, POLLOUT, 0}};
+                              {m->num_waiting ? m->sink : -1, POLLOUT, 0},
+                              {s->socket_calls, POLLIN, 0}};
     int wake_ms = m->is_held ? STOP_EVERY_MS : MEASURE_EVERY_MS;
     int wait_ms = left_s * 1000 < wake_ms ? (int)(left_s * 1000) + 1 : wake_ms;
-    int ready = poll(polled, 4, wait_ms);
+    int ready = poll(polled, 5, wait_ms);
     if (ready < 0 && errno != EINTR) fail(s, "poll: %s", strerror(errno));
     if (ready < 0) return false;
     if (m->is_held) stop_all();
+    if (polled[4].revents) answer_socket_call(s);
     if (polled[1].revents) relay_output(s, run);
     if (now_s() >= m->next_measure_s) {
         m->next_measure_s = now_s() + 1e-3 * MEASURE_EVERY_MS;
