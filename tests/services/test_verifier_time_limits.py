@@ -199,6 +199,29 @@ async def test_other_runs_wait_for_an_exclusive_run_no_longer_than_a_bound(monke
         assert beside.had_others
 
 
+async def test_other_runs_wait_no_longer_than_a_bound_for_a_long_run_that_an_exclusive_one_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run of minutes is in progress when another one is to be repeated alone."""
+    monkeypatch.setattr(exclusive_run, "DRAIN_S", 0.01)
+    run_lock, was_alone = ExclusiveRunLock(), False
+
+    async def alone() -> None:
+        nonlocal was_alone
+        async with run_lock.exclusive(1000):
+            was_alone = True
+
+    async with asyncio.timeout(60):
+        async with run_lock.shared():
+            waiting = asyncio.ensure_future(alone())
+            await settled(lambda: not run_lock._open.is_set())
+            async with run_lock.shared():
+                assert not was_alone
+            assert run_lock._rest_until_s > 0, "they have the machine for a while"
+        await waiting
+    assert was_alone
+
+
 async def test_the_repetitions_of_a_submission_are_bounded_together() -> None:
     """The wait for an exclusive run counts, so that a submission is never graded longer than its sandbox may take."""
     repetitions, left = Repetitions(), [GOOD, took(10.5)]

@@ -1,8 +1,8 @@
 """A readers-writer lock for runs: many share the machine, and a run that needs exact timing has it exclusively.
 
-INVARIANT: during the first ALONE_S seconds of an exclusive run no other run is in progress; later ones may begin.
-After an exclusive run that was alone for t seconds, shared runs have the machine for at least REST * t seconds before
-the next exclusive run, unless there are no shared runs.
+INVARIANT: during the first ALONE_S seconds of an exclusive run no other run is in progress; later ones may begin. No
+run waits longer than DRAIN_S seconds for others to end, and ALONE_S seconds for the exclusive run. After runs had to
+wait for t seconds, shared runs have the machine for at least REST * t seconds, unless there are none.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 REST = 4.0
 ALONE_S = 5.0  # a program that sleeps makes the other runs wait no longer than this
+DRAIN_S = 15.0  # nor longer than this until a long run, which keeps the exclusive one waiting, has ended
 
 
 class ExclusiveRunTimeout(Exception):
@@ -88,11 +89,22 @@ class ExclusiveRunLock:
     async def _wait_until_idle(self, patience_s: float) -> None:
         try:
             async with asyncio.timeout(patience_s):
-                await self._wait_for_rest()
-                self._open.clear()
-                await self._idle.wait()
+                while not await self._drained():
+                    pass
         except TimeoutError:
             raise ExclusiveRunTimeout from None
+
+    async def _drained(self) -> bool:
+        """Begin no other run until those in progress have ended; False when that takes longer than DRAIN_S seconds."""
+        await self._wait_for_rest()
+        self._open.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                await self._idle.wait()
+            return True
+        self._open.set()
+        self._rest_until_s = self._clock() + REST * DRAIN_S
+        return False
 
     async def _wait_for_rest(self) -> None:
         left_s = self._rest_until_s - self._clock()
