@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
-from collections.abc import AsyncIterator
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -299,3 +302,73 @@ async def test_a_candidate_can_neither_watch_shared_files_nor_write_the_hosts_di
     )
     result = await run(sandbox, code)
     assert (result.exit_code, result.stdout) == (0, b"-1 -1 -1 True True True True\n"), result.stderr.decode()
+
+
+LOCKS = """import fcntl
+kept = [open(path) for path in input().split()]
+for one in kept:
+    fcntl.flock(one, fcntl.LOCK_EX)
+    fcntl.lockf(one, fcntl.LOCK_SH)
+print('locked', flush=True)
+input()
+"""
+
+
+async def test_locks_on_files_of_the_root_do_not_hold_for_the_host_and_other_slots() -> None:
+    paths = ["/usr/bin/yes", os.__file__]
+    sandbox = open_sandbox(SandboxConfig(slots=2))
+    try:
+        await sandbox.start()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    try:
+        async with sandbox.dialogue(Program(PYTHON, LOCKS, WIDE)) as dialogue:
+            await dialogue.say(" ".join(paths).encode() + b"\n")
+            assert await dialogue.hear(60.0) == b"locked\n"
+            for path in paths:
+                with open(path, "r+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            async with sandbox.session(Program(PYTHON, LOCKS + "print('both')", WIDE)) as other:
+                result = await other.run(" ".join(paths).encode() + b"\n\n")
+                assert result.stdout == b"locked\nboth\n", result.stderr
+    finally:
+        await sandbox.close()
+
+
+async def test_the_list_of_mounts_names_no_folder_and_no_device_of_the_host(sandbox: Sandbox) -> None:
+    result = await run(sandbox, "print(open('/proc/self/mountinfo').read())")
+    for line in filter(None, result.stdout.decode().split("\n")):
+        mount, _, file_system = line.partition(" - ")
+        _, _, _, root, place, *_ = mount.split()
+        kind, source, options = file_system.split()
+        assert root == "/" or place.startswith("/dev/"), line
+        assert source in (kind, "none") or kind == "devtmpfs", line
+        assert "dir=/" not in options.replace("dir=/proc/self/fd/", ""), line
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder outside of /tmp, which a candidate's own /tmp would hide."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as made:
+        os.chmod(made, 0o755)
+        yield Path(made)
+
+
+async def test_a_mount_below_a_folder_of_the_root_is_visible(folder: Path) -> None:
+    """The folder is then bound, because an overlay would hide what is mounted below it."""
+    (folder / "below").mkdir()
+    done = await asyncio.to_thread(subprocess.run, ["mount", "-t", "tmpfs", "none", folder / "below"], check=False)
+    if done.returncode:
+        pytest.skip("this process may not mount")
+    try:
+        (folder / "below" / "part.py").write_text("print('found')")
+        sandbox = open_sandbox(SandboxConfig(slots=1, site_packages=(folder,)))
+        await sandbox.start()
+        try:
+            result = await run(sandbox, "import below.part")
+            assert result.stdout == b"found\n", result.stderr
+        finally:
+            await sandbox.close()
+    finally:
+        await asyncio.to_thread(subprocess.run, ["umount", folder / "below"], check=True)

@@ -5,6 +5,7 @@ INVARIANT: after `enter_root` the only reachable paths of the host are the read-
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -38,14 +39,19 @@ def enter_root(read_only: tuple[str, ...]) -> None:
     links = [p for p in SYSTEM_PATHS if os.path.islink(p)]
     copies = {p: Path(p).read_bytes() for p in COPIED if os.path.isfile(p)}
     opened = {path: os.open(path, os.O_PATH) for path in wanted}
+    crossed = _with_mounts_below(wanted)
     staging = "/tmp"
     kernel.mount("tmpfs", staging, "tmpfs", kernel.MS_NOSUID, "size=16m,nr_inodes=4096,mode=755")
+    os.mkdir(f"{staging}/.empty")
+    empty = os.open(f"{staging}/.empty", os.O_PATH)
     for path, fd in opened.items():
         target = staging + path
         os.makedirs(target, mode=0o755, exist_ok=True)
-        kernel.mount(f"/proc/self/fd/{fd}", target, "", kernel.MS_BIND | kernel.MS_REC)
+        _show(fd, target, empty if path not in crossed else None)
         kernel.seal_mount(target)
         os.close(fd)
+    os.close(empty)
+    os.rmdir(f"{staging}/.empty")
     for path in links:
         os.symlink(os.readlink(path), staging + path)
     _fill(Path(staging), copies)
@@ -57,6 +63,27 @@ def enter_root(read_only: tuple[str, ...]) -> None:
     os.chdir("/")
     kernel.seal_mount("/dev", devices=True)
     _seal_root()
+
+
+def _show(fd: int, target: str, empty: int | None) -> None:
+    """Show the folder `fd` at `target`, as an overlay with the folder `empty`, or as a bind.
+
+    The files of an overlay have inodes of their own, so that a lock on one does not hold for the host, and the list of
+    mounts does not name the host's folder. Where the kernel has no overlay, or not over this file system, it is a bind.
+    """
+    folder = f"/proc/self/fd/{fd}"
+    if empty is not None:
+        with contextlib.suppress(OSError):
+            kernel.mount("overlay", target, "overlay", kernel.MS_RDONLY, f"lowerdir={folder}:/proc/self/fd/{empty}")
+            return
+    kernel.mount(folder, target, "", kernel.MS_BIND | kernel.MS_REC)
+
+
+def _with_mounts_below(paths: list[str]) -> set[str]:
+    """Those of the paths below which something else is mounted, which an overlay would not show."""
+    with open("/proc/self/mountinfo", encoding="utf8", errors="surrogateescape") as mounts:
+        places = [line.split()[4] for line in mounts]
+    return {path for path in paths if any(place.startswith(path + "/") for place in places)}
 
 
 def outside_system(paths: tuple[str, ...]) -> list[str]:
