@@ -1,7 +1,7 @@
 /* /tmp, the working directory of a submission's runs, and /program, which holds its compiled program.
  *
  * INVARIANT: after `clean`, /tmp holds only the files that every run starts with: main.py, or links to the compiled
- * program. A candidate cannot have changed them.
+ * program. A candidate cannot have changed them, nor made another file: its inode number would tell the next run.
  */
 #include "init.h"
 
@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const unsigned long FLAGS = MS_NOSUID | MS_NODEV;
@@ -48,12 +49,23 @@ static void write_sources(struct session *s, const char *folder) {
         write_file(s, folder, s->files[i].name, s->files[i].bytes, s->files[i].num_bytes);
 }
 
+/* The next inode number of /tmp, which is then used. 0 without O_TMPFILE (gVisor). */
+static uint64_t next_inode(void) {
+    struct stat file;
+    int fd = open("/tmp", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (fd < 0) return 0;
+    bool known = !fstat(fd, &file);
+    close(fd);
+    return known ? file.st_ino : 0;
+}
+
 void place_script(struct session *s) {
     s->num_names = (int)s->program.num_files + 1;
     s->names = allocated(calloc((size_t)s->num_names, sizeof *s->names));
     s->names[0] = (char *)s->name;
     for (int i = 1; i < s->num_names; i++) s->names[i] = (char *)s->files[i - 1].name;
     write_sources(s, "/tmp");
+    s->last_inode = s->settings->gvisor ? 0 : next_inode();
 }
 
 void open_program(struct session *s) {
@@ -78,6 +90,7 @@ static void remount_work(struct session *s) {
     if (umount2("/tmp", MNT_DETACH)) fail(s, "umount /tmp: %s", strerror(errno));
     mount_work(s);
     fill(s);
+    s->last_inode = s->settings->gvisor ? 0 : next_inode();
 }
 
 void seal_program(struct session *s) {
@@ -117,5 +130,8 @@ void clean(struct session *s) {
             other = true;
     }
     closedir(folder);
-    if (other || num_expected != s->num_names) remount_work(s);
+    uint64_t inode = s->settings->gvisor || other ? 0 : next_inode();
+    bool made_others = inode && inode != s->last_inode + 1;
+    s->last_inode = inode;
+    if (other || made_others || num_expected != s->num_names) remount_work(s);
 }

@@ -112,6 +112,7 @@ struct session {
     uint32_t num_args;
     char **names; /* the files in /tmp at the start of every run */
     int num_names;
+    uint64_t last_inode; /* the last inode number of /tmp that init has seen */
     struct run first; /* the process of a Python program that has compiled and waits at `go` */
     bool talks;       /* in a candidate's process: descriptors 0 and 1 are pipes */
     int go;           /* pipe to the waiting process; -1 when there is none */
