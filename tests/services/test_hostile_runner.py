@@ -18,7 +18,7 @@ from nouscoder.verifier.harness import frames
 from nouscoder.verifier.harness.frames import Kind
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, SandboxError, SandboxUnavailable
-from nouscoder.verifier.sandbox.gvisor import _new_canary
+from nouscoder.verifier.sandbox.canary import new_canary
 from nouscoder.verifier.sandbox.link import Ending
 from nouscoder.verifier.sandbox.runner_link import RunnerRefused, connect
 from nouscoder.verifier.sandbox.session import SlotSession
@@ -215,7 +215,7 @@ async def test_a_malformed_greeting_is_refused(answer: Callable[[dict[str, objec
 
 async def _answers() -> AsyncIterator[tuple[bytes, bytes]]:
     for _ in range(5):
-        code, given, expected = _new_canary()
+        code, given, expected = new_canary()
         shell = "import os\nos.listdir = lambda path: ['main.py'] if path == '/tmp' else ['1', str(os.getpid())]\n"
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-c", shell + code, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE

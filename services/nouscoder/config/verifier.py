@@ -70,6 +70,9 @@ class SandboxSection(Section):
     )
     modal: ModalSection = ModalSection()
     spill_over: SpillOverSection = SpillOverSection()
+    second_runner_share: float = Field(
+        0.01, ge=0, le=1, description="backend gvisor: share of the submissions that a second runner repeats"
+    )
 
 
 class TlsSection(Section):

@@ -14,6 +14,7 @@ from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
 from nouscoder.verifier.sandbox.base import BackendUse
 from nouscoder.verifier.sandbox.modal_budget import Cap
 from nouscoder.verifier.sandbox.pool import Replaced, RunnerState
+from nouscoder.verifier.sandbox.runner_choice import SecondRun
 
 _TEST_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60)
 _SUBMISSION_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
@@ -108,6 +109,10 @@ class VerifierMetrics:
         sessions.labels("open").set_function(lambda: self._tool_load[1])
         calls = Counter(f"{prefix}tool_calls", "Calls of tool sessions, by how they ended", ["end"], registry=registry)
         self._tool_calls = {end: calls.labels(end.value) for end in CallEnd}
+        second = Counter(
+            f"{prefix}second_runs", "Submissions repeated on a second runner, by end", ["end"], registry=registry
+        )
+        self._second_runs = {end: second.labels(end.value) for end in SecondRun}
         self._runners = _RunnerCollector()
         registry.register(self._runners)
         self._backends = _BackendCollector()
@@ -151,6 +156,10 @@ class VerifierMetrics:
     def tool_load(self, waiting: int, open_: int) -> None:
         """Set the number of waiting and of open tool sessions."""
         self._tool_load = (waiting, open_)
+
+    def repeated(self, end: SecondRun) -> None:
+        """Count a submission that was repeated on a second runner."""
+        self._second_runs[end].inc()
 
     def failed(self, cause: FailureCause) -> None:
         """Count an infrastructure failure."""

@@ -11,18 +11,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-import string
 from collections.abc import Mapping
 from pathlib import Path
 
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.sandbox.base import Exit, Program, SandboxError, SandboxUnavailable
+from nouscoder.verifier.sandbox.canary import new_canary
 from nouscoder.verifier.sandbox.config import PoolConfig, SandboxConfig
 from nouscoder.verifier.sandbox.local import LocalSandbox
 from nouscoder.verifier.sandbox.pool import Runner, RunnerPool, RunnersUnreachable, Source
-from nouscoder.verifier.sandbox.runner_launch import CanaryLaunch, PartnerLaunch, PooledLaunch, RunnerAccess
+from nouscoder.verifier.sandbox.runner_choice import current_choice
+from nouscoder.verifier.sandbox.runner_launch import (
+    CanaryLaunch,
+    PartnerLaunch,
+    PooledLaunch,
+    RunnerAccess,
+    RunnerLaunch,
+)
 from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Slot
 from nouscoder.verifier.toolchains import languages
@@ -97,6 +103,36 @@ class GvisorSandbox(LocalSandbox):
         """See `Sandbox`."""
         return {reason.value: number for reason, number in self.pool.replaced.items()}
 
+    def has_other(self, avoided: frozenset[str]) -> bool:
+        """Whether a runner beside these is ready, in a free slot or as a spare."""
+        return self.pool.ready_beside(avoided) is not None or bool(self._free_beside(avoided))
+
+    def _free_beside(self, avoided: frozenset[str]) -> list[Slot]:
+        return [slot for slot in self._free if runner_of(slot) not in {None, *avoided}]
+
+    async def accuse(self, name: str) -> None:
+        """Quarantine a runner whose answer others contradict. Its slot ends its submission, and gets another one."""
+        for slot in self._slots:
+            if runner_of(slot) == name:
+                slot.retire()
+        await self.pool.accuse(name)
+
+    async def _acquire(self) -> Slot:
+        avoided = current_choice().avoided
+        if avoided and self._open and (others := self._free_beside(avoided)):
+            self._free.remove(others[0])
+            return others[0]
+        return await super()._acquire()
+
+    async def _opened(self, slot: Slot, program: Program) -> SlotSession:
+        choice = current_choice()
+        if runner_of(slot) in choice.avoided:
+            await slot.stop()
+        session = await super()._opened(slot, program)
+        if (name := runner_of(slot)) is not None:
+            choice.used.add(name)
+        return session
+
     def _make_slot(self, index: int) -> Slot:
         if index < self.num_slots:
             launch = PooledLaunch(self.pool, self._access, self._config)
@@ -137,7 +173,7 @@ class GvisorSandbox(LocalSandbox):
     async def _prove(self, runner: Runner) -> bool:
         """Run the canary in a runner. Raises SandboxError, OSError."""
         slot = Slot(-1, self._config, CanaryLaunch(runner, self._access, self._config))
-        code, given, expected = _new_canary()
+        code, given, expected = new_canary()
         program = Program(languages.registry()["python"], code, _CANARY_LIMITS)
         try:
             await slot.ensure_usable()
@@ -153,23 +189,10 @@ class GvisorSandbox(LocalSandbox):
         return True
 
 
-def _new_canary() -> tuple[str, bytes, bytes]:
-    """A program, its input and the output that it must print.
-
-    It reports whether anything of an earlier submission is left: processes besides init, files besides its own. Names,
-    numbers and order are new each time, so that a runner cannot keep the answer to a fixed text.
-    """
-    value, strangers, files, pid = (f"{secrets.choice(string.ascii_lowercase)}{secrets.token_hex(4)}" for _ in range(4))
-    number, factor, more = (secrets.randbelow(1 << 30) for _ in range(3))
-    lines = [
-        f"{value} = int(input())",
-        f'{strangers} = [{pid} for {pid} in os.listdir("/proc") if {pid}.isdigit() and int({pid}) not in (1, me)]',
-        f'{files} = sorted(os.listdir("/tmp"))',
-    ]
-    secrets.SystemRandom().shuffle(lines)
-    body = "\n".join(("import os", "me = os.getpid()", *lines))
-    code = f"{body}\nprint({value} * {factor} + {more}, {strangers}, {files})\n"
-    return code, b"%d\n" % number, f"{number * factor + more} [] ['main.py']\n".encode()
+def runner_of(slot: Slot) -> str | None:
+    """The name of the runner that a slot has borrowed."""
+    launch = slot.launch
+    return launch.runner.name if isinstance(launch, RunnerLaunch) and launch.runner is not None else None
 
 
 def open_source(config: PoolConfig, key: bytes) -> Source:

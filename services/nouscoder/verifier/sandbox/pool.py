@@ -3,7 +3,8 @@
 INVARIANT: a runner is lent to one slot at a time, and only after it has passed a canary since it was last lent.
 
     STARTING -> (is reachable) UNPROVEN -> (canary passes) READY -> LENT -> (returned in doubt) UNPROVEN
-    any -> (worn, stuck or lost) removed and replaced; UNPROVEN -> (canary fails) QUARANTINED and replaced
+    any -> (worn, stuck or lost) removed and replaced
+    UNPROVEN -> (canary fails), any -> (two others contradict it) QUARANTINED and replaced
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Replaced(StrEnum):
     STUCK = "stuck"
     CANARY = "canary"
     SILENT = "silent"
+    SECOND_RUNNER = "second_runner"
 
 
 class RunnersUnreachable(SandboxError):
@@ -153,11 +155,20 @@ class RunnerPool:
         await self.source.start(self._changed.set)
         self._keeper = asyncio.create_task(self._keep(), name="runner pool")
 
-    async def lend(self, limit_s: float) -> Runner:
-        """A proven runner, in order of request. Raises SandboxError with the reason after `limit_s` seconds."""
-        for runner in self._runners.values():
-            if runner.state is RunnerState.READY and not self._waiting:
-                return self._lent(runner)
+    def ready_beside(self, avoided: frozenset[str]) -> Runner | None:
+        """A proven runner that is not lent and not one of these."""
+        ready = (one for one in self._runners.values() if one.state is RunnerState.READY)
+        return next((one for one in ready if one.name not in avoided), None)
+
+    async def lend(self, limit_s: float, avoided: frozenset[str] = frozenset()) -> Runner:
+        """A proven runner, in order of request. Raises SandboxError with the reason after `limit_s` seconds.
+
+        With names to avoid it does not wait, because other slots are first.
+        """
+        if not self._waiting and (runner := self.ready_beside(avoided)) is not None:
+            return self._lent(runner)
+        if avoided:
+            raise SandboxError("no other runner is ready")
         waiter: asyncio.Future[Runner] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         lent: Runner | None = None
@@ -175,8 +186,8 @@ class RunnerPool:
 
     async def give_back(self, runner: Runner, ending: Ending) -> None:
         """Take a runner back. A worn one is replaced; one in doubt must pass the canary again."""
-        if self._runners.get(runner.name) is not runner:
-            return  # it was lost while it was lent
+        if self._runners.get(runner.name) is not runner or runner.state is RunnerState.QUARANTINED:
+            return  # it was lost or accused while it was lent
         if ending is Ending.WORN:
             await self._replace(runner, Replaced.WORN)
         else:
@@ -250,9 +261,7 @@ class RunnerPool:
                 self._offer(runner)
                 return
             log.error("a runner failed its canary and is quarantined", extra={"runner": runner.name})
-            self.replaced[Replaced.CANARY] += 1
-            self._enter(runner, RunnerState.QUARANTINED)
-            await self.source.quarantine(runner.found)
+            await self._quarantine(runner, Replaced.CANARY)
         except RunnerBusy as error:  # another gateway uses it
             self.last_problem = str(error)
             await asyncio.sleep(_CHECK_INTERVAL_S)
@@ -270,7 +279,7 @@ class RunnerPool:
 
     def _offer(self, runner: Runner) -> None:
         """Mark a runner as ready, and lend it to the first waiter if there is one."""
-        if self._runners.get(runner.name) is not runner:
+        if self._runners.get(runner.name) is not runner or runner.state is RunnerState.QUARANTINED:
             return
         self._enter(runner, RunnerState.READY)
         while self._waiting:
@@ -282,6 +291,18 @@ class RunnerPool:
     def _lent(self, runner: Runner) -> Runner:
         self._enter(runner, RunnerState.LENT)
         return runner
+
+    async def accuse(self, name: str) -> None:
+        """Quarantine a runner whose answer others contradict, lent or not."""
+        runner = self._runners.get(name)
+        if runner is not None and runner.state is not RunnerState.QUARANTINED:
+            with contextlib.suppress(RunnersUnreachable):
+                await self._quarantine(runner, Replaced.SECOND_RUNNER)
+
+    async def _quarantine(self, runner: Runner, reason: Replaced) -> None:
+        self.replaced[reason] += 1
+        self._enter(runner, RunnerState.QUARANTINED)
+        await self.source.quarantine(runner.found)
 
     async def _replace(self, runner: Runner, reason: Replaced) -> None:
         self._forget(runner, reason)

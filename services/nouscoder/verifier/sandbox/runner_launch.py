@@ -13,6 +13,7 @@ from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.launch import Launch
 from nouscoder.verifier.sandbox.link import ENVIRONMENT, Ending, Link
 from nouscoder.verifier.sandbox.pool import Runner, RunnerPool
+from nouscoder.verifier.sandbox.runner_choice import current_choice
 from nouscoder.verifier.sandbox.runner_link import SocketLink, connect
 from nouscoder.verifier.toolchains import languages
 
@@ -77,7 +78,7 @@ class PooledLaunch(RunnerLaunch):
 
     async def open(self) -> Link:
         """See `Launch`. Raises SandboxError."""
-        runner = await self._pool.lend(self._config.start_limit_s)
+        runner = await self._pool.lend(self._config.start_limit_s, current_choice().avoided)
         try:
             link = await self._connect(runner, greeting.SLOT, self._give_back)
         except BaseException:

@@ -59,6 +59,7 @@ class Slot:
         self._max_sessions = max_sessions  # per zygote; then a new one is started
         self._num_sessions = 0
         self._in_step = True
+        self._is_retired = False
         self._num_owed = 0  # READY frames to expect before the first answer to the current session
         self._link: Link | None = None
         # The longest frame of the current session, and of the one before it.
@@ -86,7 +87,7 @@ class Slot:
     @property
     def _is_worn(self) -> bool:
         over = self._link is not None and _has_passed(self._link.use_until_s)
-        return over or self._num_sessions >= self._max_sessions
+        return over or self._is_retired or self._num_sessions >= self._max_sessions
 
     async def ensure_usable(self) -> None:
         """Make sure that a fresh sandbox exists or is being made. Raises SandboxUnavailable if the host cannot."""
@@ -171,6 +172,10 @@ class Slot:
             raise SandboxError(f"slot {self.index}: {payload.decode('utf-8', 'replace')}")
         return kind, payload
 
+    def retire(self) -> None:
+        """Use this zygote for no further session."""
+        self._is_retired = True
+
     async def stop(self, worn: bool = False) -> None:
         """Kill the zygote with every sandbox process below it, and wait for the end.
 
@@ -191,7 +196,7 @@ class Slot:
             with contextlib.suppress(OSError):  # if it has ended, the missing HELLO is reported below
                 self.group.add(self._link.pid)
         self._num_sessions = 0
-        self._in_step = True
+        self._in_step, self._is_retired = True, False
         self._most_bytes = self._earlier_bytes = _FIRST_BYTES
         try:
             kind, hello = await self.receive(self._config.start_limit_s)
