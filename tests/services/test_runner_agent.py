@@ -25,18 +25,27 @@ from nouscoder.verifier.sandbox.runner_link import RunnerBusy, RunnerRefused, So
 
 KEY_TEXT = "0123456789abcdef-a key of a pool"
 KEY = greeting.read_key(KEY_TEXT)
-HARNESS = """import json, os, sys
+HARNESS = """import json, os, socket, sys
 settings = json.loads(sys.argv[1])
+peer = socket.socket(fileno=settings["peer"])
 key = any("0123456789abcdef" in value for value in os.environ.values())
 print(os.getpid(), settings["kernel"], settings["tmp_bytes"], key, flush=True)
 for line in sys.stdin:
-    print(line.strip()[::-1], flush=True)
+    if line == "send\\n": peer.send(b"sent")
+    elif line == "receive\\n": print(peer.recv(99).decode(), flush=True)
+    else: print(line.strip()[::-1], flush=True)
 """
 Address = tuple[str, int]
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Iterator[tuple[Address, subprocess.Popen[bytes]]]:
+def kernel() -> str:
+    """The kernel below the agent, as it is told."""
+    return "gvisor"
+
+
+@pytest.fixture
+def agent(tmp_path: Path, kernel: str) -> Iterator[tuple[Address, subprocess.Popen[bytes]]]:
     """The address and the process of the agent."""
     (tmp_path / "harness").mkdir()
     (tmp_path / "harness" / "__main__.py").write_text(HARNESS)
@@ -50,6 +59,7 @@ def agent(tmp_path: Path) -> Iterator[tuple[Address, subprocess.Popen[bytes]]]:
         "NOUSCODER_RUNNER_KEY": KEY_TEXT,
         "NOUSCODER_RUNNER_PORT": str(port),
         "NOUSCODER_RUNNER_HOME": str(tmp_path),
+        "NOUSCODER_RUNNER_KERNEL": kernel,
     }
     process = subprocess.Popen([sys.executable, "-I", "-S", str(entry)], env=environment, stderr=subprocess.PIPE)
     assert process.stderr is not None
@@ -67,7 +77,7 @@ async def opened(address: Address, want: str = greeting.SLOT, key: bytes = KEY) 
     assert [*link.about.tools] == ["sh"]
     async with asyncio.timeout(60):
         pid, kernel, tmp_bytes, has_key = (await link.reader.readline()).split()
-    assert (kernel, tmp_bytes, has_key) == (b"gvisor", b"5", b"False")
+    assert (tmp_bytes, has_key, link.has_peer) == (b"5", b"False", kernel == b"linux")
     return link, int(pid)
 
 
@@ -109,6 +119,25 @@ async def test_one_slot_at_a_time_and_its_partner_ends_with_it(
     assert await is_gone(pid)
     assert await is_gone(partner_pid)
     await partner.close(Ending.DOUBT)
+
+
+@pytest.mark.parametrize("kernel", ["gvisor", "linux"])
+async def test_a_slot_and_its_partner_have_a_socket_to_each_other_that_ends_with_the_slot(
+    agent: tuple[Address, object],
+) -> None:
+    address, _ = agent
+    for _ in range(2):
+        slot, _ = await opened(address)
+        for _ in range(2):  # a partner that starts again gets the same end
+            partner, pid = await opened(address, greeting.PARTNER)
+            for one, other in ((slot, partner), (partner, slot)):
+                one.writer.write(b"send\n")
+                other.writer.write(b"receive\n")
+                async with asyncio.timeout(60):
+                    assert await other.reader.readline() == b"sent\n"
+            await partner.close(Ending.DOUBT)
+            assert await is_gone(pid)
+        await slot.close(Ending.DOUBT)
 
 
 async def test_a_gateway_without_the_key_gets_no_harness(agent: tuple[Address, object]) -> None:

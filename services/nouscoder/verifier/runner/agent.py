@@ -41,6 +41,7 @@ class Agent:
         self._kernel = kernel
         self._lock = threading.Lock()
         self._in_use: dict[str, subprocess.Popen[bytes] | None] = {}  # by role; None while the harness starts
+        self._peers: tuple[socket.socket, ...] = ()  # connect the harness of the slot with that of its partner
         self._greetings: dict[socket.socket, None] = {}  # connections without a proof of the key, oldest first
 
     def serve(self, listener: socket.socket) -> None:
@@ -63,6 +64,8 @@ class Agent:
                     request, nonces = self._receive_request(connection)
                     about = _about(request)
                     role = self._reserve(request)
+                    # Conversations by pipes were not tried in gVisor yet: there the gateway relays them.
+                    about["peer"] = self._kernel == "linux"
                     self._answer(connection, nonces, {"status": greeting.OK if role else greeting.BUSY, **about})
                 finally:
                     with self._lock:
@@ -103,6 +106,8 @@ class Agent:
             if role in self._in_use or without_slot:
                 return ""
             self._in_use[role] = None
+            if role == greeting.SLOT:
+                self._peers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return role
 
     def _run(self, connection: socket.socket, role: str, request: dict[str, Any]) -> None:
@@ -110,14 +115,15 @@ class Agent:
         try:
             connection.settimeout(None)
             stream = connection.fileno()
-            environment = request["environment"]
+            peer = self._peers[role == greeting.PARTNER].fileno()
             harness = subprocess.Popen(
-                self._command(request, role),
+                self._command(request, role, peer),
                 stdin=stream,
                 stdout=stream,
-                env=environment,
+                env=request["environment"],
                 cwd="/",
                 start_new_session=True,
+                pass_fds=(peer,),
             )
             with self._lock:
                 self._in_use[role] = harness
@@ -128,11 +134,11 @@ class Agent:
             _log(f"a {role} could not be served: {error!r}")
         self._free(role)
 
-    def _command(self, request: dict[str, Any], role: str) -> list[str]:
+    def _command(self, request: dict[str, Any], role: str, peer: int) -> list[str]:
         settings = request["settings"]
         packages, init_folder = f"{self._home}/site-packages", f"{self._home}/init"
         (library,) = os.listdir(init_folder)
-        ours: dict[str, Any] = {"kernel": self._kernel, "init_library": f"{init_folder}/{library}"}
+        ours: dict[str, Any] = {"kernel": self._kernel, "init_library": f"{init_folder}/{library}", "peer": peer}
         if os.path.isdir(packages):
             ours["site_packages"] = [packages]
         if self._kernel == "linux" and os.geteuid() == 0:
@@ -149,6 +155,8 @@ class Agent:
             if partner is not None:
                 partner.kill()
             _kill_all()
+            for end in self._peers:
+                end.close()
         with self._lock:
             self._in_use.pop(role, None)
 
@@ -203,7 +211,10 @@ def _about(request: dict[str, Any]) -> dict[str, Any]:
         found = {tool: shutil.which(tool, path=request.get("search_path")) for tool in request.get("tools", ())}
     except (TypeError, ValueError) as error:
         raise greeting.GreetingError(f"a request with invalid tools: {error!r}") from error
-    return {"python": sys.version.split()[0], "tools": {tool: path for tool, path in found.items() if path}}
+    return {
+        "python": sys.version.split()[0],
+        "tools": {tool: path for tool, path in found.items() if path},
+    }
 
 
 def _shut_down(connection: socket.socket) -> None:

@@ -9,7 +9,8 @@ useless to an attacker, and the key itself is never sent. Requests and answers a
 After an answer with status `ok` the connection is the stdin and stdout of a fresh harness.
 
 A request has `want` (slot, partner or retire), `settings` (of the slot), `environment` (of the harness), and `tools`
-and `search_path` (the programs to look for). An answer has `status`, `python` and `tools` (the paths of those found).
+and `search_path` (the programs to look for). An answer has `status`, `python`, `tools` (the paths
+of those found) and `peer` (whether a slot and its partner have a socket to each other).
 """
 
 from __future__ import annotations

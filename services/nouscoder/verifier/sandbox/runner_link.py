@@ -37,17 +37,17 @@ class RunnerBusy(RunnerRefused):
 
 @dataclass(frozen=True, slots=True)
 class RunnerAbout:
-    """The runner's Python version and the absolute paths of its tools, by name."""
+    """The runner's Python version, the absolute paths of its tools by name, and whether its two harnesses are peers."""
 
     python: str
     tools: Mapping[str, str]
+    has_peer: bool
 
 
 class SocketLink:
     """The link to a harness in a runner pod."""
 
     pid = None
-    has_peer = False
 
     def __init__(
         self,
@@ -67,6 +67,11 @@ class SocketLink:
     def tools(self) -> Mapping[str, str]:
         """See `Link`."""
         return self.about.tools
+
+    @property
+    def has_peer(self) -> bool:
+        """See `Link`."""
+        return self.about.has_peer
 
     @property
     def is_open(self) -> bool:
@@ -139,7 +144,7 @@ async def _greeted(
     except BaseException:
         writer.transport.abort()
         raise
-    return RunnerAbout(str(answer.get("python", "")), known_tools(answer.get("tools")))
+    return RunnerAbout(str(answer.get("python", "")), known_tools(answer.get("tools")), answer.get("peer") is True)
 
 
 async def _greet(
