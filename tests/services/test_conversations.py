@@ -13,8 +13,12 @@ from dataclasses import replace
 
 import pytest
 import pytest_asyncio
+from prometheus_client import CollectorRegistry
 
-from nouscoder.domain.submission import Limits
+from nouscoder.domain.submission import InteractiveTests, JudgeProgram, Limits, StdinCase, Submission
+from nouscoder.domain.verdict import VerdictKind
+from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import (
     Exit,
     Program,
@@ -25,7 +29,7 @@ from nouscoder.verifier.sandbox import (
     open_sandbox,
 )
 from nouscoder.verifier.sandbox.local import LocalSandbox
-from nouscoder.verifier.toolchains.languages import registry
+from nouscoder.verifier.toolchains.languages import installed, registry
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PYTHON = registry()["python"]
@@ -237,3 +241,37 @@ async def test_a_conversation_leaves_no_descriptor_in_the_gateway(sandbox: Local
     before = len(os.listdir("/proc/self/fd"))
     await talk(sandbox, ASKS.format(rounds=5), ANSWERS, times=3)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+# Programs that never flush, and read in a way that does not flush for them.
+FORGETFUL = {
+    "python": "import sys\nfor n in range(3):\n    sys.stdout.write(f'{n}\\n')\n    sys.stdin.readline()\n",
+    "pypy": "import sys\nfor n in range(3):\n    sys.stdout.write(f'{n}\\n')\n    sys.stdin.readline()\n",
+    "c": "#include <stdio.h>\n#define int long long\nsigned main() { char line[99];\n"
+    'for (signed n = 0; n < 3; n++) { printf("%d\\n", n); fgets(line, 99, stdin); } }',
+    "cpp": "#include <bits/stdc++.h>\nusing namespace std;\n#define int long long\n#define endl '\\n'\n"
+    "signed main() { ios::sync_with_stdio(false); cin.tie(nullptr); string line;\n"
+    "for (int n = 0; n < 3; n++) { cout << n << endl; getline(cin, line); } }",
+    "java": "class Main { public static void main(String[] a) { var in = new java.util.Scanner(System.in);\n"
+    'for (int n = 0; n < 3; n++) { System.out.print(n + "\\n"); in.nextLine(); } } }',
+}
+COUNTS = """import sys
+for n in range(3):
+    if sys.stdin.readline().strip() != str(n): sys.exit(1)
+    print("go on", flush=True)
+"""
+
+
+@pytest.mark.parametrize("language", FORGETFUL)
+async def test_a_program_need_not_flush_in_an_unbuffered_conversation(sandbox: LocalSandbox, language: str) -> None:
+    if language not in installed():
+        pytest.skip(f"{language} is not installed")
+    grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
+    for unbuffered in (True, False):
+        tests = InteractiveTests((StdinCase("", ""),), JudgeProgram(COUNTS, "python"), unbuffered)
+        limits = Limits(wall_time_s=60.0 if unbuffered else 1.0, cpu_time_s=60.0)
+        verdict = await grader.grade(Submission(tests, FORGETFUL[language], language=language, limits=limits))
+        if unbuffered:
+            assert verdict.kind is VerdictKind.ACCEPTED, verdict
+        elif language != "java":  # which never buffers
+            assert verdict.kind is VerdictKind.TIME_LIMIT_EXCEEDED, verdict

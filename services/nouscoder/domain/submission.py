@@ -184,11 +184,15 @@ class CheckerTests:
 
 @dataclass(frozen=True, slots=True)
 class InteractiveTests:
-    """Tests of a whole program that converses with `interactor`, which gets the files input, output and answer."""
+    """Tests of a whole program that converses with `interactor`, which gets the files input, output and answer.
+
+    `unbuffered`: the program's standard library passes on each output at once, so that it need not flush.
+    """
 
     type: ClassVar[str] = "interactive"
     cases: Sequence[StdinCase]
     interactor: JudgeProgram
+    unbuffered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

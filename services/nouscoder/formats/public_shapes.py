@@ -22,7 +22,7 @@ _OF_REQUESTS = {item.name for item in fields(Submission)} | {"reveal"}
 _OF_LIMITS = {item.name for item in fields(Limits)}
 _OF_COMPARATORS = {item.name for item in fields(Comparator)} | {"type"}
 _PAIRS = {"inputs", "outputs", "input", "output", "fn_name"}
-_OF_TESTS = {"type", "digest", "entry_point", "setup", "checker", "interactor", *_PAIRS}
+_OF_TESTS = {"type", "digest", "entry_point", "setup", "checker", "interactor", "unbuffered", *_PAIRS}
 _OF_CASES = {item.name for kind in (StdinCase, CallCase) for item in fields(kind)}
 
 

@@ -149,11 +149,13 @@ class InteractiveTestsBody(Body):
 
     type: Literal["interactive"]
     interactor: JudgeProgramBody
+    unbuffered: bool = Field(False, description="the program need not flush its output (python, pypy, c, cpp)")
     cases: list[InteractiveCaseBody] = Field(min_length=1)
 
     def record(self) -> InteractiveTests:
         """The domain's record."""
-        return InteractiveTests(tuple(case.record() for case in self.cases), self.interactor.record())
+        cases = tuple(case.record() for case in self.cases)
+        return InteractiveTests(cases, self.interactor.record(), self.unbuffered)
 
 
 class MathCaseBody(Body):
@@ -206,7 +208,8 @@ def head_record(tests: Tests) -> dict[str, object]:
         case CheckerTests():
             return {"type": tests.type, "checker": _judge_record(tests.checker)}
         case InteractiveTests():
-            return {"type": tests.type, "interactor": _judge_record(tests.interactor)}
+            head = {"type": tests.type, "interactor": _judge_record(tests.interactor)}
+            return head | {"unbuffered": True} if tests.unbuffered else head  # else as in earlier versions' digests
         case StdinTests() | MathTests():
             return {"type": tests.type}
 

@@ -59,7 +59,8 @@ def _record(message: verdict_pb2.Tests) -> dict[str, Any]:
             return {"type": "checker", "checker": checker, "cases": _cases(message.checker.cases)}
         case "interactive":
             interactor = _program(message.interactive.interactor)
-            return {"type": "interactive", "interactor": interactor, "cases": _cases(message.interactive.cases)}
+            head = {"type": "interactive", "interactor": interactor, "unbuffered": message.interactive.unbuffered}
+            return head | {"cases": _cases(message.interactive.cases)}
         case _:
             return {"type": "math", "cases": [{"expected": case.expected} for case in message.math.cases]}
 

@@ -280,7 +280,9 @@ def _tests(head: dict[str, Any], file: CaseFile) -> Tests:
         case CheckerTests.type:
             return CheckerTests(StoredCases(file, _stdin), _judge(head["checker"]))
         case InteractiveTests.type:
-            return InteractiveTests(StoredCases(file, _stdin), _judge(head["interactor"]))
+            return InteractiveTests(
+                StoredCases(file, _stdin), _judge(head["interactor"]), head.get("unbuffered") is True
+            )
         case MathTests.type:
             return MathTests(StoredCases(file, lambda record: MathCase(**record)))
         case other:

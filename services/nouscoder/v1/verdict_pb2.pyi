@@ -441,6 +441,9 @@ class InteractiveTests(_message.Message):
 
     CASES_FIELD_NUMBER: _builtins.int
     INTERACTOR_FIELD_NUMBER: _builtins.int
+    UNBUFFERED_FIELD_NUMBER: _builtins.int
+    unbuffered: _builtins.bool
+    """The program need not flush its output (python, pypy, c, cpp)."""
     @_builtins.property
     def cases(self) -> _containers.RepeatedCompositeFieldContainer[Global___StdinCase]:
         """In the order of the data set; input and output are files for the interactor."""
@@ -454,10 +457,11 @@ class InteractiveTests(_message.Message):
         *,
         cases: _abc.Iterable[Global___StdinCase] | None = ...,
         interactor: Global___JudgeProgram | None = ...,
+        unbuffered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["interactor", b"interactor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "interactor", b"interactor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "interactor", b"interactor", "unbuffered", b"unbuffered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Protocol
 
 from nouscoder.domain.submission import (
@@ -72,9 +73,12 @@ def program_of(submission: Submission, code: str, judge: Judge) -> Program:
             limits.output_bytes,
             limits.processes,
         )
-    source, problem_id = judge.source(code), submission.problem_id
+    source, prelude = judge.source(code), judge.prelude
+    if isinstance(submission.tests, InteractiveTests) and submission.tests.unbuffered:
+        language = replace(language, run=language.unbuffered_run or language.run)
+        source, prelude = source + language.unbuffered_tail, language.unbuffered_prelude + prelude
     files = {name: encoded(text) for name, text in submission.files.items()}
-    return Program(language, source, limits, judge.entry_point, judge.prelude, problem_id, files=files)
+    return Program(language, source, limits, judge.entry_point, prelude, submission.problem_id, files=files)
 
 
 def has_free_order(submission: Submission) -> bool:

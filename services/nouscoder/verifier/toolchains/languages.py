@@ -22,7 +22,8 @@ from nouscoder.verifier.toolchains.toolchain_cache import PLACE, folder_of
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
 _REGISTRY = Path(__file__).with_name("languages.toml")
 _MEMORY = "{memory_bytes}"
-_OPTIONAL = {"compile", "run", "prepare", "compile_with_cache", "locate", "version"}
+_UNBUFFERED = {"unbuffered_prelude", "unbuffered_tail", "unbuffered_run"}
+_OPTIONAL = {"compile", "run", "prepare", "compile_with_cache", "locate", "version", *_UNBUFFERED}
 _LOCATE_LIMIT_S = 10.0
 _KEYS = _OPTIONAL | {"source", "time_factor", "memory_extra_bytes", "detect"}
 
@@ -49,6 +50,9 @@ class Language:
     cache: Path | None = None
     locate: tuple[str, ...] | None = None
     home: Path | None = None
+    unbuffered_prelude: str = ""
+    unbuffered_tail: str = ""
+    unbuffered_run: tuple[str, ...] | None = None
 
 
 def registry(path: Path = _REGISTRY) -> Mapping[str, Language]:
@@ -177,6 +181,9 @@ def _language(name: str, table: Mapping[str, Any]) -> Language:
         compile_with_cache=_argv(table, "compile_with_cache"),
         version=_argv(table, "version"),
         locate=_argv(table, "locate"),
+        unbuffered_prelude=table.get("unbuffered_prelude", ""),
+        unbuffered_tail=table.get("unbuffered_tail", ""),
+        unbuffered_run=_argv(table, "unbuffered_run"),
     )
 
 
@@ -190,6 +197,7 @@ def _resolved(language: Language, tools: Mapping[str, str]) -> Language:
         compile=with_tools(language.compile, tools),
         run=with_tools(language.run, tools),
         prepare=with_tools(language.prepare, tools),
+        unbuffered_run=with_tools(language.unbuffered_run, tools),
         compile_with_cache=with_tools(language.compile_with_cache, tools),
         detect=tuple(tools[tool] for tool in language.detect),
     )
