@@ -124,8 +124,8 @@ class LocalLink(ProcessLink):
     def begin_to_lie(self) -> None:
         honest = self.reader.readexactly
 
-        async def lying(num_bytes: int) -> bytes:
-            return (await honest(num_bytes)).replace(b"truth", b"a lie")
+        async def lying(n: int) -> bytes:
+            return (await honest(n)).replace(b"truth", b"a lie")
 
         self.reader.readexactly = lying  # type: ignore[method-assign]
 

@@ -208,7 +208,7 @@ def head_record(tests: Tests) -> dict[str, object]:
         case CheckerTests():
             return {"type": tests.type, "checker": _judge_record(tests.checker)}
         case InteractiveTests():
-            head = {"type": tests.type, "interactor": _judge_record(tests.interactor)}
+            head: dict[str, object] = {"type": tests.type, "interactor": _judge_record(tests.interactor)}
             return head | {"unbuffered": True} if tests.unbuffered else head  # else as in earlier versions' digests
         case StdinTests() | MathTests():
             return {"type": tests.type}
