@@ -18,12 +18,13 @@ from nouscoder.verifier.grading.grader import Grader, OnOutcome, QueueFull
 from nouscoder.verifier.grading.second_runner import ACCUSE_EVERY_S, SecondRunnerGrader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import PoolConfig, SandboxConfig, SandboxUnavailable, gvisor
-from nouscoder.verifier.sandbox.gvisor import GvisorSandbox, RunnerLaunch
+from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.launch import HARNESS, interpreter, python_command
 from nouscoder.verifier.sandbox.link import Ending, ProcessLink
 from nouscoder.verifier.sandbox.local import _slot_settings
 from nouscoder.verifier.sandbox.pool import Replaced, Runner
 from nouscoder.verifier.sandbox.runner_choice import SecondRun, current_choice
+from nouscoder.verifier.sandbox.runner_launch import RunnerLaunch
 
 YES, NO, LATE = VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.TIME_LIMIT_EXCEEDED
 OURS, ERROR = VerdictKind.INTERNAL_ERROR, VerdictKind.RUNTIME_ERROR

@@ -45,7 +45,7 @@ from nouscoder.verifier.api.streaming import grade_events, grade_patiently, map_
 from nouscoder.verifier.api.tls import grpc_credentials
 from nouscoder.verifier.grading.grader import Grader, QueueFull
 from nouscoder.verifier.grading.grader_decorator import Grading
-from nouscoder.verifier.grading.second_runner import Runners, SecondRunnerGrader
+from nouscoder.verifier.grading.second_runner import with_second_runner
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.grading.verdict_cache import CachedGrader
 from nouscoder.verifier.jobs.service import open_jobs
@@ -53,7 +53,7 @@ from nouscoder.verifier.observe.audit import AuditedGrader, AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.observe.tracing import TracedGrader, TracedSandbox, open_tracing
 from nouscoder.verifier.observe.tracing_fronts import TraceCalls, TraceRequests
-from nouscoder.verifier.sandbox import Sandbox, SpillOverSandbox, open_backends
+from nouscoder.verifier.sandbox import Sandbox, open_backends
 from nouscoder.verifier.settings import cache_folder, grading_policy, not_served, sandbox_config, tool_policy
 from nouscoder.verifier.toolchains.languages import installed
 from nouscoder.verifier.tools.sessions import InterpreterFailed, SessionIdle, ToolSessions, ToolsOff, until_idle
@@ -202,7 +202,8 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         tracing = open_tracing(section.tracing_endpoint, stack)
         core, quotas, audit = Grader(TracedSandbox(sandbox, tracing), metrics, grading_policy(section)), Quotas(), None
         core.follow(sandbox)
-        traced = _repeated(TracedGrader(core, tracing), sandbox, section, metrics)
+        backends, share = [one.sandbox for one in sandbox.backends], section.sandbox.second_runner_share
+        traced = with_second_runner(TracedGrader(core, tracing), backends, share, metrics.repeated)
         cached = CachedGrader(traced, metrics, section.cache_entries) if section.cache_entries else traced
         grader: Grading = QuotaGrader(cached, quotas)
         cache = TestsCache(cache_folder(section.tests), section.tests.cache_bytes)
@@ -236,16 +237,6 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         log.info("serving", extra={"not_served": not_served(section, with_broker)})
         work = [client_tests.keep_sweeping(), *([] if jobs is None else [jobs.run()])]
         await run_until_stopped(stop, *work, *_workers(config, grader, cache, with_broker))
-
-
-def _repeated(
-    grader: Grading, sandbox: SpillOverSandbox, section: VerifierSection, metrics: VerifierMetrics
-) -> Grading:
-    """With runner pods, a share of the submissions is repeated on a second runner."""
-    pods = next((one.sandbox for one in sandbox.backends if one.sandbox.name == "gvisor"), None)
-    if pods is None or not isinstance(pods, Runners):
-        return grader
-    return SecondRunnerGrader(grader, pods, section.sandbox.second_runner_share, metrics.repeated)
 
 
 def _tools(

@@ -13,13 +13,14 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.grading.grader import OnOutcome, QueueFull
 from nouscoder.verifier.grading.grader_decorator import GraderDecorator, Grading
+from nouscoder.verifier.sandbox.base import Sandbox
 from nouscoder.verifier.sandbox.runner_choice import SecondRun, choosing
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,14 @@ class SecondRunnerGrader(GraderDecorator):
         if len(names) == 1 and self._clock() >= self._next_accusation_s:
             self._next_accusation_s = self._clock() + ACCUSE_EVERY_S
             await self._runners.accuse(*names)
+
+
+def with_second_runner(
+    grader: Grading, backends: Sequence[Sandbox], share: float, count: Callable[[SecondRun], None]
+) -> Grading:
+    """The grader, with a second runner if a backend has runner pods."""
+    pods = next((one for one in backends if one.name == "gvisor" and isinstance(one, Runners)), None)
+    return grader if pods is None else SecondRunnerGrader(grader, pods, share, count)
 
 
 def _agree(one: Verdict, other: Verdict) -> bool:

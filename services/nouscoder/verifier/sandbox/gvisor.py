@@ -117,12 +117,12 @@ class GvisorSandbox(LocalSandbox):
                 slot.retire()
         await self.pool.accuse(name)
 
-    async def _acquire(self) -> Slot:
+    async def _acquire(self, program: Program) -> Slot:
         avoided = current_choice().avoided
         if avoided and self._open and (others := self._free_beside(avoided)):
             self._free.remove(others[0])
             return others[0]
-        return await super()._acquire()
+        return await super()._acquire(program)
 
     async def _opened(self, slot: Slot, program: Program) -> SlotSession:
         choice = current_choice()
