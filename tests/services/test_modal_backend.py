@@ -129,7 +129,7 @@ async def graded_under_faults(
 
 
 async def test_no_fault_of_modal_changes_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = await graded_under_faults(tmp_path, monkeypatch, 60)
+    made = await graded_under_faults(tmp_path, monkeypatch, 40)
     assert made.server.happened
 
 
@@ -140,6 +140,7 @@ async def test_a_thousand_gradings_under_every_fault(tmp_path: Path, monkeypatch
     assert set(made.server.happened) == set(Fault), "every fault must have happened"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("container_for", "num_containers"), [(ContainerFor.POOL, 1), (ContainerFor.SUBMISSION, 3), (ContainerFor.TEST, 6)]
 )
@@ -153,6 +154,7 @@ async def test_a_container_serves_what_it_is_for(
         assert num_containers <= len(made.server.requests) <= num_containers + 1  # the next one may be starting
 
 
+@pytest.mark.heavy
 async def test_a_container_for_a_problem_is_replaced_when_the_problem_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,7 +212,7 @@ async def assert_waiting(made: Running, cap: str) -> None:
 async def test_what_waits_for_this_host_spills_over_to_modal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spill_over = SpillOverConfig(backend="modal", slots=1, after_s=0.0)
     config = replace(CONFIG, backend="local", slots=1, spill_over=spill_over)
-    kinds = [VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.COMPILE_ERROR] * 8
+    kinds = [VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.COMPILE_ERROR] * 4
     async with running(tmp_path, monkeypatch, config) as made:
         verdicts = await asyncio.gather(*(made.grade(kind, number) for number, kind in enumerate(kinds)))
         assert [verdict.kind for verdict in verdicts] == kinds
@@ -225,6 +227,7 @@ async def test_what_waits_for_this_host_spills_over_to_modal(tmp_path: Path, mon
         assert local.dollars == 0.0 < modal.dollars
 
 
+@pytest.mark.heavy
 async def test_a_container_whose_creation_was_not_confirmed_is_found_and_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +240,7 @@ async def test_a_container_whose_creation_was_not_confirmed_is_found_and_ended(
         assert "sb-v2-0" not in made.server.containers
 
 
+@pytest.mark.heavy
 async def test_a_container_takes_no_submission_at_the_end_of_its_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
