@@ -94,7 +94,8 @@ def outside_system(paths: tuple[str, ...]) -> list[str]:
 
 def settings_of_runtimes() -> list[str]:
     """The folders of /etc that a language runtime reads (Debian's Java keeps its security settings there)."""
-    return [entry.path for entry in os.scandir("/etc") if entry.name.startswith("java") and entry.is_dir()]
+    names = ("java", "mono", "R")
+    return [entry.path for entry in os.scandir("/etc") if entry.name.startswith(names) and entry.is_dir()]
 
 
 def _fill(root: Path, copies: dict[str, bytes]) -> None:
