@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nouscoder.formats.body import first_fault
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.access.memory_budget import release_part
-from nouscoder.verifier.api.faults import FAULTS, UnknownForm
+from nouscoder.verifier.api.faults import FAULTS, UnknownForm, fault
 from nouscoder.verifier.api.schema import Fault
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.jobs.intake import Body
@@ -74,7 +74,10 @@ def add_jobs(app: FastAPI, jobs: Jobs, enter: Callable[[], None], requests: dict
 
     reading = {"parameters": [_JOB_ID, *_parameters(ResultsQuery)]}
 
-    @app.get("/v1/jobs/{job_id}/results", responses=known | {422: FAULTS[422]}, openapi_extra=reading)
+    results = {200: {"description": "One JSON line a result.", "content": {_LINES: {"schema": {"type": "string"}}}}}
+    read = known | results | {422: FAULTS[422]}
+
+    @app.get("/v1/jobs/{job_id}/results", response_class=Response, responses=read, openapi_extra=reading)
     async def get_results(request: Request, job_id: str) -> Response:
         """The results from byte `offset` to the newest: one JSON line each, in order of completion."""
         query = _query(ResultsQuery, request)
@@ -85,6 +88,18 @@ def add_jobs(app: FastAPI, jobs: Jobs, enter: Callable[[], None], requests: dict
     async def delete_job(job_id: str) -> Response:
         """Stop a job and remove it with its results. Answers its last state."""
         return _answered(await jobs.delete(current_caller().client, job_id))
+
+    _refuse_others(app, "/v1/jobs", "GET, POST")
+    _refuse_others(app, "/v1/jobs/{job_id}", "DELETE, GET")
+
+
+def _refuse_others(app: FastAPI, path: str, allowed: str) -> None:
+    """A 405 that names all methods of a path; that of the framework names those of its first route."""
+
+    @app.api_route(path, methods=["PUT", "PATCH", "OPTIONS", "TRACE", "HEAD"], include_in_schema=False)
+    async def refuse() -> Response:
+        """Not a call of jobs."""
+        return fault(405, "Method Not Allowed", None, Allow=allowed)
 
 
 _JOB_ID = {"name": "job_id", "in": "path", "required": True, "schema": {"type": "string"}}
