@@ -64,8 +64,8 @@ def build_filter(*, notifies: bool = False) -> bytes:
         raise OSError(errno.ENOSYS, f"no seccomp table for {machine}")
     table = syscalls.X86_64 if machine == "x86_64" else syscalls.AARCH64
     special = (table["clone"], table["socket"], table["socketpair"], table["fcntl"], table["unshare"])
-    of_process = (table["prlimit64"], table["sched_setaffinity"])
-    plain = {number for name, number in table.items() if number not in special + of_process}
+    of_process = [table[name] for name in ("prlimit64", "sched_setaffinity", "sched_setparam", "sched_setscheduler")]
+    plain = {number for name, number in table.items() if number not in {*special, *of_process}}
     check_clone: list[Instruction] = [
         (_LD_ABS, 0, 0, _ARG0_LOW),
         (_JSET, 0, 1, _NAMESPACE_FLAGS),
@@ -119,8 +119,8 @@ def build_filter(*, notifies: bool = False) -> bytes:
         *check_fcntl,
         (_JEQ, 0, len(check_unshare), special[4]),
         *check_unshare,
-        (_JEQ, 1, 0, of_process[0]),
-        (_JEQ, 0, len(check_process), of_process[1]),
+        *((_JEQ, len(of_process) - 1 - i, 0, number) for i, number in enumerate(of_process[:-1])),
+        (_JEQ, 0, len(check_process), of_process[-1]),
         *check_process,
         *_search(_ranges(plain)),
     ]

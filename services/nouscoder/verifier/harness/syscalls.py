@@ -33,7 +33,8 @@ X86_64 = _table(
     getresuid=118 setresgid=119 getresgid=120 getpgid=121 setfsuid=122 setfsgid=123 getsid=124 capget=125
     capset=126 mount=165 umount2=166 rt_sigpending=127 rt_sigtimedwait=128 rt_sigqueueinfo=129 rt_sigsuspend=130
     sigaltstack=131 utime=132 mknod=133 statfs=137 fstatfs=138 getpriority=140 setpriority=141
-    sched_getparam=143 sched_getscheduler=145 sched_get_priority_max=146 sched_get_priority_min=147
+    sched_setparam=142 sched_getparam=143 sched_setscheduler=144
+    sched_getscheduler=145 sched_get_priority_max=146 sched_get_priority_min=147
     sched_rr_get_interval=148 mlock=149 munlock=150 prctl=157 arch_prctl=158 setrlimit=160 gettid=186
     readahead=187 getxattr=191 lgetxattr=192 fgetxattr=193 listxattr=194 llistxattr=195 flistxattr=196 tkill=200
     time=201 futex=202 sched_setaffinity=203 sched_getaffinity=204 epoll_create=213 epoll_ctl=233 epoll_wait=232
@@ -65,8 +66,9 @@ AARCH64 = _table(
     getegid=177 setpgid=154 getppid=173 setsid=157 setreuid=145 setregid=143 getgroups=158 setresuid=147
     getresuid=148 setresgid=149 getresgid=150 getpgid=155 setfsuid=151 setfsgid=152 getsid=156 capget=90
     capset=91 mount=40 umount2=39 rt_sigpending=136 rt_sigtimedwait=137 rt_sigqueueinfo=138 rt_sigsuspend=133
-    sigaltstack=132 statfs=43 fstatfs=44 getpriority=141 setpriority=140 sched_getparam=121
-    sched_getscheduler=120 sched_get_priority_max=125 sched_get_priority_min=126 sched_rr_get_interval=127
+    sigaltstack=132 statfs=43 fstatfs=44 getpriority=141 setpriority=140 sched_getparam=121 sched_setparam=118
+    sched_getscheduler=120 sched_setscheduler=119
+    sched_get_priority_max=125 sched_get_priority_min=126 sched_rr_get_interval=127
     mlock=228 munlock=229 prctl=167 setrlimit=164 gettid=178 readahead=213 getxattr=8 lgetxattr=9
     fgetxattr=10 listxattr=11 llistxattr=12 flistxattr=13 tkill=130 futex=98 sched_setaffinity=122
     sched_getaffinity=123 epoll_ctl=21 set_tid_address=96 restart_syscall=128 fadvise64=223 timer_create=107
