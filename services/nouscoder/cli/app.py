@@ -35,14 +35,20 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-) -> None:
-    """See `help` above."""
-    if version:
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
         typer.echo(f"nouscoder {__version__}")
         raise typer.Exit
+
+
+_Version = Annotated[
+    bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+]
+
+
+@app.callback()
+def _options(version: _Version = False) -> None:
+    """Options before the command."""
 
 
 for _command in (
