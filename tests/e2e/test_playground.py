@@ -11,6 +11,9 @@ import httpx
 import pytest
 from tests.e2e.chromium import Chromium, asked, chromium_program, troubles
 
+from nouscoder.verifier.api.playground import playground
+from nouscoder.verifier.judges import mathematics
+
 
 @pytest.fixture(scope="module")
 def new_page(grading_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Chromium]]:
@@ -135,3 +138,22 @@ CONTRAST = """(selector) => {
   const pair = [light(getComputedStyle(element).color), light(getComputedStyle(back || document.body).backgroundColor)];
   return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
 }"""
+
+
+def test_run_is_disabled_while_a_program_runs(new_page: Callable[[], Chromium]) -> None:
+    page = new_page()
+    page.value("document.getElementById('code').value = 'import time; time.sleep(1); print(input())'")
+    page.value("document.getElementById('run').click()")
+    assert page.value("document.getElementById('run').disabled") is True
+    page.until("!document.getElementById('run').disabled")
+    assert page.value(f"{BADGE} !== null") is True
+
+
+def test_a_type_of_tests_that_is_not_installed_is_not_offered() -> None:
+    assert 'data-absent="math"' in playground(["python"], ["math"]).text
+    assert 'data-absent=""' in playground(["python"]).text
+
+
+def test_math_is_offered_where_it_is_installed(new_page: Callable[[], Chromium]) -> None:
+    offered = new_page().value("[...document.getElementById('type').options].map((one) => one.value)")
+    assert ("math" in offered) is mathematics.is_installed()

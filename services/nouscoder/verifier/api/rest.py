@@ -48,6 +48,7 @@ from nouscoder.verifier.api.submit import (
 )
 from nouscoder.verifier.grading.grader_decorator import Grading
 from nouscoder.verifier.jobs.service import Jobs
+from nouscoder.verifier.judges import mathematics
 from nouscoder.verifier.toolchains.languages import installed
 
 _JSON = "application/json"
@@ -224,7 +225,7 @@ def _add_health(app: FastAPI, drain_state: DrainState) -> None:
 
 def _add_pages(app: FastAPI, registry: CollectorRegistry, drain_state: DrainState) -> None:
     _add_health(app, drain_state)
-    page = playground(installed())
+    page = playground(installed(), () if mathematics.is_installed() else ("math",))
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def index() -> Response:

@@ -22,8 +22,8 @@ class Page:
     headers: dict[str, str]
 
 
-def playground(languages: Iterable[str]) -> Page:
-    """The page with these languages to choose from."""
+def playground(languages: Iterable[str], absent: Iterable[str] = ()) -> Page:
+    """The page with these languages to choose from, without the types of tests in `absent`."""
     style, script = _asset("page.css"), _asset("page.js")
     policy = (
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; connect-src 'self'; "
@@ -31,7 +31,8 @@ def playground(languages: Iterable[str]) -> Page:
     )
     options = "".join(f"<option>{html.escape(name)}</option>" for name in languages)
     text = _asset("page.html")
-    for mark, part in (("/*style*/", style), ("/*script*/", script), ("<!--languages-->", options)):
+    parts = (("<!--absent-->", " ".join(absent)), ("/*style*/", style), ("/*script*/", script))
+    for mark, part in (*parts, ("<!--languages-->", options)):
         text = text.replace(mark, part, 1)
     headers = {
         "Content-Security-Policy": policy,

@@ -174,8 +174,9 @@ async function ask(signal) {
 }
 
 async function run() {
-  if (running) running.abort();
+  if (running) return;
   const mine = (running = new AbortController());
+  at("run").disabled = true;
   at("outcomes").replaceChildren();
   at("failure").hidden = true;
   say("Running…");
@@ -185,7 +186,8 @@ async function run() {
     if (error.name === "AbortError") return;
     say(error instanceof SyntaxError ? "The tests are not valid JSON: " + error.message : "No answer: " + error.message);
   } finally {
-    if (running === mine) running = null;
+    running = null;
+    at("run").disabled = false;
   }
 }
 
@@ -218,7 +220,8 @@ function onEditorKey(event) {
   if (event.key !== "Escape" && event.key !== "Tab") leaveWithTab = false;
 }
 
-for (const name of Object.keys(EXAMPLES)) {
+const absent = document.body.dataset.absent.split(" ");
+for (const name of Object.keys(EXAMPLES).filter((one) => !absent.includes(one))) {
   at("example").append(new Option(name, name));
   at("type").append(new Option(name, name));
 }
