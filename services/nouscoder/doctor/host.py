@@ -39,6 +39,7 @@ _PACKAGES = {
     "lua": "lua5.4",
     "php": "php-cli",
     "r": "r-base-core",
+    "csharp": "mono-mcs mono-runtime",
 }
 _NAMESPACES_FIX = (
     "run as root with CAP_SYS_ADMIN, or: sysctl user.max_user_namespaces=10000"
