@@ -59,7 +59,7 @@ def runner_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolConfig
     pod = json.loads(rendered.partition("runner-pod.json: |")[2])
     pod["metadata"]["namespace"] = namespace
     key = secrets.token_hex(32)
-    (variable,) = pod["spec"]["containers"][0]["env"]
+    (variable,) = (one for one in pod["spec"]["containers"][0]["env"] if "valueFrom" in one)
     secret, field = (variable["valueFrom"]["secretKeyRef"][name] for name in ("name", "key"))
     folder = tmp_path_factory.mktemp("pool")
     (folder / "runner-pod.json").write_text(json.dumps(pod))

@@ -68,9 +68,11 @@ class ChartRig:
         values: dict[str, Any] = helm.values_from_yaml((CHART / name).read_text("utf8"))
         return values
 
-    def templates(self, values: dict[str, Any] | None = None, name: str = "nouscoder") -> dict[str, str]:
+    def templates(
+        self, values: dict[str, Any] | None = None, name: str = "nouscoder", namespace: str = NAMESPACE
+    ) -> dict[str, str]:
         """Rendered text by template. Raises helm.HelmError."""
-        return self._chart.render(values or {}, name=name, namespace=NAMESPACE)
+        return self._chart.render(values or {}, name=name, namespace=namespace)
 
     def documents(self, values: dict[str, Any] | None = None, name: str = "nouscoder") -> list[Document]:
         """Every resource. The caller may change them."""

@@ -248,7 +248,7 @@ def test_verifier_and_runners_share_the_given_key(chart: ChartRig) -> None:
         values: dict[str, Any] = {"verifier": {"sandbox": {"pool": {"existingSecret": "pool", "managed": managed}}}}
         pods = pod_specs(chart.documents(values))
         runner = pods[RUNNER if managed else "Deployment/nouscoder-sandbox"]
-        (key,) = runner["spec"]["containers"][0]["env"]
+        key = runner["spec"]["containers"][0]["env"][0]
         assert key["valueFrom"]["secretKeyRef"] == {"name": "pool", "key": "key"}
         (settings,) = [one for one in pods[PODS["verifier"]]["spec"]["volumes"] if one["name"] == "settings"]
         sources = [one["secret"] for one in settings["projected"]["sources"] if "secret" in one]

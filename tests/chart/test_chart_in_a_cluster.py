@@ -31,13 +31,18 @@ class Cluster:
         self._kubeconfig = folder / "kubeconfig"
         self._kubeconfig.write_text(json.dumps(_kubeconfig(address)), "utf8")
 
-    def render(self, values: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Every resource of an install here. Raises helm.HelmError."""
+    def texts(self, values: dict[str, Any] | None = None) -> dict[str, str]:
+        """The text of every template of an install here. Raises helm.HelmError."""
         with (
             helm.Config(kubeconfig_path=self._kubeconfig, namespace="here") as cluster,
             helm.Chart.load(CHART) as chart,
         ):
-            texts = cluster.render(chart, values or {}, name="nouscoder", namespace="here")
+            found: dict[str, str] = cluster.render(chart, values or {}, name="nouscoder", namespace="here")
+        return found
+
+    def render(self, values: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Every resource of an install here. Raises helm.HelmError."""
+        texts = self.texts(values)
         return [
             one for name, text in texts.items() if name.endswith(".yaml") for one in yaml.safe_load_all(text) if one
         ]
@@ -146,6 +151,49 @@ def test_the_name_of_the_runtime_class_can_be_changed(cluster: Cluster) -> None:
     documents = cluster.render({"verifier": {"sandbox": {"runtimeClassName": "runsc"}}})
     template = next(one for one in documents if "runner-pod.json" in one.get("data", {}))
     assert json.loads(template["data"]["runner-pod.json"])["spec"]["runtimeClassName"] == "runsc"
+
+
+def kinds(documents: list[dict[str, Any]]) -> set[str]:
+    return {one["kind"] for one in documents}
+
+
+def notes(cluster: Cluster, values: dict[str, Any] | None = None) -> str:
+    """What the install prints, in one line."""
+    return " ".join(cluster.texts(values)["nouscoder/templates/NOTES.txt"].split())
+
+
+@pytest.mark.parametrize(("version", "there"), [("v1.29.0", False), ("v1.30.0", True)])
+def test_admission_policies_need_kubernetes_1_30(version: str, there: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """Only lint takes a version. It prints a template's failure instead of failing."""
+    for wanted, refused in (("auto", False), ("required", not there)):
+        values = {"verifier": {"sandbox": {"admissionPolicy": wanted}}}
+        helm.lint(CHART, values, strict=True, kube_version=version)
+        assert ("has no ValidatingAdmissionPolicy" in capfd.readouterr().err) is refused
+
+
+def test_the_install_says_who_may_make_which_pods(cluster: Cluster) -> None:
+    cluster.runtime_classes = ["gvisor"]
+    assert "ValidatingAdmissionPolicy" in kinds(cluster.render())
+    assert "Their namespace is here-sandbox" in notes(cluster)
+    assert "A ValidatingAdmissionPolicy admits nothing but runners to it" in notes(cluster)
+
+
+def test_an_installer_without_rights_to_cluster_wide_objects_needs_none(cluster: Cluster) -> None:
+    cluster.runtime_classes = ["gvisor"]
+    sandbox = {"admissionPolicy": "never", "namespace": {"name": "runners", "create": False}}
+    documents = cluster.render({"verifier": {"sandbox": sandbox}})
+    wide = {"Namespace", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    assert not wide & kinds(documents)
+    assert {one["metadata"].get("namespace") for one in documents if one["kind"] == "Role"} == {"runners"}
+    said = notes(cluster, {"verifier": {"sandbox": sandbox}})
+    assert "admissionPolicy is never: whoever has the verifier's token can make any pod there" in said
+    assert "You provide that namespace" in said
+
+
+def test_the_runners_do_not_share_the_namespace_of_the_release(cluster: Cluster) -> None:
+    cluster.runtime_classes = ["gvisor"]
+    with pytest.raises(helm.HelmError, match="must hold nothing else"):
+        cluster.render({"verifier": {"sandbox": {"namespace": {"name": "here"}}}})
 
 
 def test_secrets_are_made_once(cluster: Cluster) -> None:

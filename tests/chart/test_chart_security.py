@@ -12,6 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.chart.conftest import ChartRig
 
+RUNNERS = "here-sandbox"  # the namespace of the runner pods
 Pod = dict[str, Any]
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 
@@ -114,7 +115,9 @@ def test_the_account_of_a_pod_is_always_named(pods: dict[str, dict[str, Pod]]) -
                 assert pod["spec"]["serviceAccountName"] == account
 
 
-def test_the_gateway_may_handle_pods_of_its_namespace_and_nothing_else(chart: ChartRig) -> None:
+def test_the_gateway_may_handle_pods_and_leases_in_the_namespace_of_the_runners_and_nothing_else(
+    chart: ChartRig,
+) -> None:
     for variant, values in chart.variants.items():
         documents = chart.documents(values)
         roles = [one for one in documents if "Role" in one["kind"]]
@@ -123,7 +126,55 @@ def test_the_gateway_may_handle_pods_of_its_namespace_and_nothing_else(chart: Ch
             continue
         assert [one["kind"] for one in roles] == ["Role", "RoleBinding"]
         verbs = ["get", "list", "watch", "create", "delete", "deletecollection", "patch"]
-        assert roles[0]["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": verbs}]
+        leases = ["get", "list", "create", "delete", "patch"]
+        assert roles[0]["rules"] == [
+            {"apiGroups": [""], "resources": ["pods"], "verbs": verbs},
+            {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": leases},
+        ]
+        assert {one["metadata"]["namespace"] for one in roles} == {RUNNERS}
+        (subject,) = roles[1]["subjects"]
+        assert (subject["name"], subject["namespace"]) == ("nouscoder-verifier", "here")
+
+
+def test_the_namespace_of_the_runners_holds_their_key_and_nothing_else(chart: ChartRig) -> None:
+    for variant, values in chart.variants.items():
+        there: dict[str, set[str]] = {}
+        for one in chart.documents(values):
+            if one["metadata"].get("namespace") == RUNNERS:
+                there.setdefault(one["kind"], set()).add(one["metadata"]["name"])
+        pods = there.keys() & {"Deployment", "Service", "PodDisruptionBudget"}
+        assert there.get("Secret", set()) == (set() if variant == "local" else {"nouscoder-sandbox-key"}), variant
+        assert there.keys() - pods <= {"Secret", "Role", "RoleBinding", "NetworkPolicy"}, variant
+        assert bool(pods) is (variant == "unmanaged"), variant
+
+
+def test_both_namespaces_have_the_same_key(chart: ChartRig) -> None:
+    found = [one for one in chart.documents() if one["metadata"]["name"] == "nouscoder-sandbox-key"]
+    assert [one["metadata"]["namespace"] for one in found] == ["here", RUNNERS]
+    assert found[0]["stringData"] == found[1]["stringData"]
+
+
+def test_the_namespace_of_the_runners_denies_every_connection_of_every_pod(chart: ChartRig) -> None:
+    (deny,) = (
+        one["spec"]
+        for one in chart.documents()
+        if one["kind"] == "NetworkPolicy" and one["metadata"]["name"] == "nouscoder-sandbox-default-deny"
+    )
+    assert deny == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+
+
+def test_only_pods_of_this_release_reach_runners(chart: ChartRig) -> None:
+    """The peers of both ends are in the other's namespace, because labels alone could be those of another release."""
+    ends = {}
+    for one in chart.documents():
+        for side, rules in (("from", "ingress"), ("to", "egress")):
+            for rule in one["spec"].get(rules, []) if one["kind"] == "NetworkPolicy" else []:
+                for peer in rule.get(side, []) if {"protocol": "TCP", "port": 7070} in rule["ports"] else []:
+                    labels = peer["podSelector"]["matchLabels"]
+                    assert labels["app.kubernetes.io/instance"] == "nouscoder"
+                    where = peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+                    ends[side] = (where, labels["app.kubernetes.io/component"])
+    assert ends == {"from": ("here", "verifier"), "to": (RUNNERS, "sandbox")}
 
 
 def test_roots_are_read_only_and_no_service_links_are_set(pods: dict[str, dict[str, Pod]]) -> None:
@@ -147,8 +198,17 @@ def test_a_runner_has_only_its_key(pods: dict[str, dict[str, Pod]]) -> None:
         assert spec["runtimeClassName"] == "gvisor"
         assert (spec["dnsPolicy"], spec["dnsConfig"]) == ("None", {"nameservers": ["127.0.0.1"]})
         assert [sorted(volume) for volume in spec["volumes"]] == [["emptyDir", "name"]]
-        assert [one["name"] for one in spec["containers"][0]["env"]] == ["NOUSCODER_RUNNER_KEY"]
+        assert {one["name"]: "valueFrom" in one for one in env_of(spec)}["NOUSCODER_RUNNER_KEY"]
+    # The verifier replaces its runners; the kubelet starts those of a Deployment again.
+    assert [pod["spec"].pop("restartPolicy") for pod in runners] == ["Never", "Always"]
+    assert env_of(runners[0]["spec"]).pop() == {"name": "NOUSCODER_RUNNER_IDLE_S", "value": "600"}
     assert runners[0]["spec"] == runners[1]["spec"]
+
+
+def env_of(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """The variables of the first container."""
+    found: list[dict[str, Any]] = spec["containers"][0]["env"]
+    return found
 
 
 def test_passwords_are_files_and_not_arguments(pods: dict[str, dict[str, Pod]]) -> None:
@@ -266,6 +326,13 @@ def test_every_pod_is_denied_all_other_connections(chart: ChartRig, pods: dict[s
         assert (deny["policyTypes"], "ingress" in deny, "egress" in deny) == (["Ingress", "Egress"], False, False)
         selected = deny["podSelector"]["matchLabels"].items()
         assert all(selected <= pod["metadata"]["labels"].items() for pod in pods[variant].values())
+        # That policy is for the release's namespace. The runners' has one of its own, for every pod.
+        (own,) = [
+            one["metadata"].get("namespace")
+            for one in chart.documents(values)
+            if one["kind"] == "NetworkPolicy" and one["metadata"]["name"] == "nouscoder-sandbox-default-deny"
+        ] or [None]
+        assert own == (None if variant == "local" else RUNNERS)
 
 
 def test_both_ends_of_a_connection_allow_it(chart: ChartRig) -> None:
@@ -282,7 +349,7 @@ def connections(documents: list[dict[str, Any]]) -> dict[str, tuple[set[tuple[st
     """The allowed (peer, port) pairs of each component: incoming, outgoing."""
     found = {}
     for one in documents:
-        if one["kind"] == "NetworkPolicy" and one["metadata"]["name"] != "nouscoder-default-deny":
+        if one["kind"] == "NetworkPolicy" and not one["metadata"]["name"].endswith("default-deny"):
             spec = one["spec"]
             component = spec["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
             found[component] = (_ends(spec["ingress"], "from"), _ends(spec["egress"], "to"))
@@ -303,7 +370,7 @@ def _peer(peer: dict[str, Any] | None) -> str:
         return "anybody"
     if "ipBlock" in peer:
         return str(peer["ipBlock"]["cidr"])
-    if "namespaceSelector" in peer:
+    if "namespaceSelector" in peer and "podSelector" not in peer:
         labels = peer["namespaceSelector"].get("matchLabels", {})
         return str(labels.get("kubernetes.io/metadata.name", "any namespace"))
     labels = peer["podSelector"].get("matchLabels", {})

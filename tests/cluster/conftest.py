@@ -1,4 +1,4 @@
-"""A release of the chart in its own namespace, controlled with kubectl and helm."""
+"""A release of the chart in its own namespaces, controlled with kubectl and helm."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class PodState:
     """The state of a pod that the tests need."""
 
     name: str
+    namespace: str
     component: str
     uid: str
     ready: bool
@@ -48,6 +49,11 @@ class Release:
     """An installed release of the chart."""
 
     namespace: str
+
+    @property
+    def runners(self) -> str:
+        """The namespace of the runner pods."""
+        return f"{self.namespace}-sandbox"
 
     def helm(self, *words: str, limit_s: float = 300) -> str:
         """`helm WORDS` in the namespace."""
@@ -63,8 +69,12 @@ class Release:
         self.helm("install", NAME, str(CHART), *tag, *words)
 
     def pods(self) -> list[PodState]:
-        """The pods that are not being deleted."""
-        items = json.loads(self.kubectl("get", "pods", "-o", "json"))["items"]
+        """The pods of both namespaces that are not being deleted."""
+        items = [
+            item
+            for namespace in (self.namespace, self.runners)
+            for item in json.loads(self.kubectl("get", "pods", "-n", namespace, "-o", "json"))["items"]
+        ]
         return [_pod_state(item) for item in items if "deletionTimestamp" not in item["metadata"]]
 
     def pod(self, component: str) -> PodState:
@@ -148,7 +158,9 @@ class Release:
         """The state of the pods, for failure messages."""
         said = [
             self.kubectl("get", "pods", "-o", "wide"),
+            self.kubectl("get", "pods,leases", "-n", self.runners, "-o", "wide"),
             self.kubectl("get", "events", "--sort-by=.lastTimestamp")[-3000:],
+            self.kubectl("get", "events", "-n", self.runners, "--sort-by=.lastTimestamp")[-3000:],
         ]
         for component in ("verifier", "broker", "generation", "learner"):
             words = ("logs", "-l", f"app.kubernetes.io/component={component}", "--all-containers", "--tail=12")
@@ -160,6 +172,7 @@ def _pod_state(item: dict[str, Any]) -> PodState:
     conditions = {c["type"]: c["status"] for c in item["status"].get("conditions", ())}
     return PodState(
         name=item["metadata"]["name"],
+        namespace=item["metadata"]["namespace"],
         component=item["metadata"]["labels"].get("app.kubernetes.io/component", ""),
         uid=item["metadata"]["uid"],
         ready=conditions.get("Ready") == "True",
@@ -169,10 +182,13 @@ def _pod_state(item: dict[str, Any]) -> PodState:
 
 @pytest.fixture(scope="module")
 def release() -> Iterator[Release]:
-    """A namespace for one release, which is deleted afterwards."""
-    namespace = f"nouscoder-test-{secrets.token_hex(3)}"
-    output_of("kubectl", "create", "namespace", namespace)
+    """A namespace for one release, which admits only restricted pods. Everything is deleted afterwards."""
+    made = Release(f"nouscoder-test-{secrets.token_hex(3)}")
+    output_of("kubectl", "create", "namespace", made.namespace)
+    output_of("kubectl", "label", "namespace", made.namespace, "pod-security.kubernetes.io/enforce=restricted")
     try:
-        yield Release(namespace)
+        yield made
     finally:
-        output_of("kubectl", "delete", "namespace", namespace, "--wait=true", "--timeout=180s", limit_s=200)
+        made.helm("uninstall", NAME, "--ignore-not-found")
+        names = (made.namespace, made.runners)
+        output_of("kubectl", "delete", "namespace", *names, "--ignore-not-found", "--timeout=180s", limit_s=400)

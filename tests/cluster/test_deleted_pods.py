@@ -28,7 +28,7 @@ def test_every_kind_of_pod_can_be_deleted_during_a_run(release: Any) -> None:
         for component in COMPONENTS:
             at = release.step()
             pod = release.pod(component)
-            release.kubectl("delete", "pod", pod.name, "--wait=false", *how, limit_s=120)
+            release.kubectl("delete", "pod", pod.name, "-n", pod.namespace, "--wait=false", *how, limit_s=120)
             release.until(lambda pod=pod: pod.uid not in _uids(release), f"{component} is gone", 120)
             release.until(lambda: release.all_ready(set(COMPONENTS)), f"ready again without {pod.name}", 300)
             _balances(release)

@@ -1,6 +1,6 @@
 """Runs the commands of docs/operating.md in order on a real cluster. Each must give its documented output.
 
-Three things differ from the document: the test uses its own namespace, the run is short and has a small policy
+Three things differ from the document: the test uses its own namespaces, the run is short and has a small policy
 (`SMALL`), and the environment names the images and Prometheus.
 """
 
@@ -68,7 +68,9 @@ def blocks() -> list[Block]:
 def namespace() -> Iterator[str]:
     name = f"docs-{secrets.token_hex(3)}"
     yield name
-    subprocess.run(["kubectl", "delete", "namespace", name, "--ignore-not-found", "--timeout=180s"], check=True)
+    subprocess.run(["helm", "uninstall", "nouscoder", "-n", name, "--ignore-not-found"], check=True)
+    names = (name, f"{name}-sandbox")
+    subprocess.run(["kubectl", "delete", "namespace", *names, "--ignore-not-found", "--timeout=180s"], check=True)
 
 
 def test_the_commands_of_the_document_give_their_documented_output(namespace: str, tmp_path: Path) -> None:
@@ -78,7 +80,7 @@ def test_the_commands_of_the_document_give_their_documented_output(namespace: st
     (tmp_path / "nouscoder").chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     for block in blocks():
-        script = re.sub(r"(-n|--namespace) nouscoder\b", rf"\1 {namespace}", block.script)
+        script = re.sub(r"(-n|--namespace|namespace) nouscoder\b", rf"\1 {namespace}", block.script)
         script = script.replace("./helm/nouscoder -n", f"./helm/nouscoder -f {values} -n")
         script = script.replace("doctor --cluster", f"doctor --cluster --image {IMAGE}")
         script = script.replace("http://10.244.0.1:9090", PROMETHEUS)

@@ -50,6 +50,8 @@ def test_findings_equal_those_of_kubectl_and_no_object_is_left() -> None:
     # A failed trial is no result: both of these must be known.
     assert findings["NetworkPolicy"]["known"]
     assert findings["PodSecurity"]["ok"]
+    has_policies = "validatingadmissionpolicies" in kubectl("api-resources", "--api-group=admissionregistration.k8s.io")
+    assert findings["admission policy"]["ok"] is has_policies
     assert own_namespaces() == []
 
 
@@ -112,4 +114,4 @@ def test_the_client_fulfils_the_protocol_of_cluster() -> None:
         assert node.allocatable.cpu_cores > 0
         assert node.allocatable.memory_bytes > 1024**2
     assert all(amount.cpu_cores >= 0 for amount in requested.values())
-    assert not cluster.has_crd("nothings.example.invalid")
+    assert not cluster.has_resource("nothings.example.invalid")

@@ -68,7 +68,12 @@ def loop(release: Any) -> Any:
 @pytest.fixture(scope="module")
 def places(loop: Any) -> Places:
     """The peers in this cluster."""
-    items = json.loads(loop.kubectl("get", "pods", "-o", "json"))["items"]
+    namespaces = (loop.namespace, loop.runners)
+    items = [
+        item
+        for namespace in namespaces
+        for item in json.loads(loop.kubectl("get", "pods", "-n", namespace, "-o", "json"))["items"]
+    ]
     address: dict[str, list[dict[str, Any]]] = {}
     for item in items:
         address.setdefault(item["metadata"]["labels"].get("app.kubernetes.io/component", ""), []).append(item["status"])
@@ -112,16 +117,16 @@ async def test_a_candidate_has_no_network(loop: Any, places: Places) -> None:
 def test_a_process_in_the_pods_network_namespace_reaches_no_peer(loop: Any, places: Places) -> None:
     """Candidates are not in the runner's network namespace. Inside it, only the NetworkPolicy protects."""
     pod = loop.pod("sandbox")
-    own = json.loads(loop.kubectl("get", "pod", pod.name, "-o", "json"))["status"]["podIP"]
+    own = json.loads(loop.kubectl("get", "pod", pod.name, "-n", pod.namespace, "-o", "json"))["status"]["podIP"]
     others = [place for place in places.all if place[0] != own]
-    said = _inside(loop, pod.name, "runner", program(others, NAMES))
+    said = _inside(pod, "runner", program(others, NAMES))
     assert said == "reached []"
 
 
 def test_the_same_peers_answer_allowed_clients(loop: Any, places: Places) -> None:
     """Shows that the two tests above could have reached the peers without the policy."""
     pod = loop.pod("verifier")
-    said = _inside(loop, pod.name, "verifier", program(places.of_verifier, NAMES[:1]))
+    said = _inside(pod, "verifier", program(places.of_verifier, NAMES[:1]))
     wanted = [*map(list, places.of_verifier), [NAMES[0], 80, "name"]]
     assert said == f"reached {wanted}"
 
@@ -130,10 +135,10 @@ def test_other_pods_reach_neither_runners_nor_redis(loop: Any, places: Places) -
     """Tests from the generation pod, which needs neither of them."""
     closed = [place for place in places.all if place[1] in (7070, 6379)]
     assert len(closed) >= 3
-    assert _inside(loop, loop.pod("generation").name, "generation", program(closed, [])) == "reached []"
+    assert _inside(loop.pod("generation"), "generation", program(closed, [])) == "reached []"
 
 
-def _inside(loop: Any, pod: str, container: str, code: str) -> str:
-    command = ["kubectl", "-n", loop.namespace, "exec", "-i", pod, "-c", container, "--", "python3", "-"]
+def _inside(pod: Any, container: str, code: str) -> str:
+    command = ["kubectl", "-n", pod.namespace, "exec", "-i", pod.name, "-c", container, "--", "python3", "-"]
     done = subprocess.run(command, input=code, capture_output=True, text=True, timeout=180, check=True)
     return done.stdout.strip()

@@ -132,3 +132,9 @@ def test_uninstall_leaves_the_documented_objects(release: Release) -> None:
 
     release.until(lambda: left() <= KEPT, "everything else is gone", 120)
     assert left() == KEPT
+    wide = "namespaces,validatingadmissionpolicies,validatingadmissionpolicybindings"
+
+    def left_over() -> bool:
+        return f"/{release.runners}" in release.kubectl("get", wide, "-o", "name")
+
+    release.until(lambda: not left_over(), "the namespace of the runners is gone", 120)

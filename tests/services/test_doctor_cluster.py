@@ -37,6 +37,7 @@ class RecordedCluster:
     storage: list[StorageClass] = field(default_factory=lambda: [LOCAL_PATH])
     node_list: list[Node] = field(default_factory=lambda: [NODE])
     refuses: frozenset[str] = frozenset()
+    has_policies: bool = True
 
     def _ask(self, what: str) -> None:
         if what in self.refuses:
@@ -62,9 +63,9 @@ class RecordedCluster:
         self._ask("requested")
         return {"node1": Amount(0.1, GIB)}
 
-    def has_crd(self, name: str) -> bool:
-        self._ask("has_crd")
-        return False
+    def has_resource(self, name: str) -> bool:
+        self._ask("has_resource")
+        return name == doctor.POLICIES and self.has_policies
 
 
 def looked_at(cluster: RecordedCluster, tried: TrialResult | ClusterError = GOOD) -> dict[str, Finding]:
@@ -184,6 +185,12 @@ def test_an_unenforced_policy_is_reported_and_does_not_prevent_the_install() -> 
     assert report(list(findings.values()), "the default install", as_json=False)[1] == 0
 
 
+def test_an_older_server_without_admission_policies_is_told_what_is_missing() -> None:
+    finding = looked_at(RecordedCluster(has_policies=False))["admission policy"]
+    assert (finding.ok, finding.known, finding.needed) == (False, True, False)
+    assert "1.30" in finding.fix
+
+
 @pytest.mark.parametrize(
     ("refused", "name", "needed"),
     [
@@ -193,7 +200,8 @@ def test_an_unenforced_policy_is_reported_and_does_not_prevent_the_install() -> 
         ("nodes", "room", True),
         ("requested", "room", True),
         ("nodes", "GPUs", False),
-        ("has_crd", "Prometheus operator", False),
+        ("has_resource", "Prometheus operator", False),
+        ("has_resource", "admission policy", False),
     ],
 )
 def test_a_missing_right_gives_an_unknown_finding(refused: str, name: str, needed: bool) -> None:

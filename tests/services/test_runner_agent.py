@@ -6,6 +6,7 @@ The harness is a fake that prints its pid and echoes. The contract tests on a cl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -45,7 +46,13 @@ def kernel() -> str:
 
 
 @pytest.fixture
-def agent(tmp_path: Path, kernel: str) -> Iterator[tuple[Address, subprocess.Popen[bytes]]]:
+def idle_s() -> float:
+    """Seconds without a gateway after which the agent ends; 0: never."""
+    return 0
+
+
+@pytest.fixture
+def agent(tmp_path: Path, kernel: str, idle_s: float) -> Iterator[tuple[Address, subprocess.Popen[bytes]]]:
     """The address and the process of the agent."""
     (tmp_path / "harness").mkdir()
     (tmp_path / "harness" / "__main__.py").write_text(HARNESS)
@@ -60,6 +67,7 @@ def agent(tmp_path: Path, kernel: str) -> Iterator[tuple[Address, subprocess.Pop
         "NOUSCODER_RUNNER_PORT": str(port),
         "NOUSCODER_RUNNER_HOME": str(tmp_path),
         "NOUSCODER_RUNNER_KERNEL": kernel,
+        "NOUSCODER_RUNNER_IDLE_S": str(idle_s),
     }
     process = subprocess.Popen([sys.executable, "-I", "-S", str(entry)], env=environment, stderr=subprocess.PIPE)
     assert process.stderr is not None
@@ -198,6 +206,22 @@ async def test_a_runner_exits_on_request(agent: tuple[Address, subprocess.Popen[
     link = await connect(address, KEY, greeting.RETIRE, {}, name="it", limit_s=5)
     await link.close(Ending.WORN)
     assert await asyncio.to_thread(process.wait, 60) == 0
+
+
+@pytest.mark.parametrize("idle_s", [2.0])
+async def test_a_runner_whose_gateway_is_gone_ends_itself(agent: tuple[Address, subprocess.Popen[bytes]]) -> None:
+    """Connections without a proof of the key, such as probes, do not keep it alive; a slot in use does."""
+    address, process = agent
+    link, _ = await opened(address)
+    with pytest.raises(subprocess.TimeoutExpired):
+        await asyncio.to_thread(process.wait, 4)
+    await link.close(Ending.DOUBT)
+    async with asyncio.timeout(60):
+        while process.poll() is None:
+            with contextlib.suppress(OSError):
+                (await asyncio.open_connection(*address))[1].close()
+            await asyncio.sleep(0.05)
+    assert process.returncode == 0
 
 
 async def test_connections_that_dribble_do_not_lock_the_gateway_out(agent: tuple[Address, object]) -> None:

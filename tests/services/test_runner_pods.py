@@ -1,4 +1,4 @@
-"""The runner pods of a gateway, over HTTP with a small Kubernetes API: listed once, then watched."""
+"""The runner pods of a gateway, over HTTP with a small Kubernetes API: listed, then watched, owned by its Lease."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -17,16 +18,22 @@ import pytest
 pytest.importorskip("kubernetes", reason="install the `cluster` extra")
 from kubernetes import client
 
+from nouscoder.verifier.sandbox import gateway_lease
 from nouscoder.verifier.sandbox import pods as pods_module
+from nouscoder.verifier.sandbox.gateway_lease import LEASE_S, GatewayLease
 from nouscoder.verifier.sandbox.pods import ManagedPods
 from nouscoder.verifier.sandbox.pool import Found, RunnersUnreachable
 
 PATH = "/api/v1/namespaces/default/pods"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
 SPEC = {"containers": [{"name": "runner", "image": "sandbox"}]}
 
 
 class Api:
-    """A Kubernetes API: pods by name, the received requests, and the events that a watch sends until `end_watch`."""
+    """A Kubernetes API: pods by name, the received requests, and the events that a watch sends until `end_watch`.
+
+    It also has Leases by name; requests for them are not in `requests`.
+    """
 
     def __init__(self) -> None:
         self.pods: dict[str, dict[str, Any]] = {}
@@ -34,20 +41,38 @@ class Api:
         self.events: queue.Queue[bytes | None] = queue.Queue()
         self.status = 200
         self.made: list[dict[str, Any]] = []
+        self.leases: dict[str, dict[str, Any]] = {}
+        self.num_leases_made = 0
         api = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def answer(self, record: dict[str, Any]) -> None:
+            def answer(self, record: dict[str, Any], status: int | None = None) -> None:
                 body = json.dumps(record).encode()
-                self.send_response(api.status)
+                self.send_response(status or api.status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
 
+            def lease(self) -> bool:
+                """Answer a request for Leases."""
+                path = self.path.partition("?")[0]
+                if not path.startswith(LEASES):
+                    return False
+                body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}")
+                name = path.removeprefix(LEASES).strip("/")
+                answer, status = api.handle_lease(self.command, name, body)
+                self.answer(answer, status)
+                return True
+
+            def do_PATCH(self) -> None:
+                self.lease()
+
             def do_GET(self) -> None:
+                if self.lease():
+                    return
                 asked = parse_qs(urlsplit(self.path).query)
                 if "watch" not in asked:
                     api.requests.append("list")
@@ -63,12 +88,16 @@ class Api:
                 self.wfile.write(b"0\r\n\r\n")
 
             def do_POST(self) -> None:
+                if self.lease():
+                    return
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 api.made.append(body)
                 api.requests.append("create")
                 self.answer(body | {"metadata": body["metadata"] | {"name": f"made-{len(api.made)}"}, "status": {}})
 
             def do_DELETE(self) -> None:
+                if self.lease():
+                    return
                 api.requests.append(f"delete {self.path.partition('?')[0].removeprefix(PATH)}")
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 self.answer({})
@@ -79,6 +108,27 @@ class Api:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def handle_lease(self, method: str, name: str, body: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+        """The answer and the status, None for the usual one."""
+        if method == "GET" and not name:
+            return {"kind": "LeaseList", "metadata": {}, "items": [*self.leases.values()]}, None
+        if method == "POST":
+            name = body["metadata"]["name"]
+            if name in self.leases:
+                return {}, 409
+            self.num_leases_made += 1
+            body["metadata"] |= {"uid": f"uid-{self.num_leases_made}", "resourceVersion": "1"}
+            self.leases[name] = body
+        if name not in self.leases:
+            return {}, 404
+        if method == "DELETE":
+            return self.leases.pop(name), None
+        if method == "PATCH":
+            version = int(self.leases[name]["metadata"]["resourceVersion"])
+            self.leases[name]["spec"] |= body["spec"]
+            self.leases[name]["metadata"]["resourceVersion"] = str(version + 1)
+        return self.leases[name], None
 
     def send(self, kind: str, pod: dict[str, Any]) -> None:
         self.events.put(json.dumps({"type": kind, "object": pod}).encode() + b"\n")
@@ -181,14 +231,61 @@ async def test_a_created_pod_is_listed_before_the_watch_reports_it(watched: Watc
     assert Found(str(name), None) in await watched.source.list()
 
 
-async def test_a_created_pod_has_its_gateway_as_controller(
-    watched: Watched, api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`kubectl drain` refuses a pod without a controller, and the pods end with their gateway."""
-    monkeypatch.setenv("POD_UID", "3")
+async def test_a_created_pod_has_the_lease_of_its_gateway_as_controller(watched: Watched, api: Api) -> None:
+    """`kubectl drain` refuses a pod without a controller, and Kubernetes deletes the pods of a deleted Lease."""
     await watched.source.create()
     (owner,) = api.made[0]["metadata"]["ownerReferences"]
-    assert (owner["kind"], owner["uid"], owner["controller"]) == ("Pod", "3", True)
+    ((name, lease),) = api.leases.items()
+    assert (owner["kind"], owner["name"], owner["controller"]) == ("Lease", name, True)
+    assert owner["uid"] == lease["metadata"]["uid"]
+    assert api.made[0]["metadata"]["labels"] == lease["metadata"]["labels"] == {"nouscoder.io/pool": name}
+
+
+async def test_a_closed_source_leaves_no_lease(api: Api, tmp_path: Path) -> None:
+    made = Watched(api, tmp_path)
+    await made.source.start(made.changed.set)
+    await made.source.create()
+    assert len(api.leases) == 1
+    api.end_watch()
+    await made.source.close()
+    assert api.leases == {}
+
+
+def lease_of(api: Api, name: str) -> GatewayLease:
+    configuration = client.Configuration(host=api.url)
+    return GatewayLease(client.CoordinationV1Api(client.ApiClient(configuration)), "default", name)
+
+
+def test_only_the_lease_of_a_gateway_that_is_gone_is_removed(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(gateway_lease, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    ours, living, gone = (lease_of(api, name) for name in ("ours", "living", "gone"))
+    for lease in (ours, living, gone):
+        lease.renew()
+    for _ in range(LEASE_S // 10 + 1):
+        assert ours.sweep() == []
+        clock[0] += 10
+        living.renew()
+    assert ours.sweep() == ["gone"]
+    assert set(api.leases) == {"ours", "living"}, "one that never renews its own is not removed by itself"
+    assert ours.sweep() == []
+
+
+def test_a_restarted_gateway_takes_over_its_lease_and_a_removed_one_is_made_again(api: Api) -> None:
+    first = lease_of(api, "same").owner()
+    again = lease_of(api, "same")
+    assert again.owner() == first
+    del api.leases["same"]
+    again.renew()
+    assert again.owner()["uid"] == api.leases["same"]["metadata"]["uid"] != first["uid"]
+
+
+async def test_a_namespace_that_does_not_exist_is_reported(watched: Watched, api: Api) -> None:
+    await watched.until(lambda found: len(found) == 2)
+    await watched.source.create()
+    api.status = 404
+    with pytest.raises(RunnersUnreachable, match="404"):
+        await watched.source.create()
 
 
 async def test_an_ended_pod_is_removed_and_a_terminating_one_is_not_listed(watched: Watched, api: Api) -> None:

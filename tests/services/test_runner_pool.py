@@ -142,6 +142,20 @@ async def test_a_runner_assigned_to_a_cancelled_waiter_is_not_lost(pool: RunnerP
     assert (await pool.lend(1)) is held[0]
 
 
+async def test_an_idle_runner_is_proved_again_and_stays_in_the_pool(
+    pool: RunnerPool, canaries: Canaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle runner ends itself when no gateway comes for long."""
+    held = await pool.lend(5)
+    monkeypatch.setattr(pool_module, "_RECHECK_AFTER_S", 0.0)
+    async with asyncio.timeout(60):
+        while len(canaries.asked) < 6:
+            await asyncio.sleep(0.01)
+    assert canaries.asked.count(held.name) == 1, "one that is lent is left alone"
+    assert (await pool.lend(5)).name != held.name
+    assert not pool.replaced
+
+
 async def test_a_worn_runner_is_replaced(pool: RunnerPool, pods: Pods) -> None:
     worn = await pool.lend(1)
     await pool.give_back(worn, Ending.WORN)

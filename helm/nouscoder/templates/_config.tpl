@@ -138,7 +138,7 @@ pool_key_file: /etc/nouscoder/pool/key
 pool_spares: {{ $sandbox.pool.spares }}
 pool_template: /etc/nouscoder/pool/runner-pod.json
 {{- else }}
-pool_service: {{ include "nouscoder.sandbox.fullname" . }}.{{ .Release.Namespace }}.svc
+pool_service: {{ include "nouscoder.sandbox.fullname" . }}.{{ include "nouscoder.sandbox.namespace" . }}.svc
 {{- end }}
 {{- else if eq $backend "modal" }}
 slots: {{ $sandbox.modal.slots }}

@@ -1,11 +1,14 @@
 {{/* Rules of NetworkPolicies, one per helper. */}}
 
-{{/* Start of a component's policy: dict root component */}}
+{{/* Start of a component's policy: dict root component, and namespace if it is not the release's */}}
 {{- define "nouscoder.networkPolicyStart" -}}
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata:
   name: {{ include "nouscoder.fullname" .root }}-{{ .component }}
+  {{- with .namespace }}
+  namespace: {{ . }}
+  {{- end }}
   labels:
     {{- include "nouscoder.labels" . | nindent 4 }}
 spec:
@@ -33,6 +36,19 @@ spec:
     {{- range .ports }}
     - {protocol: TCP, port: {{ . }}}
     {{- end }}
+{{- end -}}
+
+{{/* A rule between verifier and runners, which are in different namespaces: dict root direction(from|to) component namespace */}}
+{{- define "nouscoder.sandboxArrow" -}}
+- {{ .direction }}:
+    - namespaceSelector:
+        matchLabels:
+          kubernetes.io/metadata.name: {{ .namespace }}
+      podSelector:
+        matchLabels:
+          {{- include "nouscoder.componentSelectorLabels" . | nindent 10 }}
+  ports:
+    - {protocol: TCP, port: {{ include "nouscoder.port" (list .root "runner") }}}
 {{- end -}}
 
 {{/* Ingress to the metrics port, from metricsFrom and `components`. Without peers there is no rule, because a rule without

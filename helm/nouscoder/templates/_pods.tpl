@@ -201,12 +201,15 @@ lifecycle:
       {{- end }}
 {{- end -}}
 
-{{/* The PodDisruptionBudget of a component: dict root component */}}
+{{/* The PodDisruptionBudget of a component: dict root component, and namespace if it is not the release's */}}
 {{- define "nouscoder.podDisruptionBudget" -}}
 apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:
   name: {{ include "nouscoder.fullname" .root }}-{{ .component }}
+  {{- with .namespace }}
+  namespace: {{ . }}
+  {{- end }}
   labels:
     {{- include "nouscoder.labels" . | nindent 4 }}
 spec:

@@ -32,6 +32,32 @@ gvisor
 {{- end -}}
 {{- end -}}
 
+{{/* The namespace of the runners, which holds nothing else: that of the release is not allowed. */}}
+{{- define "nouscoder.sandbox.namespace" -}}
+{{- $given := .Values.verifier.sandbox.namespace.name -}}
+{{- $release := .Release.Namespace | default "default" -}}
+{{- if eq $given $release -}}
+{{- fail (printf "verifier.sandbox.namespace.name is %q, the release's own namespace: programs of strangers run in the namespace of the runners, so it must hold nothing else" $given) -}}
+{{- end -}}
+{{- $full := include "nouscoder.fullname" . -}}
+{{- $own := ternary $release (printf "%s-%s" $release $full) (eq $full .Chart.Name) -}}
+{{- $given | default (printf "%s-sandbox" (ternary $own (printf "%s-%s" (trunc 46 $own | trimSuffix "-") (sha256sum $own | trunc 8)) (le (len $own) 55))) -}}
+{{- end -}}
+
+{{/* Whether the runners' namespace has a ValidatingAdmissionPolicy: Kubernetes 1.30 or newer, unless refused. Without a
+     cluster (helm template) the list of kinds is empty, and the version decides. */}}
+{{- define "nouscoder.sandbox.hasPolicy" -}}
+{{- $apis := .Capabilities.APIVersions -}}
+{{- $known := ternary ($apis.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy") (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) ($apis.Has "v1/Secret") -}}
+{{- $wanted := .Values.verifier.sandbox.admissionPolicy -}}
+{{- if and (eq (include "nouscoder.sandboxBackend" .) "gvisor") (ne $wanted "never") (or $known (eq $wanted "required")) -}}
+{{- if not $known -}}
+{{- fail "verifier.sandbox.admissionPolicy is required, but this cluster has no ValidatingAdmissionPolicy (Kubernetes 1.30 or newer)" -}}
+{{- end -}}
+true
+{{- end -}}
+{{- end -}}
+
 {{/* The privileges of a runner. They act only inside gVisor: its kernel makes the namespaces of each submission, and
      candidates run as another user than the harness. On the node the sandbox has none of them. */}}
 {{- define "nouscoder.runnerPodSecurityContext" -}}
@@ -46,7 +72,15 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
-  add: [SYS_ADMIN, SETUID, SETGID, SETPCAP, KILL, CHOWN, DAC_OVERRIDE, FOWNER]
+  add: {{ include "nouscoder.runnerCapabilities" . }}
+{{- end -}}
+
+{{- define "nouscoder.runnerCapabilities" -}}
+["SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "KILL", "CHOWN", "DAC_OVERRIDE", "FOWNER"]
+{{- end -}}
+
+{{- define "nouscoder.runnerCommand" -}}
+["python3", "-I", "-S", "/opt/nouscoder/runner/__main__.py"]
 {{- end -}}
 
 {{/* The verifier. With backend local it makes namespaces itself, which the restricted standard forbids: dict root values */}}
@@ -85,7 +119,8 @@ metadata:
 spec:
   runtimeClassName: {{ $sandbox.runtimeClassName | quote }}
   {{- include "nouscoder.podStart" (dict "root" . "component" "sandbox" "values" $pool) | nindent 2 }}
-  restartPolicy: Always
+  # The verifier replaces a runner that has ended. A Deployment's is started again by the kubelet.
+  restartPolicy: {{ ternary "Never" "Always" $pool.managed }}
   terminationGracePeriodSeconds: 1
   # A runner resolves no names.
   dnsPolicy: None
@@ -97,13 +132,19 @@ spec:
     - name: runner
       image: {{ include "nouscoder.image" (dict "root" . "image" $sandbox.image) }}
       imagePullPolicy: {{ .Values.image.pullPolicy }}
-      command: [python3, -I, -S, /opt/nouscoder/runner/__main__.py]
+      command:
+        {{- include "nouscoder.runnerCommand" . | nindent 8 }}
       env:
         - name: NOUSCODER_RUNNER_KEY
           valueFrom:
             secretKeyRef:
               name: {{ include "nouscoder.poolSecret" . }}
               key: key
+        {{- if $pool.managed }}
+        # A runner whose verifier is gone ends by itself after this time.
+        - name: NOUSCODER_RUNNER_IDLE_S
+          value: "600"
+        {{- end }}
       ports:
         - name: runner
           containerPort: {{ (include "nouscoder.ports" . | fromJson).runner }}

@@ -104,7 +104,7 @@ class KubernetesCluster:
                 sums[pod.spec.node_name] = sums.get(pod.spec.node_name, Amount(0, 0)) + _asked_for(pod)
         return sums
 
-    def has_crd(self, name: str) -> bool:
+    def has_resource(self, name: str) -> bool:
         """See Cluster."""
         group = name.partition(".")[2]
         with api_errors("list API groups"):

@@ -77,6 +77,6 @@ class Cluster(Protocol):
         """The total requests of pods that have not ended, by node."""
         ...
 
-    def has_crd(self, name: str) -> bool:
-        """Whether the CustomResourceDefinition `plural.group` exists."""
+    def has_resource(self, name: str) -> bool:
+        """Whether the API has the resource `plural.group` in the preferred version of its group."""
         ...

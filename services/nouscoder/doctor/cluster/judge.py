@@ -101,14 +101,16 @@ def examine_cluster(cluster: Cluster, trial: Callable[[str | None], TrialResult]
     findings.append(_judged("room", True, lambda: (cluster.nodes(), cluster.requested()), judge_room))
     findings.append(_of_trial("NetworkPolicy", False, tried, judge_policy))
     findings.append(_of_trial("PodSecurity", False, tried, judge_pod_security))
+    findings.append(_judged("admission policy", False, lambda: cluster.has_resource(POLICIES), judge_admission_policy))
     findings.append(_judged("GPUs", False, cluster.nodes, judge_gpus))
     findings.append(
-        _judged("Prometheus operator", False, lambda: cluster.has_crd(OPERATOR_CRD), judge_prometheus_operator)
+        _judged("Prometheus operator", False, lambda: cluster.has_resource(OPERATOR_CRD), judge_prometheus_operator)
     )
     return findings
 
 
 OPERATOR_CRD = "servicemonitors.monitoring.coreos.com"
+POLICIES = "validatingadmissionpolicies.admissionregistration.k8s.io"
 
 
 def judge_version(version: str) -> Finding:
@@ -209,6 +211,18 @@ def judge_pod_security(tried: TrialResult) -> Finding:
     return Finding(
         "PodSecurity", False, False, "off: a privileged pod would be accepted in a restricted namespace", fix
     )
+
+
+def judge_admission_policy(there: bool) -> Finding:
+    """Judge whether the API server can refuse pods that are not runners in the namespace of the runners."""
+    if there:
+        detail = "ValidatingAdmissionPolicy is there: only runners are admitted to their namespace"
+        return Finding("admission policy", True, False, detail)
+    fix = (
+        "Kubernetes 1.30 or newer, or a policy engine of yours; until then the verifier's token can make any pod in the"
+        " namespace of the runners"
+    )
+    return Finding("admission policy", False, False, "no ValidatingAdmissionPolicy", fix)
 
 
 def judge_gpus(nodes: Sequence[Node]) -> Finding:

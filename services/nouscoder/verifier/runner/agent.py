@@ -27,16 +27,19 @@ _KERNELS = ("gvisor", "linux")  # of the container: the sentry, or that of a vir
 _FIRST_UID, _UIDS_AN_AGENT = 1_000_000_000, 4  # two for the slot, two for its partner
 _END_LIMIT_S = 5.0
 _POLL_INTERVAL_MS = 500
+_KEEPALIVE_S = 10  # a gateway whose node vanishes does not close its connection
 
 
 class Agent:
     """The agent of one container."""
 
-    def __init__(self, key: bytes, home: str = _HOME, kernel: str = "gvisor") -> None:
-        """Raises GreetingError for an unknown kernel."""
+    def __init__(self, key: bytes, home: str = _HOME, kernel: str = "gvisor", idle_s: float = 0) -> None:
+        """`idle_s` seconds without a gateway end the process; 0: they do not. Raises GreetingError, unknown kernel."""
         if kernel not in _KERNELS:
             raise greeting.GreetingError(f"{kernel!r} is not a kernel")
         self._key = key
+        self._idle_s = idle_s
+        self._heard_s = time.monotonic()  # when a gateway has last proved that it has the key, or closed a slot
         self._home = home
         self._kernel = kernel
         self._lock = threading.Lock()
@@ -45,7 +48,9 @@ class Agent:
         self._greetings: dict[socket.socket, None] = {}  # connections without a proof of the key, oldest first
 
     def serve(self, listener: socket.socket) -> None:
-        """Accept connections until the process is killed."""
+        """Accept connections until the process is killed or has been idle for too long."""
+        if self._idle_s:
+            threading.Thread(target=self._end_when_idle, daemon=True).start()
         while True:
             connection, _ = listener.accept()
             with self._lock:
@@ -61,6 +66,7 @@ class Agent:
             try:
                 try:
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    _watch_peer(connection)
                     request, nonces = self._receive_request(connection)
                     about = _about(request)
                     role = self._reserve(request)
@@ -78,6 +84,15 @@ class Agent:
                 if not isinstance(error, ConnectionError):  # probes close the connection early
                     _log(f"a connection was refused: {error!r}")
 
+    def _end_when_idle(self) -> None:
+        while True:
+            with self._lock:
+                left_s = self._idle_s if self._in_use else self._heard_s + self._idle_s - time.monotonic()
+                if left_s <= 0:
+                    _log(f"no gateway has come for {self._idle_s:.0f} s: the container ends")
+                    os._exit(0)
+            time.sleep(left_s)
+
     def _receive_request(self, connection: socket.socket) -> tuple[dict[str, Any], tuple[bytes, bytes]]:
         ours, end_s = os.urandom(greeting.NONCE_BYTES), time.monotonic() + greeting.LIMIT_S
         connection.settimeout(greeting.LIMIT_S)
@@ -87,6 +102,7 @@ class Agent:
         length = greeting.message_length(_exactly(connection, greeting.LENGTH.size, end_s))
         text = _exactly(connection, length, end_s)
         greeting.check_proof(proof, self._key, "gateway", ours, theirs, text)
+        self._heard_s = time.monotonic()
         return greeting.unpack(text), (ours, theirs)
 
     def _answer(self, connection: socket.socket, nonces: tuple[bytes, bytes], answer: dict[str, Any]) -> None:
@@ -158,6 +174,7 @@ class Agent:
             for end in self._peers:
                 end.close()
         with self._lock:
+            self._heard_s = time.monotonic()
             self._in_use.pop(role, None)
 
 
@@ -211,10 +228,15 @@ def _about(request: dict[str, Any]) -> dict[str, Any]:
         found = {tool: shutil.which(tool, path=request.get("search_path")) for tool in request.get("tools", ())}
     except (TypeError, ValueError) as error:
         raise greeting.GreetingError(f"a request with invalid tools: {error!r}") from error
-    return {
-        "python": sys.version.split()[0],
-        "tools": {tool: path for tool, path in found.items() if path},
-    }
+    return {"python": sys.version.split()[0], "tools": {tool: path for tool, path in found.items() if path}}
+
+
+def _watch_peer(connection: socket.socket) -> None:
+    """Make the kernel close the connection within a minute when the gateway vanishes."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (("TCP_KEEPIDLE", _KEEPALIVE_S), ("TCP_KEEPINTVL", _KEEPALIVE_S), ("TCP_KEEPCNT", 3)):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def _shut_down(connection: socket.socket) -> None:
@@ -262,13 +284,14 @@ def _received_key() -> bytes:
 
 
 def main() -> None:
-    """Serve until killed. The key is not in the environment of this process, which others can read in /proc."""
+    """Serve until killed or idle. The key is not in the environment of this process, which others can read in /proc."""
     if _KEY in os.environ:
         _restart_without_key(os.environ.pop(_KEY))
     key = _received_key()
     port = int(os.environ.pop("NOUSCODER_RUNNER_PORT", str(greeting.DEFAULT_PORT)))
     home = os.environ.pop("NOUSCODER_RUNNER_HOME", _HOME)
-    agent = Agent(key, home, os.environ.pop("NOUSCODER_RUNNER_KERNEL", "gvisor"))
+    idle_s = float(os.environ.pop("NOUSCODER_RUNNER_IDLE_S", "0"))
+    agent = Agent(key, home, os.environ.pop("NOUSCODER_RUNNER_KERNEL", "gvisor"), idle_s)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     _reap()
     with socket.create_server(("0.0.0.0", port), backlog=64) as listener:

@@ -1,9 +1,9 @@
-"""Runners as pods that this gateway makes and watches through the Kubernetes API, in its own namespace.
+"""Runners as pods that this gateway makes and watches through the Kubernetes API, in the template's namespace.
 
-INVARIANT: every pod made here is owned by the gateway's own pod (if it runs in one), so that no pod outlives it. Every
-pod has the gateway's name as a label, so that a gateway never takes a pod of another. The list of pods comes from a
-watch, which starts again with a full list at least every `_RESYNC_S` seconds. A pod that was removed here is never
-listed again.
+INVARIANT: every pod made here is owned by the gateway's Lease, which another gateway deletes when it is not renewed
+(`gateway_lease.py`). Every pod has the gateway's name as a label, so that a gateway never takes a pod of another. The
+list of pods comes from a watch, which starts again with a full list at least every `_RESYNC_S` seconds. A pod that was
+removed here is never listed again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -23,9 +24,12 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from nouscoder.verifier.sandbox.base import SandboxUnavailable
+from nouscoder.verifier.sandbox.gateway_lease import POOL_LABEL, RENEW_EVERY_S, GatewayLease
 from nouscoder.verifier.sandbox.pool import Found, RunnersUnreachable
 
-_POOL_LABEL, _QUARANTINE_LABEL = "nouscoder.io/pool", "nouscoder.io/quarantined"
+log = logging.getLogger(__name__)
+
+_QUARANTINE_LABEL = "nouscoder.io/quarantined"
 _TIMEOUTS_S = (3.0, 10.0)  # to connect, to answer
 _RESYNC_S = 60
 _RETRY_S = 1.0
@@ -36,17 +40,22 @@ Answer = TypeVar("Answer")
 
 
 class ManagedPods:
-    """See `Source`. POD_NAME, POD_UID and POD_NAMESPACE identify the gateway's own pod."""
+    """See `Source`. POD_NAME and POD_NAMESPACE identify the gateway's own pod; a template without namespace takes that.
+
+    A container of the same pod that starts again takes over the Lease and the runners of the one before.
+    """
 
     def __init__(self, template: Path, port: int, api: Any = None) -> None:
         """`api` is a CoreV1Api, by default the cluster's. Raises SandboxUnavailable without cluster or template."""
         self._port = port
         self._template = _read_template(template)
-        self._namespace = os.environ.get("POD_NAMESPACE") or self._template["metadata"].get("namespace") or "default"
+        self._namespace = self._template["metadata"].get("namespace") or os.environ.get("POD_NAMESPACE") or "default"
         self._name = os.environ.get("POD_NAME") or f"gateway-{socket.gethostname()}-{os.getpid()}"[:63]
-        self._label = f"{_POOL_LABEL}={self._name}"
+        self._label = f"{POOL_LABEL}={self._name}"
         self._usable = f"{self._label},!{_QUARANTINE_LABEL}"
         self._api = api or _open_api()
+        self._lease = GatewayLease(client.CoordinationV1Api(self._api.api_client), self._namespace, self._name)
+        self._renewing: asyncio.Task[None] | None = None
         self._watch = watch.Watch()  # type: ignore[no-untyped-call]
         self._watching: asyncio.Task[None] | None = None
         self._pods: dict[str, Any] = {}
@@ -57,7 +66,17 @@ class ManagedPods:
 
     async def start(self, on_change: Callable[[], None]) -> None:
         """See `Source`."""
+        self._renewing = asyncio.create_task(self._keep_renewing(), name="lease of the gateway")
         self._watching = asyncio.create_task(self._keep_watching(on_change), name="watch of the runner pods")
+
+    async def _keep_renewing(self) -> None:
+        while True:
+            try:
+                await self._call(self._lease.renew)
+                await self._call(self._lease.sweep)
+            except RunnersUnreachable as error:
+                log.warning("the lease of this gateway cannot be renewed", extra={"detail": str(error)})
+            await asyncio.sleep(RENEW_EVERY_S)
 
     async def _keep_watching(self, on_change: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -144,11 +163,8 @@ class ManagedPods:
         body = copy.deepcopy(self._template)
         metadata = body["metadata"]
         metadata["namespace"] = self._namespace
-        metadata.setdefault("labels", {})[_POOL_LABEL] = self._name
-        if uid := os.environ.get("POD_UID"):
-            # `kubectl drain` evicts only pods that have a controller.
-            owner = {"apiVersion": "v1", "kind": "Pod", "name": self._name, "uid": uid, "controller": True}
-            metadata["ownerReferences"] = [owner | {"blockOwnerDeletion": False}]
+        metadata.setdefault("labels", {})[POOL_LABEL] = self._name
+        metadata["ownerReferences"] = [await self._call(self._lease.owner)]
         made = await self._call(lambda: self._api.create_namespaced_pod(**self._at(), body=body))
         self._pods.setdefault(made.metadata.name, made)
         return str(made.metadata.name)
@@ -159,7 +175,8 @@ class ManagedPods:
         self._removed.add(runner.name)
         try:
             await self._call(
-                lambda: self._api.delete_namespaced_pod(name=runner.name, **self._at(), grace_period_seconds=0)
+                lambda: self._api.delete_namespaced_pod(name=runner.name, **self._at(), grace_period_seconds=0),
+                may_be_gone=True,
             )
         except RunnersUnreachable:
             self._removed.discard(runner.name)
@@ -170,7 +187,9 @@ class ManagedPods:
     async def quarantine(self, runner: Found) -> None:
         """See `Source`. The newest three quarantined pods are kept."""
         patch = {"metadata": {"labels": {_QUARANTINE_LABEL: "true"}}}
-        await self._call(lambda: self._api.patch_namespaced_pod(name=runner.name, **self._at(), body=patch))
+        await self._call(
+            lambda: self._api.patch_namespaced_pod(name=runner.name, **self._at(), body=patch), may_be_gone=True
+        )
         selector = f"{self._label},{_QUARANTINE_LABEL}"
         pods = await self._call(lambda: self._api.list_namespaced_pod(**self._at(), label_selector=selector))
         by_age = sorted(pods.items, key=lambda pod: pod.metadata.creation_timestamp)
@@ -179,6 +198,9 @@ class ManagedPods:
 
     async def close(self) -> None:
         """See `Source`."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
         if self._watching is not None:
             await self._stop_watching(self._watching)
         await self._call(
@@ -186,15 +208,17 @@ class ManagedPods:
                 **self._at(), label_selector=self._label, grace_period_seconds=0
             )
         )
+        await self._call(self._lease.end)
 
     def _at(self) -> dict[str, Any]:
         return {"namespace": self._namespace, "_request_timeout": _TIMEOUTS_S}
 
-    async def _call(self, call: Callable[[], Any]) -> Any:
+    async def _call(self, call: Callable[[], Any], *, may_be_gone: bool = False) -> Any:
+        """The answer; None for an object that is gone, where that may be. Raises RunnersUnreachable."""
         try:
             return await asyncio.to_thread(call)
         except ApiException as error:
-            if error.status == 404:
+            if error.status == 404 and may_be_gone:
                 return None
             raise RunnersUnreachable(f"the Kubernetes API refuses the request: {_reason(error)}") from error
         except (HTTPError, OSError) as error:

@@ -3,7 +3,7 @@
 INVARIANT: a runner is lent to one slot at a time, and only after it has passed a canary since it was last lent.
 
     STARTING -> (is reachable) UNPROVEN -> (canary passes) READY -> LENT -> (returned in doubt) UNPROVEN
-    any -> (worn, stuck or lost) removed and replaced
+    READY -> (idle for long) UNPROVEN; any -> (worn, stuck or lost) removed and replaced
     UNPROVEN -> (canary fails), any -> (two others contradict it) QUARANTINED and replaced
 """
 
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _CHECK_INTERVAL_S = 1.0
 _STUCK_AFTER_S = 240.0  # long enough to pull images
+_RECHECK_AFTER_S = 120.0  # below the time after which an idle runner ends itself (`runner/agent.py`)
 _MAX_SILENT_PROOFS = 3
 
 
@@ -171,6 +172,7 @@ class RunnerPool:
             except RunnersUnreachable as error:
                 self.last_problem = str(error)
                 log.warning("the runner pool cannot be maintained", extra={"detail": str(error)})
+            self._recheck()
             for runner in list(self._runners.values()):
                 if runner.state is RunnerState.UNPROVEN and runner.name not in self._proofs:
                     task = asyncio.create_task(self._prove(runner), name=f"canary of {runner.name}")
@@ -205,6 +207,14 @@ class RunnerPool:
             if name is None:
                 return
             self._runners[name] = Runner(name, None, RunnerState.STARTING, now)
+
+    def _recheck(self) -> None:
+        """Prove runners again that were idle for long, a few at a time. It also tells them that their gateway lives."""
+        now = asyncio.get_running_loop().time()
+        ready = [r for r in self._runners.values() if r.state is RunnerState.READY]
+        idle = sorted((r for r in ready if now - r.since_s > _RECHECK_AFTER_S), key=lambda r: r.since_s)
+        for runner in idle[: max(0, 1 + self.size // 10 - len(self._proofs))]:
+            self._enter(runner, RunnerState.UNPROVEN)
 
     async def _prove(self, runner: Runner) -> None:
         try:
