@@ -16,6 +16,8 @@ import yaml
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "nouscoder"
 NAMESPACE = "here"
+# The first version of Kubernetes that has these kinds; the chart omits them on an older one.
+FIRST_VERSION = {"ValidatingAdmissionPolicy": "1.30", "ValidatingAdmissionPolicyBinding": "1.30"}
 RANDOM_VALUE = re.compile(r"^(  (?:password|url|token|tokens|key): ).*$", re.MULTILINE)
 
 Document = dict[str, Any]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import helm_python as helm
 import kubernetes_validate
 import pytest
-from tests.chart.conftest import pod_specs
+from tests.chart.conftest import FIRST_VERSION, pod_specs
 
 if TYPE_CHECKING:
     from tests.chart.conftest import ChartRig
@@ -42,7 +42,7 @@ def checked(chart: ChartRig, values: dict[str, Any]) -> dict[str, Document]:
     found = pod_specs(documents)
     for one in [*documents, found[RUNNER]]:
         if text_of(one) not in usual:
-            kubernetes_validate.validate(one, OLDEST, strict=True)
+            kubernetes_validate.validate(one, FIRST_VERSION.get(one["kind"], OLDEST), strict=True)
     return found
 
 
