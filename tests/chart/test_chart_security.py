@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tests.chart.conftest import ChartRig
 
 RUNNERS = "here-sandbox"  # the namespace of the runner pods
+NO_PODS = ("local", "modal")  # variants without runner pods
 Pod = dict[str, Any]
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 
@@ -143,7 +144,7 @@ def test_the_namespace_of_the_runners_holds_their_key_and_nothing_else(chart: Ch
             if one["metadata"].get("namespace") == RUNNERS:
                 there.setdefault(one["kind"], set()).add(one["metadata"]["name"])
         pods = there.keys() & {"Deployment", "Service", "PodDisruptionBudget"}
-        assert there.get("Secret", set()) == (set() if variant == "local" else {"nouscoder-sandbox-key"}), variant
+        assert there.get("Secret", set()) == (set() if variant in NO_PODS else {"nouscoder-sandbox-key"}), variant
         assert there.keys() - pods <= {"Secret", "Role", "RoleBinding", "NetworkPolicy"}, variant
         assert bool(pods) is (variant == "unmanaged"), variant
 
@@ -332,7 +333,7 @@ def test_every_pod_is_denied_all_other_connections(chart: ChartRig, pods: dict[s
             for one in chart.documents(values)
             if one["kind"] == "NetworkPolicy" and one["metadata"]["name"] == "nouscoder-sandbox-default-deny"
         ] or [None]
-        assert own == (None if variant == "local" else RUNNERS)
+        assert own == (None if variant in NO_PODS else RUNNERS)
 
 
 def test_both_ends_of_a_connection_allow_it(chart: ChartRig) -> None:
