@@ -346,6 +346,11 @@ async def test_the_list_of_mounts_names_no_folder_and_no_device_of_the_host(sand
         assert "dir=/" not in options.replace("dir=/proc/self/fd/", ""), line
 
 
+async def test_a_folder_of_the_root_lists_what_it_holds(sandbox: Sandbox) -> None:
+    result = await run(sandbox, "import os; print(sorted(os.listdir('/usr')))")
+    assert result.stdout.decode() == f"{sorted(os.listdir('/usr'))}\n"
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder outside of /tmp, which a candidate's own /tmp would hide."""

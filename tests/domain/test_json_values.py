@@ -22,7 +22,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
     max_leaves=12,
 )
-CASES: st.SearchStrategy[Case] = st.builds(StdinCase, TEXTS, TEXTS) | TEXTS | st.builds(MathCase, TEXTS)
+CASES: st.SearchStrategy[Case] = st.builds(StdinCase, TEXTS, TEXTS, st.lists(TEXTS, max_size=2).map(tuple)) | TEXTS | st.builds(MathCase, TEXTS)
 
 
 @given(VALUES, st.booleans(), st.booleans())
@@ -58,10 +58,16 @@ def test_a_value_that_is_too_deep_is_refused_and_a_deep_one_is_read() -> None:
         json_value(nested(100_000))
 
 
+def _as_in_digests(case: Case) -> object:
+    """A program without arguments has no field of them, as in the digests of earlier versions."""
+    return {"input": case.input, "output": case.output} if isinstance(case, StdinCase) and not case.args else case
+
+
 @given(CASES)
+@example(StdinCase("1", "2", ("--fast", "\u00e9")))
 @example(StdinCase("".join(map(chr, range(256))), "\u2028\u2029\ufeff\uffff\U0010ffff"))
 def test_a_case_of_texts_has_the_bytes_that_pydantic_writes(case: Case) -> None:
-    assert case_json(case) == to_json(case)
+    assert case_json(case) == to_json(_as_in_digests(case))
 
 
 @pytest.mark.parametrize("case", [StdinCase("\ud800", ""), "\udfff", MathCase("a\ud800b")])

@@ -78,7 +78,7 @@ def test_problems_are_read_as_written(tmp_path: Path, name: str) -> None:
             '{"problem_id": "a", "prompt": "", "tests": {"type": "magic"}}\n',
             r"line 1: tests\.type: 'magic' is none of stdin, call",
         ),
-        ("not json\n", "line 1: body: not JSON"),
+        ("not json\n", "line 1: not JSON"),
         (
             '{"problem_id": "a", "promt": "", "tests": {"type": "math", "cases": [{"expected": "1"}]}}\n',
             r"line 1: prompt is missing; promt: unknown field: did you mean prompt\?",

@@ -306,7 +306,7 @@ def test_weights_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
     narrow = publish(PolicyPublisher(tmp_path, keep=2), random_policy(0, hidden_size=16), 1, 0)
     with pytest.raises(WeightsError, match="another model"):
         load_weights(random_policy(0), Path(narrow.folder) / "model.safetensors")
-    with pytest.raises(WeightsError, match="does not hold a usable policy"):
+    with pytest.raises(WeightsError, match="nothing is not a folder, so it holds no policy"):
         load_model(tmp_path / "nothing")
 
 

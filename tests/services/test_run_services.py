@@ -114,6 +114,7 @@ CHANGES = {
     "learner.optimizer_states": "8bit",
     "learner.lora": "{rank = 8}",
     "learner.compile": "true",
+    "learner.first_checkpoint": "other",
     "generation.sampling.temperature": "0.5",
     "generation.sampling.top_p": "0.5",
     "generation.environment": '{system_prompt = "Be brief."}',
@@ -121,6 +122,7 @@ CHANGES = {
     "demo.train_problems": "31",
     "demo.held_out_problems": "7",
     "demo.warm_start_share": "0.003",
+    "demo.proposal_share": "0.1",
 }
 
 

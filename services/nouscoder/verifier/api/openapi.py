@@ -67,7 +67,7 @@ _RETRY_AFTER = {"description": "seconds", "required": True, "schema": {"type": "
 # The fields of these records that have a default may also be null, which means the default (formats/public_shapes.py).
 _NULLABLE = (
     *("GradeRequest", "StoredGradeRequest", "LimitsBody", "ComparatorBody"),
-    *("AssertTestsBody", "CallCaseBody", "StdinCaseBody", "CheckedCaseBody", "InteractiveCaseBody"),
+    *("AssertTestsBody", "InteractiveTestsBody", "CallCaseBody", "StdinCaseBody", "CheckedCaseBody", "InteractiveCaseBody"),
 )
 
 

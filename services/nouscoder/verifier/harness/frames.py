@@ -29,7 +29,7 @@ MAX_FRAME_BYTES = 1 << 30
 _NO_FILES: Mapping[str, bytes] = {}
 # exit, exit code, signal, wall s, CPU s, peak memory bytes, the lengths of stdout, stderr and result (-1: none), and
 # whether the partner had ended
-_RESULT = struct.Struct("!BiiddQIIi?")
+_RESULT = struct.Struct("!BiiddQIIiB")
 
 
 class Kind(IntEnum):
@@ -119,12 +119,13 @@ def unpack_result(payload: bytes) -> Result:
     err_end = out_end + num_err
     if num_result < -1 or len(payload) != err_end + max(num_result, 0):
         raise ValueError("RESULT frame of the wrong length")
-    if not (0 <= wall < math.inf and 0 <= cpu < math.inf and 0 <= code <= 255 and 0 <= signal <= 64):
+    if not (0 <= wall < math.inf and 0 <= cpu < math.inf and 0 <= code <= 255 and 0 <= signal <= 64 and first <= 1):
         raise ValueError("RESULT frame with impossible numbers")
     Ended(ended)
     result = payload[err_end:] if num_result >= 0 else None
     return Result(
-        ended, code, signal, wall, cpu, memory, payload[_RESULT.size : out_end], payload[out_end:err_end], result, first
+        *(ended, code, signal, wall, cpu, memory),
+        *(payload[_RESULT.size : out_end], payload[out_end:err_end], result, bool(first)),
     )
 
 

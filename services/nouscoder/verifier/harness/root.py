@@ -42,8 +42,8 @@ def enter_root(read_only: tuple[str, ...]) -> None:
     crossed = _with_mounts_below(wanted)
     staging = "/tmp"
     kernel.mount("tmpfs", staging, "tmpfs", kernel.MS_NOSUID, "size=16m,nr_inodes=4096,mode=755")
-    os.mkdir(f"{staging}/.empty")
-    empty = os.open(f"{staging}/.empty", os.O_PATH)
+    os.mkdir(f"{staging}/dev")
+    empty = os.open(f"{staging}/dev", os.O_PATH)  # stays empty below the mount of /dev
     for path, fd in opened.items():
         target = staging + path
         os.makedirs(target, mode=0o755, exist_ok=True)
@@ -51,7 +51,6 @@ def enter_root(read_only: tuple[str, ...]) -> None:
         kernel.seal_mount(target)
         os.close(fd)
     os.close(empty)
-    os.rmdir(f"{staging}/.empty")
     for path in links:
         os.symlink(os.readlink(path), staging + path)
     _fill(Path(staging), copies)
@@ -70,6 +69,7 @@ def _show(fd: int, target: str, empty: int | None) -> None:
 
     The files of an overlay have inodes of their own, so that a lock on one does not hold for the host, and the list of
     mounts does not name the host's folder. Where the kernel has no overlay, or not over this file system, it is a bind.
+    `empty` must not be removed: the overlay's own folder would list nothing.
     """
     folder = f"/proc/self/fd/{fd}"
     if empty is not None:
