@@ -22,7 +22,8 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
     max_leaves=12,
 )
-CASES: st.SearchStrategy[Case] = st.builds(StdinCase, TEXTS, TEXTS, st.lists(TEXTS, max_size=2).map(tuple)) | TEXTS | st.builds(MathCase, TEXTS)
+RUNS = st.builds(StdinCase, TEXTS, TEXTS, st.lists(TEXTS, max_size=2).map(tuple))
+CASES: st.SearchStrategy[Case] = RUNS | TEXTS | st.builds(MathCase, TEXTS)
 
 
 @given(VALUES, st.booleans(), st.booleans())

@@ -66,8 +66,8 @@ _RETRY_AFTER = {"description": "seconds", "required": True, "schema": {"type": "
 
 # The fields of these records that have a default may also be null, which means the default (formats/public_shapes.py).
 _NULLABLE = (
-    *("GradeRequest", "StoredGradeRequest", "LimitsBody", "ComparatorBody"),
-    *("AssertTestsBody", "InteractiveTestsBody", "CallCaseBody", "StdinCaseBody", "CheckedCaseBody", "InteractiveCaseBody"),
+    *("GradeRequest", "StoredGradeRequest", "LimitsBody", "ComparatorBody", "AssertTestsBody", "InteractiveTestsBody"),
+    *("CallCaseBody", "StdinCaseBody", "CheckedCaseBody", "InteractiveCaseBody"),
 )
 
 
