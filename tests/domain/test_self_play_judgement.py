@@ -67,7 +67,8 @@ def test_any_text_is_a_proposal_or_rejected_and_can_be_stored(text: str) -> None
         found = read_proposal(text + answer(question=f"<question>{text}?</question>"), Bounds())
     except Rejected:
         return
-    "".join([found.statement, found.program, *found.inputs, found.problem_id]).encode()
+    texts = [found.statement, found.program, *found.inputs, found.problem_id]
+    assert [text.encode().decode() for text in texts] == texts
 
 
 def test_half_of_a_surrogate_pair_becomes_a_mark() -> None:

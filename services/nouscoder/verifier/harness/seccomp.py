@@ -63,65 +63,60 @@ def build_filter(*, notifies: bool = False) -> bytes:
     if machine not in _AUDIT_ARCH:
         raise OSError(errno.ENOSYS, f"no seccomp table for {machine}")
     table = syscalls.X86_64 if machine == "x86_64" else syscalls.AARCH64
-    special = (table["clone"], table["socket"], table["socketpair"], table["fcntl"], table["unshare"])
-    of_process = [table[name] for name in ("prlimit64", "sched_setaffinity", "sched_setparam", "sched_setscheduler")]
-    plain = {number for name, number in table.items() if number not in {*special, *of_process}}
-    check_clone: list[Instruction] = [
-        (_LD_ABS, 0, 0, _ARG0_LOW),
-        (_JSET, 0, 1, _NAMESPACE_FLAGS),
-        _refuse(errno.EPERM),
-        (_RET, 0, 0, _ALLOW),
+    checked: list[tuple[tuple[str, ...], list[Instruction]]] = [
+        (("clone",), _clone()),
+        (("socket", "socketpair"), _sockets(notifies)),
+        (("fcntl",), _fcntl()),
+        (("unshare",), _unshare()),
+        (("prlimit64", "sched_setaffinity", "sched_setparam", "sched_setscheduler"), _not_of_init()),
     ]
-    is_protocol: list[Instruction] = [(_LD_ABS, 0, 0, _ARG2_LOW)]
-    is_protocol += [(_JEQ, len(_PROTOCOLS) - i, 0, protocol) for i, protocol in enumerate(_PROTOCOLS)]
-    is_protocol += [_refuse(errno.EPROTONOSUPPORT)]
-    of_internet = [*is_protocol, (_RET, 0, 0, _NOTIFY if notifies else _ALLOW)]
-    of_unix = [*is_protocol, (_RET, 0, 0, _ALLOW)]
-    check_family: list[Instruction] = [
-        (_LD_ABS, 0, 0, _ARG0_LOW),
-        (_JEQ, 0, len(of_unix), _UNIX),
-        *of_unix,
-        (_JEQ, 1, 0, _INTERNET[0]),
-        (_JEQ, 0, len(of_internet), _INTERNET[1]),
-        *of_internet,
-        _refuse(errno.EAFNOSUPPORT),
-    ]
-    # init makes a new network namespace before a run that needs one. Candidates have no right to.
-    check_unshare: list[Instruction] = [
-        (_LD_ABS, 0, 0, _ARG0_LOW),
-        (_JEQ, 0, 1, _NEW_NETWORK),
-        (_RET, 0, 0, _ALLOW),
-        _refuse(errno.EPERM),
-    ]
-    check_fcntl: list[Instruction] = [(_LD_ABS, 0, 0, _ARG1_LOW)]
-    check_fcntl += [(_JEQ, len(_SHARED_FILE_COMMANDS) - i, 0, number) for i, number in enumerate(_SHARED_FILE_COMMANDS)]
-    check_fcntl += [(_RET, 0, 0, _ALLOW), _refuse(errno.EPERM)]
-    # Without root, candidates have the user of init, process 1, and could change its limits.
-    check_process: list[Instruction] = [
-        (_LD_ABS, 0, 0, _ARG0_LOW),
-        (_JEQ, 0, 1, 1),
-        _refuse(errno.EPERM),
-        (_RET, 0, 0, _ALLOW),
-    ]
+    plain = set(table.values()) - {table[name] for names, _ in checked for name in names}
     program: list[Instruction] = [
         (_LD_ABS, 0, 0, _ARCH),
         (_JEQ, 1, 0, _AUDIT_ARCH[machine]),
         (_RET, 0, 0, _KILL),
         (_LD_ABS, 0, 0, _NUMBER),
-        (_JEQ, 0, 1, _CLONE3),
-        _refuse(errno.ENOSYS),
-        (_JEQ, 0, len(check_clone), special[0]),
-        *check_clone,
-        (_JEQ, 1, 0, special[1]),
-        (_JEQ, 0, len(check_family), special[2]),
-        *check_family,
-        (_JEQ, 0, len(check_fcntl), special[3]),
-        *check_fcntl,
-        (_JEQ, 0, len(check_unshare), special[4]),
-        *check_unshare,
-        *((_JEQ, len(of_process) - 1 - i, 0, number) for i, number in enumerate(of_process[:-1])),
-        (_JEQ, 0, len(check_process), of_process[-1]),
-        *check_process,
-        *_search(_ranges(plain)),
+        *_when((_CLONE3,), [_refuse(errno.ENOSYS)]),
     ]
+    for names, block in checked:
+        program += _when(tuple(table[name] for name in names), block)
+    program += _search(_ranges(plain))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+def _when(values: tuple[int, ...], block: list[Instruction]) -> list[Instruction]:
+    """Run `block`, each path of which returns, when what was loaded is one of the values."""
+    *others, last = values
+    jumps: list[Instruction] = [(_JEQ, len(others) - i, 0, value) for i, value in enumerate(others)]
+    return [*jumps, (_JEQ, 0, len(block), last), *block]
+
+
+def _clone() -> list[Instruction]:
+    """No new namespace."""
+    return [(_LD_ABS, 0, 0, _ARG0_LOW), (_JSET, 0, 1, _NAMESPACE_FLAGS), _refuse(errno.EPERM), (_RET, 0, 0, _ALLOW)]
+
+
+def _sockets(notifies: bool) -> list[Instruction]:
+    """Known families and protocols. With `notifies`, init hears of each socket of the internet families."""
+    is_protocol: list[Instruction] = [(_LD_ABS, 0, 0, _ARG2_LOW)]
+    is_protocol += [(_JEQ, len(_PROTOCOLS) - i, 0, protocol) for i, protocol in enumerate(_PROTOCOLS)]
+    is_protocol += [_refuse(errno.EPROTONOSUPPORT)]
+    of_internet = _when(_INTERNET, [*is_protocol, (_RET, 0, 0, _NOTIFY if notifies else _ALLOW)])
+    of_unix = _when((_UNIX,), [*is_protocol, (_RET, 0, 0, _ALLOW)])
+    return [(_LD_ABS, 0, 0, _ARG0_LOW), *of_unix, *of_internet, _refuse(errno.EAFNOSUPPORT)]
+
+
+def _fcntl() -> list[Instruction]:
+    """No command that acts on what others do with a file."""
+    refused = _when(_SHARED_FILE_COMMANDS, [_refuse(errno.EPERM)])
+    return [(_LD_ABS, 0, 0, _ARG1_LOW), *refused, (_RET, 0, 0, _ALLOW)]
+
+
+def _unshare() -> list[Instruction]:
+    """Only a new network namespace: init makes one before a run that needs it. Candidates have no right to."""
+    return [(_LD_ABS, 0, 0, _ARG0_LOW), *_when((_NEW_NETWORK,), [(_RET, 0, 0, _ALLOW)]), _refuse(errno.EPERM)]
+
+
+def _not_of_init() -> list[Instruction]:
+    """Not on process 1. Without root, candidates have the user of init, and could change its limits."""
+    return [(_LD_ABS, 0, 0, _ARG0_LOW), *_when((1,), [_refuse(errno.EPERM)]), (_RET, 0, 0, _ALLOW)]
