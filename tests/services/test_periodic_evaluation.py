@@ -92,6 +92,13 @@ def weights_and_checkpoint(version: int) -> list[str]:
     return [f"{version:08d}", f"{version:08d}.checkpoint"]
 
 
+async def stepped_until_measured(run: Run, periodic: PeriodicEvaluation, versions: list[int]) -> None:
+    async with asyncio.timeout(60):
+        while run.measured != versions:
+            await periodic.step(run.status)
+            await asyncio.sleep(0.01)
+
+
 async def until(condition: Any) -> None:
     async with asyncio.timeout(60):
         while not condition():
@@ -178,10 +185,7 @@ async def test_a_policy_that_was_replaced_is_not_measured_but_a_later_one_is(
         await periodic.step(run.status)
         await until(lambda: run.measured == [2] and run.kept == [])
         run.publish(3)
-        async with asyncio.timeout(60):
-            while run.measured != [2, 3]:
-                await periodic.step(run.status)
-                await asyncio.sleep(0.01)
+        await stepped_until_measured(run, periodic, [2, 3])
     assert [each.policy_version for each in recorded_evaluations(run.folder.path)] == [0, 3]
     assert run.kept == weights_and_checkpoint(3)
 
@@ -245,9 +249,6 @@ async def test_a_policy_whose_checkpoint_was_not_kept_is_not_the_best(
         await periodic.step(run.status)
         await until(lambda: run.measured == [2] and run.kept == [])
         run.publish(3)
-        async with asyncio.timeout(60):
-            while run.measured != [2, 3]:
-                await periodic.step(run.status)
-                await asyncio.sleep(0.01)
+        await stepped_until_measured(run, periodic, [2, 3])
     assert [each.policy_version for each in recorded_evaluations(run.folder.path)] == [0, 3]
     assert run.kept == weights_and_checkpoint(3)
