@@ -71,16 +71,17 @@
 {{- define "nouscoder.ownConfig" -}}
 {{- $root := . -}}
 {{- $port := include "nouscoder.ports" . | fromJson -}}
+{{- $listen := include "nouscoder.listen" . -}}
 {{- $services := ternary (list "broker" "verifier" "generation" "learner") (list "verifier") .Values.loop.enabled -}}
 {{- $tree := dict -}}
 {{- range $services -}}
 {{- $own := dict "grpc" (include "nouscoder.address" (dict "root" $root "component" . "port" (get $port .))) -}}
 {{- $_ := set $own "metrics" (include "nouscoder.address" (dict "root" $root "component" . "port" $port.metrics)) -}}
-{{- $_ := set $own "grpc_health" (printf "0.0.0.0:%v" $port.health) -}}
+{{- $_ := set $own "grpc_health" (printf "%s:%v" $listen $port.health) -}}
 {{- $_ := set $tree . $own -}}
 {{- end -}}
 {{- $verifier := $tree.verifier -}}
-{{- $_ := set $verifier "http" (printf "0.0.0.0:%v" $port.http) -}}
+{{- $_ := set $verifier "http" (printf "%s:%v" $listen $port.http) -}}
 {{- if include "nouscoder.tokensSecret" . -}}
 {{- $_ := set $verifier "tokens_file" "/etc/nouscoder/tokens/tokens" -}}
 {{- end -}}
@@ -92,7 +93,7 @@
 {{- $_ := set $verifier "tls" (ternary (merge (dict "client_ca" "/etc/nouscoder/tls/ca.crt") $tls) $tls .Values.tls.gradingClientCertificates) -}}
 {{- end -}}
 {{- if .Values.loop.enabled -}}
-{{- $_ := set $tree "run" (dict "root" "/runs" "services" "external" "pages" (printf "0.0.0.0:%v" $port.pages)) -}}
+{{- $_ := set $tree "run" (dict "root" "/runs" "services" "external" "pages" (printf "%s:%v" $listen $port.pages)) -}}
 {{- if include "nouscoder.tokensSecret" . -}}
 {{- $_ := set $tree.run "verifier_token_file" "/etc/nouscoder/tokens/token" -}}
 {{- end -}}
@@ -102,7 +103,7 @@
 {{- $_ := set $tree.generation "policy_from" "learner" -}}
 {{- $_ := set $tree.generation "cache" "/cache/policies" -}}
 {{- if .Values.generation.openai.enabled -}}
-{{- $openai := dict "http" (printf "0.0.0.0:%v" $port.openai) -}}
+{{- $openai := dict "http" (printf "%s:%v" $listen $port.openai) -}}
 {{- if include "nouscoder.openaiSecret" . -}}
 {{- $_ := set $openai "tokens_file" "/etc/nouscoder/openai/tokens" -}}
 {{- end -}}

@@ -69,6 +69,20 @@ app.kubernetes.io/part-of: nouscoder
 {{ include "nouscoder.fullname" .root }}-{{ .component }}.{{ .root.Release.Namespace }}.svc:{{ .port }}
 {{- end -}}
 
+{{/* The host that services listen on. In Linux [::] also takes connections of IPv4. */}}
+{{- define "nouscoder.listen" -}}
+{{ ternary "0.0.0.0" "[::]" (eq .Values.ipFamily "IPv4") }}
+{{- end -}}
+
+{{/* Families of a Service: nothing with IPv4, which leaves them to the cluster. */}}
+{{- define "nouscoder.serviceFamilies" -}}
+{{- if eq .Values.ipFamily "IPv6" -}}
+ipFamilies: [IPv6]
+{{- else if eq .Values.ipFamily "Dual" -}}
+ipFamilyPolicy: PreferDualStack
+{{- end -}}
+{{- end -}}
+
 {{/* One port of the list below: list root name */}}
 {{- define "nouscoder.port" -}}
 {{ get (include "nouscoder.ports" (index . 0) | fromJson) (index . 1) }}
@@ -76,5 +90,5 @@ app.kubernetes.io/part-of: nouscoder
 
 {{/* All port numbers, as JSON. */}}
 {{- define "nouscoder.ports" -}}
-{{ dict "verifier" 50051 "broker" 50052 "generation" 50053 "learner" 50054 "http" 8080 "openai" 8000 "pages" 8090 "metrics" 9090 "health" 8086 "redis" 6379 "runner" 7070 | toJson }}
+{{ dict "verifier" 50051 "broker" 50052 "generation" 50053 "learner" 50054 "http" 8080 "openai" 8000 "pages" 8090 "metrics" 9090 "health" 8086 "redis" 6379 "exporter" 9121 "runner" 7070 | toJson }}
 {{- end -}}

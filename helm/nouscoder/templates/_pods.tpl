@@ -77,13 +77,22 @@ automountServiceAccountToken: false
 
 {{/* Annotations of a pod with a metrics port: dict root component values */}}
 {{- define "nouscoder.podAnnotations" -}}
-checksum/config: {{ include "nouscoder.config.read" . | sha256sum }}
+{{- $port := (include "nouscoder.ports" .root | fromJson).metrics -}}
+{{- $own := dict "checksum/config" (include "nouscoder.config.read" . | sha256sum) -}}
+{{- include "nouscoder.annotations" (merge (dict "own" (merge $own (include "nouscoder.scraped" $port | fromYaml))) .) -}}
+{{- end -}}
+
+{{- define "nouscoder.scraped" -}}
 prometheus.io/scrape: "true"
-prometheus.io/port: {{ (include "nouscoder.ports" .root | fromJson).metrics | quote }}
+prometheus.io/port: {{ . | quote }}
 prometheus.io/path: /metrics
-{{- with .values.podAnnotations }}
-{{ toYaml . }}
-{{- end }}
+{{- end -}}
+
+{{/* The annotations `own` of a pod, overridden by those of the values. The cluster autoscaler may evict a pod although it
+     has an emptyDir; only of the learner it costs work, the batch in training: dict component values own */}}
+{{- define "nouscoder.annotations" -}}
+{{- $evict := dict "cluster-autoscaler.kubernetes.io/safe-to-evict" (ternary "false" "true" (eq .component "learner")) -}}
+{{- mustMergeOverwrite $evict (.own | default dict) (.values.podAnnotations | default dict) | toYaml -}}
 {{- end -}}
 
 {{/* Environment of a container: dict values; `own` are the variables that the chart sets, as YAML. */}}
@@ -234,8 +243,8 @@ args:
   - serve
   - {{ .component }}
   - --config=/etc/nouscoder/config.json
-  - --grpc=0.0.0.0:{{ get $port .component }}
-  - --metrics=0.0.0.0:{{ $port.metrics }}
+  - --grpc={{ include "nouscoder.listen" .root }}:{{ get $port .component }}
+  - --metrics={{ include "nouscoder.listen" .root }}:{{ $port.metrics }}
 {{- end -}}
 
 {{/* Ports of a service's container: dict root component */}}

@@ -112,10 +112,8 @@ readOnlyRootFilesystem: true
 metadata:
   labels:
     {{- include "nouscoder.podLabels" (dict "root" . "component" "sandbox" "values" $pool) | nindent 4 }}
-  {{- with $pool.podAnnotations }}
   annotations:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
+    {{- include "nouscoder.annotations" (dict "component" "sandbox" "values" $pool) | nindent 4 }}
 spec:
   runtimeClassName: {{ $sandbox.runtimeClassName | quote }}
   {{- include "nouscoder.podStart" (dict "root" . "component" "sandbox" "values" $pool) | nindent 2 }}

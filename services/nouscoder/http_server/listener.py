@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from fastapi import FastAPI
 
-from nouscoder.rpc.server import AddressError, split_address
+from nouscoder.rpc.address import AddressError, socket_host, split_address
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as _UvicornProtocol
@@ -125,6 +125,7 @@ async def start_http(app: FastAPI, address: str, stack: AsyncExitStack, tls: ssl
 
 def _listen(address: str) -> socket.socket:
     host, port = split_address(address)
+    host = socket_host(host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # IPPROTO_TCP is explicit because asyncio disables Nagle's algorithm (40 ms per answer) only on such sockets.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

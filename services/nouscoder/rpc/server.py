@@ -18,7 +18,7 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
-from nouscoder.rpc.address import AddressError, split_address
+from nouscoder.rpc.address import AddressError, socket_host, split_address
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.status_codes import StatusCodes, StatusTable
 
@@ -110,7 +110,7 @@ def _start_metrics(served: Served, stack: AsyncExitStack) -> str:
     host, port = split_address(served.metrics_address)
     ProcessCollector(registry=served.registry)  # CPU, memory and open files of this process
     try:
-        page, thread = start_http_server(port, addr=host, registry=served.registry)
+        page, thread = start_http_server(port, addr=socket_host(host), registry=served.registry)
     except OSError as error:
         raise AddressError(f"cannot listen on {served.metrics_address} for metrics: {error.strerror}") from error
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import logging
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nouscoder.report.rollouts_page import rollouts_page
-from nouscoder.rpc.address import AddressError, split_address
+from nouscoder.rpc.address import AddressError, socket_host, split_address
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +107,14 @@ class _Server(ThreadingHTTPServer):
         log.info("a page was not sent to its end", exc_info=True)
 
 
+class _IPv6Server(_Server):
+    address_family = socket.AF_INET6
+
+
+def _server_of(host: str) -> type[_Server]:
+    return _IPv6Server if ":" in host else _Server
+
+
 @contextmanager
 def open_pages(folder: Path, address: str) -> Iterator[str]:
     """Serve the pages inside the context. Yields the actual address, "" when `address` is "". Raises AddressError."""
@@ -115,7 +124,7 @@ def open_pages(folder: Path, address: str) -> Iterator[str]:
     host, port = split_address(address)
     handler = type("Handler", (_Handler,), {"folder": folder})
     try:
-        server = _Server((host, port), handler)
+        server = _server_of(host)((socket_host(host), port), handler)
     except OSError as error:
         raise AddressError(f"cannot listen on {address} for the run's pages: {error.strerror}") from error
     thread = threading.Thread(target=server.serve_forever, name="pages", daemon=True)

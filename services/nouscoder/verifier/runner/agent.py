@@ -294,6 +294,8 @@ def main() -> None:
     agent = Agent(key, home, os.environ.pop("NOUSCODER_RUNNER_KERNEL", "gvisor"), idle_s)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     _reap()
-    with socket.create_server(("0.0.0.0", port), backlog=64) as listener:
+    dual = socket.has_dualstack_ipv6()  # the gateway may come by either family
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    with socket.create_server(("", port), family=family, backlog=64, dualstack_ipv6=dual) as listener:
         _log(f"listening on port {port}")
         agent.serve(listener)
