@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -58,7 +59,7 @@ async def test_a_service_answers_both_families(stack: AsyncExitStack, host: str)
     assert address.startswith("[::]:")
     for listening in (address, health.bound):
         async with grpc.aio.insecure_channel(f"{host}:{listening.rpartition(':')[2]}") as channel:
-            checks = health_pb2_grpc.HealthStub(channel)
+            checks: Any = health_pb2_grpc.HealthStub(channel)
             answer = await checks.Check(health_pb2.HealthCheckRequest(service="liveness"), timeout=60)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     assert "process_cpu_seconds_total" in body_of(host, f"x:{metrics}")
