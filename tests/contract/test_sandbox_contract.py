@@ -244,6 +244,43 @@ async def test_a_program_that_closes_its_output_ends_the_input_of_its_partner(sa
             assert (summed.exit, summed.stdout) == (Exit.EXITED, b"7\n")
 
 
+# Reads all from its partner, and leaves what it read in the file "output".
+KEEPS = """import os, sys
+said = sys.stdin.read()
+if said == "nothing\\n": os.symlink("/etc/passwd", "output")
+elif said != "no file\\n": open("output", "w").write(f"{sys.argv[1]} {said}")
+"""
+NOTHING, NO_FILE = "print('nothing')\n", "print('no file')\n"
+TABLE[KEEPS] = lambda said: ended(result=None if said in (b"nothing\n", b"no file\n") else b"x " + said)
+TABLE[NOTHING], TABLE[NO_FILE] = lambda _: ended(b"nothing\n"), lambda _: ended(b"no file\n")
+
+
+async def test_a_file_of_a_partner_can_be_read_and_a_third_program_gets_it(sandbox: Sandbox) -> None:
+    keeps, doubles = Program(PYTHON, KEEPS, WIDE, makes_file=True), Program(PYTHON, DOUBLE, WIDE)
+    async with sandbox.pair(Program(PYTHON, "print(21)\n", WIDE), keeps, doubles) as (one, other, third):
+        for _ in range(2):
+            _, kept = await one.converse(other, args=("x",))
+            assert (kept.exit, kept.exit_code, kept.result) == (Exit.EXITED, 0, b"x 21\n"), kept.stderr
+            assert kept.result is not None
+            assert (await third.run(kept.result[2:])).stdout == b"42\n"
+    for code in (NOTHING, NO_FILE):
+        async with sandbox.pair(Program(PYTHON, code, WIDE), keeps) as (one, other):
+            _, kept = await one.converse(other, args=("x",))
+            assert (kept.exit, kept.exit_code, kept.result) == (Exit.EXITED, 0, None), kept.stderr
+
+
+TABLE["print(21)\n"] = lambda _: ended(b"21\n")
+
+
+async def test_a_checker_that_does_not_compile_has_the_error_of_a_partner(sandbox: Sandbox) -> None:
+    program = Program(PYTHON, DOUBLE, WIDE)
+    with pytest.raises(PartnerCompileFailed):
+        async with sandbox.pair(program, program, Program(PYTHON, "def (", WIDE)):
+            pytest.fail("the pair must not open")
+    async with sandbox.pair(program, program, program) as sessions:  # and the slots still work
+        assert [(await session.run(b"4")).stdout for session in sessions] == [b"8\n"] * 3
+
+
 OPENS = "out = open('/dev/stdout', 'w')\nprint('hello', file=out, flush=True)\nopen('/dev/stdin').read()\n"
 TABLE[OPENS] = TABLE[SAYS]
 

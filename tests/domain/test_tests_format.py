@@ -48,7 +48,7 @@ all_tests = st.one_of(
     st.builds(CallTests, filled, some(calls)),
     st.builds(AssertTests, some(texts), texts),
     st.builds(CheckerTests, some(plain), programs),
-    st.builds(InteractiveTests, some(plain), programs),
+    st.builds(InteractiveTests, some(plain), programs, st.booleans(), st.none() | programs),
     st.builds(MathTests, some(st.builds(MathCase, filled))),
 )
 

@@ -98,6 +98,10 @@ JUDGE = {"language": "c", "code": "int main(){}"}
             InteractiveTests((StdinCase("1", ""),), JudgeProgram("x", "cpp")),
         ),
         (
+            {"type": "interactive", "cases": [{"input": "1"}], "interactor": {"code": "x"}, "checker": JUDGE},
+            InteractiveTests((StdinCase("1", ""),), JudgeProgram("x"), checker=JudgeProgram("int main(){}", "c")),
+        ),
+        (
             {"type": "checker", "cases": [{"input": "1"}], "checker": {"code": "x", "protocol": "kattis"}},
             CheckerTests((StdinCase("1", ""),), JudgeProgram("x", "cpp", JudgeProtocol.KATTIS)),
         ),

@@ -592,6 +592,22 @@ def test_a_package_keeps_its_tests_limits_tolerance_and_solutions(tmp_path: Path
         assert item.references == (Reference("print(int(input()))"),)
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("special_compare='float'", "special_compare is float, a program that is not in the package"),
+        ("special_run = boolfind_run", "special_run is boolfind_run"),
+        ("no value", "domjudge-problem.ini: "),
+    ],
+)
+def test_a_package_of_domjudge_without_its_judge_program_is_rejected(tmp_path: Path, line: str, reason: str) -> None:
+    """It would be judged by the default comparison."""
+    package(tmp_path / "sum", **{"domjudge-problem.ini": f"timelimit='2'\n{line}\n"})
+    with pytest.raises(CannotImport, match="no row could be imported"):
+        import_files("kattis", [tmp_path / "sum"], tmp_path / "kattis.parquet")
+    assert reason in (tmp_path / "kattis.parquet.rejected.jsonl").read_text()
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("language", ["py", "cpp"])
 def test_the_validator_of_a_package_judges_in_a_sandbox(tmp_path: Path, language: str) -> None:

@@ -56,7 +56,9 @@ class GateSandbox:
         """One program."""
         yield _GateSession(self)
 
-    def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
+    def pair(
+        self, program: Program, partner: Program, checker: Program | None = None
+    ) -> AbstractAsyncContextManager[tuple[Session, ...]]:
         """Not used by these tests."""
         raise NotImplementedError
 

@@ -41,6 +41,7 @@ EVERY_TYPE = [
     AssertTests(("assert f(1)", "assert f(2)"), "import math"),
     CheckerTests((StdinCase("1", "2"),), JUDGE),
     InteractiveTests((StdinCase("1", ""),), JUDGE),
+    InteractiveTests((StdinCase("1", ""),), JUDGE, True, JUDGE),
     MathTests((MathCase("1/2"),)),
     LARGE,
 ]

@@ -68,7 +68,9 @@ class ScriptedSandbox:
         finally:
             self.open -= 1
 
-    def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
+    def pair(
+        self, program: Program, partner: Program, checker: Program | None = None
+    ) -> AbstractAsyncContextManager[tuple[Session, ...]]:
         """Not used by these tests."""
         raise NotImplementedError
 

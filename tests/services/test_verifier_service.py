@@ -67,7 +67,9 @@ class WordSandbox:
         finally:
             self.open -= 1
 
-    def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
+    def pair(
+        self, program: Program, partner: Program, checker: Program | None = None
+    ) -> AbstractAsyncContextManager[tuple[Session, ...]]:
         """Not used by these tests."""
         raise NotImplementedError
 

@@ -323,7 +323,9 @@ class ChancySandbox:
         finally:
             self.open -= 1
 
-    def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
+    def pair(
+        self, program: Program, partner: Program, checker: Program | None = None
+    ) -> AbstractAsyncContextManager[tuple[Session, ...]]:
         raise NotImplementedError
 
     def dialogue(self, program: Program) -> AbstractAsyncContextManager[Dialogue]:

@@ -185,13 +185,15 @@ class CheckerTests:
 class InteractiveTests:
     """Tests of a whole program that converses with `interactor`, which gets the files input, output and answer.
 
-    `unbuffered`: the program's standard library passes on each output at once, so that it need not flush.
+    `unbuffered`: the program's standard library passes on each output at once, so that it need not flush. With a
+    `checker`, an interactor that accepts does not decide: the checker judges the file `output` that it has written.
     """
 
     type: ClassVar[str] = "interactive"
     cases: Sequence[StdinCase]
     interactor: JudgeProgram
     unbuffered: bool = False
+    checker: JudgeProgram | None = None
 
 
 @dataclass(frozen=True, slots=True)

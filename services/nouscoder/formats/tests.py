@@ -150,12 +150,16 @@ class InteractiveTestsBody(Body):
     type: Literal["interactive"]
     interactor: JudgeProgramBody
     unbuffered: bool = Field(False, description="the program need not flush its output (python, pypy, c, cpp)")
+    checker: JudgeProgramBody | None = Field(
+        None, description="judges the file `output` that an interactor which accepts has written (testlib's `tout`)"
+    )
     cases: list[InteractiveCaseBody] = Field(min_length=1)
 
     def record(self) -> InteractiveTests:
         """The domain's record."""
         cases = tuple(case.record() for case in self.cases)
-        return InteractiveTests(cases, self.interactor.record(), self.unbuffered)
+        checker = self.checker.record() if self.checker is not None else None
+        return InteractiveTests(cases, self.interactor.record(), self.unbuffered, checker)
 
 
 class MathCaseBody(Body):
@@ -209,7 +213,9 @@ def head_record(tests: Tests) -> dict[str, object]:
             return {"type": tests.type, "checker": _judge_record(tests.checker)}
         case InteractiveTests():
             head: dict[str, object] = {"type": tests.type, "interactor": _judge_record(tests.interactor)}
-            return head | {"unbuffered": True} if tests.unbuffered else head  # else as in earlier versions' digests
+            if tests.unbuffered:  # else as in the digests of earlier versions
+                head |= {"unbuffered": True}
+            return head if tests.checker is None else head | {"checker": _judge_record(tests.checker)}
         case StdinTests() | MathTests():
             return {"type": tests.type}
 

@@ -60,6 +60,8 @@ def _record(message: verdict_pb2.Tests) -> dict[str, Any]:
         case "interactive":
             interactor = _program(message.interactive.interactor)
             head = {"type": "interactive", "interactor": interactor, "unbuffered": message.interactive.unbuffered}
+            if message.interactive.HasField("checker"):
+                head["checker"] = _program(message.interactive.checker)
             return head | {"cases": _cases(message.interactive.cases)}
         case _:
             return {"type": "math", "cases": [{"expected": case.expected} for case in message.math.cases]}

@@ -280,9 +280,9 @@ def _tests(head: dict[str, Any], file: CaseFile) -> Tests:
         case CheckerTests.type:
             return CheckerTests(StoredCases(file, _stdin), _judge(head["checker"]))
         case InteractiveTests.type:
-            return InteractiveTests(
-                StoredCases(file, _stdin), _judge(head["interactor"]), head.get("unbuffered") is True
-            )
+            checker = _judge(head["checker"]) if "checker" in head else None
+            unbuffered = head.get("unbuffered") is True
+            return InteractiveTests(StoredCases(file, _stdin), _judge(head["interactor"]), unbuffered, checker)
         case MathTests.type:
             return MathTests(StoredCases(file, lambda record: MathCase(**record)))
         case other:

@@ -442,6 +442,7 @@ class InteractiveTests(_message.Message):
     CASES_FIELD_NUMBER: _builtins.int
     INTERACTOR_FIELD_NUMBER: _builtins.int
     UNBUFFERED_FIELD_NUMBER: _builtins.int
+    CHECKER_FIELD_NUMBER: _builtins.int
     unbuffered: _builtins.bool
     """The program need not flush its output (python, pypy, c, cpp)."""
     @_builtins.property
@@ -452,16 +453,21 @@ class InteractiveTests(_message.Message):
     def interactor(self) -> Global___JudgeProgram:
         """Communicates with the program and decides whether it is right."""
 
+    @_builtins.property
+    def checker(self) -> Global___JudgeProgram:
+        """Judges the file that an interactor which accepts has written; absent if the interactor decides."""
+
     def __init__(
         self,
         *,
         cases: _abc.Iterable[Global___StdinCase] | None = ...,
         interactor: Global___JudgeProgram | None = ...,
         unbuffered: _builtins.bool = ...,
+        checker: Global___JudgeProgram | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["interactor", b"interactor"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checker", b"checker", "interactor", b"interactor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "interactor", b"interactor", "unbuffered", b"unbuffered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "checker", b"checker", "interactor", b"interactor", "unbuffered", b"unbuffered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

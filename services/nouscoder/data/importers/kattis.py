@@ -94,6 +94,7 @@ def _tests(folder: Path, config: dict[str, Any]) -> tuple[StdinTests | CheckerTe
         raise Rejected(Reason.UNSUPPORTED, "a multi-pass problem")
     is_interactive = "interactive" in words
     if "custom" not in words and not is_interactive:
+        _require_no_special_program(folder)
         return StdinTests(cases), _comparator(flags)
     judge = validator_of(folder, flags, is_interactive=is_interactive)
     return (InteractiveTests(cases, judge) if is_interactive else CheckerTests(cases, judge)), Comparator()
@@ -118,16 +119,34 @@ def _comparator(flags: list[str]) -> Comparator:
     )
 
 
+def _require_no_special_program(folder: Path) -> None:
+    """DOMjudge may judge by a program of its own installation. Raises Rejected naming it."""
+    ini = _domjudge(folder)
+    for key in ("special_compare", "special_run"):
+        if name := ini.get(key):
+            raise Rejected(Reason.UNSUPPORTED, f"{key} is {name:.100}, a program that is not in the package")
+
+
+def _domjudge(folder: Path) -> dict[str, str]:
+    """The values of domjudge-problem.ini, without quotes; none without the file."""
+    file = folder / "domjudge-problem.ini"
+    if not file.is_file():
+        return {}
+    ini = configparser.ConfigParser(interpolation=None)
+    try:
+        ini.read_string("[problem]\n" + _text(file))
+    except configparser.Error as error:
+        raise Rejected(Reason.MALFORMED, f"domjudge-problem.ini: {str(error).splitlines()[0]}") from None
+    return {key: value.strip("'\"") for key, value in ini["problem"].items()}
+
+
 def _limits(folder: Path, config: dict[str, Any]) -> Limits:
     """The package's limits. A time limit counts CPU time; the wall time may be twice as long."""
     limits = config.get("limits") or {}
     seconds: Any = limits.get("time_limit")
     if (folder / ".timelimit").is_file():
         seconds = _text(folder / ".timelimit")
-    if (folder / "domjudge-problem.ini").is_file():
-        ini = configparser.ConfigParser()
-        ini.read_string("[problem]\n" + _text(folder / "domjudge-problem.ini"))
-        seconds = ini["problem"].get("timelimit", str(seconds or "")).strip("'\"")
+    seconds = _domjudge(folder).get("timelimit", seconds)
     usual = Limits()
     cpu_time_s = float(seconds) if seconds else usual.cpu_time_s
     memory_bytes = int(limits["memory"]) * 1024**2 if limits.get("memory") else usual.memory_bytes

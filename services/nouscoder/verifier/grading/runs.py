@@ -1,5 +1,5 @@
-"""How a test of each type runs: alone, followed by a checker, together with an interactor, in one process with all
-others (the lcb profile), or without a process (math).
+"""How a test of each type runs: alone, followed by a checker, together with an interactor (and perhaps followed by a
+checker), in one process with all others (the lcb profile), or without a process (math).
 
 INVARIANT: an expected output enters only the sandbox of a checker or an interactor, in which no candidate code has run.
 It never enters the candidate's sandbox.
@@ -25,6 +25,7 @@ from nouscoder.domain.submission import (
 )
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.judging import outcome_of
+from nouscoder.verifier.harness.frames import RESULT_FILE
 from nouscoder.verifier.judges import mathematics
 from nouscoder.verifier.judges.base import Judge, encoded
 from nouscoder.verifier.judges.lcb import LcbJudge
@@ -104,13 +105,15 @@ async def open_runs(sandbox: Sandbox, submission: Submission, program: Program, 
         case MathTests() as tests:
             yield _MathRuns(tests, program)
         case CheckerTests() as tests:
-            async with sandbox.pair(program, _partner(tests.checker, _CHECKER_LIMITS)) as (candidate, checker):
-                yield _CheckedRuns(candidate, checker, tests, judge)
+            async with sandbox.pair(program, _partner(tests.checker, _CHECKER_LIMITS)) as (candidate, other):
+                yield _CheckedRuns(candidate, _Checker(other, tests.checker.protocol), tests, judge)
         case InteractiveTests() as tests:
             longer_s = program.limits.wall_time_s + _INTERACTOR_EXTRA_S
             limits = Limits(longer_s, longer_s, _CHECKER_LIMITS.memory_bytes)
-            async with sandbox.pair(program, _partner(tests.interactor, limits)) as (candidate, interactor):
-                yield _TalkingRuns(candidate, interactor, tests)
+            checker = None if tests.checker is None else _partner(tests.checker, _CHECKER_LIMITS)
+            interactor = replace(_partner(tests.interactor, limits), makes_file=checker is not None)
+            async with sandbox.pair(program, interactor, checker) as (candidate, *partners):
+                yield _TalkingRuns(candidate, partners, tests)
         case _:
             async with sandbox.session(program) as session:
                 yield _LcbRuns(session, judge) if isinstance(judge, LcbJudge) else _PlainRuns(session, judge)
@@ -131,48 +134,66 @@ class _PlainRuns:
 
 
 class _CheckedRuns:
-    def __init__(self, candidate: Session, checker: Session, tests: CheckerTests, judge: Judge) -> None:
+    def __init__(self, candidate: Session, checker: _Checker, tests: CheckerTests, judge: Judge) -> None:
         self._candidate = candidate
         self._checker = checker
         self._cases = tests.cases
-        self._protocol = tests.checker.protocol
         self._judge = judge
 
     async def run(self, index: int) -> Ran:
-        """Run one process for this test and, if it exits normally, one process of the checker; two after a crash."""
+        """Run one process for this test and, if it exits normally, the checker."""
         result = await self._candidate.run(self._judge.stdin(index), args=self._judge.arguments(index))
         if outcome_of(self._judge, index, result) is not VerdictKind.ACCEPTED:
             return result, None
-        files = _files(self._cases[index])
-        check = await self._check(files, result.stdout)
+        return result, await self._checker.rule(_files(self._cases[index]), result.stdout)
+
+
+class _Checker:
+    def __init__(self, session: Session, protocol: JudgeProtocol) -> None:
+        self._session = session
+        self._protocol = protocol
+
+    async def rule(self, files: dict[str, bytes], output: bytes, *, is_like_answer: bool = True) -> Ruling:
+        """The ruling on an output. Runs one process, and another one after a crash.
+
+        `is_like_answer`: a right output has the form of the answer file, which an interactor's file need not have.
+        """
+        check = await self._check(files, output)
         if not has_crashed(check):
-            return result, ruling_of_checker(check)
+            return ruling_of_checker(check)
         on_answer = await self._check(files, files["answer"])
-        return result, ruling_of_crash(check, on_answer, bool(files["answer"].strip()))
+        return ruling_of_crash(check, on_answer, is_like_answer and bool(files["answer"].strip()))
 
     async def _check(self, files: dict[str, bytes], output: bytes) -> RunResult:
         """Run the checker on an output, which Kattis's protocol gives as stdin."""
         arguments = _ARGUMENTS[self._protocol]
         if self._protocol is JudgeProtocol.KATTIS:
-            check = await self._checker.run(output, args=arguments, files=files)
+            check = await self._session.run(output, args=arguments, files=files)
         else:
-            check = await self._checker.run(b"", args=arguments, files=files | {"output": output})
+            check = await self._session.run(b"", args=arguments, files=files | {RESULT_FILE: output})
         return by_testlib(check, self._protocol)
 
 
 class _TalkingRuns:
-    def __init__(self, candidate: Session, interactor: Session, tests: InteractiveTests) -> None:
+    def __init__(self, candidate: Session, partners: list[Session], tests: InteractiveTests) -> None:
         self._candidate = candidate
-        self._interactor = interactor
+        self._interactor = partners[0]
+        self._checker = None if tests.checker is None else _Checker(partners[1], tests.checker.protocol)
         self._cases = tests.cases
         self._protocol = tests.interactor.protocol
 
     async def run(self, index: int) -> Ran:
-        """Run one process for this test and one of the interactor, with their stdin and stdout connected."""
+        """Run one process for this test and one of the interactor, with their stdin and stdout connected.
+
+        If the interactor accepts, the checker judges what it has written.
+        """
         files = _files(self._cases[index])
         arguments = _ARGUMENTS[self._protocol]
         result, other = await self._candidate.converse(self._interactor, args=arguments, files=files)
-        return result, ruling_of_interactor(result, by_testlib(other, self._protocol))
+        ruling = ruling_of_interactor(result, by_testlib(other, self._protocol))
+        if self._checker is None or ruling is None or ruling.outcome is not VerdictKind.ACCEPTED:
+            return result, ruling
+        return result, await self._checker.rule(files, other.result or b"", is_like_answer=False)
 
 
 class _LcbRuns:

@@ -112,6 +112,8 @@ def validate_tests(tests: Tests, bounds: Bounds) -> None:
             _require_language(tests.checker.language, "tests.checker.language")
         case InteractiveTests():
             _require_language(tests.interactor.language, "tests.interactor.language")
+            if tests.checker is not None:
+                _require_language(tests.checker.language, "tests.checker.language")
         case MathTests() if not mathematics.is_installed():
             raise InvalidSubmission("tests.type", "math needs the library math-verify: install nouscoder[math]")
         case _:

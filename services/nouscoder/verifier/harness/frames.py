@@ -25,6 +25,7 @@ _COUNT, _COUNTS = struct.Struct("=I"), struct.Struct("=II")
 _PROGRAM = struct.Struct("=3d4Q9I4x")  # padded like the C struct
 _TERMS = struct.Struct("=d16sB")
 NONCE_BYTES = 16
+RESULT_FILE = "output"  # in the working directory
 MAX_FRAME_BYTES = 1 << 30
 _NO_FILES: Mapping[str, bytes] = {}
 # exit, exit code, signal, wall s, CPU s, peak memory bytes, the lengths of stdout, stderr and result (-1: none), and
@@ -78,6 +79,14 @@ class Result(NamedTuple):
     stderr: bytes
     result: bytes | None
     partner_ended: bool = False  # of a conversation: the partner ended first
+
+
+class ResultKind(IntEnum):
+    """Where the result of a run comes from."""
+
+    NONE = 0
+    CALL = 1  # the returned value of the entry point
+    FILE = 2  # RESULT_FILE, if the program has made it
 
 
 class ProgramLimits(NamedTuple):
@@ -144,17 +153,20 @@ def pack_program(
     compile_argv: Sequence[str] | None = None,
     run_argv: Sequence[str] | None = None,
     files: Mapping[str, bytes] = _NO_FILES,
+    makes_file: bool = False,
 ) -> bytes:
     """The payload of a PROGRAM frame: `struct program` of init.h and the texts after it. Python has no `run_argv`.
 
-    `files` are beside the source when it is compiled and in every run.
+    `files` are beside the source when it is compiled and in every run. With `makes_file` the result of a run is the
+    file RESULT_FILE.
     """
+    kind = ResultKind.CALL if entry_point else ResultKind.FILE if makes_file else ResultKind.NONE
     meta = f"{entry_point}\0{prelude}".encode("utf-8", "surrogatepass")
     name = source_name.encode()
     compiling, running = compile_argv or (), run_argv or ()
     head = _PROGRAM.pack(
         *limits,
-        bool(entry_point),
+        kind,
         run_argv is not None,
         compile_argv is not None,
         len(meta),

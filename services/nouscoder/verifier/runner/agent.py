@@ -24,7 +24,8 @@ _HOME = "/opt/nouscoder"
 _MAX_GREETINGS = 16  # handshakes at once; a further connection ends the oldest one
 _KEY, _KEY_FD = "NOUSCODER_RUNNER_KEY", "NOUSCODER_RUNNER_KEY_FD"
 _KERNELS = ("gvisor", "linux")  # of the container: the sentry, or that of a virtual machine
-_FIRST_UID, _UIDS_AN_AGENT = 1_000_000_000, 4  # two for the slot, two for its partner
+_ROLES = (greeting.SLOT, *greeting.PARTNERS)
+_FIRST_UID, _UIDS_AN_AGENT = 1_000_000_000, 2 * len(_ROLES)  # two for each harness
 _END_LIMIT_S = 5.0
 _POLL_INTERVAL_MS = 500
 _KEEPALIVE_S = 10  # a gateway whose node vanishes does not close its connection
@@ -71,7 +72,7 @@ class Agent:
                     about = _about(request)
                     role = self._reserve(request)
                     # Conversations by pipes were not tried in gVisor yet: there the gateway relays them.
-                    about["peer"] = self._kernel == "linux"
+                    about["peer"] = self._kernel == "linux" and role != greeting.CHECKER
                     self._answer(connection, nonces, {"status": greeting.OK if role else greeting.BUSY, **about})
                 finally:
                     with self._lock:
@@ -115,10 +116,10 @@ class Agent:
         role = str(request.get("want"))
         if role == greeting.RETIRE:
             return role
-        if role not in (greeting.SLOT, greeting.PARTNER):
+        if role not in _ROLES:
             raise greeting.GreetingError(f"{role!r} is not a role")
         with self._lock:
-            without_slot = role == greeting.PARTNER and greeting.SLOT not in self._in_use
+            without_slot = role != greeting.SLOT and greeting.SLOT not in self._in_use
             if role in self._in_use or without_slot:
                 return ""
             self._in_use[role] = None
@@ -131,15 +132,15 @@ class Agent:
         try:
             connection.settimeout(None)
             stream = connection.fileno()
-            peer = self._peers[role == greeting.PARTNER].fileno()
+            ends = [end.fileno() for each, end in zip(_ROLES, self._peers, strict=False) if each == role]
             harness = subprocess.Popen(
-                self._command(request, role, peer),
+                self._command(request, role, *ends),
                 stdin=stream,
                 stdout=stream,
                 env=request["environment"],
                 cwd="/",
                 start_new_session=True,
-                pass_fds=(peer,),
+                pass_fds=ends,
             )
             with self._lock:
                 self._in_use[role] = harness
@@ -150,7 +151,7 @@ class Agent:
             _log(f"a {role} could not be served: {error!r}")
         self._free(role)
 
-    def _command(self, request: dict[str, Any], role: str, peer: int) -> list[str]:
+    def _command(self, request: dict[str, Any], role: str, peer: int = -1) -> list[str]:
         settings = request["settings"]
         packages, init_folder = f"{self._home}/site-packages", f"{self._home}/init"
         (library,) = os.listdir(init_folder)
@@ -158,17 +159,17 @@ class Agent:
         if os.path.isdir(packages):
             ours["site_packages"] = [packages]
         if self._kernel == "linux" and os.geteuid() == 0:
-            first = _FIRST_UID + os.getpid() % 65536 * _UIDS_AN_AGENT + 2 * (role == greeting.PARTNER)
+            first = _FIRST_UID + os.getpid() % 65536 * _UIDS_AN_AGENT + 2 * _ROLES.index(role)
             ours |= {"uid_init": first, "uid_candidate": first + 1}
         entry = f"{self._home}/harness/__main__.py"
         return [sys.executable, "-I", "-S", "-X", "utf8", entry, json.dumps({**settings, **ours})]
 
     def _free(self, role: str) -> None:
-        """Release a role. The end of a slot also ends its partner, so that no process of either is left."""
+        """Release a role. The end of a slot also ends its partners, so that no process of any is left."""
         with self._lock:
-            partner = self._in_use.get(greeting.PARTNER)
+            partners = [partner for each in greeting.PARTNERS if (partner := self._in_use.get(each))]
         if role == greeting.SLOT:
-            if partner is not None:
+            for partner in partners:
                 partner.kill()
             _kill_all()
             for end in self._peers:

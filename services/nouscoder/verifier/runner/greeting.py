@@ -8,9 +8,9 @@ Each side proves that it has the pool's key. The proof covers the nonces of both
 useless to an attacker, and the key itself is never sent. Requests and answers are JSON objects after their length.
 After an answer with status `ok` the connection is the stdin and stdout of a fresh harness.
 
-A request has `want` (slot, partner or retire), `settings` (of the slot), `environment` (of the harness), and `tools`
-and `search_path` (the programs to look for). An answer has `status`, `python`, `tools` (the paths
-of those found) and `peer` (whether a slot and its partner have a socket to each other).
+A request has `want` (slot, partner, checker or retire), `settings` (of the slot), `environment` (of the harness), and
+`tools` and `search_path` (the programs to look for). An answer has `status`, `python`, `tools` (the paths of those
+found) and `peer` (whether a slot and its partner have a socket to each other).
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ LIMIT_S = 5.0  # for a whole handshake
 DEFAULT_PORT = 7070
 
 OK, BUSY, REFUSED = "ok", "busy", "refused"
-SLOT, PARTNER, RETIRE = "slot", "partner", "retire"  # the values of `want`
+SLOT, PARTNER, CHECKER, RETIRE = "slot", "partner", "checker", "retire"  # the values of `want`
+PARTNERS = (PARTNER, CHECKER)  # the further harnesses of a pair
 
 
 class GreetingError(Exception):

@@ -40,8 +40,9 @@ class Program:
     With an entry point, the harness calls it with the arguments of each run (JSON as the run's stdin: {"args": [...],
     "kwargs": {...}}) and returns the result as JSON in `RunResult.result`. `prelude` is Python that runs in the
     program's namespace before the program. Only Python (a language whose `run` is None) supports both. `files` are
-    beside the source, read-only, when it is compiled and in every run. `limits` are enforced unchanged; the caller
-    applies the language's `time_factor`. `problem_id` and `since_s` (the time, by time.monotonic, since when the
+    beside the source, read-only, when it is compiled and in every run. With `makes_file`, `RunResult.result` is the
+    file `output` that a run leaves in its folder, cut at `limits.output_bytes`. `limits` are enforced unchanged; the
+    caller applies the language's `time_factor`. `problem_id` and `since_s` (the time, by time.monotonic, since when the
     submission waits) help a backend to place it; they change no result.
     """
 
@@ -53,6 +54,7 @@ class Program:
     problem_id: str = ""
     since_s: float | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
+    makes_file: bool = False
 
     def __post_init__(self) -> None:
         """Raises ValueError for an entry point or a prelude with a language other than Python, and invalid files."""
@@ -66,7 +68,8 @@ class RunResult:
     """The result of one run. The output is raw; the grader compares it.
 
     For call tests, `result` is the returned value as JSON. It is None when the process did not return a value, and "!"
-    with the type's name (not JSON, so a wrong answer) when the value has no JSON form. Like `stdout` it is untrusted.
+    with the type's name (not JSON, so a wrong answer) when the value has no JSON form. For a program with `makes_file`
+    it is that file, or None when there is none or it is empty. Like `stdout` it is untrusted.
     `stderr` is the last 64 KiB of the stream. `stdout` is complete; after OUTPUT_LIMIT it is the first 64 KiB.
     `partner_ended`: in a conversation, the partner had ended when this program ended or exceeded a limit.
     """
@@ -187,11 +190,14 @@ class Sandbox(Protocol):
         """
         ...
 
-    def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
+    def pair(
+        self, program: Program, partner: Program, checker: Program | None = None
+    ) -> AbstractAsyncContextManager[tuple[Session, ...]]:
         """Like `session`, with a second fresh sandbox for a checker or an interactor.
 
-        The two share nothing. The second one is not a slot of the pool, so a pair needs one slot like a session, and
-        pairs cannot deadlock. Raises PartnerCompileFailed on entry when the partner does not compile.
+        With `checker` there is a third one, for the checker of what an interactor has written. They share nothing. Only
+        the first one is a slot of the pool, so a pair needs one slot like a session, and pairs cannot deadlock. Raises
+        PartnerCompileFailed on entry when a partner does not compile.
         """
         ...
 

@@ -93,14 +93,16 @@ class FakeSandbox:
             yield self._compiled(program)
 
     @contextlib.asynccontextmanager
-    async def pair(self, program: Program, partner: Program) -> AsyncIterator[tuple[FakeSession, FakeSession]]:
+    async def pair(
+        self, program: Program, partner: Program, checker: Program | None = None
+    ) -> AsyncIterator[tuple[FakeSession, ...]]:
         """See `Sandbox.pair`."""
         async with self.session(program) as first:
             try:
-                second = self._compiled(partner)
+                others = [self._compiled(one) for one in (partner, checker) if one is not None]
             except CompileFailed as failure:
                 raise PartnerCompileFailed(failure.detail) from failure
-            yield first, second
+            yield first, *others
 
     @contextlib.asynccontextmanager
     async def dialogue(self, program: Program) -> AsyncIterator[FakeDialogue]:

@@ -12,18 +12,18 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from nouscoder.verifier.sandbox.base import NO_FILES, RunResult, Session
 
-Pair = tuple[Session, Session]
+Pair = tuple[Session, ...]
 
 
 class FreshPair:
-    """The open sandbox of a submission: `first` for the program, `second` for its partner (the same without one)."""
+    """The open sandbox of a submission. `sessions` are those of the program and of its partners."""
 
     def __init__(self, reopen: Callable[[], AbstractAsyncContextManager[Pair]], stack: AsyncExitStack) -> None:
         self._reopen = reopen
         self._stack = stack
-        self._sessions: Pair | None = None
+        self._opened: Pair | None = None
         self._is_used = False
-        self.first, self.second = FreshSession(self, 0), FreshSession(self, 1)
+        self.sessions: tuple[FreshSession, ...] = ()
 
     @staticmethod
     @contextlib.asynccontextmanager
@@ -31,22 +31,23 @@ class FreshPair:
         """Open the first sandbox, so that code that does not compile is found on entry."""
         async with AsyncExitStack() as stack:
             pair = FreshPair(reopen, stack)
-            await pair.fresh()
+            opened = await pair.fresh()
+            pair.sessions = tuple(FreshSession(pair, index) for index in range(len(opened)))
             pair._is_used = False
             yield pair
 
     async def fresh(self) -> Pair:
         """The sessions of a sandbox in which the first program has not run yet."""
-        if self._is_used or self._sessions is None:
-            self._sessions = None
+        if self._is_used or self._opened is None:
+            self._opened = None
             await self._stack.aclose()
-            self._sessions = await self._stack.enter_async_context(self._reopen())
+            self._opened = await self._stack.enter_async_context(self._reopen())
         self._is_used = True
-        return self._sessions
+        return self._opened
 
     async def current(self) -> Pair:
         """The sessions of the sandbox in which the first program has run."""
-        return self._sessions or await self.fresh()
+        return self._opened or await self.fresh()
 
 
 class FreshSession:
@@ -67,5 +68,5 @@ class FreshSession:
         self, partner: Session, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES
     ) -> tuple[RunResult, RunResult]:
         """See `Session.converse`."""
-        first, second = await self._pair.fresh()
-        return await first.converse(second, args=args, files=files)
+        sessions = await self._pair.fresh()
+        return await sessions[0].converse(sessions[1], args=args, files=files)

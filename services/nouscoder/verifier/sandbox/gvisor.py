@@ -137,8 +137,9 @@ class GvisorSandbox(LocalSandbox):
         if index < self.num_slots:
             launch = PooledLaunch(self.pool, self._access, self._config)
             return Slot(index, self._config, launch, self._config.max_sessions)
-        first = self._slots[index - self.num_slots]
-        return Slot(index, self._config, PartnerLaunch(first.launch, self._access, self._config))
+        first = self._slots[index % self.num_slots]
+        role = greeting.PARTNERS[index // self.num_slots - 1]
+        return Slot(index, self._config, PartnerLaunch(first.launch, role, self._access, self._config))
 
     def _start_opening(self, slot: Slot) -> None:
         task = asyncio.create_task(self._open_slot(slot), name=f"opening slot {slot.index}")

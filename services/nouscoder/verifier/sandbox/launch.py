@@ -31,15 +31,15 @@ class Launch(Protocol):
 class HostLaunch:
     """Starts the interpreter on this host. The harness then makes namespaces of the host's kernel."""
 
-    def __init__(self, config: SandboxConfig, settings: SlotSettings, peer: PeerEnd) -> None:
+    def __init__(self, config: SandboxConfig, settings: SlotSettings, peer: PeerEnd | None) -> None:
         self._python = interpreter(config)
         self._settings = settings
         self._peer = peer
 
     async def open(self) -> Link:
         """Start the harness by its path. Killing the zygote kills every pid namespace below it."""
-        peer = self._peer.descriptor()
-        settings = self._settings._replace(peer=peer)
+        peer = self._peer.descriptor() if self._peer is not None else None
+        settings = self._settings if peer is None else self._settings._replace(peer=peer)
         command = [*python_command(self._python, HARNESS / ENTRY_NAME), settings.to_json()]
         return await ProcessLink.start(command, peer=peer)
 

@@ -54,15 +54,14 @@ class LocalSandbox:
         self._groups = Groups()
         self._peers = [PeerSockets() for _ in range(self.num_slots)]
         self._slots = [self._make_slot(i) for i in range(self.num_slots)]
-        # Each slot has a partner slot, which starts when a pair first needs it.
-        indices = range(self.num_slots, 2 * self.num_slots)
-        self._partners = {first.index: self._make_slot(i) for first, i in zip(self._slots, indices, strict=True)}
+        self._partners: dict[int, Slot] = {}  # by index, made when a pair first needs them
         self._free: deque[Slot] = deque()
         self._waiting: deque[asyncio.Future[Slot]] = deque()
         self._open = False
 
     def _make_slot(self, index: int) -> Slot:
-        peer = self._peers[index % self.num_slots].ends()[index // self.num_slots]
+        ends = (*self._peers[index % self.num_slots].ends(), None)  # no program converses with a checker
+        peer = ends[index // self.num_slots]
         launch = HostLaunch(self._config, _slot_settings(self._config, index), peer)
         return Slot(index, self._config, launch, group=self._groups.make(index))
 
@@ -83,16 +82,28 @@ class LocalSandbox:
             yield await self._opened(slot, program)
 
     @contextlib.asynccontextmanager
-    async def pair(self, program: Program, partner: Program) -> AsyncIterator[tuple[Session, Session]]:
+    async def pair(
+        self, program: Program, partner: Program, checker: Program | None = None
+    ) -> AsyncIterator[tuple[Session, ...]]:
         """See `Sandbox.pair`."""
-        async with self._slot(program) as slot:
-            first = await self._opened(slot, program)
-            second = self._partners[slot.index]
-            try:
-                yield first, await self._opened_partner(second, partner)
-            finally:
-                if not (self._open and second.end_session()):
-                    await asyncio.shield(second.stop())
+        async with self._slot(program) as slot, contextlib.AsyncExitStack() as stack:
+            sessions: list[Session] = [await self._opened(slot, program)]
+            for number, one in enumerate((partner,) if checker is None else (partner, checker), 1):
+                of_slot = self._partner(slot, number)
+                stack.push_async_callback(self._end_partner, of_slot)
+                sessions.append(await self._opened_partner(of_slot, one))
+            yield tuple(sessions)
+
+    def _partner(self, slot: Slot, number: int) -> Slot:
+        """The partner slot of `slot` for a checker or an interactor (1), or for the checker of an interactor (2)."""
+        index = number * self.num_slots + slot.index
+        if index not in self._partners:
+            self._partners[index] = self._make_slot(index)
+        return self._partners[index]
+
+    async def _end_partner(self, slot: Slot) -> None:
+        if not (self._open and slot.end_session()):
+            await asyncio.shield(slot.stop())
 
     @contextlib.asynccontextmanager
     async def dialogue(self, program: Program) -> AsyncIterator[SlotDialogue]:

@@ -81,17 +81,19 @@ class ModalSandbox(GvisorSandbox):
                 yield session
             return
         async with FreshPair.opened(lambda: _alone(super(ModalSandbox, self).session(program))) as fresh:
-            yield fresh.first
+            yield fresh.sessions[0]
 
     @contextlib.asynccontextmanager
-    async def pair(self, program: Program, partner: Program) -> AsyncIterator[tuple[Session, Session]]:
+    async def pair(
+        self, program: Program, partner: Program, checker: Program | None = None
+    ) -> AsyncIterator[tuple[Session, ...]]:
         """See `Sandbox`."""
         if self._container_for is not ContainerFor.TEST:
-            async with super().pair(program, partner) as sessions:
+            async with super().pair(program, partner, checker) as sessions:
                 yield sessions
             return
-        async with FreshPair.opened(lambda: super(ModalSandbox, self).pair(program, partner)) as fresh:
-            yield fresh.first, fresh.second
+        async with FreshPair.opened(lambda: super(ModalSandbox, self).pair(program, partner, checker)) as fresh:
+            yield fresh.sessions
 
     def _pick(self, program: Program) -> Slot:
         """A free slot whose container has served the same problem, else the one that is free for the longest time."""
@@ -114,6 +116,6 @@ class ModalSandbox(GvisorSandbox):
 @contextlib.asynccontextmanager
 async def _alone(
     session: contextlib.AbstractAsyncContextManager[Session],
-) -> AsyncIterator[tuple[Session, Session]]:
+) -> AsyncIterator[tuple[Session, ...]]:
     async with session as opened:
-        yield opened, opened
+        yield (opened,)

@@ -95,18 +95,19 @@ class PooledLaunch(RunnerLaunch):
 
 
 class PartnerLaunch(RunnerLaunch):
-    """Starts the second harness of a pair in the runner of the first. The runner kills both together."""
+    """Starts another harness of a pair in the runner of the first. The runner kills all together."""
 
-    def __init__(self, first: Launch, access: RunnerAccess, config: SandboxConfig) -> None:
+    def __init__(self, first: Launch, role: str, access: RunnerAccess, config: SandboxConfig) -> None:
         super().__init__(access, config)
         assert isinstance(first, RunnerLaunch)
         self._first = first
+        self._role = role
 
     async def open(self) -> Link:
         """See `Launch`. Raises SandboxError."""
         if self._first.runner is None:
             raise SandboxError("the first harness of the pair has not been started")
-        return await self._connect(self._first.runner, greeting.PARTNER)
+        return await self._connect(self._first.runner, self._role)
 
 
 class CanaryLaunch(RunnerLaunch):

@@ -39,9 +39,11 @@ class SandboxDecorator:
         """See `Sandbox`."""
         return self._inner.session(program)
 
-    def pair(self, program: Program, partner: Program) -> AbstractAsyncContextManager[tuple[Session, Session]]:
+    def pair(
+        self, program: Program, partner: Program, checker: Program | None = None
+    ) -> AbstractAsyncContextManager[tuple[Session, ...]]:
         """See `Sandbox`."""
-        return self._inner.pair(program, partner)
+        return self._inner.pair(program, partner, checker)
 
     def dialogue(self, program: Program) -> AbstractAsyncContextManager[Dialogue]:
         """See `Sandbox`."""

@@ -81,6 +81,7 @@ class SlotSession:
             compile_argv=with_tools(language.compile, self._slot.tools),
             run_argv=with_memory_limit(with_tools(language.run, self._slot.tools), limits.memory_bytes),
             files=self._program.files,
+            makes_file=self._program.makes_file,
         )
         try:
             kind, detail = await self._begin(payload)

@@ -154,9 +154,11 @@ class SpillOverSandbox:
             yield session
 
     @contextlib.asynccontextmanager
-    async def pair(self, program: Program, partner: Program) -> AsyncIterator[tuple[Session, Session]]:
+    async def pair(
+        self, program: Program, partner: Program, checker: Program | None = None
+    ) -> AsyncIterator[tuple[Session, ...]]:
         """See `Sandbox`."""
-        async with self._placed(program) as sandbox, sandbox.pair(program, partner) as sessions:
+        async with self._placed(program) as sandbox, sandbox.pair(program, partner, checker) as sessions:
             yield sessions
 
     @contextlib.asynccontextmanager

@@ -14,7 +14,7 @@ enum { MAX_DETAIL_BYTES = 1900 };
 /* The compiler runs under the same isolation and kinds of limits as a candidate. */
 static struct program compiler_of(const struct program *p) {
     struct program compiler = *p;
-    compiler.has_result = 0;
+    compiler.result_kind = NO_RESULT;
     compiler.cpu_time_s = compiler.wall_time_s = p->compile_time_s;
     compiler.memory_bytes = 2ull << 30;
     compiler.extra_space_bytes = 1ull << 40;

@@ -154,6 +154,7 @@ static void set_up(struct session *s) {
 static void send_outcome(struct session *s, struct run *run, bool in_time) {
     finish(s, run, in_time);
     if (run->turns) leave_conversation(s, run);
+    take_result_file(run);
     send_result(s, run);
     clean(s);
     release(&s->arguments);

@@ -16,6 +16,7 @@ enum kind {
     READY = 17, COMPILED, COMPILE_FAILED, RESULT, FAILED, OUTPUT, HELD, OUTPUT_END,
 };
 enum ended { EXITED, SIGNALLED, TIME_LIMIT, MEMORY_LIMIT, OUTPUT_LIMIT };
+enum result_kind { NO_RESULT, CALL_RESULT, FILE_RESULT }; /* FILE_RESULT: of the file that the program has made */
 
 /* Exit statuses of init, which the zygote reads. */
 enum { EXIT_ENDED = 0, EXIT_STREAM_CLOSED = 3, EXIT_FAILED = 4 };
@@ -57,7 +58,7 @@ struct source_file {
 struct program {
     double compile_time_s, cpu_time_s, wall_time_s;
     uint64_t memory_bytes, extra_space_bytes, output_bytes, num_processes;
-    uint32_t has_result, is_command, has_compiler, meta_bytes, name_bytes, source_bytes, num_compile, num_run, num_files;
+    uint32_t result_kind, is_command, has_compiler, meta_bytes, name_bytes, source_bytes, num_compile, num_run, num_files;
 };
 
 /* Init's ends of the pipes of a program that talks. */
@@ -74,7 +75,7 @@ struct relay {
 /* One run of one program. */
 struct run {
     const struct program *program;
-    int in, out, err, result; /* result is -1 without an entry point */
+    int in, out, err, result; /* result is -1 when there is none */
     pid_t pid;
     double started_s, cpu_before_s, children_before_s;
     uint64_t peak_bytes;
@@ -141,6 +142,7 @@ _Noreturn void await_end_frame(struct session *s);
 int unlinked_file(struct session *s);
 void open_files(struct session *s, struct run *run);
 void fill_stdin(struct session *s, struct run *run, const struct frame *frame);
+void take_result_file(struct run *run);
 void close_files(struct run *run);
 void pipe_up(struct session *s, int ends[2]);
 pid_t spawn(struct session *s, struct run *run, const char *folder, int report, int go);

@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 static const uint64_t COMMAND_SPACE_BYTES = 512ull << 20; /* for libraries and stacks */
+static const char RESULT_FILE[] = "/tmp/output"; /* as in frames.py */
 enum { CANNOT_EXEC = 127, KILL_EVERY_NS = 500000 };
 
 /* A fresh unlinked file in the tmpfs that only init can reach, so that no data passes from one run to the next. */
@@ -40,7 +41,18 @@ void open_files(struct session *s, struct run *run) {
     run->in = unlinked_file(s);
     run->out = unlinked_file(s);
     run->err = unlinked_file(s);
-    run->result = run->program->has_result ? unlinked_file(s) : -1;
+    run->result = run->program->result_kind == CALL_RESULT ? unlinked_file(s) : -1;
+}
+
+/* Open the file that the program has made for its caller, after its end. What is not a plain file counts as none. */
+void take_result_file(struct run *run) {
+    struct stat file;
+    if (run->program->result_kind != FILE_RESULT) return;
+    int fd = open(RESULT_FILE, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) return;
+    run->result = move_up(fd);
+    bool is_file = !fstat(run->result, &file) && S_ISREG(file.st_mode);
+    run->result_bytes = is_file ? (uint64_t)file.st_size : 0;
 }
 
 void fill_stdin(struct session *s, struct run *run, const struct frame *frame) {
