@@ -377,3 +377,59 @@ async def test_a_mount_below_a_folder_of_the_root_is_visible(folder: Path) -> No
     finally:
         unmounting = await asyncio.create_subprocess_exec("umount", str(folder / "below"))
         assert await unmounting.wait() == 0
+
+
+NETWORK = "import os; print(os.readlink('/proc/self/ns/net'), open('/proc/self/net/unix').read().count('\\n'))"
+SOCKETS = {
+    "a name without a file": "s = socket.socket(socket.AF_UNIX); s.bind('\\0left'); s.listen()",
+    "a pair": "a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); a.bind('\\0left')",
+    "loopback": "s = socket.create_server(('127.0.0.1', 5000))",
+}
+
+
+@pytest.mark.parametrize("make", SOCKETS.values(), ids=SOCKETS)
+async def test_no_run_has_a_network_namespace_in_which_another_has_made_a_socket(sandbox: Sandbox, make: str) -> None:
+    """In the same submission, in the next one, whose sandbox was made before, and in the one after it."""
+    seen = []
+    for code in (
+        f"{NETWORK}\nimport socket, sys\nif not sys.stdin.read(): {make}\nelse: os.close(0)",
+        NETWORK,
+        NETWORK,
+    ):
+        async with sandbox.session(Program(PYTHON, code, WIDE)) as session:
+            for stdin in (b"", b"", b"only look"):
+                result = await session.run(stdin)
+                assert (result.exit, result.exit_code) == (Exit.EXITED, 0), result.stderr.decode()
+                name, num_lines = result.stdout.split()
+                assert num_lines == b"1", "another run's sockets are listed"
+                seen.append(name)
+    first, second, third, *after = seen
+    assert len({first, second, third, *after}) >= 4
+    assert len({first, second}) == 2
+    assert not {first, second} & {third, *after}
+
+
+async def test_programs_without_sockets_share_a_network_namespace_that_they_cannot_change(sandbox: Sandbox) -> None:
+    look = "import os; print(os.readlink('/proc/self/ns/net')); print(open('/proc/self/net/sockstat').read())"
+    outputs = set()
+    for _ in range(3):
+        async with sandbox.session(Program(PYTHON, look, WIDE)) as session:
+            outputs |= {(await session.run(b"")).stdout for _ in range(2)}
+    assert len(outputs) == 1
+    assert b"sockets: used 0" in outputs.pop()
+
+
+async def test_loopback_works_in_each_run_of_a_program_that_uses_it(sandbox: Sandbox) -> None:
+    code = (
+        "import socket\n"
+        "server = socket.create_server(('127.0.0.1', 5000))\n"
+        "with socket.create_connection(('127.0.0.1', 5000)) as one: one.sendall(b'by loopback')\n"
+        "print(server.accept()[0].recv(100))\n"
+        "server = socket.create_server(('::1', 5001), family=socket.AF_INET6)\n"
+    )
+    for _ in range(2):
+        async with sandbox.session(Program(PYTHON, code, WIDE)) as session:
+            for _ in range(3):
+                result = await session.run(b"")
+                assert result.stdout == b"b'by loopback'\n", result.stderr.decode()
+                assert result.exit_code == 0, result.stderr.decode()

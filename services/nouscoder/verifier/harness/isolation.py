@@ -35,11 +35,15 @@ class Isolation(Protocol):
         """Map the users of the fresh namespaces of `pid`. Called in the zygote."""
         ...
 
+    def renew_network(self) -> None:
+        """Replace the network namespace that sandboxes share while no program makes a socket. Called in the zygote."""
+        ...
+
 
 class LinuxIsolation:
-    """Namespaces of the host's kernel, including a user namespace."""
+    """Namespaces of the host's kernel, including a user namespace. init/network.c makes those of the network."""
 
-    namespaces = kernel.CLONE_NEWUSER | kernel.CLONE_NEWCGROUP | _NAMESPACES
+    namespaces = kernel.CLONE_NEWUSER | kernel.CLONE_NEWCGROUP | _NAMESPACES & ~kernel.CLONE_NEWNET
 
     def __init__(self, settings: SlotSettings) -> None:
         self._settings = settings
@@ -56,6 +60,7 @@ class LinuxIsolation:
             _write("/proc/self/setgroups", "deny")
             _write("/proc/self/uid_map", f"0 {uid} 1")
             _write("/proc/self/gid_map", f"0 {gid} 1")
+        self.renew_network()
         kernel.show_command("python3", "main.py")  # the real one has paths of the host
         root.enter_root((sys.base_prefix, *self._settings.site_packages, *self._settings.read_only))
 
@@ -66,6 +71,11 @@ class LinuxIsolation:
         _write(f"/proc/{pid}/setgroups", "deny")
         _write(f"/proc/{pid}/uid_map", lines)
         _write(f"/proc/{pid}/gid_map", lines)
+
+    def renew_network(self) -> None:
+        """Move to a new network namespace, in which only loopback is up."""
+        kernel.unshare(kernel.CLONE_NEWNET)
+        kernel.bring_loopback_up()
 
 
 class GvisorIsolation:
@@ -102,6 +112,9 @@ class GvisorIsolation:
 
     def admit(self, pid: int) -> None:
         """Do nothing: the users of the gVisor sandbox are used."""
+
+    def renew_network(self) -> None:
+        """Do nothing: every submission has a network namespace of its own."""
 
 
 def isolation_of(settings: SlotSettings) -> Isolation:

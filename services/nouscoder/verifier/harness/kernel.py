@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import signal
+import struct
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -21,6 +22,7 @@ MNT_DETACH = 2
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 1, 2, 4
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 
+_AF_UNIX, _SOCK_DGRAM, _SIOCSIFFLAGS, _IFF_UP = 1, 2, 0x8914, 1
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
 
 # PyDLL keeps the interpreter lock. The calls are short, and a fork must not happen while the lock is released.
@@ -62,6 +64,15 @@ def fork_into(namespaces: int) -> int:
 def unshare(namespaces: int) -> None:
     """Move this process to new namespaces of these kinds."""
     _check(_libc.unshare(namespaces), "unshare")
+
+
+def bring_loopback_up() -> None:
+    """Bring the loopback device of this network namespace up. If the kernel refuses, it stays down."""
+    request = struct.pack("=16sH22x", b"lo", _IFF_UP)
+    fd = _libc.socket(_AF_UNIX, _SOCK_DGRAM, 0)
+    if fd >= 0:
+        _libc.ioctl(fd, ctypes.c_ulong(_SIOCSIFFLAGS), request)
+        os.close(fd)
 
 
 def mount(source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:

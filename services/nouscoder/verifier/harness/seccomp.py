@@ -19,7 +19,7 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE3 = 435
 _NAMESPACE_FLAGS = 0x7E020080  # every CLONE_NEW* flag
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
-_UNIX, _INTERNET = 1, (2, 10)  # AF_UNIX, AF_INET, AF_INET6. A namespace does not isolate others, such as vsock
+_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6. A namespace does not isolate others, such as vsock
 _PROTOCOLS = (0, 6, 17)  # the family's default, TCP and UDP; not MPTCP and UDP-Lite, which no program needs
 _SHARED_FILE_COMMANDS = (1024, 1026)  # F_SETLEASE and F_NOTIFY, which act on what others do with a file
 
@@ -55,7 +55,7 @@ def _search(ranges: list[tuple[int, int]]) -> list[Instruction]:
 
 
 def build_filter(*, notifies: bool = False) -> bytes:
-    """The filter for this machine. With `notifies`, init is told before a socket of the internet families is made.
+    """The filter for this machine. With `notifies`, init is told before a socket is made.
 
     Raises OSError when there is no table for its architecture.
     """
@@ -97,13 +97,11 @@ def _clone() -> list[Instruction]:
 
 
 def _sockets(notifies: bool) -> list[Instruction]:
-    """Known families and protocols. With `notifies`, init hears of each socket of the internet families."""
+    """Known families and protocols. With `notifies`, init hears of each socket."""
     is_protocol: list[Instruction] = [(_LD_ABS, 0, 0, _ARG2_LOW)]
     is_protocol += [(_JEQ, len(_PROTOCOLS) - i, 0, protocol) for i, protocol in enumerate(_PROTOCOLS)]
-    is_protocol += [_refuse(errno.EPROTONOSUPPORT)]
-    of_internet = _when(_INTERNET, [*is_protocol, (_RET, 0, 0, _NOTIFY if notifies else _ALLOW)])
-    of_unix = _when((_UNIX,), [*is_protocol, (_RET, 0, 0, _ALLOW)])
-    return [(_LD_ABS, 0, 0, _ARG0_LOW), *of_unix, *of_internet, _refuse(errno.EAFNOSUPPORT)]
+    is_protocol += [_refuse(errno.EPROTONOSUPPORT), (_RET, 0, 0, _NOTIFY if notifies else _ALLOW)]
+    return [(_LD_ABS, 0, 0, _ARG0_LOW), *_when(_FAMILIES, is_protocol), _refuse(errno.EAFNOSUPPORT)]
 
 
 def _fcntl() -> list[Instruction]:

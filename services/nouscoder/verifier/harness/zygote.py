@@ -21,6 +21,7 @@ from .preload import preload
 from .settings import SlotSettings
 
 _CONTROL_FD = 64
+_FRESH, _USED = b"1", b"u"  # the network namespace of the zygote, as in init.h
 _THREAD_STACK_BYTES = 8 * 1024**2
 _kept: list[object] = []
 
@@ -60,20 +61,29 @@ class _Standby:
     def __init__(self, pid: int, orders: int, report: int) -> None:
         self._pid, self._orders, self._report = pid, orders, report
 
-    def begin(self) -> None:
-        """Give it the stream once it is set up. From then on it also exits if the zygote is killed."""
+    def begin(self, network: bytes) -> None:
+        """Give it the stream once it is set up. From then on it also exits if the zygote is killed.
+
+        `network` says whether the zygote's network namespace in which it was made is _FRESH or _USED since.
+        """
         self._read_report()
-        os.write(self._orders, b"1")
+        os.write(self._orders, network)
         os.close(self._orders)
 
-    def await_end(self) -> None:
-        """Wait until it has released the stream. Its namespaces may still be shutting down. Exits if it failed."""
-        self._read_report()
-        os.close(self._report)
+    def await_end(self) -> bytes:
+        """Wait until it has released the stream. Its namespaces may still be shutting down. Exits if it failed.
 
-    def _read_report(self) -> None:
-        if not os.read(self._report, 1):
+        Returns _USED when a program of it has made a socket in the zygote's network namespace, else _FRESH.
+        """
+        network = self._read_report()
+        os.close(self._report)
+        return network
+
+    def _read_report(self) -> bytes:
+        report = os.read(self._report, 1)
+        if not report:
             self.reap()
+        return report
 
     def reap(self) -> None:
         """Wait until all its processes have ended."""
@@ -86,14 +96,17 @@ def _serve(init: Init, isolation: Isolation) -> bytes:
     """Returns in a candidate's process only."""
     current = _stand_by(init, isolation)
     last: _Standby | None = None
+    network = _FRESH
     while not isinstance(current, bytes):
-        current.begin()
+        current.begin(network)
         following = _stand_by(init, isolation)
         if isinstance(following, bytes):
             return following
         if last is not None:
             last.reap()
-        current.await_end()
+        network = current.await_end()
+        if network == _USED:
+            isolation.renew_network()
         last, current = current, following
     return current
 

@@ -2,11 +2,12 @@
 
 INVARIANT: a slot is in the free queue or belongs to exactly one session. Sessions get slots in order of request.
 
-Isolation: fresh user, pid, mount, net, ipc and uts namespaces per submission; a fresh process and /tmp per test; a
-read-only root without the host's files; no capabilities, no new privileges, a seccomp allow-list. If the service runs
-as root, init and candidates have two host users per slot. Otherwise they share the service's user: a kernel bug in user
-namespaces is then more dangerous, and init is protected from candidates by not being dumpable. Not covered: kernel bugs
-reachable through the allowed calls, and timing through shared caches and cores.
+Isolation: fresh user, pid, mount, ipc and uts namespaces per submission; a network namespace in which no other program
+has made a socket; a fresh process and /tmp per test; a read-only root without the host's files; no capabilities, no new
+privileges, a seccomp allow-list. If the service runs as root, init and candidates have two host users per slot.
+Otherwise they share the service's user: a kernel bug in user namespaces is then more dangerous, and init is protected
+from candidates by not being dumpable. Not covered: kernel bugs reachable through the allowed calls, and timing through
+shared caches and cores.
 """
 
 from __future__ import annotations

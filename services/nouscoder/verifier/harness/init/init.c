@@ -44,18 +44,20 @@ void *allocated(void *memory) {
     return memory;
 }
 
-static void await_order(struct session *s) {
+static char await_order(struct session *s) {
     char order;
     if (read(s->orders, &order, 1) != 1) _exit(EXIT_STREAM_CLOSED); /* the zygote has exited */
+    return order;
 }
 
 /* The zygote gives the stream only to a sandbox whose byte it has read. If it was killed before PR_SET_PDEATHSIG took
  * effect, the order never comes, and this process exits when the pipe closes. */
 static void await_stream(struct session *s) {
     if (!write_all(s->report, "1", 1)) _exit(EXIT_STREAM_CLOSED);
-    await_order(s);
+    bool is_used = await_order(s) == IS_USED;
     close(s->orders);
     s->owns_stream = true;
+    s->network_is_used = is_used && !s->has_own_network;
 }
 
 static char problem[512]; /* sent once this process owns the stream */
@@ -72,7 +74,8 @@ _Noreturn void fail(struct session *s, const char *format, ...) {
 
 /* The byte releases the stream at once. The kernel takes longer to remove the namespaces. */
 _Noreturn void leave(struct session *s) {
-    if (!write_all(s->report, "1", 1)) _exit(EXIT_STREAM_CLOSED);
+    char report = s->used_shared ? IS_USED : IS_FRESH;
+    if (!write_all(s->report, &report, 1)) _exit(EXIT_STREAM_CLOSED);
     _exit(EXIT_ENDED);
 }
 
@@ -235,6 +238,7 @@ void *nouscoder_init(const struct settings *settings, int orders, int report) {
     set_up(s);
     s->report = move_up(report);
     await_stream(s); /* until the previous submission has ended */
+    renew_network(s);
     send_frame(s, READY, NULL, 0);
     serve(s);
     return assignment_of(s);

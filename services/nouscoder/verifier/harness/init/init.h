@@ -18,6 +18,10 @@ enum kind {
 enum ended { EXITED, SIGNALLED, TIME_LIMIT, MEMORY_LIMIT, OUTPUT_LIMIT };
 enum result_kind { NO_RESULT, CALL_RESULT, FILE_RESULT }; /* FILE_RESULT: of the file that the program has made */
 
+/* The second byte of the zygote's orders, and of the reports to it: whether a program has made a socket in the network
+ * namespace of the zygote since it is new. */
+enum { IS_FRESH = '1', IS_USED = 'u' };
+
 /* Exit statuses of init, which the zygote reads. */
 enum { EXIT_ENDED = 0, EXIT_STREAM_CLOSED = 3, EXIT_FAILED = 4 };
 
@@ -98,8 +102,10 @@ struct session {
     bool owns_stream;       /* the previous submission has ended */
     int files_dir, proc_fd; /* candidates can reach neither */
     int last_pid;           /* the file that sets the next process id; -1 when the kernel has none */
-    int socket_calls;       /* says when a program makes an internet socket; -1 when the kernel does not */
-    bool has_network;       /* one has been made since the network namespace is new */
+    int socket_calls;       /* says when a program makes a socket; -1 when the kernel does not */
+    bool has_own_network;   /* this process has left the network namespace of the zygote */
+    bool network_is_used;   /* a socket has been made in the current network namespace */
+    bool used_shared;       /* a socket has been made in the network namespace of the zygote */
     struct program program;
     char *text; /* the payload of the PROGRAM frame; the pointers below point into it */
     const char *meta, *name, *source;

@@ -1,23 +1,27 @@
-/* Loopback, for programs that talk to themselves.
+/* The network namespace of runs, with loopback for programs that talk to themselves.
  *
- * INVARIANT: when a run begins, no internet socket has ever been made in its network namespace. A used namespace holds
- * counters, waiting connections, flow labels and more, by which a test could tell the next one something.
+ * INVARIANT: when a run begins, no program has ever made a socket in its network namespace. A used namespace holds
+ * counters, waiting connections, names, flow labels and more, by which a run could tell the next one something.
  *
- * The kernel asks init before a program makes an internet socket. Before the first one init brings the loopback device
- * up, and before the next run it moves to a new namespace. Programs without such sockets cost nothing. Where the kernel
- * does not ask (gVisor, or a filter of the host that asks already), the device stays down.
+ * To make a namespace costs a millisecond, and most programs make no socket. So a slot has one namespace, and the kernel
+ * asks init before a program makes a socket of any family. Before the next run init moves to a namespace of its own. At
+ * the end of the submission it reports that the slot's was used, and the zygote makes a new one. Where the kernel does not
+ * ask (a filter of the host that asks already), each submission has a namespace of its own, in which the device stays
+ * down. In gVisor the zygote makes it.
  */
 #include "init.h"
 
 #include <errno.h>
 #include <linux/seccomp.h>
 #include <net/if.h>
+#include <poll.h>
 #include <sched.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { ROOM = 1024 }; /* for the structures of newer kernels, which must be zero beyond those known here */
@@ -32,17 +36,12 @@ void install_filter(struct session *s) {
             return;
         }
     }
+    if (!s->settings->gvisor) {
+        if (unshare(CLONE_NEWNET)) fail(s, "a new network namespace: %s", strerror(errno));
+        s->has_own_network = true;
+    }
     if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, s->settings->filter, 0, 0))
         fail(s, "the filter of system calls: %s", strerror(errno));
-}
-
-/* By a socket of another family, because init would have to answer its own call. If that fails, the device is down. */
-static void bring_loopback_up(void) {
-    struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) return;
-    ioctl(fd, SIOCSIFFLAGS, &request);
-    close(fd);
 }
 
 /* Let a program continue that waits in socket(). It may have been killed meanwhile, which is no error. */
@@ -56,15 +55,42 @@ void answer_socket_call(struct session *s) {
         char room[ROOM];
     } answered = {.room = {0}};
     if (ioctl(s->socket_calls, SECCOMP_IOCTL_NOTIF_RECV, &asked)) return;
-    if (!s->has_network) bring_loopback_up();
-    s->has_network = true;
+    s->network_is_used = true;
+    s->used_shared = s->used_shared || !s->has_own_network;
     answered.answer.id = asked.call.id;
     answered.answer.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
     ioctl(s->socket_calls, SECCOMP_IOCTL_NOTIF_SEND, &answered);
 }
 
+static _Noreturn void raise_device(void) {
+    struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0) ioctl(fd, SIOCSIFFLAGS, &request);
+    _exit(0);
+}
+
+/* Bring the loopback device up. A child does it, because this process cannot answer its own call of socket(). If it
+ * fails, the device stays down. */
+static void bring_loopback_up(struct session *s) {
+    pid_t pid = fork();
+    if (pid < 0) fail(s, "fork: %s", strerror(errno));
+    if (!pid) raise_device();
+    int ended = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (ended < 0) fail(s, "pidfd_open: %s", strerror(errno));
+    struct pollfd polled[] = {{ended, POLLIN, 0}, {s->socket_calls, POLLIN, 0}};
+    while (!polled[0].revents) {
+        if (poll(polled, 2, -1) < 0 && errno != EINTR) fail(s, "poll: %s", strerror(errno));
+        if (polled[1].revents) answer_socket_call(s);
+    }
+    close(ended);
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {
+    }
+}
+
 void renew_network(struct session *s) {
-    if (!s->has_network) return;
+    if (!s->network_is_used) return;
     if (unshare(CLONE_NEWNET)) fail(s, "a new network namespace: %s", strerror(errno));
-    s->has_network = false;
+    s->has_own_network = true;
+    bring_loopback_up(s);
+    s->network_is_used = false;
 }
