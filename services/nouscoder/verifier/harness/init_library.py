@@ -9,9 +9,10 @@ import ctypes
 import os
 import resource
 import struct
-from ctypes import c_int, c_uint64, c_void_p
+from ctypes import c_int, c_uint32, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
+from .image import Image
 from .isolation import Isolation
 from .settings import SlotSettings
 
@@ -34,6 +35,9 @@ class _Settings(ctypes.Structure):
         ("base_vm_bytes", c_uint64),
         ("filter", c_void_p),
         ("notifying_filter", c_void_p),
+        ("image", c_int),
+        ("num_parts", c_uint32),
+        ("parts", c_void_p),
     ]
 
 
@@ -74,7 +78,8 @@ class Init:
         with notifications.
         """
         # PyDLL keeps the interpreter lock, because a fork must not happen while the lock is released.
-        self._serve = ctypes.PyDLL(settings.init_library).nouscoder_init
+        self._library = ctypes.PyDLL(settings.init_library)
+        self._serve = self._library.nouscoder_init
         self._serve.restype = ctypes.py_object
         self._filters = filters
         with open("/proc/self/statm") as statm:
@@ -88,6 +93,14 @@ class Init:
             vm_bytes,
             *map(ctypes.addressof, filters),
         )
+
+    def open_image(self) -> None:
+        """Let candidates have their memory from a file (image.py). Called last before the first `serve`."""
+        own = ctypes.addressof(c_void_p.in_dll(self._library, "nouscoder_image"))
+        self._image = Image.open(not_at=own)
+        self._settings.image = self._image.fd
+        self._settings.num_parts = len(self._image.parts)
+        self._settings.parts = ctypes.addressof(self._image.parts)
 
     def serve(self, orders: int, report: int) -> bytes:
         """Set up at the first byte of `orders`, and take over the stream at the second. Write a byte to `report` after

@@ -25,6 +25,7 @@ class Isolation(Protocol):
     """One object for the whole life of a slot."""
 
     two_users: bool  # init and candidates are different users
+    copies_image: bool  # candidates get their memory at once (image.py), because the kernel copies slowly at writes
     namespaces: int  # made fresh for every submission
 
     def enter(self) -> None:
@@ -44,6 +45,7 @@ class LinuxIsolation:
     """Namespaces of the host's kernel, including a user namespace. init/network.c makes those of the network."""
 
     namespaces = kernel.CLONE_NEWUSER | kernel.CLONE_NEWCGROUP | _NAMESPACES & ~kernel.CLONE_NEWNET
+    copies_image = False
 
     def __init__(self, settings: SlotSettings) -> None:
         self._settings = settings
@@ -86,6 +88,7 @@ class GvisorIsolation:
     """
 
     two_users = True
+    copies_image = True
     namespaces = _NAMESPACES
 
     def __init__(self, settings: SlotSettings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import platform
 import signal
@@ -24,11 +25,14 @@ _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 
 _AF_UNIX, _SOCK_DGRAM, _SIOCSIFFLAGS, _IFF_UP = 1, 2, 0x8914, 1
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
+_FIRST_OWN_FD = 64
 
 # PyDLL keeps the interpreter lock. The calls are short, and a fork must not happen while the lock is released.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _fflush = _libc.fflush  # looked up now, because a program can break the lookup later
 _syscall = _libc.syscall
+_pwrite = _libc.pwrite
+_pwrite.restype = ctypes.c_ssize_t
 _syscall.restype = ctypes.c_long
 _SYS_CLONE, _SYS_PIVOT_ROOT, _SYS_MOUNT_SETATTR = {
     "x86_64": (56, 155, 442),
@@ -135,6 +139,29 @@ def default_thread_stack(num_bytes: int) -> None:
     if _libc.pthread_getattr_default_np(attributes) == 0:
         _libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(num_bytes))
         _libc.pthread_setattr_default_np(attributes)
+
+
+def move_up(fd: int) -> int:
+    """Move a descriptor to a number that no file of a run gets. -1 stays."""
+    if fd < 0:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_OWN_FD)
+    os.close(fd)
+    return moved
+
+
+def trim_heap() -> None:
+    """Return the free memory at the end of the C heap to the kernel, so that later frees do not shrink it further."""
+    _libc.malloc_trim(ctypes.c_size_t(0))
+
+
+def write_memory(fd: int, address: int, num_bytes: int, offset: int) -> int:
+    """Write memory of this process to a file at `offset`. Returns `num_bytes`."""
+    done = 0
+    while done < num_bytes:
+        pointer = ctypes.c_void_p(address + done)
+        done += _check(_pwrite(fd, pointer, ctypes.c_size_t(num_bytes - done), ctypes.c_int64(offset + done)), "pwrite")
+    return num_bytes
 
 
 def show_command(*words: str) -> None:

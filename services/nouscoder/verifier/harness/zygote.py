@@ -20,7 +20,6 @@ from .isolation import Isolation, isolation_of
 from .preload import preload
 from .settings import SlotSettings
 
-_CONTROL_FD = 64
 _FRESH, _USED = b"1", b"u"  # the network namespace of the zygote, as in init.h
 _THREAD_STACK_BYTES = 8 * 1024**2
 _kept: list[object] = []
@@ -30,7 +29,7 @@ def main(settings_json: str) -> Job:
     """Serve until the stream closes. Returns only in a candidate's process, with the job that it must run."""
     settings = SlotSettings.from_json(settings_json)
     stream_in, stream_out = _move_stream()
-    peer = _move_up(settings.peer)
+    peer = kernel.move_up(settings.peer)
     try:
         _warm_up(settings)
         isolation = isolation_of(settings)
@@ -44,6 +43,8 @@ def main(settings_json: str) -> Job:
         gc.collect()
         gc.freeze()
         _kept.extend((settings, isolation, init, hello))  # freeing them would copy pages in every candidate
+        if isolation.copies_image:
+            init.open_image()
         assignment = _serve(init, isolation)
     except frames.StreamClosed:
         os._exit(0)
@@ -129,27 +130,14 @@ def _stand_by(init: Init, isolation: Isolation) -> _Standby | bytes:
 
 def _move_stream() -> tuple[int, int]:
     """Move the control stream from descriptors 0 and 1 to numbers that no file of a run gets."""
-    import fcntl
-
-    stream_in = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, _CONTROL_FD)
-    stream_out = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, _CONTROL_FD)
+    stream_in, stream_out = kernel.move_up(0), kernel.move_up(1)
     null = os.open("/dev/null", os.O_RDWR)
-    os.dup2(null, 0)
+    if null != 0:
+        os.dup2(null, 0)
     os.dup2(null, 1)
     if null > 2:
         os.close(null)
     return stream_in, stream_out
-
-
-def _move_up(fd: int) -> int:
-    """Move a further descriptor there too. -1 stays."""
-    import fcntl
-
-    if fd < 0:
-        return fd
-    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _CONTROL_FD)
-    os.close(fd)
-    return moved
 
 
 def _warm_up(settings: SlotSettings) -> None:

@@ -239,6 +239,7 @@ void *nouscoder_init(const struct settings *settings, int orders, int report) {
     s->report = move_up(report);
     await_stream(s); /* until the previous submission has ended */
     renew_network(s);
+    if (settings->num_parts) copy_at_forks(s);
     send_frame(s, READY, NULL, 0);
     serve(s);
     return assignment_of(s);

@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 
 enum kind {
     PROGRAM = 1, RUN, END, ARGUMENTS, TALK, INPUT, INPUT_END, HOLD, CONVERSE,
@@ -35,6 +36,9 @@ struct settings {
     int gvisor;    /* the kernel below is gVisor's sentry */
     uint64_t tmp_bytes, tmp_inodes, base_vm_bytes;
     const void *filter, *notifying_filter; /* struct sock_fprog */
+    int image;          /* the file for the parts of the interpreter's memory; see image.c */
+    uint32_t num_parts; /* 0 where candidates get their memory by copying at writes */
+    const struct iovec *parts;
 };
 
 /* The input of the process of a Python candidate: this header, then the three texts. */
@@ -159,6 +163,10 @@ void kill_all(void);
 void stop_all(void);
 void continue_all(void);
 _Noreturn void exec_command(struct session *s, char **argv);
+
+/* image.c */
+int own_image(struct session *s);
+void copy_at_forks(struct session *s);
 
 /* memory.c */
 void measure_memory(struct session *s, struct run *run);

@@ -22,7 +22,7 @@
 
 static const uint64_t COMMAND_SPACE_BYTES = 512ull << 20; /* for libraries and stacks */
 static const char RESULT_FILE[] = "/tmp/output"; /* as in frames.py */
-enum { CANNOT_EXEC = 127, KILL_EVERY_NS = 500000 };
+enum { CANNOT_EXEC = 127, KILL_EVERY_NS = 500000, MAX_COMMAND = 255 /* words of a command of languages.toml */ };
 
 /* A fresh unlinked file in the tmpfs that only init can reach, so that no data passes from one run to the next. */
 int unlinked_file(struct session *s) {
@@ -145,17 +145,20 @@ pid_t spawn(struct session *s, struct run *run, const char *folder, int report, 
     if (s->last_pid >= 0 && pwrite(s->last_pid, "1", 1, 0) != 1) fail(s, "ns_last_pid: %s", strerror(errno));
     run->pid = fork();
     if (run->pid < 0) fail(s, "fork: %s", strerror(errno));
-    if (run->pid == 0 && (set_descriptors(run, report, go) || confine(s, run->program, folder, report >= 0)))
+    if (run->pid == 0 && ((!run->program->is_command && own_image(s)) || set_descriptors(run, report, go) ||
+                          confine(s, run->program, folder, report >= 0)))
         _exit(1); /* init sees by the user id of the dead process that it was not confined */
     return run->pid;
 }
 
 void exec_command(struct session *s, char **argv) {
-    char **all = allocated(calloc(s->num_args + 256, sizeof *all)); /* commands of languages.toml are far shorter */
-    int n = 0;
-    for (; argv[n] && n < 255; n++) all[n] = argv[n];
+    char *few[2 * MAX_COMMAND]; /* on the stack, because a write to the heap would copy much of it in gVisor */
+    char **all = s->num_args < MAX_COMMAND ? few : allocated(calloc((size_t)s->num_args + MAX_COMMAND + 1, sizeof *all));
+    uint32_t n = 0;
+    for (; argv[n] && n < MAX_COMMAND; n++) all[n] = argv[n];
     const char *at = s->args;
     for (uint32_t i = 0; i < s->num_args; i++, at += strlen(at) + 1) all[n++] = (char *)at;
+    all[n] = NULL;
     signal(SIGPIPE, SIG_DFL); /* the interpreter ignores it, and the program would inherit that */
     signal(SIGXFSZ, SIG_DFL);
     execvp(all[0], all);
