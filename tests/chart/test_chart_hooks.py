@@ -55,6 +55,17 @@ def containers(pod: Document) -> list[Document]:
     return [*spec.get("initContainers", []), *spec["containers"]]
 
 
+def test_the_runners_can_have_the_image_with_the_libraries_of_judges(chart: ChartRig) -> None:
+    values: dict[str, Any] = {"image": {"tag": "7"}, "verifier": {"sandbox": {"libraries": "judge"}}}
+    pods = checked(chart, values)
+    assert containers(pods[RUNNER])[0]["image"] == "localhost/nouscoder-sandbox:7-judge"
+    assert containers(pods[PODS["verifier"]])[0]["image"] == "localhost/nouscoder-verifier:7"
+    (policy,) = (one for one in chart.documents(values) if one["kind"] == "ValidatingAdmissionPolicy")
+    assert "'localhost/nouscoder-sandbox:7-judge'" in json.dumps(policy)
+    values["verifier"]["sandbox"]["image"] = {"digest": "sha256:" + "0" * 64}
+    assert containers(checked(chart, values)[RUNNER])[0]["image"].endswith("nouscoder-sandbox@sha256:" + "0" * 64)
+
+
 def for_each(values: dict[str, Any], components: tuple[str, ...] = tuple(PODS)) -> dict[str, Any]:
     return {name: dict(values) for name in components}
 

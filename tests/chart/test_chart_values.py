@@ -60,6 +60,7 @@ BAD: list[tuple[str, Any]] = [
     ("config.problems.index", "/elsewhere"),
     ("broker.indexSize", "4 GB"),
     ("config.verifier.sandbox.backend", "fake"),
+    ("verifier.sandbox.libraries", "all"),
     ("config.verifier.sandbox.pool_managed", False),
     ("config.tls.certificate", "/tmp/tls.crt"),
     ("config.problems.train", "somewhere/train.jsonl"),

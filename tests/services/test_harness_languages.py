@@ -302,3 +302,46 @@ async def test_a_hostile_source_is_a_compile_error(impatient: Sandbox, name: str
     assert 0 < len(caught.value.detail) <= 2000
     assert "root:" not in caught.value.detail
     assert (await run_twice(impatient, "int main(void) { return 7; }")).exit_code == 7
+
+
+async def test_the_main_thread_of_java_has_a_large_stack(sandbox: Sandbox) -> None:
+    deep = (
+        "public class Main { static int f(int n) { return n == 0 ? 0 : 1 + f(n - 1); }\n"
+        " public static void main(String[] a) { System.out.println(f(500000)); } }"
+    )
+    for memory_bytes in (256 << 20, 2 << 30):
+        wide = Limits(wall_time_s=60, cpu_time_s=60, memory_bytes=memory_bytes)
+        async with sandbox.session(program("java", deep, wide)) as session:
+            result = await session.run(b"")
+            assert (result.exit, result.stdout) == (Exit.EXITED, b"500000\n"), result.stderr.decode()[-500:]
+
+
+USES_THE_JUDGE_SET = {  # with what the program needs
+    "cpp": (
+        "/usr/include/boost/version.hpp /usr/include/gmpxx.h /usr/include/openssl/md5.h",
+        "#include <boost/multiprecision/cpp_int.hpp>\n#include <gmpxx.h>\n#include <iostream>\n"
+        "#include <openssl/sha.h>\n"
+        "int main() { mpz_class n; std::cin >> n; boost::multiprecision::cpp_int m(n.get_str());"
+        ' unsigned char d[20]; SHA1((unsigned char *)"abc", 3, d); std::cout << m * m << std::hex << int(d[0]); }',
+    ),
+    "c": (
+        "/usr/include/gmpxx.h",
+        '#include <gmp.h>\nint main(void) { mpz_t n; mpz_init(n); gmp_scanf("%Zd", n); mpz_mul(n, n, n);'
+        ' gmp_printf("%Zda9", n); }',
+    ),
+    "javascript": (
+        "/usr/share/nodejs/lodash/package.json",
+        "const _ = require('lodash'); const n = BigInt(require('fs').readFileSync(0, 'utf8'));"
+        " process.stdout.write(_.chunk([n * n, 'a', 9], 3)[0].join(''));",
+    ),
+}
+
+
+@pytest.mark.parametrize("language", USES_THE_JUDGE_SET)
+async def test_a_program_can_use_the_libraries_of_the_judge_set(sandbox: Sandbox, language: str) -> None:
+    needs, code = USES_THE_JUDGE_SET[language]
+    if missing := [file for file in needs.split() if not Path(file).exists()]:
+        pytest.skip(f"the judge set is not here: {missing}")
+    async with sandbox.session(program(language, code)) as session:
+        result = await session.run(b"123456789012345678901234567890\n")
+    assert result.stdout == b"15241578753238836750495351562536198787501905199875019052100a9", result.stderr.decode()

@@ -61,6 +61,18 @@ def test_the_configured_program_builds_each_image(tree: Path) -> None:
     assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == NAMES
 
 
+def test_the_sandbox_image_with_libraries_has_a_tag_of_its_own(tree: Path) -> None:
+    """The packages and the set reach the build, and of no other image."""
+    log = tree.parent / "calls"
+    builder = program(tree.parent / "builder", f'printf "%s|" "$@" >>{log}; echo >>{log}')
+    words = ("--tag", "1.0", "--libraries", "judge", "--packages", "nodejs golang-go", "sandbox", "verifier")
+    assert run(tree, *words, builder=builder).returncode == 0
+    sandbox, verifier = (line.split("|") for line in log.read_text().splitlines())
+    assert (sandbox[2], verifier[2]) == ("localhost/nouscoder-sandbox:1.0-judge", "localhost/nouscoder-verifier:1.0")
+    assert {"LIBRARIES=judge", "EXTRA_PACKAGES=nodejs golang-go"} <= set(sandbox)
+    assert not any(word.startswith(("LIBRARIES", "EXTRA")) for word in verifier)
+
+
 def test_an_image_is_built_again_only_when_its_inputs_changed(tree: Path) -> None:
     """The table shows which image was not built. A changed harness rebuilds every image that contains it."""
     docker = """
@@ -94,6 +106,7 @@ esac"""
     [
         (["nothing"], "no image nothing; there are verifier broker generation learner sandbox"),
         (["--accelerator", "tpu"], "--accelerator is cuda or cpu, not tpu"),
+        (["--libraries", "all"], "--libraries is judge, not all"),
         (
             [],
             "nothing here builds images: install docker, buildah or podman, or name a script in NOUSCODER_BUILD_IMAGE",

@@ -8,6 +8,7 @@ import platform
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -22,6 +23,17 @@ from nouscoder.verifier.sandbox.base import Exit, Program, RunResult, SandboxErr
 from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.toolchains.languages import installed
 from nouscoder.verifier.toolchains.libraries import library_folders
+
+# The judge set of the sandbox image (deploy/images/sandbox), where Debian puts it.
+JUDGE_SET = [
+    ("cpp", "boost", "/usr/include/boost/version.hpp"),
+    ("cpp", "gmp", "/usr/include/gmpxx.h"),
+    ("c", "gmp", "/usr/include/gmpxx.h"),
+    ("cpp", "openssl", "/usr/include/openssl/opensslv.h"),
+    ("c", "openssl", "/usr/include/openssl/opensslv.h"),
+    ("javascript", "lodash", "/usr/share/nodejs/lodash/package.json"),
+    ("typescript", "lodash", "/usr/share/nodejs/lodash/package.json"),
+]
 
 
 @pytest.fixture
@@ -45,6 +57,10 @@ async def test_the_answer_has_what_a_candidate_sees(grader: Grader) -> None:
     if shutil.which("javac"):
         assert answer["languages"]["java"]["version"].startswith("javac ")
     assert answer["libraries"] == {"sortedcontainers": _version("sortedcontainers")}
+    for language, library, file in JUDGE_SET:
+        if language in installed() and Path(file).exists():
+            assert answer["languages"][language]["libraries"][library][0].isdigit()
+    assert answer["languages"]["bash"]["libraries"] == {}
     assert answer["default_limits"]["wall_time_s"] == 15
     assert answer["max_limits"]["wall_time_s"] == 300
     assert "lcb" in answer["profiles"]
@@ -75,7 +91,9 @@ class _Answers:
 
 
 _DONE = RunResult(Exit.EXITED, 0, 0, 0.01, 0.01, 1000, b"", b"")
-_GOOD = replace(_DONE, stdout=json.dumps({"languages": {"python": "CPython 3.13"}, "libraries": {"a": "1"}}).encode())
+_GOOD = replace(
+    _DONE, stdout=json.dumps({"languages": {"python": "CPython 3.13"}, "libraries": {"a": "1"}, "native": {}}).encode()
+)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +103,9 @@ _GOOD = replace(_DONE, stdout=json.dumps({"languages": {"python": "CPython 3.13"
         SandboxError("lost"),
         replace(_DONE, exit=Exit.MEMORY_LIMIT),
         replace(_DONE, stdout=b"not JSON"),
-        replace(_DONE, stdout=json.dumps({"languages": {"python": "x" * 10_000}, "libraries": {}}).encode()),
+        replace(
+            _DONE, stdout=json.dumps({"languages": {"python": "x" * 10_000}, "libraries": {}, "native": {}}).encode()
+        ),
     ],
     ids=["full queue", "sandbox", "memory", "not JSON", "too long"],
 )

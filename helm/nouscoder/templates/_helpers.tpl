@@ -58,10 +58,11 @@ app.kubernetes.io/part-of: nouscoder
 {{- end }}
 {{- end -}}
 
-{{/* Image of a component, by its digest if one is set: dict root image. Redis' image has a registry and a tag of its own. */}}
+{{/* Image of a component, by its digest if one is set: dict root image, and a suffix of the tag. Redis' image has a registry and
+a tag of its own. */}}
 {{- define "nouscoder.image" -}}
 {{ .image.registry | default .root.Values.image.registry }}/{{ .image.repository }}
-{{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ .image.tag | default .root.Values.image.tag | default .root.Chart.AppVersion }}{{ end }}
+{{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ .image.tag | default .root.Values.image.tag | default .root.Chart.AppVersion }}{{ with .suffix }}-{{ . }}{{ end }}{{ end }}
 {{- end -}}
 
 {{/* The address of a service inside the cluster: dict root component port */}}

@@ -128,7 +128,7 @@ spec:
     {{- include "nouscoder.runnerPodSecurityContext" . | nindent 4 }}
   containers:
     - name: runner
-      image: {{ include "nouscoder.image" (dict "root" . "image" $sandbox.image) }}
+      image: {{ include "nouscoder.image" (dict "root" . "image" $sandbox.image "suffix" $sandbox.libraries) }}
       imagePullPolicy: {{ .Values.image.pullPolicy }}
       command:
         {{- include "nouscoder.runnerCommand" . | nindent 8 }}

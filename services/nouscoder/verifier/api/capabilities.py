@@ -13,6 +13,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -48,6 +49,9 @@ class LanguageAnswer(BaseModel):
     source: str = Field(description="the name of the file that holds the submission's code")
     time_factor: float = Field(description="multiplies the time limits of a request")
     memory_extra_bytes: int = Field(description="added to the memory limit of a request, for the runtime itself")
+    libraries: dict[str, str] | None = Field(
+        description="libraries beyond the standard library, with versions; null when they are not known"
+    )
 
 
 class CapabilitiesAnswer(BaseModel):
@@ -75,6 +79,7 @@ class _Found(BaseModel):
 
     languages: dict[str, str] = Field(max_length=100)
     libraries: dict[str, str] = Field(max_length=1000)
+    native: dict[str, Annotated[dict[str, str], Field(max_length=100)]] = Field(max_length=100)
 
 
 class Capabilities:
@@ -112,14 +117,24 @@ class Capabilities:
             source=language.source_name,
             time_factor=language.time_factor,
             memory_extra_bytes=language.memory_extra_bytes,
+            libraries=self._libraries_of(language),
         )
+
+    def _libraries_of(self, language: Language) -> dict[str, str] | None:
+        if self._found is None:
+            return None
+        return self._found.libraries if language.run is None else self._found.native.get(language.name, {})
 
     async def _probe(self) -> _Found | None:
         """Run the program. Returns None when it does not run: the next request tries again."""
-        commands = {name: language.version for name, language in installed().items() if language.version}
-        program = Program(installed()["python"], _PROGRAM, _LIMITS)
+        known = installed()
+        asked = {
+            "languages": {name: language.version for name, language in known.items() if language.version},
+            "native": {name: language.libraries for name, language in known.items() if language.libraries},
+        }
+        program = Program(known["python"], _PROGRAM, _LIMITS)
         try:
-            result, _ = await self._grader.run_once(program, json.dumps(commands).encode(), {})
+            result, _ = await self._grader.run_once(program, json.dumps(asked).encode(), {})
             if result.exit is not Exit.EXITED or result.exit_code:
                 raise SandboxError(f"it ended with {result.exit.value}: {result.stderr[-_MAX_CHARS:]!r}")
             return _Found.model_validate_json(result.stdout)

@@ -11,7 +11,13 @@ from typing import Protocol
 
 # The environment of every harness. MALLOC_ARENA_MAX keeps threads from reserving 64 MiB of address space each, which
 # RLIMIT_AS would count.
-ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "2"}
+ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "MALLOC_ARENA_MAX": "2",
+    "NODE_PATH": "/usr/share/nodejs",  # where Debian puts packages; other builds of node do not look there
+}
 MAX_READ_AHEAD_BYTES = 1 << 20
 _KEPT_LOG_BYTES = 4096
 

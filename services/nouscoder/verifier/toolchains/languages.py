@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +23,7 @@ SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/go/bin:/usr/lib/go/bin"
 _REGISTRY = Path(__file__).with_name("languages.toml")
 _MEMORY = "{memory_bytes}"
 _UNBUFFERED = {"unbuffered_prelude", "unbuffered_tail", "unbuffered_run"}
-_OPTIONAL = {"compile", "run", "prepare", "compile_with_cache", "locate", "version", *_UNBUFFERED}
+_OPTIONAL = {"compile", "run", "prepare", "compile_with_cache", "locate", "version", "libraries", *_UNBUFFERED}
 _LOCATE_LIMIT_S = 10.0
 _KEYS = _OPTIONAL | {"source", "time_factor", "memory_extra_bytes", "detect"}
 
@@ -47,6 +47,7 @@ class Language:
     prepare: tuple[str, ...] | None = None
     compile_with_cache: tuple[str, ...] | None = None
     version: tuple[str, ...] | None = None
+    libraries: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     cache: Path | None = None
     locate: tuple[str, ...] | None = None
     home: Path | None = None
@@ -180,6 +181,7 @@ def _language(name: str, table: Mapping[str, Any]) -> Language:
         prepare=_argv(table, "prepare"),
         compile_with_cache=_argv(table, "compile_with_cache"),
         version=_argv(table, "version"),
+        libraries={library: tuple(argv) for library, argv in table.get("libraries", {}).items()},
         locate=_argv(table, "locate"),
         unbuffered_prelude=table.get("unbuffered_prelude", ""),
         unbuffered_tail=table.get("unbuffered_tail", ""),

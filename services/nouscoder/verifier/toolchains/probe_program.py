@@ -1,7 +1,8 @@
 """Runs inside a sandbox, like a candidate: prints the versions of the tools and libraries that it finds there.
 
-Reads {language: command that prints its version} as JSON from stdin. Prints
-{"languages": {language: first line}, "libraries": {name: version}} as JSON. What has no version is omitted.
+Reads {"languages": {language: command}, "native": {language: {library: command}}} as JSON from stdin; each command
+prints a version. Prints {"languages": {language: first line}, "libraries": {name: version}, "native": {language:
+{library: first line}}} as JSON. What has no version is omitted.
 """
 
 import importlib.metadata
@@ -11,6 +12,7 @@ import pkgutil
 import platform
 import subprocess
 import sys
+from typing import Any
 
 _LIMIT_S = 10
 
@@ -22,6 +24,11 @@ def _first_line(command: list[str]) -> str:
         return ""
     lines = done.stdout.decode(errors="replace").split("\n")
     return lines[0].strip()
+
+
+def _versions(commands: dict[str, list[str]]) -> dict[str, str]:
+    found = {name: _first_line(command) for name, command in commands.items()}
+    return {name: line for name, line in found.items() if line}
 
 
 def _library_version(module: pkgutil.ModuleInfo) -> str:
@@ -41,11 +48,11 @@ def _libraries() -> dict[str, str]:
 
 def main() -> None:
     """See the module."""
-    commands: dict[str, list[str]] = json.load(sys.stdin)
-    found = {language: _first_line(command) for language, command in commands.items()}
+    asked: dict[str, dict[str, Any]] = json.load(sys.stdin)
     languages = {"python": f"{platform.python_implementation()} {platform.python_version()}"}
-    languages |= {language: line for language, line in found.items() if line}
-    json.dump({"languages": languages, "libraries": _libraries()}, sys.stdout)
+    native = {language: _versions(commands) for language, commands in asked["native"].items()}
+    found = {"languages": languages | _versions(asked["languages"]), "libraries": _libraries(), "native": native}
+    json.dump(found, sys.stdout)
 
 
 if __name__ == "__main__":
