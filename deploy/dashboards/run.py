@@ -20,7 +20,7 @@ from deploy.dashboards.processes import process_row
 _ACCEPTED = 'correct="true"'
 _NOT_ACCEPTED = 'correct="false"'
 _FINAL = 'state=~"trained|filtered|stale|abandoned|lost"'
-_IN_FLIGHT = 'state!~"admitted|trained|filtered|stale|abandoned|lost"'
+_IN_FLIGHT = 'state!~"trained|filtered|stale|abandoned|lost"'
 
 _GLANCE = (
     Panel(

@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING, Any
 import helm_python as helm
 import pytest
 import yaml
-from tests.services.test_metrics_and_dashboards import fresh_registries, samples
+from tests.services.test_metrics_and_dashboards import COMMON, fresh_registries, samples
 
 if TYPE_CHECKING:
     from tests.chart.conftest import ChartRig
 
 ROOT = Path(__file__).parents[2]
+# All alerts: with TLS, and with containers of Modal.
+ALL = {
+    "tls": {"enabled": True, "existingSecret": "certificates"},
+    "verifier": {"sandbox": {"modal": {"existingSecret": "modal-token"}}},
+    "config": {"verifier": {"sandbox": {"spill_over": {"backend": "modal"}, "modal": {"image": "example.org/s:1"}}}},
+}
 ON = {"prometheusRule": {"enabled": True}}
 OWN = '{namespace="here",app_kubernetes_io_instance="nouscoder"%s}'
 
@@ -24,7 +30,7 @@ Document = dict[str, Any]
 
 
 def rules(chart: ChartRig, **settings: Any) -> list[Document]:
-    values = {"prometheusRule": {"enabled": True, **settings}}
+    values = {**ALL, "prometheusRule": {"enabled": True, **settings}}
     return [
         rule for group in chart.one("PrometheusRule", "nouscoder", values)["spec"]["groups"] for rule in group["rules"]
     ]
@@ -51,6 +57,33 @@ CASES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
             series("nouscoder_verifier_queue_depth", "50x100"),
             series("nouscoder_verifier_submissions_total", "0+60x100"),
         ],
+    ),
+    "NousCoderQueueOld": (
+        [series("nouscoder_verifier_queue_oldest_age_seconds", "400x100")],
+        [series("nouscoder_verifier_queue_oldest_age_seconds", "200x100")],
+    ),
+    "NousCoderWorkOld": (
+        [series("nouscoder_broker_oldest_age_seconds", "7000+60x100", ',stream="grading"')],
+        [series("nouscoder_broker_oldest_age_seconds", "3600x100", ',stream="grading"')],
+    ),
+    "NousCoderStalenessAtBound": (
+        [
+            series("nouscoder_learner_rollout_staleness_versions_bucket", "0+4x100", ',le="3.0"'),
+            series("nouscoder_learner_rollout_staleness_versions_count", "0+10x100"),
+        ],
+        [
+            series("nouscoder_learner_rollout_staleness_versions_bucket", "0+9x100", ',le="3.0"'),
+            series("nouscoder_learner_rollout_staleness_versions_count", "0+10x100"),
+        ],
+    ),
+    "NousCoderCertificateExpires": (
+        # The clock of promtool begins with 1970.
+        [series("nouscoder_certificate_expiry_timestamp_seconds", "864000x100", ',file="/etc/tls.crt"')],
+        [series("nouscoder_certificate_expiry_timestamp_seconds", "8640000x100", ',file="/etc/tls.crt"')],
+    ),
+    "NousCoderBackendLimited": (
+        [series("nouscoder_verifier_backend_limited", "1x100", ',backend="modal",cap="dollars"')],
+        [series("nouscoder_verifier_backend_limited", "0x100", ',backend="modal",cap="dollars"')],
     ),
     "NousCoderInternalErrors": (
         [
@@ -108,7 +141,7 @@ def test_every_alert_fires_on_its_symptom_and_is_silent_without_it(chart: ChartR
     if shutil.which("promtool") is None:
         pytest.skip("promtool is missing: apt-get install prometheus")
     assert set(CASES) == {rule["alert"] for rule in rules(chart) if "alert" in rule}
-    spec = chart.one("PrometheusRule", "nouscoder", ON)["spec"]
+    spec = chart.one("PrometheusRule", "nouscoder", {**ALL, **ON})["spec"]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec))
     tests = [
         {
@@ -136,7 +169,7 @@ def test_every_alert_fires_on_its_symptom_and_is_silent_without_it(chart: ChartR
 
 
 def test_rules_read_only_series_that_exist_and_belong_to_the_release(chart: ChartRig) -> None:
-    exported = set(samples(fresh_registries())) | {"up"}
+    exported = set(samples(fresh_registries())) | COMMON | {"up"}
     exported |= {rule["record"] for rule in rules(chart) if "record" in rule}
     for rule in rules(chart):
         read = re.findall(r"(\w[\w:]*)\{([^}]*)\}", rule["expr"])
@@ -162,7 +195,29 @@ def test_the_rules_follow_the_values(chart: ChartRig) -> None:
     alone = chart.one("PrometheusRule", "nouscoder", {**ON, "loop": {"enabled": False}})
     assert "broker_" not in str(alone)
     assert "learner_" not in str(alone)
+    usual = str(chart.one("PrometheusRule", "nouscoder", ON))
+    assert "CertificateExpires" not in usual
+    assert "BackendLimited" not in usual
     with pytest.raises(AssertionError, match="0 resources PrometheusRule"):
         chart.one("PrometheusRule", "nouscoder", {})
     with pytest.raises(helm.HelmError, match="noStepMinutes"):
         rules(chart, noStepMinutes=0)
+
+
+@pytest.mark.parametrize(
+    ("bound", "below"),
+    [(1, "0.0"), (4, "3.0"), (5, "4.0"), (8, "6.0"), (9, "8.0"), (100, "32.0"), (0, None), (None, None)],
+)
+def test_the_bound_of_staleness_is_that_of_a_bucket(chart: ChartRig, bound: int | None, below: str | None) -> None:
+    values = {**ON, "config": {"broker": {"max_staleness": bound}}}
+    groups = chart.one("PrometheusRule", "nouscoder", values)["spec"]["groups"]
+    found = re.findall(r'le="([^"]*)"', str(groups))
+    assert found == ([below] if below else [])
+    assert ("NousCoderStalenessAtBound" in str(groups)) is (below is not None)
+    if below:
+        (labels,) = [
+            one
+            for one in samples(fresh_registries())["nouscoder_learner_rollout_staleness_versions_bucket"]
+            if one["le"] == below
+        ]
+        assert labels

@@ -34,7 +34,9 @@ class Installed:
 
     def page(self, path: str) -> str:
         service = path.split("/")[1]
-        lines = [f'nouscoder_broker_ledger_rollouts{{state="{k}"}} {float(v)}\n' for k, v in self.ledger.items()]
+        ledger = {**self.ledger}
+        lines = [f"nouscoder_broker_admitted_rollouts_total {float(ledger.pop('admitted', 0))}\n"]
+        lines += [f'nouscoder_broker_ledger_rollouts{{state="{k}"}} {float(v)}\n' for k, v in ledger.items()]
         return "# HELP x y\n" + self.metrics[service] + ("".join(lines) if service == "broker" else "")
 
     def grade(self, body: dict[str, Any]) -> dict[str, Any]:

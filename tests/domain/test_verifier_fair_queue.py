@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nouscoder.verifier.grading import fair_queue
 from nouscoder.verifier.grading.fair_queue import JOB_TURN, FairSlots, QueueFull
 
 CLIENTS = "abc"
@@ -79,7 +81,9 @@ async def play(events: list[Event]) -> Office:
                 office.passed_over.pop(client, None)
         assert office.extra == office.slots.extra <= office.slots.busy <= 2
         assert office.slots.waiting <= MAX_WAITING
-        assert office.slots.waiting == sum(map(len, office.slots._queues.values()))
+        assert office.slots.waiting == sum(map(len, office.slots._queues.values())) == len(office.slots._asked_s)
+        assert office.slots.num_clients == len(office.slots._queues)
+        assert (office.slots.oldest_s > 0) is bool(office.slots.waiting)
         assert office.slots.busy == 2 or not office.slots.waiting, "a slot is idle while a client waits"
     for _ in range(office.extra):
         office.slots.give_back_extra()
@@ -246,3 +250,29 @@ async def test_a_full_queue_refuses_submissions_of_jobs_first() -> None:
         assert len(refused) == 2
     assert await requests == ["a", "b"]
     assert await next(job for job in jobs if job not in refused) == ["job"]
+
+
+async def test_the_wait_of_each_submission_and_of_the_oldest_one_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(fair_queue, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    waits: list[float] = []
+    slots = FairSlots(1, 8, lambda waiting, busy: None, waits.append)
+
+    async def submit(client: str, hold: asyncio.Event) -> None:
+        async with slots.slot(client):
+            await hold.wait()
+
+    holds = [asyncio.Event() for _ in range(3)]
+    tasks = []
+    for client, hold in zip("aba", holds, strict=True):
+        tasks.append(asyncio.create_task(submit(client, hold)))
+        await asyncio.sleep(0)
+        clock[0] += 10
+    assert (slots.oldest_s, slots.num_clients, waits) == (20, 2, [0])
+    for hold, oldest_s in zip(holds, (10, 0, 0), strict=True):
+        hold.set()
+        for _ in range(4):
+            await asyncio.sleep(0)
+        assert slots.oldest_s == oldest_s
+    await asyncio.gather(*tasks)
+    assert waits == [0, 20, 10]

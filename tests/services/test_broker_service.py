@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -22,6 +23,7 @@ from nouscoder.broker.core import Broker
 from nouscoder.broker.metrics import BrokerCollector
 from nouscoder.broker.service import STATUS_CODES
 from nouscoder.broker.serving import serve_broker
+from nouscoder.broker.streams import read_oldest_s
 from nouscoder.domain.lease import Lease, LeaseLoss, WorkReport
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.formats.tests import digest_of
@@ -203,9 +205,14 @@ async def test_the_metrics_tell_the_ledger_and_go_silent_without_redis(
     registry.register(collector)
     assert generate_latest(registry) == b""
     collector.latest = await broker.status()
+    collector.oldest_s = await read_oldest_s(broker.store)
     page = generate_latest(registry).decode()
+    states = re.findall(r"nouscoder_broker_ledger_rollouts{[^}]*} ([0-9.]+)", page)
+    assert sum(map(float, states)) == 8  # those admitted, each once
+    ages = re.findall(r'nouscoder_broker_oldest_age_seconds{stream="(\w+)"} ([0-9.e-]+)', page)
+    assert [(stream, 0 <= float(age) < 3600) for stream, age in ages] == [("tasks", True), ("grading", True)]
     for line in (
-        'nouscoder_broker_ledger_rollouts{state="admitted"} 8.0',
+        "nouscoder_broker_admitted_rollouts_total 8.0",
         'nouscoder_broker_ledger_rollouts{state="queued"} 3.0',
         'nouscoder_broker_ledger_rollouts{state="sampled"} 1.0',
         'nouscoder_broker_ledger_rollouts{state="graded"} 4.0',
@@ -219,6 +226,24 @@ async def test_the_metrics_tell_the_ledger_and_go_silent_without_redis(
         "nouscoder_broker_policy_version 0.0",
     ):
         assert line in page.splitlines(), line
+
+
+async def test_the_age_of_work_is_that_of_the_oldest_unfinished_entry(
+    new_broker: Callable[..., Broker], broker_rig: Any
+) -> None:
+    broker = new_broker()
+    assert await read_oldest_s(broker.store) == {"tasks": 0, "grading": 0}
+    await broker.publish_policy(broker_rig.manifest(0))
+    await broker_rig.sample(broker, 5)
+    redis: Any = broker.store.redis
+    key = f"{broker.store.prefix}grading"
+    ((entry, _),) = await redis.xrange(key, count=1)
+    seconds, _ = await redis.time()
+    old = await read_oldest_s(broker.store)
+    assert abs(int(seconds) - int(entry.decode().partition("-")[0]) / 1000 - old["grading"]) < 60
+    await redis.xadd(f"{broker.store.prefix}tasks", {"rollout": "x"}, id=f"{(int(seconds) + 5000) * 1000}-0")
+    await redis.xtrim(f"{broker.store.prefix}tasks", maxlen=1, approximate=False)
+    assert (await read_oldest_s(broker.store))["tasks"] == 0  # the clock of Redis went back
 
 
 def test_the_broker_and_its_client_load_neither_torch_nor_transformers() -> None:

@@ -17,16 +17,18 @@ from urllib.parse import parse_qs
 import promql_parser
 import pytest
 from prometheus_client import CollectorRegistry
+from tests.certificates import make_certificate
 
 from nouscoder.broker.metrics import BrokerCollector
 from nouscoder.domain.interpreter import CallEnd
 from nouscoder.domain.ledger import IN_FLIGHT, Ledger, RolloutState
 from nouscoder.domain.run_status import RunStatus, StreamStatus
-from nouscoder.domain.verdict import VerdictKind
+from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.generation.metrics import GenerationMetrics, IdleReason
 from nouscoder.learner.metrics import LearnerMetrics, WaitReason
 from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
+from nouscoder.verifier.sandbox.base import BackendUse
 from nouscoder.verifier.sandbox.pool import Replaced, RunnerState
 
 # design.md section 8, without the prefix. Scripts of users read these names, so they do not change.
@@ -43,6 +45,8 @@ learner_importance_ratio{stat} learner_effective_sample_size learner_clip_fracti
 learner_tokens_per_second learner_mfu learner_wait_seconds_total{for} learner_response_length_tokens{correct}
 """
 PROCESS = {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_start_time_seconds"}
+# Of every service, beside its own registry.
+COMMON = PROCESS | {"nouscoder_build_info", "nouscoder_certificate_expiry_timestamp_seconds"}
 STREAMS = ("tasks", "grading", "batches")
 
 
@@ -68,7 +72,7 @@ def filled(expr: str) -> str:
 def fresh_registries() -> list[CollectorRegistry]:
     """The registries of the four services after their start. The broker's run is empty."""
     verifier, learner, broker = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
-    VerifierMetrics(verifier)
+    VerifierMetrics(verifier).watch_backends(lambda: {"modal": BackendUse(0, 0, 0, "")})
     LearnerMetrics(learner)
     collector = BrokerCollector()
     empty = Ledger(0, 0, 0, 0, 0, {state.value: 0 for state in IN_FLIGHT})
@@ -111,7 +115,7 @@ def test_a_documented_metric_is_exported_from_the_start(promised: str) -> None:
         ("verifier_tool_sessions", "state", {"waiting", "open"}),
         ("verifier_runners", "state", {state.value for state in RunnerState}),
         ("verifier_runner_replacements_total", "reason", {reason.value for reason in Replaced}),
-        ("broker_ledger_rollouts", "state", {"admitted", *(state.value for state in RolloutState)}),
+        ("broker_ledger_rollouts", "state", {state.value for state in RolloutState}),
         ("broker_dead_letters_total", "stream", set(STREAMS)),
         ("broker_redeliveries_total", "stream", set(STREAMS)),
         ("generation_idle_seconds_total", "reason", {reason.value for reason in IdleReason}),
@@ -135,6 +139,27 @@ def test_the_documented_names_equal_those_of_the_code_and_have_the_prefix() -> N
     ] == []
 
 
+def test_buckets_reach_the_minutes_that_large_weights_and_long_queues_take() -> None:
+    found = samples(fresh_registries())
+    for name in ("generation_policy_update_seconds", "generation_policy_fetch_seconds", "verifier_queue_wait_seconds"):
+        bounds = [float(labels["le"]) for labels in found[f"nouscoder_{name}_bucket"]]
+        assert sorted(bounds)[-2] >= 600
+
+
+def test_clients_beyond_a_hundred_share_a_series() -> None:
+    registry = CollectorRegistry()
+    metrics = VerifierMetrics(registry)
+    verdict = Verdict(VerdictKind.ACCEPTED, 1, 1, 1, 0.1, "fake")
+    for number in range(150):
+        metrics.graded(verdict, f"client-{number}")
+    metrics.graded(verdict, "client-3")
+    by_client = {labels["client"] for labels in samples([registry])["nouscoder_verifier_client_submissions_total"]}
+    assert len(by_client) == 101
+    series = "nouscoder_verifier_client_submissions_total"
+    assert registry.get_sample_value(series, {"client": "other"}) == 50
+    assert registry.get_sample_value(series, {"client": "client-3"}) == 2
+
+
 def test_runner_pods_are_counted_at_each_scrape() -> None:
     registry = CollectorRegistry()
     states, replaced = {"ready": 2, "lent": 1}, {"worn": 3}
@@ -145,12 +170,13 @@ def test_runner_pods_are_counted_at_each_scrape() -> None:
     assert registry.get_sample_value("nouscoder_verifier_runner_replacements_total", {"reason": "worn"}) == 3
 
 
-async def test_every_service_exports_process_metrics() -> None:
+async def test_every_service_exports_its_process_its_build_and_its_certificates(tmp_path: Path) -> None:
     registry = CollectorRegistry()
-    served = Served("127.0.0.1:0", "127.0.0.1:0", [], lambda server: None, registry)
+    files = (str(make_certificate(tmp_path) / "tls.crt"),)
+    served = Served("127.0.0.1:0", "127.0.0.1:0", [], lambda server: None, registry, certificates=files)
     async with AsyncExitStack() as stack:
         await start_grpc(served, stack)
-    assert set(samples([registry])) >= PROCESS
+    assert set(samples([registry])) >= COMMON
 
 
 def test_the_dashboards_in_the_chart_are_up_to_date() -> None:
@@ -174,7 +200,7 @@ def selectors(node: object) -> Iterator[promql_parser.VectorSelector]:
 def test_an_expression_is_valid_and_reads_only_exported_metrics_of_the_chosen_release(
     where: str, expr: str, legend: str
 ) -> None:
-    exported = set(samples(fresh_registries())) | PROCESS
+    exported = set(samples(fresh_registries())) | COMMON
     read = list(selectors(promql_parser.parse(filled(expr))))
     assert read, where
     for selector in read:

@@ -245,3 +245,19 @@ async def test_a_second_runner_is_not_waited_for(pool: RunnerPool) -> None:
         await pool.lend(60, frozenset({one.name}))
     await pool.give_back(one, Ending.DOUBT)
     assert (await pool.lend(1)) is one
+
+
+async def test_the_time_from_creation_to_the_first_answer_is_counted(pods: Pods, pool: RunnerPool) -> None:
+    held = [await pool.lend(1), await pool.lend(1)]
+    fast, before_s = pool.num_starts, pool.start_s
+    assert (fast, before_s >= 0) == (2, True)
+    pods.is_slow = True
+    await pool.give_back(held[0], Ending.WORN)
+    while pool.states[RunnerState.STARTING] != 1:
+        await asyncio.sleep(0)
+    (slow,) = [name for name, pod in pods.there.items() if pod.address is None]
+    assert pool.num_starts == fast
+    pods.there[slow] = Found(slow, ("10.0.0.1", 9))
+    await pool.lend(60)
+    assert pool.num_starts == fast + 1
+    assert pool.start_s > before_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -15,6 +15,7 @@ class BrokerCollector(Collector):
 
     def __init__(self) -> None:
         self.latest: RunStatus | None = None
+        self.oldest_s: Mapping[str, float] = {}
         self.redis_memory_ratio = 0.0  # of maxmemory; 0 without maxmemory
 
     def collect(self) -> Iterator[Metric]:
@@ -28,7 +29,13 @@ class BrokerCollector(Collector):
             "1 while admitted = trained + filtered + stale + abandoned + lost + in flight",
             value=float(status.ledger.balanced),
         )
+        yield CounterMetricFamily(
+            "nouscoder_broker_admitted_rollouts",
+            "Rollouts admitted: the sum of the states of nouscoder_broker_ledger_rollouts",
+            value=float(status.ledger.admitted),
+        )
         yield from _streams(status)
+        yield _oldest(self.oldest_s)
         yield GaugeMetricFamily(
             "nouscoder_broker_admission_slots_free",
             "Rollouts that may be admitted now",
@@ -55,11 +62,10 @@ def _ledger(status: RunStatus) -> Metric:
     ledger = status.ledger
     family = GaugeMetricFamily(
         "nouscoder_broker_ledger_rollouts",
-        "Rollouts by state; admitted is the sum of all the others",
+        "Rollouts by state",
         labels=["state"],
     )
     counts = {
-        "admitted": ledger.admitted,
         **ledger.in_flight,
         "trained": ledger.trained,
         "filtered": ledger.filtered,
@@ -87,6 +93,15 @@ def _cancelled(status: RunStatus) -> Metric:
     )
     for reason, rollouts in status.cancelled.items():
         family.add_metric([reason], rollouts)
+    return family
+
+
+def _oldest(oldest_s: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(
+        "nouscoder_broker_oldest_age_seconds", "Age of the oldest unfinished entry, 0 without one", labels=["stream"]
+    )
+    for stream in ("tasks", "grading"):
+        family.add_metric([stream], oldest_s.get(stream, 0.0))
     return family
 
 

@@ -15,6 +15,7 @@ from nouscoder.broker.metrics import BrokerCollector
 from nouscoder.broker.redis_address import configured_url
 from nouscoder.broker.redis_server import start_redis
 from nouscoder.broker.service import FULL_NAME, STATUS_CODES, add_to_server
+from nouscoder.broker.streams import read_oldest_s
 from nouscoder.broker.sweeper import keep_sweeping
 from nouscoder.config import Config
 from nouscoder.data.problem_index import open_index
@@ -70,6 +71,7 @@ async def serve_broker(broker: Broker, config: Config, stop: asyncio.Event, stac
         credentials=server_credentials(config.tls),
         status_codes=STATUS_CODES,
         health=Health(config.broker.grpc_health),
+        certificates=(config.tls.certificate,),
     )
     stack.push_async_callback(broker.store.close)
     address = await start_grpc(served, stack)
@@ -98,6 +100,7 @@ async def _refresh_metrics(broker: Broker, collector: BrokerCollector) -> None:
     while not broker.waits.ended:
         try:
             collector.redis_memory_ratio = broker.memory.pressure.share
+            collector.oldest_s = await read_oldest_s(broker.store)
             collector.latest = await broker.status()
         except BrokerError as error:
             collector.latest = None

@@ -142,6 +142,12 @@ class Graded:
     accepted: bool
 
 
+async def read_oldest_s(store: Store) -> Mapping[str, float]:
+    """The age of the oldest unfinished entry of each stream of single rollouts, in seconds; 0 without one."""
+    ages = await store.run("oldest")
+    return {stream.value: int(age) / 1000 for stream, age in zip((Stream.TASKS, Stream.GRADING), ages, strict=True)}
+
+
 async def read_available(store: Store) -> Work:
     """What could be leased now."""
     return work_of(await store.run("available"))

@@ -6,6 +6,9 @@ from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+# Weights of 14B parameters are 28 GB: tenths of a second over NVLink, minutes from a disk or through a slow network.
+_WEIGHTS_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
+
 
 class IdleReason(StrEnum):
     """The reasons for not decoding."""
@@ -98,6 +101,7 @@ class GenerationMetrics:
         self.policy_update_seconds = Histogram(
             "nouscoder_generation_policy_update_seconds",
             "Seconds decoding stood still for new weights.",
+            buckets=_WEIGHTS_BUCKETS,
             registry=self.registry,
         )
         self.idle_seconds = Counter(
@@ -111,6 +115,7 @@ class GenerationMetrics:
         self.policy_fetch_seconds = Histogram(
             "nouscoder_generation_policy_fetch_seconds",
             "Seconds to fetch a policy from the learner, waiting for it included.",
+            buckets=_WEIGHTS_BUCKETS,
             registry=self.registry,
         )
         self.policy_fetches = Counter(

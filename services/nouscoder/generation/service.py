@@ -268,6 +268,7 @@ def _served(config: Config, servicer: GenerationService, metrics: GenerationMetr
         credentials=server_credentials(config.tls),
         status_codes=STATUS_CODES,
         health=health,
+        certificates=(config.tls.certificate, config.generation.openai.tls.certificate),
     )
 
 

@@ -38,12 +38,12 @@ class _GuardMetrics:
     """What the guards watch (domain/guards.py), of the last batch. A figure that a batch lacks keeps its value."""
 
     def __init__(self, gauge: Callable[..., Gauge]) -> None:
-        self._repetition = gauge("repetition_share", "Share of the last batch's rollouts that end in a repetition.")
+        self._repetition = gauge("repetition_ratio", "Share of the last batch's rollouts that end in a repetition.")
         self._hard_coding = gauge(
-            "hard_coding_share", "Share of the last batch's accepted programs that look hard-coded."
+            "hard_coding_ratio", "Share of the last batch's accepted programs that look hard-coded."
         )
         self._same_programs = gauge(
-            "same_programs_share",
+            "same_programs_ratio",
             "Share of a group's programs that repeat another one of the group, in the last batch.",
         )
         self._agreement = gauge(

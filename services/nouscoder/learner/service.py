@@ -212,6 +212,7 @@ async def serve(config: Config) -> None:
             credentials=server_credentials(config.tls),
             status_codes=STATUS_CODES,
             health=Health(config.learner.grpc_health),
+            certificates=(config.tls.certificate,),
         )
         await start_grpc(served, stack)
         work = _work_and_stay(worker, stop) if config.learner.serve_after_run else worker.run()

@@ -19,6 +19,8 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
 from nouscoder.rpc.address import AddressError, socket_host, split_address
+from nouscoder.rpc.build_info import BuildCollector
+from nouscoder.rpc.certificate_expiry import ExpiryCollector
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.status_codes import StatusCodes, StatusTable
 
@@ -47,7 +49,7 @@ class Served:
     """What to serve: `register` adds the servicers, `full_names` are their names for health and reflection.
 
     `status_codes` maps the errors of the service to gRPC status codes. `health` may be started before, so that the
-    service is alive before it is ready.
+    service is alive before it is ready. `certificates` are the files whose expiry the metrics show.
     """
 
     address: str
@@ -61,6 +63,7 @@ class Served:
     status_codes: StatusTable = field(default_factory=dict)
     max_message_bytes: int = MAX_MESSAGE_BYTES  # of an incoming message
     health: Health = field(default_factory=Health)
+    certificates: Sequence[str] = ()
 
 
 def stop_event() -> asyncio.Event:
@@ -109,6 +112,8 @@ def _start_metrics(served: Served, stack: AsyncExitStack) -> str:
     """Returns the address in use: port 0 takes a free one."""
     host, port = split_address(served.metrics_address)
     ProcessCollector(registry=served.registry)  # CPU, memory and open files of this process
+    BuildCollector(served.registry)
+    ExpiryCollector(served.registry, served.certificates)
     try:
         page, thread = start_http_server(port, addr=socket_host(host), registry=served.registry)
     except OSError as error:

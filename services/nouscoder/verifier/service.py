@@ -275,6 +275,7 @@ def _served(section: VerifierSection, servicer: Servicer, registry: CollectorReg
         status_codes=STATUS_CODES,
         max_message_bytes=section.max_body_bytes,
         health=Health(section.grpc_health),
+        certificates=(section.tls.certificate,),
     )
 
 

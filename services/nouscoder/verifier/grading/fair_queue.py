@@ -33,10 +33,20 @@ class QueueFull(Exception):
         self.retry_after_s = retry_after_s
 
 
-class FairSlots:
-    """Hands out slots. `report_load(waiting, busy)` is called at every change."""
+def _ignore(_wait_s: float) -> None:
+    pass
 
-    def __init__(self, num_slots: int, max_waiting: int, report_load: Callable[[int, int], None]) -> None:
+
+class FairSlots:
+    """Hands out slots. `report_load(waiting, busy)` is called at every change, `report_wait(seconds)` for each slot."""
+
+    def __init__(
+        self,
+        num_slots: int,
+        max_waiting: int,
+        report_load: Callable[[int, int], None],
+        report_wait: Callable[[float], None] = _ignore,
+    ) -> None:
         self.num_slots = num_slots
         self.usable = num_slots  # fewer while slots have nothing to run on; see resize
         self.waiting = 0
@@ -44,6 +54,8 @@ class FairSlots:
         self.extra = 0  # busy slots that a submission holds in addition to its first one
         self._max_waiting = max_waiting
         self._report_load = report_load
+        self._report_wait = report_wait
+        self._asked_s: OrderedDict[_Place, float] = OrderedDict()  # of those that wait, oldest first
         self._queues: _Queues = OrderedDict()
         self._jobs: _Queues = OrderedDict()
         self._since_job = 0  # slots given to others since the last one of a job
@@ -58,17 +70,29 @@ class FairSlots:
 
         Raises QueueFull, at once, later while it waits, or after it has waited `patience_s` seconds.
         """
+        asked = time.monotonic()
         try:
             async with asyncio.timeout(patience_s if patience_s < math.inf else None):
                 await self._acquire(client, in_background)
         except TimeoutError:
             raise QueueFull(self._retry_after_s()) from None
         begun = time.monotonic()
+        self._report_wait(begun - asked)
         try:
             yield
         finally:
             self._mean_s += 0.1 * (time.monotonic() - begun - self._mean_s)
             self._release()
+
+    @property
+    def oldest_s(self) -> float:
+        """Seconds that the oldest waiting submission has waited; 0 when none waits."""
+        return time.monotonic() - next(iter(self._asked_s.values())) if self._asked_s else 0.0
+
+    @property
+    def num_clients(self) -> int:
+        """Clients with a waiting submission."""
+        return len(self._queues.keys() | self._jobs.keys())
 
     def take_extra(self) -> bool:
         """Take an extra slot for a submission that has one. Returns False when none is free.
@@ -102,6 +126,7 @@ class FairSlots:
         place: _Place = asyncio.get_running_loop().create_future()
         queues = self._jobs if in_background else self._queues
         queues.setdefault(client, deque()).append(place)
+        self._asked_s[place] = time.monotonic()
         self._count_waiting(1)
         try:
             await place
@@ -137,6 +162,7 @@ class FairSlots:
         if queue is None or place not in queue:
             return
         queue.remove(place)
+        del self._asked_s[place]
         if not queue:
             del queues[client]
         self._count_waiting(-1)
@@ -161,6 +187,7 @@ class FairSlots:
         queues = self._jobs if is_job else self._queues
         client, queue = queues.popitem(last=False)
         place = queue.popleft()
+        del self._asked_s[place]
         if queue:
             queues[client] = queue  # to the end of the round
         return place

@@ -91,7 +91,9 @@ class Grader:
             self.num_slots,
             self._policy.max_queue,
             lambda waiting, busy: metrics.load(waiting, busy, self.num_slots),
+            metrics.waited,
         )
+        metrics.watch_queue(lambda: (self._slots.oldest_s, self._slots.num_clients))
 
     @property
     def backend(self) -> str:
@@ -137,7 +139,7 @@ class Grader:
                 verdict = await self._attempts(submission, program, progress, on_outcome)
             if learned is not None:
                 learned.learn(verdict.tests)
-        self._metrics.graded(verdict)
+        self._metrics.graded(verdict, current_caller().client)
         return verdict
 
     def _progress(self, submission: Submission, judge: Judge, begun: float, learned: KillTable | None) -> Progress:

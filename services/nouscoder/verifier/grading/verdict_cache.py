@@ -93,7 +93,7 @@ class CachedGrader(GraderDecorator):
 
     def _again(self, verdict: Verdict, begun: float, on_outcome: OnOutcome | None) -> Verdict:
         verdict = replace(verdict, cached=True, duration_s=time.monotonic() - begun)
-        self._metrics.graded(verdict)
+        self._metrics.graded(verdict, current_caller().client)
         if on_outcome is not None:
             for outcome in verdict.tests:
                 on_outcome(outcome)

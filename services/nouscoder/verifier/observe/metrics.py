@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from nouscoder.domain.interpreter import CallEnd
@@ -17,6 +17,9 @@ from nouscoder.verifier.sandbox.pool import Replaced, RunnerState
 from nouscoder.verifier.sandbox.runner_choice import SecondRun
 
 _TEST_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60)
+_WAIT_BUCKETS = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800)
+_MAX_CLIENTS = 100  # with a series of their own: their names come from the file of tokens, which has no limit
+_OTHER_CLIENTS = "other"
 _SUBMISSION_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
 
 
@@ -65,13 +68,19 @@ class _BackendCollector(Collector):
         limited = GaugeMetricFamily(
             f"{prefix}limited", "1 while a cap allows no further container", labels=["backend", "cap"]
         )
+        starts = SummaryMetricFamily(
+            "nouscoder_verifier_runner_start_seconds",
+            "From the creation of a runner until it can be reached, by backend",
+            labels=label,
+        )
         for name, use in self.uses().items():
             sessions.add_metric([name], use.submissions)
             seconds.add_metric([name], use.seconds)
             dollars.add_metric([name], use.dollars)
+            starts.add_metric([name], *use.runner_starts)
             for cap in Cap:
                 limited.add_metric([name, cap.value], cap.value == use.limited_by)
-        yield from (sessions, seconds, dollars, limited)
+        yield from (sessions, seconds, dollars, limited, starts)
 
 
 class VerifierMetrics:
@@ -93,6 +102,19 @@ class VerifierMetrics:
         self._load = (0, 0, 0)  # waiting, busy, slots: read at each scrape, because they change often
         queue = Gauge(f"{prefix}queue_depth", "Submissions waiting for a sandbox", registry=registry)
         queue.set_function(lambda: self._load[0])
+        self._queue: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
+        oldest = Gauge(f"{prefix}queue_oldest_age_seconds", "Wait of the oldest waiting submission", registry=registry)
+        oldest.set_function(lambda: self._queue()[0])
+        clients = Gauge(f"{prefix}queue_clients", "Clients with a waiting submission", registry=registry)
+        clients.set_function(lambda: self._queue()[1])
+        self._wait_s = Histogram(
+            f"{prefix}queue_wait_seconds", "Seconds that submissions waited", buckets=_WAIT_BUCKETS, registry=registry
+        )
+        self._clients: dict[str, Counter] = {}
+        self._by_client = Counter(
+            f"{prefix}client_submissions", "Submissions that got a verdict, by client", ["client"], registry=registry
+        )
+        self._count(_OTHER_CLIENTS, 0)
         sandboxes = Gauge(f"{prefix}sandboxes", "Sandbox slots, by state", ["state"], registry=registry)
         sandboxes.labels("busy").set_function(lambda: self._load[1])
         sandboxes.labels("free").set_function(lambda: self._load[2] - self._load[1])
@@ -133,8 +155,24 @@ class VerifierMetrics:
         """Set the source of what each backend has done."""
         self._backends.uses = uses
 
-    def graded(self, verdict: Verdict) -> None:
-        """Count a submission that got its verdict."""
+    def watch_queue(self, queue: Callable[[], tuple[float, int]]) -> None:
+        """Set the source of the wait of the oldest submission, in seconds, and the number of clients that wait."""
+        self._queue = queue
+
+    def waited(self, wait_s: float) -> None:
+        """Count the wait of a submission that got a slot."""
+        self._wait_s.observe(wait_s)
+
+    def _count(self, client: str, submissions: int = 1) -> None:
+        if client not in self._clients and len(self._clients) > _MAX_CLIENTS:
+            client = _OTHER_CLIENTS
+        if client not in self._clients:
+            self._clients[client] = self._by_client.labels(client)
+        self._clients[client].inc(submissions)
+
+    def graded(self, verdict: Verdict, client: str) -> None:
+        """Count a submission of `client` that got its verdict."""
+        self._count(client)
         self._submissions[verdict.kind].inc()
         self._submission_s.observe(verdict.duration_s)
         if verdict.cached:

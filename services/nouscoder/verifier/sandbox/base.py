@@ -243,6 +243,16 @@ class Priced(Protocol):
         ...
 
 
+@runtime_checkable
+class StartsRunners(Protocol):
+    """A sandbox whose runners take time to start."""
+
+    @property
+    def runner_starts(self) -> tuple[int, float]:
+        """Runners that became reachable, and the seconds from their creation until then, all together."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class BackendUse:
     """What one backend has done since the start of the service."""
@@ -251,6 +261,7 @@ class BackendUse:
     seconds: float  # of its slots, in use by a submission
     dollars: float
     limited_by: str
+    runner_starts: tuple[int, float] = (0, 0.0)
 
 
 def check_run_input(program: Program, args: tuple[str, ...], files: Mapping[str, bytes]) -> None:

@@ -103,6 +103,11 @@ class GvisorSandbox(LocalSandbox):
         """See `Sandbox`."""
         return {reason.value: number for reason, number in self.pool.replaced.items()}
 
+    @property
+    def runner_starts(self) -> tuple[int, float]:
+        """Runners that became reachable, and the seconds from their creation until then, all together."""
+        return self.pool.num_starts, self.pool.start_s
+
     def has_other(self, avoided: frozenset[str]) -> bool:
         """Whether a runner beside these is ready, in a free slot or as a spare."""
         return self.pool.ready_beside(avoided) is not None or bool(self._free_beside(avoided))

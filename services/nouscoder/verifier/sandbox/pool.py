@@ -85,6 +85,8 @@ class RunnerPool:
     size: int
     spares: int = 0
     replaced: Counter[Replaced] = field(default_factory=Counter)
+    num_starts: int = 0  # runners that became reachable
+    start_s: float = 0.0  # from their creation until then, all together
     _runners: dict[str, Runner] = field(default_factory=dict)
     _waiting: deque[asyncio.Future[Runner]] = field(default_factory=deque)
     _proofs: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -193,6 +195,7 @@ class RunnerPool:
             runner = self._runners.setdefault(one.name, Runner(one.name, None, RunnerState.STARTING, now))
             if runner.state is RunnerState.STARTING and one.address is not None:
                 runner.address, runner.use_until_s = one.address, one.use_until_s
+                self.num_starts, self.start_s = self.num_starts + 1, self.start_s + now - runner.since_s
                 self._enter(runner, RunnerState.UNPROVEN)
 
     async def _fill_up(self) -> None:

@@ -25,6 +25,7 @@ from nouscoder.verifier.sandbox.base import (
     Sandbox,
     SandboxError,
     Session,
+    StartsRunners,
 )
 
 
@@ -66,7 +67,8 @@ class Backend:
         """The sums until now."""
         priced = self.sandbox if isinstance(self.sandbox, Priced) else None
         dollars, limited_by = (priced.dollars, priced.limited_by) if priced is not None else (0.0, "")
-        return BackendUse(self.submissions, self.seconds, dollars, limited_by)
+        starts = self.sandbox.runner_starts if isinstance(self.sandbox, StartsRunners) else (0, 0.0)
+        return BackendUse(self.submissions, self.seconds, dollars, limited_by, starts)
 
 
 @dataclass(order=True, slots=True)
