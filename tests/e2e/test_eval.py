@@ -221,7 +221,7 @@ def test_a_window_evaluates_only_its_problems(whole: Path, problems: Path, confi
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("P", "give either --url and --model, or --samples"),
+        ("P", "give one of --url (with --model), --policy and --samples"),
         ("P --url http://x", "--url needs --model"),
         ("P --url http://x --model m --prompt chat", "--prompt 'chat' is none of plain, lcb"),
         ("P --url http://x --model m --extra 3", "--extra '3' is not a JSON object"),

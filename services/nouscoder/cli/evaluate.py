@@ -26,6 +26,9 @@ def eval_run(
     problems: options.ProblemsArgument,
     url: options.UrlOption = "",
     model: options.ModelOption = "",
+    policy: options.PolicyOption = "",
+    yarn_factor: options.YarnFactorOption = 0.0,
+    yarn_original: options.YarnOriginalOption = 0,
     samples: options.SamplesOption = None,
     out: options.OutOption = None,
     num_samples: options.NumSamplesOption = 8,
@@ -56,13 +59,16 @@ def eval_run(
 
     if url and not model:
         raise Unusable("--url needs --model, the name of the model at the server")
+    checkpoint = _checkpoint(policy, yarn_factor, yarn_original)
+    if checkpoint:
+        model = checkpoint.model(model)
     settings = SamplingSettings(
         model, num_samples, temperature, top_p, max_tokens, seed, _prompt_format(prompt), json_fields("--extra", extra)
     )
     folder = out or _folder(model, samples)
     dates, profiles = _window(window, since, until), tuple(profile or ())
     request = EvaluationRequest(
-        problems, folder, settings, url, samples, dates, profiles, at_once, verifier, token, ca, all_tests
+        problems, folder, settings, url, samples, dates, profiles, at_once, verifier, token, ca, all_tests, checkpoint
     )
     record = evaluate(request, load_config(config_file, overrides or []))
     typer.echo(json.dumps(record) if as_json else summary_text(record, folder))
@@ -86,6 +92,16 @@ def _folder(model: str, samples: Path | None) -> Path:
     """Where an evaluation goes that is given no folder."""
     name = model or (samples.stem if samples else "samples")
     return Path("evaluations") / re.sub(r"[^\w.-]+", "_", name)
+
+
+def _checkpoint(policy: str, yarn_factor: float, yarn_original: int) -> Any:
+    from nouscoder.evaluation.checkpoint import Checkpoint
+
+    if policy:
+        return Checkpoint.named(policy, yarn_factor, yarn_original)
+    if yarn_factor or yarn_original:
+        raise Unusable("--yarn-factor and --yarn-original-tokens need --policy; a server has a context of its own")
+    return None
 
 
 def _window(name: str, since: str, until: str) -> Any:

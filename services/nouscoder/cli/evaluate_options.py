@@ -12,6 +12,14 @@ from nouscoder.domain.submission import Profile
 ProblemsArgument = Annotated[Path, typer.Argument(help="problem file: JSON lines or parquet")]
 UrlOption = Annotated[str, typer.Option(help="server with OpenAI's API, such as http://127.0.0.1:8000/v1")]
 ModelOption = Annotated[str, typer.Option(help="name of the model at the server")]
+PolicyOption = Annotated[
+    str,
+    typer.Option(help="model folder, or ORGANISATION/MODEL of a hub, in place of a server; this process samples it"),
+]
+YarnFactorOption = Annotated[float, typer.Option(min=0.0, help="with --policy: YaRN's factor; 0: none")]
+YarnOriginalOption = Annotated[
+    int, typer.Option("--yarn-original-tokens", min=0, help="positions that the model was trained for before YaRN")
+]
 SamplesOption = Annotated[
     Path | None, typer.Option(help="file of samples, in place of a server; as `nouscoder grade` reads")
 ]

@@ -21,6 +21,7 @@ from nouscoder.atomic_files import make_folder, naming_storage_faults, removed_w
 from nouscoder.config import Config
 from nouscoder.data.problem_index import ProblemIndex, open_index_of
 from nouscoder.domain.submission import Profile
+from nouscoder.evaluation.checkpoint import Checkpoint
 from nouscoder.evaluation.grading import Grading, Sampler, answer_of, verdict_key
 from nouscoder.evaluation.outcomes import Outcome, ProblemOutcomes, results
 from nouscoder.evaluation.problems import EvaluatedProblem, NothingToEvaluate, Window, check_profile, read_evaluated
@@ -37,7 +38,7 @@ REPORT = "report.json"
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """What is evaluated. Either `url`, the server that is sampled, or `samples`, a file of samples, is given.
+    """What is evaluated: the server at `url`, the policy `checkpoint`, or `samples`, a file of samples; one is given.
 
     `profiles`: empty for the one that each problem names. `all_tests`: run every test, also after a
     failure, so that the share of tests that a sample passes is known. `verifier`: the URL of a grading service, None
@@ -56,12 +57,13 @@ class EvaluationRequest:
     token: str | None = None
     ca: Path | None = None
     all_tests: bool = False
+    checkpoint: Checkpoint | None = None
 
 
 def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
     """Evaluate, and answer the record of report.json. Raises NousCoderError."""
-    if bool(request.url) == (request.samples is not None):
-        raise NothingToEvaluate("give either --url and --model, or --samples")
+    if [bool(request.url), request.samples is not None, request.checkpoint is not None].count(True) != 1:
+        raise NothingToEvaluate("give one of --url (with --model), --policy and --samples")
     with naming_storage_faults(request.out):
         made = make_folder(request.out)
         lock = lock_file(request.out / "lock", f"another evaluation works in {request.out}")
@@ -101,8 +103,11 @@ async def _fill(
     """Sample and grade what is missing."""
     async with AsyncExitStack() as stack:
         sample: Sampler | None = None
-        if request.url:
-            server = await stack.enter_async_context(OpenAIServer(request.url, num_connections=request.at_once))
+        url = request.url
+        if request.checkpoint is not None and (asked := _asked(request, jobs, samples)):
+            url = await stack.enter_async_context(request.checkpoint.serving(config, asked, request.at_once))
+        if url:
+            server = await stack.enter_async_context(OpenAIServer(url, num_connections=request.at_once))
 
             async def sample(job: Job) -> dict[str, Any]:
                 return await sampled(server, request.sampling, job)
@@ -115,6 +120,12 @@ async def _fill(
         advance = stack.enter_context(progress_bar("evaluating", len(jobs)))
         grading = Grading(samples, verdicts, profiles, sample, answer, advance)
         await grading.run(jobs, request.at_once, grade_at_once)
+
+
+def _asked(request: EvaluationRequest, jobs: Sequence[Job], samples: RecordLog) -> list[dict[str, Any]]:
+    """A request for each problem of which a sample is missing."""
+    problems = {job.problem.problem_id: job.problem for job in jobs if job.key not in samples}
+    return [request.sampling.request(problem, 0) for problem in problems.values()]
 
 
 def _write(

@@ -14,6 +14,7 @@ from pydantic_core import from_json, to_json
 from nouscoder.domain.submission import CallCase, Case, StdinCase
 
 _FIRST_ROUNDED = 2.0**63  # no smaller integer is read as a float
+_NEVER_ROUNDED = frozenset({str, int, bool, type(None)})
 
 
 def json_value(text: bytes | str) -> Any:
@@ -27,11 +28,12 @@ def json_value(text: bytes | str) -> Any:
 
 def case_json(case: Case) -> bytes:
     """A case of tests in the canonical form. Raises what `formats.tests.canonical_parts` raises."""
-    if isinstance(case, CallCase):  # orjson writes NaN as null, and no integer beyond 64 bits
-        return to_json(case)
     record: object = case
-    if isinstance(case, StdinCase) and not case.args:  # as in the digests of earlier versions
-        record = {"input": case.input, "output": case.output}
+    if isinstance(case, StdinCase):
+        if not case.args:  # as in the digests of earlier versions
+            record = {"input": case.input, "output": case.output}
+    elif isinstance(case, CallCase):  # orjson writes NaN as null, and no integer beyond 64 bits
+        return to_json(case)
     try:
         return orjson.dumps(record)
     except TypeError:
@@ -39,11 +41,12 @@ def case_json(case: Case) -> bytes:
 
 
 def _may_be_rounded(value: Any) -> bool:
-    """Whether a float is so large that it may have been an integer. Texts are passed over first: most values are."""
+    """Whether a float is so large that it may have been an integer."""
     kind = type(value)
-    if kind is list or kind is dict:
-        for each in value if kind is list else value.values():
-            if type(each) is not str and _may_be_rounded(each):
-                return True
+    if kind is float:
+        return abs(value) >= _FIRST_ROUNDED
+    if kind is not list and kind is not dict:
         return False
-    return kind is float and abs(value) >= _FIRST_ROUNDED
+    values = value if kind is list else value.values()
+    # Most lists and records hold only texts and integers. Looking at their types takes a fifth of a loop's time.
+    return not _NEVER_ROUNDED.issuperset(map(type, values)) and any(map(_may_be_rounded, values))
