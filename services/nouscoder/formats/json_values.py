@@ -44,7 +44,7 @@ def _may_be_rounded(value: Any) -> bool:
     """Whether a float is so large that it may have been an integer."""
     kind = type(value)
     if kind is float:
-        return abs(value) >= _FIRST_ROUNDED
+        return bool(abs(value) >= _FIRST_ROUNDED)
     if kind is not list and kind is not dict:
         return False
     values = value if kind is list else value.values()
