@@ -6,12 +6,21 @@ import argparse
 import sys
 from pathlib import Path
 
+from deploy.dashboards.broker import BROKER
+from deploy.dashboards.cost import COST
+from deploy.dashboards.generation import GENERATION
 from deploy.dashboards.panels import as_json
 from deploy.dashboards.run import RUN
 from deploy.dashboards.verifier import VERIFIER
 
 FOLDER = Path(__file__).parents[2] / "helm" / "nouscoder" / "dashboards"
-BOARDS = {"run.json": RUN, "verifier.json": VERIFIER}
+BOARDS = {
+    "run.json": RUN,
+    "verifier.json": VERIFIER,
+    "broker.json": BROKER,
+    "generation.json": GENERATION,
+    "cost.json": COST,
+}
 
 
 def main() -> int:

@@ -66,6 +66,15 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """A number that the reader types at the top of a dashboard; expressions use it as $name."""
+
+    name: str
+    title: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
 class Board:
     """A dashboard. `finds` is a metric of every installation shown; its labels give the values of the variables."""
 
@@ -74,6 +83,7 @@ class Board:
     description: str
     finds: str
     rows: tuple[tuple[str, tuple[Panel, ...]], ...]
+    settings: tuple[Setting, ...] = ()
 
 
 def metric(name: str, *more: str) -> str:
@@ -136,7 +146,9 @@ def as_json(board: Board) -> str:
     return text + "\n"
 
 
-Variable = dashboard.DatasourceVariable | dashboard.QueryVariable | dashboard.IntervalVariable
+Variable = (
+    dashboard.DatasourceVariable | dashboard.QueryVariable | dashboard.IntervalVariable | dashboard.TextBoxVariable
+)
 
 
 def _variables(board: Board) -> Sequence[Variable]:
@@ -168,7 +180,14 @@ def _variables(board: Board) -> Sequence[Variable]:
             f'label_values({board.finds}{{namespace="$namespace"}}, app_kubernetes_io_instance)',
         ),
         window,
+        *(_text_box(setting) for setting in board.settings),
     )
+
+
+def _text_box(setting: Setting) -> dashboard.TextBoxVariable:
+    value = models.VariableOption(text=setting.value, value=setting.value, selected=True)
+    box = dashboard.TextBoxVariable(setting.name).label(setting.title).default_value(setting.value)
+    return box.current(value).options([value])
 
 
 AnyPanel = TypeVar("AnyPanel", timeseries.Panel, stat.Panel, heatmap.Panel)

@@ -33,6 +33,17 @@ def process_row(*components: str) -> tuple[str, tuple[Panel, ...]]:
                 (Query(f"{by} (process_resident_memory_bytes{{{scope}}})", legend),),
             ),
             Panel(
+                "Versions",
+                "Processes by version and commit. More than one during an upgrade.",
+                "none",
+                (
+                    Query(
+                        f"count by (version, revision) (nouscoder_build_info{{{scope}}})",
+                        "{{version}} {{revision}}",
+                    ),
+                ),
+            ),
+            Panel(
                 "Uptime",
                 "Seconds since each service process started. A drop is a restart.",
                 "s",

@@ -124,6 +124,54 @@ _SANDBOXES = (
         Kind.STACKED,
     ),
     Panel(
+        "Wait for a sandbox",
+        "Seconds that submissions waited, for those that got a sandbox in the window.",
+        "s",
+        (*quantiles("verifier_queue_wait_seconds", WINDOW),),
+    ),
+    Panel(
+        "Oldest waiting submission",
+        "Seconds that it has waited, by gateway.",
+        "s",
+        (Query(f"max by (pod) ({metric('verifier_queue_oldest_age_seconds')})", "{{pod}}"),),
+        warn=60,
+        bad=300,
+    ),
+    Panel(
+        "Clients that wait",
+        "Clients with a waiting submission, by gateway.",
+        "none",
+        (Query(f"sum by (pod) ({metric('verifier_queue_clients')})", "{{pod}}"),),
+    ),
+    Panel(
+        "Submissions by client",
+        "Per second, by the name in the file of tokens; itself is grading for the run.",
+        "none",
+        (Query(per_second("verifier_client_submissions_total", by="client"), "{{client}}"),),
+        Kind.STACKED,
+    ),
+    Panel(
+        "Start of runners",
+        "Mean seconds from the creation of a runner until it can be reached, by backend, since the gateway's start.",
+        "s",
+        (
+            Query(
+                share(
+                    f"sum by (backend) ({metric('verifier_runner_start_seconds_sum')})",
+                    f"sum by (backend) ({metric('verifier_runner_start_seconds_count')})",
+                ),
+                "{{backend}}",
+            ),
+        ),
+    ),
+    Panel(
+        "Caps reached",
+        "1 while a cap of cost or number allows no further container of Modal.",
+        "none",
+        (Query(f"max by (backend, cap) ({metric('verifier_backend_limited')})", "{{backend}} {{cap}}"),),
+        high=1,
+    ),
+    Panel(
         "Internal errors by cause",
         "Infrastructure failures in the window: sandbox (the backend reported an error), sandbox_silent (no answer in"
         " time), grader (an error in the gateway), judge (a checker or interactor failed).",

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import pytest
 
+BOARDS = ("Run", "Verifier", "Broker", "Generation", "Cost")
 SERVICES = ("verifier", "broker", "generation", "learner")
 CHOSEN_BY = ("app.kubernetes.io/instance", "app.kubernetes.io/component")
 
@@ -30,9 +31,9 @@ def dashboards(documents: list[Document]) -> dict[str, Document]:
 
 def test_the_dashboards_are_configmaps_that_grafanas_sidecar_finds(chart: Chart) -> None:
     found = dashboards(chart.documents({}))
-    assert set(found) == {"nouscoder-dashboard-run", "nouscoder-dashboard-verifier"}
+    assert set(found) == {f"nouscoder-dashboard-{title.lower()}" for title in BOARDS}
     titles = {json.loads(text)["title"] for one in found.values() for text in one["data"].values()}
-    assert titles == {"NousCoder / Run", "NousCoder / Verifier"}
+    assert titles == {f"NousCoder / {title}" for title in BOARDS}
     assert all(one["metadata"]["labels"]["grafana_dashboard"] == "1" for one in found.values())
 
 

@@ -60,13 +60,14 @@ EXPRESSIONS = [
     for target in panel.get("targets", [])
 ]
 _VALUES = {"$namespace": "ns", "$release": "nc", "$window": "5m", "$__rate_interval": "1m"}
+_NUMBER = re.compile(r"\$(gpu_price|core_price|gpus_generation|gpus_learner)\b")
 
 
 def filled(expr: str) -> str:
     """The expression with values for the dashboard's variables."""
     for name, value in _VALUES.items():
         expr = expr.replace(name, value)
-    return expr
+    return _NUMBER.sub("2", expr)
 
 
 def fresh_registries() -> list[CollectorRegistry]:
@@ -116,6 +117,7 @@ def test_a_documented_metric_is_exported_from_the_start(promised: str) -> None:
         ("verifier_runners", "state", {state.value for state in RunnerState}),
         ("verifier_runner_replacements_total", "reason", {reason.value for reason in Replaced}),
         ("broker_ledger_rollouts", "state", {state.value for state in RolloutState}),
+        ("broker_cancelled_rollouts_total", "reason", {"stale", "too_small", "problem_gone", "finished"}),
         ("broker_dead_letters_total", "stream", set(STREAMS)),
         ("broker_redeliveries_total", "stream", set(STREAMS)),
         ("generation_idle_seconds_total", "reason", {reason.value for reason in IdleReason}),

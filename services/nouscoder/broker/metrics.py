@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from nouscoder.domain.lease import LeaseLoss
 from nouscoder.domain.run_status import RunStatus
 
 
@@ -91,8 +92,8 @@ def _cancelled(status: RunStatus) -> Metric:
         "Rollouts that ended without a verdict because their group or the run had ended",
         labels=["reason"],
     )
-    for reason, rollouts in status.cancelled.items():
-        family.add_metric([reason], rollouts)
+    for reason in (LeaseLoss.STALE, LeaseLoss.TOO_SMALL, LeaseLoss.PROBLEM_GONE, LeaseLoss.FINISHED):
+        family.add_metric([reason.value], status.cancelled.get(reason.value, 0))
     return family
 
 
