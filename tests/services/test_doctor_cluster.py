@@ -22,8 +22,14 @@ from nouscoder.doctor.finding import Finding, report
 GIB = 1024**3
 LOCAL_PATH = StorageClass("local-path", "rancher.io/local-path", True, frozenset({"ReadWriteOnce"}))
 NODE = Node("node1", Amount(2, 23 * GIB), 0, True)
+GVISOR: dict[str, object] = {
+    "version": "Linux version 4.19.0-gvisor #1 SMP Sun Jan 10 15:06:54 PST 2016",
+    "log": "<6>[   0.000000] Starting gVisor...",
+    "files": ["version", "stat"],
+    "calls": ["ENOSYS", "ENOSYS"],
+}
 GOOD = TrialResult(
-    kernel="Linux version 4.19.0-gvisor #1 SMP Sun Jan 10 15:06:54 PST 2016\n",
+    kernel=GVISOR,
     policy_enforced=True,
     restricted_refuses=True,
 )
@@ -101,7 +107,7 @@ def test_without_the_runtime_class_the_fix_is_named_and_no_gvisor_pod_is_tried()
 
     def trial(runtime_class: str | None) -> TrialResult:
         asked.append(runtime_class)
-        return replace(GOOD, kernel="")
+        return replace(GOOD, kernel=None)
 
     findings = {one.name: one for one in doctor.examine_cluster(RecordedCluster(runtime={"kata": "kata"}), trial)}
     assert asked == [None]
@@ -112,16 +118,19 @@ def test_without_the_runtime_class_the_fix_is_named_and_no_gvisor_pod_is_tried()
 
 
 @pytest.mark.parametrize(
-    ("kernel", "ok"),
+    ("changed", "ok"),
     [
-        ("Linux version 4.19.0-gvisor #1 SMP Sun Jan 10 15:06:54 PST 2016\n", True),
-        ("Linux version 4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016\n", True),
-        ("Linux version 4.4.0 #1 SMP\n[    0.000000] Starting gVisor...", True),
-        ("Linux version 6.8.0-45-generic (buildd@lcy02) #45-Ubuntu SMP\n", False),
+        ({}, True),
+        ({"version": "Linux version 4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016"}, True),
+        ({"log": "EPERM"}, False),
+        ({"files": ["version", "stat", "interrupts", "softirqs"]}, False),
+        ({"calls": ["EBADF", "EINVAL"]}, False),
     ],
 )
-def test_gvisor_is_detected_by_the_kernel_of_a_pod(kernel: str, ok: bool) -> None:
-    assert doctor.judge_kernel(TrialResult(kernel=kernel)).ok is ok
+def test_gvisor_is_detected_by_what_the_kernel_of_a_pod_answers(changed: dict[str, object], ok: bool) -> None:
+    found = doctor.judge_kernel(TrialResult(kernel=GVISOR | changed))
+    assert found.ok is ok
+    assert str(changed.get("version", GVISOR["version"])).partition(" #")[0] in found.detail
 
 
 @pytest.mark.parametrize(

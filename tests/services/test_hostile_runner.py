@@ -17,6 +17,7 @@ from nouscoder.domain.submission import Limits
 from nouscoder.verifier.harness import frames
 from nouscoder.verifier.harness.frames import Kind
 from nouscoder.verifier.runner import greeting
+from nouscoder.verifier.runner.secure import own_certificate
 from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, SandboxError, SandboxUnavailable
 from nouscoder.verifier.sandbox.canary import new_canary
 from nouscoder.verifier.sandbox.link import Ending
@@ -192,17 +193,19 @@ def _bad_tools(_: dict[str, object]) -> bytes:
 
 @pytest.mark.parametrize(("answer", "refused"), [(_deep, True), (_not_an_object, True), (_bad_tools, False)])
 async def test_a_malformed_greeting_is_refused(answer: Callable[[dict[str, object]], bytes], refused: bool) -> None:
+    context, certificate = own_certificate()
+
     async def runner(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonce = bytes(greeting.NONCE_BYTES)
         writer.write(greeting.MAGIC + nonce)
         theirs = await reader.readexactly(greeting.NONCE_BYTES)
         text = answer({})
-        proof = greeting.proof(KEY, "runner", nonce, theirs, text)
+        proof = greeting.proof(KEY, "runner", greeting.Nonces(nonce, theirs, certificate), text)
         writer.write(proof + greeting.LENGTH.pack(len(text)) + text)
         await reader.read()
         writer.close()
 
-    async with await asyncio.start_server(runner, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(runner, "127.0.0.1", 0, ssl=context) as server:
         connecting = connect(server.sockets[0].getsockname(), KEY, greeting.SLOT, {}, name="it", limit_s=60)
         if refused:
             with pytest.raises(RunnerRefused):

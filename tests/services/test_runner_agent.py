@@ -20,13 +20,14 @@ import pytest
 from nouscoder.verifier.runner import __file__ as runner_init
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.runner.agent import _exactly
+from nouscoder.verifier.runner.secure import any_certificate, digest_of, own_certificate
 from nouscoder.verifier.sandbox import runner_link
 from nouscoder.verifier.sandbox.link import ENVIRONMENT, Ending
 from nouscoder.verifier.sandbox.runner_link import RunnerBusy, RunnerRefused, SocketLink, connect
 
 KEY_TEXT = "0123456789abcdef-a key of a pool"
 KEY = greeting.read_key(KEY_TEXT)
-HARNESS = """import json, os, socket, sys
+HARNESS = """import json, os, socket, sys, time
 settings = json.loads(sys.argv[1])
 peer = socket.socket(fileno=settings["peer"]) if settings["peer"] >= 0 else None
 key = any("0123456789abcdef" in value for value in os.environ.values())
@@ -34,6 +35,11 @@ print(os.getpid(), settings["kernel"], settings["tmp_bytes"], key, flush=True)
 for line in sys.stdin:
     if line == "send\\n": peer.send(b"sent")
     elif line == "receive\\n": print(peer.recv(99).decode(), flush=True)
+    elif line == "flood\\n":
+        print("y" * (8 << 20), flush=True)
+        os._exit(0)
+    elif line == "sleep\\n":
+        time.sleep(600)
     else: print(line.strip()[::-1], flush=True)
 """
 Address = tuple[str, int]
@@ -167,7 +173,7 @@ async def test_a_runner_without_the_key_is_refused() -> None:
         await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(impostor, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(impostor, "127.0.0.1", 0, ssl=own_certificate()[0]) as server:
         address = server.sockets[0].getsockname()
         with pytest.raises(RunnerRefused, match="key"):
             await connect(address, KEY, greeting.SLOT, {}, name="it", limit_s=5)
@@ -192,12 +198,14 @@ async def test_a_recorded_handshake_is_refused(agent: tuple[Address, object]) ->
     """The proof covers this runner's nonce of this connection."""
     address, _ = agent
     text = greeting.pack({"want": greeting.SLOT, "settings": {}})
-    reader, writer = await asyncio.open_connection(*address)
+    reader, writer = await asyncio.open_connection(*address, ssl=any_certificate(), server_hostname="")
+    certificate = digest_of(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
     theirs = (await reader.readexactly(len(greeting.MAGIC) + greeting.NONCE_BYTES))[len(greeting.MAGIC) :]
     ours = bytes(greeting.NONCE_BYTES)
-    recorded = ours + greeting.proof(KEY, "gateway", theirs, ours, text) + greeting.LENGTH.pack(len(text)) + text
+    proof = greeting.proof(KEY, "gateway", greeting.Nonces(theirs, ours, certificate), text)
+    recorded = ours + proof + greeting.LENGTH.pack(len(text)) + text
     writer.close()
-    reader, writer = await asyncio.open_connection(*address)
+    reader, writer = await asyncio.open_connection(*address, ssl=any_certificate(), server_hostname="")
     writer.write(recorded)
     await reader.readexactly(len(greeting.MAGIC) + greeting.NONCE_BYTES)
     assert await reader.read() == b""
@@ -255,3 +263,93 @@ def test_the_key_is_not_in_the_environment_of_the_agent(agent: tuple[Address, su
     _, process = agent
     assert b"0123456789abcdef" not in Path(f"/proc/{process.pid}/environ").read_bytes()
     assert b"0123456789abcdef" not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: bytearray) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(1 << 16):
+            seen.extend(data)
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+async def test_what_is_sent_is_encrypted_and_arrives_whole(agent: tuple[Address, object]) -> None:
+    """A peer between gateway and runner reads neither the program nor the answer. Megabytes go both ways at once."""
+    address, _ = agent
+    seen = bytearray()
+
+    async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        others = await asyncio.open_connection(*address)
+        await asyncio.gather(_pass_on(reader, others[1], seen), _pass_on(others[0], writer, seen))
+
+    lines = [b"secret%d" % number * 100 for number in range(5_000)]
+    async with await asyncio.start_server(between, "127.0.0.1", 0) as server:
+        link, _ = await opened(server.sockets[0].getsockname())
+        link.writer.write(b"\n".join(lines) + b"\n")
+        async with asyncio.timeout(120):
+            for line in lines:
+                assert (await link.reader.readline()).rstrip() == line[::-1]
+        await link.close(Ending.DOUBT)
+    assert len(seen) > 2 * sum(map(len, lines))
+    assert b"secret" not in seen
+    assert b"terces" not in seen
+
+
+async def test_all_output_of_a_harness_that_has_ended_arrives(agent: tuple[Address, object]) -> None:
+    address, _ = agent
+    link, _ = await opened(address)
+    link.writer.write(b"flood\n")
+    received = 0
+    async with asyncio.timeout(120):
+        while data := await link.reader.read(1 << 16):
+            received += len(data)
+            await asyncio.sleep(0)
+    assert received == (8 << 20) + 1
+    await link.close(Ending.DOUBT)
+
+
+async def test_a_gateway_that_goes_while_nobody_reads_ends_the_harness(agent: tuple[Address, object]) -> None:
+    """The connection is full in the direction of the harness, so its end is not seen by reading."""
+    address, _ = agent
+    link, pid = await opened(address)
+    link.writer.write(b"sleep\n" + b"x" * (16 << 20))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(1):
+            await link.writer.drain()
+    await link.close(Ending.DOUBT)
+    assert await is_gone(pid)
+
+
+async def test_a_peer_in_between_with_a_certificate_of_its_own_gets_nothing(agent: tuple[Address, object]) -> None:
+    """It ends TLS itself and passes every byte of the greeting on. Neither side accepts the other's proof."""
+    address, _ = agent
+    seen = bytearray()
+
+    async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        others = await asyncio.open_connection(*address, ssl=any_certificate(), server_hostname="")
+        await asyncio.gather(_pass_on(reader, others[1], seen), _pass_on(others[0], writer, seen))
+
+    async with await asyncio.start_server(between, "127.0.0.1", 0, ssl=own_certificate()[0]) as server:
+        with pytest.raises(RunnerRefused):
+            await opened(server.sockets[0].getsockname())
+    assert greeting.MAGIC in seen
+    await opened(address)
+
+
+async def test_a_gateway_and_a_runner_without_tls_are_refused(agent: tuple[Address, object]) -> None:
+    address, _ = agent
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(os.urandom(greeting.NONCE_BYTES + greeting.PROOF_BYTES) + greeting.LENGTH.pack(2) + b"{}")
+    with contextlib.suppress(OSError):
+        assert greeting.MAGIC not in await reader.read()
+    writer.close()
+
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting.MAGIC + bytes(greeting.NONCE_BYTES))
+        await reader.read(1 << 16)
+        writer.close()
+
+    async with await asyncio.start_server(plain, "127.0.0.1", 0) as server:
+        with pytest.raises(RunnerRefused, match="TLS"):
+            await connect(server.sockets[0].getsockname(), KEY, greeting.SLOT, {}, name="it", limit_s=60)

@@ -18,6 +18,7 @@ from nouscoder.verifier.sandbox.pool import (
     RunnerState,
     RunnersUnreachable,
 )
+from nouscoder.verifier.sandbox.runner_link import KernelUnproven
 
 
 class Pods:
@@ -62,11 +63,14 @@ class Canaries:
         self.asked: list[str] = []
         self.wrong: set[str] = set()
         self.silent: set[str] = set()
+        self.unproven: set[str] = set()
 
     async def __call__(self, runner: Runner) -> bool:
         assert runner.state is RunnerState.UNPROVEN, "no slot may have it during its canary"
         self.asked.append(runner.name)
         await asyncio.sleep(0)
+        if runner.name in self.unproven:
+            raise KernelUnproven(f"{runner.name} runs on Linux")
         if runner.name in self.silent:
             raise ConnectionRefusedError(runner.name)
         return runner.name not in self.wrong
@@ -261,3 +265,22 @@ async def test_the_time_from_creation_to_the_first_answer_is_counted(pods: Pods,
     await pool.lend(60)
     assert pool.num_starts == fast + 1
     assert pool.start_s > before_s
+
+
+async def test_a_runner_on_another_kernel_is_never_lent_and_is_replaced_after_a_pause(
+    pods: Pods, canaries: Canaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each replacement is another pod, so the pool makes one only now and then."""
+    monkeypatch.setattr(pool_module, "_CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(pool_module, "_WRONG_KERNEL_PAUSE_S", 0.2)
+    canaries.unproven = {"pod-1", "pod-2", "pod-3"}
+    pool = RunnerPool(pods, canaries, size=1)
+    await pool.start()
+    try:
+        with pytest.raises(SandboxError, match="pod-1 runs on Linux"):
+            await pool.lend(0.1)
+        assert pods.num_made == 1
+        assert (await pool.lend(60)).name == "pod-4"
+        assert pool.replaced == {Replaced.KERNEL: 3}
+    finally:
+        await pool.close()

@@ -135,6 +135,9 @@ max_sessions: {{ $sandbox.pool.maxSessions }}
 pool_managed: {{ $sandbox.pool.managed }}
 pool_port: {{ (include "nouscoder.ports" . | fromJson).runner }}
 pool_key_file: /etc/nouscoder/pool/key
+{{- if $sandbox.acceptUnprovenKernel }}
+pool_accept_unproven_kernel: true
+{{- end }}
 {{- if $sandbox.pool.managed }}
 pool_spares: {{ $sandbox.pool.spares }}
 pool_template: /etc/nouscoder/pool/runner-pod.json

@@ -64,6 +64,9 @@ class SandboxSection(Section):
     pool_service: str = Field("", description="backend gvisor, not managed: name of the runners' headless service")
     pool_port: int = Field(7070, ge=1, le=65535, description="backend gvisor: port of the runners")
     pool_key_file: InputFile = Field("", description="backend gvisor: file with the key that gateway and runners share")
+    pool_accept_unproven_kernel: bool = Field(
+        False, description="backend gvisor: lend runners that do not show that their kernel is gVisor's"
+    )
     pool_spares: int = Field(1, ge=0, description="backends gvisor (managed), modal: ready runners beyond the slots")
     pool_start_s: float = Field(
         240.0, gt=0, description="backends gvisor, modal: limit in seconds for the first runner"

@@ -54,6 +54,7 @@ def sandbox_config(section: VerifierSection) -> SandboxConfig:
                 port=chosen.pool_port,
                 key_file=chosen.pool_key_file,
                 spares=chosen.pool_spares,
+                accept_unproven_kernel=chosen.pool_accept_unproven_kernel,
                 start_s=chosen.pool_start_s,
             ),
             modal=_modal_config(chosen.modal),

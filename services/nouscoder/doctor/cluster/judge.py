@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from nouscoder.doctor.cluster.facts import Amount, Cluster, ClusterError, Node, NotAllowed, StorageClass
 from nouscoder.doctor.finding import Finding, report
 from nouscoder.errors import NousCoderError
+from nouscoder.verifier.runner.kernel import why_not_gvisor
 
 if TYPE_CHECKING:
     from nouscoder.doctor.cluster.trial import TrialResult
@@ -33,7 +34,6 @@ INSTALL = (
     *[Amount(0.1, 128 * 1024**2)] * 3,  # two sandbox runners and a spare one
     Amount(0.05, 64 * 1024**2),  # Redis
 )
-_GVISOR_DATE = "Sun Jan 10 15:06:54 PST 2016"
 # Provisioners whose volumes several nodes can mount at once. The API does not report this.
 _SHARED = (
     "nfs",
@@ -135,16 +135,14 @@ def judge_runtime_classes(classes: dict[str, str]) -> Finding:
 
 
 def judge_kernel(tried: TrialResult) -> Finding:
-    """Judge the kernel of the trial pod. gVisor shows its name in /proc/version or in the kernel log; older versions
-    show only a constant date.
-    """
+    """Judge the kernel of the trial pod, as a verifier judges that of each runner."""
     fix = f"check containerd on the nodes: the handler must be runsc; or {_NO_GVISOR}"
     if tried.kernel_problem:
         return Finding("gVisor pod", False, True, tried.kernel_problem, f"{fix}; for another image: --image NAME")
-    version = tried.kernel.partition("\n")[0]
-    if "gvisor" in tried.kernel.lower() or _GVISOR_DATE in version:
-        return Finding("gVisor pod", True, True, f"started, on {version.partition(' #')[0]}, which is gVisor's")
-    return Finding("gVisor pod", False, True, f"started, but on another kernel: {version[:80]}", fix)
+    if reason := why_not_gvisor(tried.kernel):
+        return Finding("gVisor pod", False, True, f"started, but not on gVisor's kernel: {reason}", fix)
+    version = str(tried.kernel and tried.kernel.get("version")).partition(" #")[0]
+    return Finding("gVisor pod", True, True, f"started, on {version}, which is gVisor's")
 
 
 def judge_storage(classes: Sequence[StorageClass]) -> Finding:

@@ -6,6 +6,8 @@ Each pod ends after `_POD_LIFE_S`, so that a killed trial leaves nothing running
 
 from __future__ import annotations
 
+import inspect
+import json
 import secrets
 import time
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from kubernetes.client.exceptions import ApiException
 
 from nouscoder.doctor.cluster.client import REQUEST_LIMIT_S, api_errors
 from nouscoder.doctor.cluster.facts import ClusterError
+from nouscoder.verifier.runner import kernel
 
 Answer = TypeVar("Answer")
 
@@ -51,22 +54,17 @@ if not until(True, 30, 1):
 print("open", flush=True)
 sys.exit(0 if until(False, 25, 5) else 4)
 """
-_LOOK = """
-import ctypes
-print(open("/proc/version").read().strip())
-log = ctypes.create_string_buffer(65536)
-print(log.raw[:max(0, ctypes.CDLL(None).klogctl(3, log, 65536))].decode(errors="replace"))
-"""
+_LOOK = f"{inspect.getsource(kernel)}\nimport json\nprint(json.dumps(kernel_facts()))\n"
 
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
     """The results of a trial. `*_problem` says why a result is missing.
 
-    `kernel` is the kernel that a pod of the RuntimeClass reports; "" when no such pod was tried.
+    `kernel` is what the kernel of a pod of the RuntimeClass answers; None when no such pod was tried.
     """
 
-    kernel: str = ""
+    kernel: kernel.Facts | None = None
     kernel_problem: str = ""
     policy_enforced: bool | None = None
     policy_problem: str = ""
@@ -117,11 +115,15 @@ class Trial:
             raise
         return None
 
-    def kernel_of(self, runtime_class: str) -> str:
-        """The kernel that a pod of this RuntimeClass reports: /proc/version and the kernel's log."""
+    def kernel_of(self, runtime_class: str) -> kernel.Facts:
+        """What the kernel of a pod of this RuntimeClass answers."""
         self._start("look", _LOOK, runtimeClassName=runtime_class)
         self._ended("look")
-        return self._log("look")
+        said = self._log("look")
+        try:
+            return dict(json.loads(said))
+        except ValueError:
+            raise ClusterError(f"the pod look did not say what its kernel answers: {said[-200:]}") from None
 
     def policy_is_enforced(self) -> bool:
         """Whether a connection between two pods is refused once a policy denies it."""
@@ -265,9 +267,9 @@ def run_trial(api: Any, image: str, runtime_class: str | None, patience_s: float
     """Run all trials. Raises NotAllowed or ClusterError when the namespace cannot be made or removed."""
     with Trial(api, image, patience_s) as trial:
         refuses, restricted_problem = _tried(trial.restricted_refuses)
-        kernel, kernel_problem = _tried(lambda: trial.kernel_of(runtime_class)) if runtime_class else (None, "")
+        facts, kernel_problem = _tried(lambda: trial.kernel_of(runtime_class)) if runtime_class else (None, "")
         enforced, policy_problem = _tried(trial.policy_is_enforced)
-    return TrialResult(kernel or "", kernel_problem, enforced, policy_problem, refuses, restricted_problem)
+    return TrialResult(facts, kernel_problem, enforced, policy_problem, refuses, restricted_problem)
 
 
 def _tried(question: Callable[[], Answer]) -> tuple[Answer | None, str]:

@@ -7,8 +7,8 @@ import json
 import os
 import select
 import shutil
-import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -17,27 +17,37 @@ from typing import Any
 
 try:
     from . import greeting
+    from .cleanup import END_LIMIT_S, kill_all, log
+    from .kernel import kernel_facts
+    from .relay import Relay
 except ImportError:  # in the image, where this folder is not a package
     import greeting  # type: ignore[no-redef, import-not-found]
+    from cleanup import END_LIMIT_S, kill_all, log  # type: ignore[no-redef, import-not-found]
+    from kernel import kernel_facts  # type: ignore[no-redef, import-not-found]
+    from relay import Relay  # type: ignore[no-redef, import-not-found]
 
-_HOME = "/opt/nouscoder"
 _MAX_GREETINGS = 16  # handshakes at once; a further connection ends the oldest one
-_KEY, _KEY_FD = "NOUSCODER_RUNNER_KEY", "NOUSCODER_RUNNER_KEY_FD"
 _KERNELS = ("gvisor", "linux")  # of the container: the sentry, or that of a virtual machine
 _ROLES = (greeting.SLOT, *greeting.PARTNERS)
 _FIRST_UID, _UIDS_AN_AGENT = 1_000_000_000, 2 * len(_ROLES)  # two for each harness
-_END_LIMIT_S = 5.0
 _POLL_INTERVAL_MS = 500
 _KEEPALIVE_S = 10  # a gateway whose node vanishes does not close its connection
+
+Tls = tuple[ssl.SSLContext, bytes]  # of this container's certificate, and the certificate's digest
 
 
 class Agent:
     """The agent of one container."""
 
-    def __init__(self, key: bytes, home: str = _HOME, kernel: str = "gvisor", idle_s: float = 0) -> None:
-        """`idle_s` seconds without a gateway end the process; 0: they do not. Raises GreetingError, unknown kernel."""
+    def __init__(self, key: bytes, home: str, kernel: str, idle_s: float, tls: Tls | None) -> None:
+        """`idle_s` seconds without a gateway end the process; 0: they do not. Raises GreetingError, unknown kernel.
+
+        Without `tls` it expects a tunnel in front of it. The kernel is asked here, before anybody else runs.
+        """
         if kernel not in _KERNELS:
             raise greeting.GreetingError(f"{kernel!r} is not a kernel")
+        self._kernel_facts = kernel_facts()
+        self._tls = tls
         self._key = key
         self._idle_s = idle_s
         self._heard_s = time.monotonic()  # when a gateway has last proved that it has the key, or closed a slot
@@ -54,6 +64,12 @@ class Agent:
             threading.Thread(target=self._end_when_idle, daemon=True).start()
         while True:
             connection, _ = listener.accept()
+            if self._tls is not None:
+                try:
+                    connection = self._tls[0].wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+                except OSError:
+                    connection.close()  # a probe that has already closed it
+                    continue
             with self._lock:
                 self._greetings[connection] = None
                 if len(self._greetings) > _MAX_GREETINGS:
@@ -69,7 +85,7 @@ class Agent:
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     _watch_peer(connection)
                     request, nonces = self._receive_request(connection)
-                    about = _about(request)
+                    about = _about(request) | {"kernel": self._kernel_facts}
                     role = self._reserve(request)
                     # Conversations by pipes were not tried in gVisor yet: there the gateway relays them.
                     about["peer"] = self._kernel == "linux" and role != greeting.CHECKER
@@ -83,32 +99,35 @@ class Agent:
                     self._run(connection, role, request)
             except (OSError, greeting.GreetingError) as error:
                 if not isinstance(error, ConnectionError):  # probes close the connection early
-                    _log(f"a connection was refused: {error!r}")
+                    log(f"a connection was refused: {error!r}")
 
     def _end_when_idle(self) -> None:
         while True:
             with self._lock:
                 left_s = self._idle_s if self._in_use else self._heard_s + self._idle_s - time.monotonic()
                 if left_s <= 0:
-                    _log(f"no gateway has come for {self._idle_s:.0f} s: the container ends")
+                    log(f"no gateway has come for {self._idle_s:.0f} s: the container ends")
                     os._exit(0)
             time.sleep(left_s)
 
-    def _receive_request(self, connection: socket.socket) -> tuple[dict[str, Any], tuple[bytes, bytes]]:
+    def _receive_request(self, connection: socket.socket) -> tuple[dict[str, Any], greeting.Nonces]:
         ours, end_s = os.urandom(greeting.NONCE_BYTES), time.monotonic() + greeting.LIMIT_S
         connection.settimeout(greeting.LIMIT_S)
+        if isinstance(connection, ssl.SSLSocket):
+            connection.do_handshake()
         connection.sendall(greeting.MAGIC + ours)
         theirs = _exactly(connection, greeting.NONCE_BYTES, end_s)
         proof = _exactly(connection, greeting.PROOF_BYTES, end_s)
         length = greeting.message_length(_exactly(connection, greeting.LENGTH.size, end_s))
         text = _exactly(connection, length, end_s)
-        greeting.check_proof(proof, self._key, "gateway", ours, theirs, text)
+        nonces = greeting.Nonces(ours, theirs, self._tls[1] if self._tls is not None else b"")
+        greeting.check_proof(proof, self._key, "gateway", nonces, text)
         self._heard_s = time.monotonic()
-        return greeting.unpack(text), (ours, theirs)
+        return greeting.unpack(text), nonces
 
-    def _answer(self, connection: socket.socket, nonces: tuple[bytes, bytes], answer: dict[str, Any]) -> None:
+    def _answer(self, connection: socket.socket, nonces: greeting.Nonces, answer: dict[str, Any]) -> None:
         text = greeting.pack(answer)
-        proof = greeting.proof(self._key, "runner", *nonces, text)
+        proof = greeting.proof(self._key, "runner", nonces, text)
         connection.sendall(proof + greeting.LENGTH.pack(len(text)) + text)
 
     def _reserve(self, request: dict[str, Any]) -> str:
@@ -131,25 +150,32 @@ class Agent:
         """Run a harness on this connection until either ends, then kill all its processes."""
         try:
             connection.settimeout(None)
-            stream = connection.fileno()
-            ends = [end.fileno() for each, end in zip(_ROLES, self._peers, strict=False) if each == role]
-            harness = subprocess.Popen(
-                self._command(request, role, *ends),
-                stdin=stream,
-                stdout=stream,
-                env=request["environment"],
-                cwd="/",
-                start_new_session=True,
-                pass_fds=ends,
-            )
+            ours, theirs = (connection, None) if self._tls is None else socket.socketpair()
+            harness = self._start(theirs or connection, role, request)
             with self._lock:
                 self._in_use[role] = harness
-            _await_end(harness, connection)
+            if theirs is None:
+                _await_end(harness, connection)
+            else:
+                theirs.close()
+                _relay_until_end(harness, connection, ours)
             harness.kill()
-            harness.wait(_END_LIMIT_S)
+            harness.wait(END_LIMIT_S)
         except (OSError, subprocess.SubprocessError, KeyError, TypeError, ValueError) as error:
-            _log(f"a {role} could not be served: {error!r}")
+            log(f"a {role} could not be served: {error!r}")
         self._free(role)
+
+    def _start(self, stream: socket.socket, role: str, request: dict[str, Any]) -> subprocess.Popen[bytes]:
+        ends = [end.fileno() for each, end in zip(_ROLES, self._peers, strict=False) if each == role]
+        return subprocess.Popen(
+            self._command(request, role, *ends),
+            stdin=stream.fileno(),
+            stdout=stream.fileno(),
+            env=request["environment"],
+            cwd="/",
+            start_new_session=True,
+            pass_fds=ends,
+        )
 
     def _command(self, request: dict[str, Any], role: str, peer: int = -1) -> list[str]:
         settings = request["settings"]
@@ -171,7 +197,7 @@ class Agent:
         if role == greeting.SLOT:
             for partner in partners:
                 partner.kill()
-            _kill_all()
+            kill_all()
             for end in self._peers:
                 end.close()
         with self._lock:
@@ -188,39 +214,18 @@ def _await_end(harness: subprocess.Popen[bytes], connection: socket.socket) -> N
             return
 
 
+def _relay_until_end(harness: subprocess.Popen[bytes], connection: socket.socket, ours: socket.socket) -> None:
+    """The same for an encrypted connection, whose bytes are copied meanwhile."""
+    assert isinstance(connection, ssl.SSLSocket)
+    with ours, contextlib.suppress(OSError):
+        relay = Relay(connection, ours)
+        relay.run(lambda: _is_closed(connection), lambda: harness.poll() is not None, _POLL_INTERVAL_MS)
+
+
 def _is_closed(connection: socket.socket) -> bool:
     """Whether the TCP state is closed. Some kernels do not report to poll that a peer closed while data is unread."""
     state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
     return state not in (1, 0)  # 1 is ESTABLISHED, 0 is reported by kernels without TCP_INFO
-
-
-def _kill_all() -> None:
-    """Kill every other process and wait for their end. Exits, which ends the container, when they do not end."""
-    end = time.monotonic() + _END_LIMIT_S
-    while time.monotonic() < end:
-        if os.getpid() == 1:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGKILL)
-        _reap()
-        if not _other_processes():
-            return
-        time.sleep(0.01)
-    _log("processes of a submission do not end: the container exits")
-    os._exit(1)
-
-
-def _reap() -> None:
-    """Wait for ended children. Orphans are children of process 1, which is this process."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
-
-
-def _other_processes() -> list[str]:
-    """The pids of the other processes of this container; none if it has no separate pid namespace."""
-    return [pid for pid in os.listdir("/proc") if pid.isdigit() and pid != "1"] if os.getpid() == 1 else []
 
 
 def _about(request: dict[str, Any]) -> dict[str, Any]:
@@ -242,7 +247,7 @@ def _watch_peer(connection: socket.socket) -> None:
 
 def _shut_down(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # TLS' own may run in another thread meanwhile
 
 
 def _exactly(connection: socket.socket, num_bytes: int, end_s: float) -> bytes:
@@ -258,45 +263,3 @@ def _exactly(connection: socket.socket, num_bytes: int, end_s: float) -> bytes:
             raise ConnectionResetError("the peer closed the connection")
         data += part
     return data
-
-
-def _log(text: str) -> None:
-    sys.stderr.write(f"runner: {text}\n")
-    sys.stderr.flush()
-
-
-def _restart_without_key(text: str) -> None:
-    """Exec this program again with the key in a pipe, because the kernel shows the environment of the first exec."""
-    greeting.read_key(text)
-    read_end, write_end = os.pipe()
-    os.write(write_end, text.encode()[: select.PIPE_BUF])
-    os.close(write_end)
-    os.set_inheritable(read_end, True)
-    os.environ[_KEY_FD] = str(read_end)
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-
-
-def _received_key() -> bytes:
-    fd = int(os.environ.pop(_KEY_FD, "-1"))
-    if fd < 0:
-        raise greeting.GreetingError(f"{_KEY} is not set")
-    with open(fd, encoding="utf8") as pipe:
-        return greeting.read_key(pipe.read())
-
-
-def main() -> None:
-    """Serve until killed or idle. The key is not in the environment of this process, which others can read in /proc."""
-    if _KEY in os.environ:
-        _restart_without_key(os.environ.pop(_KEY))
-    key = _received_key()
-    port = int(os.environ.pop("NOUSCODER_RUNNER_PORT", str(greeting.DEFAULT_PORT)))
-    home = os.environ.pop("NOUSCODER_RUNNER_HOME", _HOME)
-    idle_s = float(os.environ.pop("NOUSCODER_RUNNER_IDLE_S", "0"))
-    agent = Agent(key, home, os.environ.pop("NOUSCODER_RUNNER_KERNEL", "gvisor"), idle_s)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    _reap()
-    dual = socket.has_dualstack_ipv6()  # the gateway may come by either family
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    with socket.create_server(("", port), family=family, backlog=64, dualstack_ipv6=dual) as listener:
-        _log(f"listening on port {port}")
-        agent.serve(listener)

@@ -18,6 +18,7 @@ class PoolConfig:
     port: int = 7070
     key_file: str = ""  # the shared key by which gateway and runners authenticate each other
     spares: int = 1  # managed: ready runners in addition to the slots
+    accept_unproven_kernel: bool = False  # lend runners whose kernel is not shown to be gVisor's
     start_s: float = 240.0  # time limit for the first runner
 
     def __post_init__(self) -> None:

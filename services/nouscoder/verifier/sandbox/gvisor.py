@@ -47,7 +47,8 @@ class GvisorSandbox(LocalSandbox):
 
     def __init__(self, config: SandboxConfig, source: Source | None = None, access: RunnerAccess | None = None) -> None:
         """`source` and `access` are by default those of the runner pods. Raises SandboxUnavailable."""
-        self._access = access or RunnerAccess(_read_key(config.pool))
+        needs_gvisor = not config.pool.accept_unproven_kernel
+        self._access = access or RunnerAccess(_read_key(config.pool), needs_gvisor=needs_gvisor)
         size = (config.slots or 1) + config.tool_slots
         source = source or open_source(config.pool, self._access.key)
         self.pool = RunnerPool(source, self._prove, size, config.pool.spares)

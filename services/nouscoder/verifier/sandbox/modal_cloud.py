@@ -116,7 +116,11 @@ class ModalCloud:
         """
         config = self._config
         memory, cores = (config.memory_mib, config.memory_mib), (config.cores, config.cores)
-        environment = {"NOUSCODER_RUNNER_KEY": key_text, "NOUSCODER_RUNNER_KERNEL": KERNELS[config.runtime]}
+        environment = {
+            "NOUSCODER_RUNNER_KEY": key_text,
+            "NOUSCODER_RUNNER_KERNEL": KERNELS[config.runtime],
+            "NOUSCODER_RUNNER_TLS": "tunnel",
+        }
         made = await self._bounded(
             self._modal.Sandbox.create.aio(
                 *AGENT,

@@ -4,6 +4,7 @@ INVARIANT: a runner is lent to one slot at a time, and only after it has passed 
 
     STARTING -> (is reachable) UNPROVEN -> (canary passes) READY -> LENT -> (returned in doubt) UNPROVEN
     READY -> (idle for long) UNPROVEN; any -> (worn, stuck or lost) removed and replaced
+    UNPROVEN -> (its kernel is not gVisor's) waits, removed and replaced
     UNPROVEN -> (canary fails), any -> (two others contradict it) QUARANTINED and replaced
 """
 
@@ -20,7 +21,7 @@ from enum import StrEnum
 
 from nouscoder.verifier.sandbox.base import SandboxError
 from nouscoder.verifier.sandbox.link import Ending
-from nouscoder.verifier.sandbox.runner_link import RunnerBusy
+from nouscoder.verifier.sandbox.runner_link import KernelUnproven, RunnerBusy
 from nouscoder.verifier.sandbox.runner_source import Found as Found
 from nouscoder.verifier.sandbox.runner_source import RunnersLimited as RunnersLimited
 from nouscoder.verifier.sandbox.runner_source import RunnersUnreachable as RunnersUnreachable
@@ -32,6 +33,7 @@ _CHECK_INTERVAL_S = 1.0
 _STUCK_AFTER_S = 240.0  # long enough to pull images
 _RECHECK_AFTER_S = 120.0  # below the time after which an idle runner ends itself (`runner/agent.py`)
 _MAX_SILENT_PROOFS = 3
+_WRONG_KERNEL_PAUSE_S = 30.0  # before another runner is made, which probably has the same kernel
 
 
 class RunnerState(StrEnum):
@@ -52,6 +54,7 @@ class Replaced(StrEnum):
     STUCK = "stuck"
     CANARY = "canary"
     SILENT = "silent"
+    KERNEL = "kernel"
     SECOND_RUNNER = "second_runner"
 
 
@@ -230,6 +233,12 @@ class RunnerPool:
         except RunnerBusy as error:  # another gateway uses it
             self.last_problem = str(error)
             await asyncio.sleep(_CHECK_INTERVAL_S)
+        except KernelUnproven as error:
+            self.last_problem = str(error)
+            log.error("a runner is refused for its kernel", extra={"runner": runner.name, "detail": str(error)})
+            await asyncio.sleep(_WRONG_KERNEL_PAUSE_S)
+            with contextlib.suppress(RunnersUnreachable):
+                await self._replace(runner, Replaced.KERNEL)
         except RunnersUnreachable as error:
             self.last_problem = str(error)
         except (SandboxError, OSError) as error:

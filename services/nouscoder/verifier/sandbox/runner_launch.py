@@ -8,24 +8,34 @@ from dataclasses import dataclass
 
 from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.runner import greeting
+from nouscoder.verifier.runner.kernel import why_not_gvisor
 from nouscoder.verifier.sandbox.base import SandboxError
 from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.launch import Launch
 from nouscoder.verifier.sandbox.link import ENVIRONMENT, Ending, Link
 from nouscoder.verifier.sandbox.pool import Runner, RunnerPool
 from nouscoder.verifier.sandbox.runner_choice import current_choice
-from nouscoder.verifier.sandbox.runner_link import SocketLink, connect
+from nouscoder.verifier.sandbox.runner_link import KernelUnproven, SocketLink, connect
 from nouscoder.verifier.toolchains import languages
+
+_NOT_GVISOR = (
+    "the handler of its RuntimeClass must be runsc; verifier.sandbox.pool_accept_unproven_kernel = true (chart:"
+    " verifier.sandbox.acceptUnprovenKernel) lets programs of strangers run on that kernel"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerAccess:
-    """How the runners of a pool are reached, and how a person looks at them. Without `tls` nothing is encrypted."""
+    """How the runners of a pool are reached, and how a person looks at them. `tls` is that of a tunnel (`connect`).
+
+    With `needs_gvisor` a runner must show that its kernel is gVisor's (runner/kernel.py).
+    """
 
     key: bytes
     tls: ssl.SSLContext | None = None
     backend: str = "gvisor"
     advice: str = "look at the runner pods (kubectl describe, kubectl logs)"
+    needs_gvisor: bool = False
 
 
 class RunnerLaunch:
@@ -54,7 +64,7 @@ class RunnerLaunch:
         }
         limit_s = self._config.start_limit_s
         try:
-            return await connect(
+            link = await connect(
                 runner.address,
                 self._access.key,
                 want,
@@ -67,6 +77,10 @@ class RunnerLaunch:
             )
         except TimeoutError as error:
             raise SandboxError(f"runner {runner.name} did not answer within {limit_s:.0f} s") from error
+        if self._access.needs_gvisor and (reason := why_not_gvisor(link.about.kernel)):
+            link.writer.transport.abort()
+            raise KernelUnproven(f"runner {runner.name} does not run on gVisor: {reason}; {_NOT_GVISOR}")
+        return link
 
 
 class PooledLaunch(RunnerLaunch):

@@ -1,7 +1,8 @@
 """The link to the harness in a runner: TCP, after a handshake in which both sides prove that they have the key.
 
 The connection is the stdin and stdout of the harness. It carries programs and test inputs, never an expected output.
-To a runner pod it is not encrypted, and network policies admit no other peer. A container of Modal is reached over TLS.
+It is TLS with the runner's own certificate, to which both proofs are bound. To a container of Modal it is TLS with
+Modal's certificate, which is checked in the usual way.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nouscoder.verifier.runner import greeting
+from nouscoder.verifier.runner.secure import any_certificate, digest_of
 from nouscoder.verifier.sandbox.base import SandboxError
 from nouscoder.verifier.sandbox.link import MAX_READ_AHEAD_BYTES, Ending
 from nouscoder.verifier.toolchains.languages import known_tools
@@ -25,6 +27,7 @@ _BUSY_LIMIT_S = 10.0  # a runner that was just released still cleans up
 _BUSY_PAUSE_S = 0.05
 _DEAD_AFTER_MS = 8000  # without an acknowledgement, because a pod that vanishes does not close its connection
 _KEEPALIVE_S = 2
+_OWN_CERTIFICATES = any_certificate()
 
 
 class RunnerRefused(SandboxError):
@@ -35,13 +38,21 @@ class RunnerBusy(RunnerRefused):
     """Another connection uses the runner."""
 
 
+class KernelUnproven(RunnerRefused):
+    """What the runner says of its kernel is not what only gVisor answers."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunnerAbout:
-    """The runner's Python version, the absolute paths of its tools by name, and whether its two harnesses are peers."""
+    """The runner's Python version, the absolute paths of its tools by name, and whether its two harnesses are peers.
+
+    `kernel` is what it says of its kernel (runner/kernel.py).
+    """
 
     python: str
     tools: Mapping[str, str]
     has_peer: bool
+    kernel: object = None
 
 
 class SocketLink:
@@ -103,16 +114,20 @@ async def connect(
 ) -> SocketLink:
     """A link to a fresh harness of the runner at `address`. A busy runner is retried for up to 10 s.
 
-    `request` is the rest of the handshake's request (greeting.py). With `tls` the certificate must be that of the
-    address's host. Raises OSError without an answer, RunnerBusy, and RunnerRefused.
+    `request` is the rest of the handshake's request (greeting.py). With `tls` a tunnel in front of the runner must have
+    the certificate of the address's host; without, the runner must prove that the certificate is its own. Raises
+    OSError without an answer, RunnerBusy, and RunnerRefused.
     """
     end = asyncio.get_running_loop().time() + _BUSY_LIMIT_S
     while True:
         try:
             async with asyncio.timeout(limit_s):
                 streams = await _open(address, tls)
-                about = await _greeted(*streams, key, {"want": want, **request}, name)
+                certificate = _digest(streams[1]) if tls is None else b""
+                about = await _greeted(*streams, key, certificate, {"want": want, **request}, name)
                 return SocketLink(*streams, about, name, closed, use_until_s)
+        except ssl.SSLError as error:
+            raise RunnerRefused(f"runner {name} does not speak TLS as a runner does: {error}") from error
         except RunnerBusy:
             if asyncio.get_running_loop().time() > end:
                 raise
@@ -122,17 +137,23 @@ async def connect(
 async def _open(
     address: tuple[str, int], tls: ssl.SSLContext | None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host = address[0] if tls is not None else None
-    return await asyncio.open_connection(*address, limit=MAX_READ_AHEAD_BYTES, ssl=tls, server_hostname=host)
+    host = address[0] if tls is not None else ""
+    context = tls or _OWN_CERTIFICATES
+    return await asyncio.open_connection(*address, limit=MAX_READ_AHEAD_BYTES, ssl=context, server_hostname=host)
 
 
 async def _greeted(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, request: dict[str, Any], name: str
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    key: bytes,
+    certificate: bytes,
+    request: dict[str, Any],
+    name: str,
 ) -> RunnerAbout:
     """What the runner says of itself. Aborts the connection and raises when it refuses, or is none of this pool."""
     try:
         _watch_peer(writer.get_extra_info("socket"))
-        answer = await _greet(reader, writer, key, request)
+        answer = await _greet(reader, writer, key, certificate, request)
         if answer.get("status") != greeting.OK:
             raise RunnerBusy(f"runner {name} is busy")
     except asyncio.IncompleteReadError as error:
@@ -144,22 +165,29 @@ async def _greeted(
     except BaseException:
         writer.transport.abort()
         raise
-    return RunnerAbout(str(answer.get("python", "")), known_tools(answer.get("tools")), answer.get("peer") is True)
+    tools, has_peer = known_tools(answer.get("tools")), answer.get("peer") is True
+    return RunnerAbout(str(answer.get("python", "")), tools, has_peer, answer.get("kernel"))
 
 
 async def _greet(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, request: dict[str, Any]
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, certificate: bytes, request: dict[str, Any]
 ) -> dict[str, Any]:
     if await reader.readexactly(len(greeting.MAGIC)) != greeting.MAGIC:
         raise greeting.GreetingError("the peer is not a runner")
     theirs, ours = await reader.readexactly(greeting.NONCE_BYTES), os.urandom(greeting.NONCE_BYTES)
     text = greeting.pack(request)
-    proof = greeting.proof(key, "gateway", theirs, ours, text)
+    nonces = greeting.Nonces(theirs, ours, certificate)
+    proof = greeting.proof(key, "gateway", nonces, text)
     writer.write(ours + proof + greeting.LENGTH.pack(len(text)) + text)
     runner_proof = await reader.readexactly(greeting.PROOF_BYTES)
     answer = await reader.readexactly(greeting.message_length(await reader.readexactly(greeting.LENGTH.size)))
-    greeting.check_proof(runner_proof, key, "runner", theirs, ours, answer)
+    greeting.check_proof(runner_proof, key, "runner", nonces, answer)
     return greeting.unpack(answer)
+
+
+def _digest(writer: asyncio.StreamWriter) -> bytes:
+    """The digest of the peer's certificate."""
+    return digest_of(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
 
 
 def _watch_peer(connection: socket.socket) -> None:

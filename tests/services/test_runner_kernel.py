@@ -1,0 +1,103 @@
+"""A runner shows by what its kernel answers that it runs on gVisor. This machine's Linux kernel is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nouscoder.verifier.runner import kernel
+from nouscoder.verifier.runner.kernel import kernel_facts, why_not_gvisor
+from nouscoder.verifier.sandbox.config import PoolConfig, SandboxConfig
+from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.pool import Runner, RunnerState
+from nouscoder.verifier.sandbox.runner_launch import CanaryLaunch, RunnerAccess
+from nouscoder.verifier.sandbox.runner_link import KernelUnproven, RunnerAbout
+
+# As a runner on gVisor (release of 2026) and a container of runc on Linux 6.18 answered.
+GVISOR: dict[str, object] = {
+    "version": "Linux version 4.19.0-gvisor #1 SMP Sun Jan 10 15:06:54 PST 2016",
+    "log": "<6>[   0.000000] Starting gVisor...",
+    "files": ["version", "stat"],
+    "calls": ["ENOSYS", "ENOSYS"],
+}
+RUNC: dict[str, object] = {
+    "version": "Linux version 6.18.44 (builder@sandboxing) (gcc 15.3.0)",
+    "log": "EPERM",
+    "files": ["version", "stat", "interrupts", "softirqs"],
+    "calls": ["EBADF", "EINVAL"],
+}
+
+
+def test_gvisor_is_accepted_and_runc_is_refused_by_the_name_of_its_kernel() -> None:
+    assert why_not_gvisor(GVISOR) == ""
+    assert "Linux version 6.18.44" in why_not_gvisor(RUNC)
+
+
+@pytest.mark.parametrize("fact", ["log", "files", "calls"])
+def test_each_fact_alone_refuses_a_kernel(fact: str) -> None:
+    """The version alone proves nothing: a person can give a kernel any name."""
+    named = RUNC | {"version": GVISOR["version"]}
+    assert why_not_gvisor(named)
+    assert why_not_gvisor(GVISOR | {fact: RUNC[fact]})
+    assert why_not_gvisor({name: value for name, value in GVISOR.items() if name != fact})
+
+
+def test_a_container_whose_proc_is_hidden_proves_nothing() -> None:
+    """With the mount option subset=pid, /proc of Linux lacks the files as well."""
+    assert why_not_gvisor(GVISOR | {"files": []})
+
+
+@given(st.recursive(st.none() | st.booleans() | st.text(max_size=5) | st.integers(), lambda x: st.lists(x, max_size=3)))
+def test_anything_else_that_a_runner_says_is_refused(said: object) -> None:
+    assert why_not_gvisor(said)
+    for fact in ("log", "files", "calls"):
+        assert why_not_gvisor(GVISOR | {fact: said})
+
+
+def test_this_machine_is_not_gvisor_also_by_the_text_that_the_doctor_sends() -> None:
+    facts = kernel_facts()
+    if "gvisor" in str(facts["version"]):
+        pytest.skip("this machine runs in gVisor")
+    assert str(facts["version"])[:30] in why_not_gvisor(facts)
+    program = f"{Path(kernel.__file__).read_text()}\nimport json\nprint(json.dumps(kernel_facts()))"
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, check=True, timeout=60)
+    assert why_not_gvisor(json.loads(done.stdout))
+
+
+async def test_no_harness_of_an_unproven_runner_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    class Link:
+        about = RunnerAbout("3.11", {}, False, RUNC)
+
+        class writer:  # noqa: N801
+            class transport:  # noqa: N801
+                abort = staticmethod(lambda: closed.append(True))
+
+    async def connect(*arguments: object, **named: object) -> Link:
+        return Link()
+
+    monkeypatch.setattr("nouscoder.verifier.sandbox.runner_launch.connect", connect)
+    runner = Runner("pod-1", ("127.0.0.1", 7070), RunnerState.UNPROVEN, 0)
+    launch = CanaryLaunch(runner, RunnerAccess(b"", needs_gvisor=True), SandboxConfig())
+    with pytest.raises(KernelUnproven, match=r"pod-1 does not run on gVisor.*acceptUnprovenKernel"):
+        await launch.open()
+    assert closed == [True]
+    assert await CanaryLaunch(runner, RunnerAccess(b""), SandboxConfig()).open()
+
+
+def test_the_pool_of_pods_needs_the_proof_unless_it_is_given_up_by_name(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("0123456789abcdef")
+
+    def access(accepted: bool) -> RunnerAccess:
+        pool = PoolConfig(managed=False, service="x", key_file=str(tmp_path / "key"), accept_unproven_kernel=accepted)
+        return GvisorSandbox(SandboxConfig(backend="gvisor", slots=1, pool=pool))._access
+
+    assert access(False).needs_gvisor
+    assert not access(True).needs_gvisor
