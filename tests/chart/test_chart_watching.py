@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
 BOARDS = ("Run", "Verifier", "Broker", "Generation", "Cost")
+ROOT = Path(__file__).parents[2]
 SERVICES = ("verifier", "broker", "generation", "learner")
 CHOSEN_BY = ("app.kubernetes.io/instance", "app.kubernetes.io/component")
 
@@ -35,6 +39,17 @@ def test_the_dashboards_are_configmaps_that_grafanas_sidecar_finds(chart: Chart)
     titles = {json.loads(text)["title"] for one in found.values() for text in one["data"].values()}
     assert titles == {f"NousCoder / {title}" for title in BOARDS}
     assert all(one["metadata"]["labels"]["grafana_dashboard"] == "1" for one in found.values())
+
+
+@pytest.mark.heavy
+def test_the_dashboards_have_grafanas_types() -> None:
+    """Fetches the packages of Grafana's types once, and compiles the files with them."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is missing: apt-get install npm")
+    command = [str(ROOT / "deploy" / "check-dashboard-types")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(BOARDS)} dashboards have the types of" in done.stdout
 
 
 def test_without_the_loop_only_the_verifier_has_a_dashboard(chart: Chart) -> None:
