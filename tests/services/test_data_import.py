@@ -77,13 +77,58 @@ SYNTHETIC = {
     "language": "python",
     "test_cases": [{"type": "stdin_stdout", "fn_name": None, **case} for case in SUM_ROWS],
 }
-PLUS = """import numpy as np
+# The programs that EvalPlus publishes (tools/humaneval and tools/mbpp/to_original_fmt.py).
+ASSERTION = """import numpy as np
 
+def is_floats(x) -> bool:
+    return isinstance(x, float)
+
+def assertion(out, exp, atol):
+    exact_match = out == exp
+
+    if atol == 0 and is_floats(exp):
+        atol = 1e-6
+    if not exact_match and atol != 0:
+        assert np.allclose(out, exp, rtol=1e-07, atol=atol)
+    else:
+        assert exact_match, f"out: {out}, exp: {exp}"
+"""
+PLUS = f"""{ASSERTION}
 def check(candidate):
     inputs = [[[1, 2], 'x'], [[], 'y']]
     results = [3, None]
     for i, (inp, exp) in enumerate(zip(inputs, results)):
         assertion(candidate(*inp), exp, 0)
+"""
+MBPP_PLUS = f"""{ASSERTION}
+inputs = [[[1, 2], 'x'], [[], 'y']]
+results = [3, None]
+for i, (inp, exp) in enumerate(zip(inputs, results)):
+    assertion(f(*inp), exp, 0)
+"""
+MBPP_AS_SETS = """def assertion(out, exp, atol):
+    out = set(out)
+    exp = set(exp)
+    assert out == exp
+inputs = [[(3, 4, 5, 6), (5, 7, 4, 10)]]
+results = [(4, 5)]
+for i, (inp, exp) in enumerate(zip(inputs, results)):
+    assertion(f(*inp), exp, 0)
+"""
+MBPP_TWO_RESULTS = f"""{ASSERTION}
+def _f(a): return a + 1
+inputs = [[1]]
+results = [5]
+for i, (inp, exp) in enumerate(zip(inputs, results)):
+    assertion(f(*inp), exp, _f(*inp), 0.001)
+"""
+FIND_ZERO = """import math
+def _poly(xs, x): return sum(c * math.pow(x, i) for i, c in enumerate(xs))
+def check(candidate):
+    inputs = [[[0, 2]], [[0, -3]]]
+    results = [0.0, 0.0]
+    for i, (inp, exp) in enumerate(zip(inputs, results)):
+        assert _poly(*inp, candidate(*inp)) <= 0.0001
 """
 UNIT = "import unittest\nclass TestCases(unittest.TestCase):\n    def test_a(self): self.assertEqual(f(1), 2)\n"
 PROGRAM = "print(sum(map(int, input().split())))"
@@ -244,6 +289,13 @@ ROWS: list[tuple[str, str, dict[str, Any], Tests, tuple[str, ...]]] = [
         (),
     ),
     (
+        "humaneval",
+        "HumanEval/32",
+        {"task_id": "HumanEval/32", "prompt": "def f(a):\n", "entry_point": "f", "test": FIND_ZERO},
+        AssertTests((f"{FIND_ZERO}\ncheck(f)",)),
+        (),
+    ),
+    (
         "mbpp",
         "Mbpp/11",
         {
@@ -264,11 +316,20 @@ ROWS: list[tuple[str, str, dict[str, Any], Tests, tuple[str, ...]]] = [
             "prompt": "Do it.",
             "test_list": ["assert f(1) == 2"],
             "test_imports": [],
-            "test": "inputs = [[[1, 2], 'x'], [[], 'y']]\nresults = [3, None]\n"
-            "for inp, exp in zip(inputs, results):\n    assertion(f(*inp), exp, 0)\n",
+            "test": MBPP_PLUS,
         },
         CALLS,
         (),
+    ),
+    *(
+        (
+            "mbpp",
+            "Mbpp/2",
+            {"task_id": 2, "prompt": "Do it.", "test_list": ["assert f(1) == 2"], "test_imports": [], "test": code},
+            AssertTests((code,)),
+            (),
+        )
+        for code in (MBPP_AS_SETS, MBPP_TWO_RESULTS)
     ),
     (
         "math",
@@ -318,6 +379,55 @@ def test_a_row_of_each_layout_becomes_its_problem(
     assert item.problem.prompt
     assert tuple(one.code for one in item.references) == programs
     assert (summary.problems, summary.tests, summary.rejected) == (1, len(tests.cases), {})
+
+
+@pytest.mark.parametrize(("published", "absolute"), [("0", 1e-6), ("1e-06", 1e-6), ("0.01", 0.01)])
+def test_the_tolerance_of_evalplus_is_that_of_its_program(tmp_path: Path, published: str, absolute: float) -> None:
+    code = PLUS.replace("exp, 0)", f"exp, {published})")
+    row = {"task_id": "HumanEval/2", "prompt": "def f(a):\n", "entry_point": "f", "test": code}
+    import_files("humaneval", [jsonl(tmp_path / "data.jsonl", row)], tmp_path / "out.parquet")
+    (item,) = read_parquet(tmp_path / "out.parquet")
+    assert (item.problem.comparator.absolute_tolerance, item.problem.comparator.relative_tolerance) == (absolute, 1e-7)
+
+
+def test_a_plus_program_that_calls_no_named_function_is_rejected(tmp_path: Path) -> None:
+    """EvalPlus once wrote `candidate(*inp)` for MBPP+, and no field says whose name that is."""
+    code = MBPP_PLUS.replace("f(*inp)", "candidate(*inp)")
+    rows = [
+        {"task_id": 1, "prompt": "?", "test_list": ["assert f(1) == 2"], "test": code} for code in (code, MBPP_PLUS)
+    ]
+    rows[1]["task_id"] = 2
+    summary = import_files("mbpp", [jsonl(tmp_path / "data.jsonl", *rows)], tmp_path / "out.parquet")
+    assert (summary.problems, summary.rejected) == (1, {"unreadable_tests": 1})
+
+
+@pytest.mark.parametrize(
+    ("given", "difficulty", "metadata"),
+    [
+        ({"cf_rating": 1100, "difficulty": 7}, "1100", {"cf_rating": "1100"}),
+        ({"cf_rating": 0, "difficulty": 7, "cf_contest_id": 0, "memory_limit_bytes": 0}, "A", {}),
+        ({"cf_rating": 0, "difficulty": 3}, "hard", {}),
+        ({"cf_rating": 0, "difficulty": 0}, "", {}),
+    ],
+)
+def test_zeros_of_code_contests_are_no_facts(
+    tmp_path: Path, given: dict[str, int], difficulty: str, metadata: dict[str, str]
+) -> None:
+    row = {"name": "n", "description": "?", "public_tests": {"input": ["1"], "output": ["1"]}, **given}
+    import_files("code_contests", [jsonl(tmp_path / "data.jsonl", row)], tmp_path / "out.parquet")
+    (item,) = read_parquet(tmp_path / "out.parquet")
+    assert (item.problem.difficulty, item.metadata) == (difficulty, metadata)
+
+
+def test_the_kind_of_a_generated_task_is_its_family(tmp_path: Path) -> None:
+    """Reasoning Gym's metadata is a record, or its JSON. Any other text names no kind."""
+    about = {"source_dataset": "gcd"}
+    rows = [
+        {"question": f"{at}?", "answer": "7", "metadata": given}
+        for at, given in enumerate((about, json.dumps(about), "no record"))
+    ]
+    import_files("reasoning", [jsonl(tmp_path / "data.jsonl", *rows)], tmp_path / "out.parquet")
+    assert [item.problem.family for item in read_parquet(tmp_path / "out.parquet")] == ["gcd", "gcd", ""]
 
 
 def test_every_format_is_tested_here() -> None:

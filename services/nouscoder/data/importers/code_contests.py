@@ -18,6 +18,8 @@ from nouscoder.domain.submission import StdinTests
 
 _LANGUAGES = {2: "cpp", 3: "python", 4: "java"}  # 1 is Python 2
 _PARTS = ("public_tests", "private_tests", "generated_tests")
+_DIFFICULTIES = {1: "easy", 2: "medium", 3: "hard", 4: "harder", 5: "hardest"}
+_FIRST_LETTER, _LAST_LETTER = 7, 28  # A to V, the problem's place in its contest
 _SOURCES = {1: "codechef", 2: "codeforces", 3: "hackerearth", 4: "codejam", 5: "atcoder", 6: "aizu"}
 
 
@@ -30,7 +32,7 @@ def read(row: Row, number: int) -> ReferencedProblem:
         prompt=text(row, "description"),
         tests=stdin_tests(_cases(row, *_PARTS)),
         public_tests=_public_tests(row),
-        difficulty=optional_text(row, "cf_rating", "difficulty"),
+        difficulty=_fact(row, "cf_rating") or _difficulty(row.get("difficulty")),
         source="code_contests",
         family=_SOURCES.get(row.get("source") or 0, ""),
     )
@@ -72,10 +74,21 @@ def _solutions(value: Any) -> tuple[Reference, ...]:
     return tuple(sorted(known, key=lambda one: one.language != "python")[:MAX_REFERENCES])
 
 
+def _fact(row: Row, name: str) -> str:
+    """A field as text. 0 means that it is unknown."""
+    found = optional_text(row, name)
+    return "" if found == "0" else found
+
+
+def _difficulty(value: Any) -> str:
+    """The name of a difficulty of contest_problem.proto."""
+    if isinstance(value, int) and _FIRST_LETTER <= value <= _LAST_LETTER:
+        return chr(ord("A") + value - _FIRST_LETTER)
+    return _DIFFICULTIES.get(value, "") if isinstance(value, int) else str(value or "")
+
+
 def _facts(row: Row) -> dict[str, str]:
-    facts = {
-        name: optional_text(row, name) for name in ("cf_rating", "cf_contest_id", "cf_index", "memory_limit_bytes")
-    }
+    facts = {name: _fact(row, name) for name in ("cf_rating", "cf_contest_id", "cf_index", "memory_limit_bytes")}
     limit = row.get("time_limit") or {}
     if limit:
         facts["time_limit_s"] = str((limit.get("seconds") or 0) + (limit.get("nanos") or 0) / 1e9)

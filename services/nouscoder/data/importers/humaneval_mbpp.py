@@ -1,8 +1,9 @@
 """HumanEval, HumanEval+, MBPP and MBPP+, as openai_humaneval, mbpp and evalplus publish them.
 
 HumanEval: task_id, prompt, canonical_solution, test (`def check(candidate)`), entry_point. MBPP: task_id, text or
-prompt, code, test_list, test_imports, test_setup_code. The plus sets keep `inputs = [...]` and `results = [...]` as
-literals in `test`; these become call tests, so that a program never sees the results. Other tests stay asserts.
+prompt, code, test_list, test_imports, test_setup_code; MBPP+ has `test` too, a program. Tests whose arguments and
+results are literals become call tests (also of the plus sets: evalplus.py), so that a program never sees the results.
+Others stay asserts.
 """
 
 from __future__ import annotations
@@ -10,26 +11,27 @@ from __future__ import annotations
 import ast
 
 from nouscoder.data.importers.acecode import checked
-from nouscoder.data.importers.fields import Row, call_tests, decoded, optional_text, pairs, text
+from nouscoder.data.importers.evalplus import plus_tests
+from nouscoder.data.importers.fields import Row, decoded, optional_text, text
 from nouscoder.data.importers.leetcode import call_case
 from nouscoder.data.importers.rejection import Reason, Rejected
 from nouscoder.data.references import Reference, ReferencedProblem
 from nouscoder.domain.problem import Problem
 from nouscoder.domain.submission import AssertTests, CallTests, Comparator
 
-# EvalPlus compares floats with numpy.allclose(rtol=1e-7, atol=1e-6) when the expected result has one.
+# As EvalPlus compares floats.
 _FLOATS = Comparator(absolute_tolerance=1e-6, relative_tolerance=1e-7)
 
 
 def read_humaneval(row: Row, number: int) -> ReferencedProblem:
     """The problem of a row. The prompt is the beginning of the function, as published."""
     entry_point, code = text(row, "entry_point"), text(row, "test")
-    tests = _call_tests(code, entry_point) or AssertTests((checked(f"{code}\ncheck({entry_point})"),))
+    tests, comparator = _humaneval_tests(code, entry_point)
     problem = Problem(
         problem_id=text(row, "task_id"),
         prompt=text(row, "prompt"),
         tests=tests,
-        comparator=_FLOATS if isinstance(tests, CallTests) else Comparator(),
+        comparator=comparator,
         source="humaneval",
     )
     solution = optional_text(row, "canonical_solution")
@@ -44,53 +46,43 @@ def read_mbpp(row: Row, number: int) -> ReferencedProblem:
         raise Rejected(Reason.NO_TESTS, "task_id or test_list is missing")
     imports = "\n".join(decoded(row.get("test_imports") or []) or [])
     setup = "\n".join(part for part in (imports, optional_text(row, "test_setup_code")) if part)
-    code = optional_text(row, "test")
-    tests = _call_tests(code, None) if code else None
+    tests, comparator = _mbpp_tests(optional_text(row, "test"), listed, setup)
     problem = Problem(
         problem_id=f"Mbpp/{task_id}",
         prompt=f"{text(row, 'prompt', 'text')}\n\nYour code must pass this test:\n{listed[0]}",
-        tests=tests or AssertTests(tuple(checked(case) for case in listed), setup),
-        comparator=_FLOATS if tests else Comparator(),
+        tests=tests,
+        comparator=comparator,
         source="mbpp",
     )
     solution = optional_text(row, "code")
     return ReferencedProblem(problem, (Reference(solution),) if solution else ())
 
 
-def _call_tests(code: str, entry_point: str | None) -> CallTests | None:
-    """Call tests from literal `inputs` and `results`, or from asserts on `candidate`; None for tests of another form.
-
-    `entry_point` None is the function that the loop over inputs and results calls.
-    """
+def _humaneval_tests(code: str, entry_point: str) -> tuple[CallTests | AssertTests, Comparator]:
+    module = _parsed(code)
+    if plus := plus_tests(module, entry_point):
+        return plus.tests, plus.comparator
+    check = next((node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
     try:
-        module = ast.parse(code)
+        if check is not None:
+            cases = tuple(call_case(statement, "candidate") for statement in check.body)
+            return CallTests(entry_point, cases), _FLOATS
+    except Rejected:
+        pass  # a statement of another form
+    return AssertTests((f"{code}\ncheck({entry_point})",)), Comparator()
+
+
+def _mbpp_tests(code: str, listed: list[object], setup: str) -> tuple[CallTests | AssertTests, Comparator]:
+    """`code` is the program of MBPP+, empty for MBPP."""
+    if not code:
+        return AssertTests(tuple(checked(case) for case in listed), setup), Comparator()
+    if plus := plus_tests(_parsed(code), None):
+        return plus.tests, plus.comparator
+    return AssertTests((code,), setup), Comparator()
+
+
+def _parsed(code: str) -> ast.Module:
+    try:
+        return ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Rejected(Reason.UNREADABLE_TESTS, f"the tests are not python: {error}") from None
-    check = next((node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
-    body = check.body if check is not None else module.body
-    values = {
-        node.targets[0].id: node.value
-        for node in body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    }
-    try:
-        if {"inputs", "results"} <= values.keys():
-            found = pairs(ast.literal_eval(values["inputs"]), ast.literal_eval(values["results"]))
-            name = entry_point or _called_with_star(body)
-            return call_tests(name, found) if name else None
-        if entry_point is None or check is None:
-            return None
-        return CallTests(entry_point, tuple(call_case(statement, "candidate") for statement in body))
-    except (ValueError, Rejected):
-        return None
-
-
-def _called_with_star(body: list[ast.stmt]) -> str | None:
-    """The function that is called as `name(*inp)`."""
-    for statement in body:
-        for node in ast.walk(statement):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-                continue
-            if node.args and isinstance(node.args[0], ast.Starred):
-                return node.func.id
-    return None

@@ -7,7 +7,7 @@ the answer.
 
 from __future__ import annotations
 
-from nouscoder.data.importers.fields import Row, optional_text, text
+from nouscoder.data.importers.fields import Row, decoded, optional_text, text
 from nouscoder.data.importers.rejection import Reason, Rejected
 from nouscoder.data.references import ReferencedProblem
 from nouscoder.domain.problem import Problem
@@ -21,14 +21,21 @@ def read(row: Row, number: int) -> ReferencedProblem:
     answer = optional_text(row, "answer", "target")
     if not answer:
         raise Rejected(Reason.NO_ANSWER, "neither answer nor target has a value")
-    metadata = row.get("metadata")
-    kind = optional_text(metadata, "source_dataset") if isinstance(metadata, dict) else ""
     problem = Problem(
         problem_id=optional_text(row, "id") or f"reasoning-{number}",
         prompt=text(row, "question", "input", "prompt"),
         tests=StdinTests((StdinCase("", answer),)),
         prompt_template=_TEMPLATE,
         source="reasoning",
-        family=kind or optional_text(row, "task", "dataset"),
+        family=_kind(row.get("metadata")) or optional_text(row, "task", "dataset"),
     )
     return ReferencedProblem(problem)
+
+
+def _kind(metadata: object) -> str:
+    """The generator that Reasoning Gym names in a record or its JSON; empty where there is none."""
+    try:
+        about = decoded(metadata)
+    except Rejected:
+        return ""
+    return optional_text(about, "source_dataset") if isinstance(about, dict) else ""
