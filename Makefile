@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 SECONDS ?= 600
+# NeMo Gym needs Python 3.12; make test-trainers leaves it out where there is none.
+PYTHON_312 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python3.12) python3.12)
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
 .PHONY: demo demo-objectives test test-heavy test-soak test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents fuzz check format bench proto lock images clean real-input
@@ -46,8 +48,9 @@ test-vllm: .venv-vllm/ready
 test-vllm-demo: .venv-vllm/ready
 	.venv-vllm/bin/pytest -s -m "vllm and soak" tests/vllm/test_vllm_demo.py
 
-# Tests the adapters of the grading client with the real packages of trainers, in an environment of their own.
+# Tests the adapters of the grading client with the real packages of trainers, in two environments of their own.
 test-trainers: .venv/dev.ready .venv-trainers/ready
+	-$(MAKE) .venv-nemo-gym/ready
 	$(BIN)/pytest -s -m trainers
 
 # Uses the cluster of KUBECONFIG, else the one that ../shared/cluster starts on this machine.
@@ -96,6 +99,7 @@ lock: .venv/dev.ready
 	for service in broker generation learner; do $(COMPILE) pyproject.toml -c requirements/dev.txt --extra $$service -o requirements/$$service.txt || exit; done
 	$(COMPILE) pyproject.toml --extra demo --group test-vllm --override requirements/vllm-overrides.in -o requirements/test-vllm.txt
 	$(COMPILE) --group test-trainers --override requirements/trainers-overrides.in -o requirements/test-trainers.txt
+	$(subst 3.11,3.12,$(COMPILE)) --group test-nemo-gym -o requirements/test-nemo-gym.txt
 	for group in sandbox build; do $(COMPILE) -c requirements/dev.txt --group $$group -o requirements/$$group.txt || exit; done
 
 # Builds the images of the five kinds of pods with the image builder of this machine: make images ACCELERATOR=cpu
@@ -115,6 +119,10 @@ images:
 	PYTHON=$(PYTHON) VENV=.venv-trainers deploy/setup-venv test-trainers
 	@touch $@
 
+.venv-nemo-gym/ready: requirements/test-nemo-gym.txt pyproject.toml deploy/setup-venv
+	PYTHON=$(PYTHON_312) VENV=.venv-nemo-gym deploy/setup-venv test-nemo-gym
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-vllm .venv-trainers .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf .venv .venv-vllm .venv-trainers .venv-nemo-gym .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

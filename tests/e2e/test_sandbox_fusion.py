@@ -85,6 +85,14 @@ def test_an_invalid_run_is_422_with_its_field(grading_url: str, fields: dict[str
     assert (answer.status_code, answer.json()["field"]) == (422, field)
 
 
+def test_a_null_is_the_default(grading_url: str) -> None:
+    """As verl sends `memory_limit_MB` when it is not configured. A refusal would be a score of 0."""
+    nulls = ("stdin", "compile_timeout", "run_timeout", "memory_limit_MB", "files", "fetch_files")
+    body = {"code": "print(6 * 7)", "language": "python", **dict.fromkeys(nulls)}
+    answer = httpx.post(f"{grading_url}/run_code", json=body, timeout=60).json()
+    assert (answer.get("status"), answer["run_result"]["stdout"]) == ("Success", "42\n")
+
+
 def test_the_memory_limit_is_enforced(grading_url: str) -> None:
     body = {"code": "x = bytearray(10**9)", "language": "python", "memory_limit_MB": 200}
     result = httpx.post(f"{grading_url}/run_code", json=body, timeout=60).json()

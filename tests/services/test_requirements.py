@@ -31,7 +31,7 @@ def stages(image: str) -> dict[str, str]:
 
 def test_every_image_has_a_lock_file() -> None:
     """The wheel's build has a lock file too."""
-    others = {"build", "demo", "dev", "test-trainers", "test-vllm"}
+    others = {"build", "demo", "dev", "test-nemo-gym", "test-trainers", "test-vllm"}
     assert {path.parent.name for path in IMAGES.glob("*/Dockerfile")} | others == set(LOCKS)
 
 
@@ -64,7 +64,7 @@ def test_each_image_has_the_dependencies_of_its_service() -> None:
     assert {"torch", "transformers", "safetensors"} <= set(pins("learner")) & set(pins("generation"))
 
 
-@pytest.mark.parametrize("name", sorted(set(LOCKS) - {"build", "test-trainers", "test-vllm"}))
+@pytest.mark.parametrize("name", sorted(set(LOCKS) - {"build", "test-nemo-gym", "test-trainers", "test-vllm"}))
 def test_images_have_the_versions_of_the_tests(name: str) -> None:
     """Each pin equals that of dev.txt."""
     tested = pins("dev")
@@ -102,4 +102,4 @@ def test_extras_of_the_locks_exist() -> None:
     assert recipe
     named = set(re.findall(r"--extra (\w+)", recipe[1])) | {"broker", "generation", "learner"}
     assert named <= set(project["project"]["optional-dependencies"])
-    assert set(project["dependency-groups"]) == {"sandbox", "build", "test-trainers", "test-vllm"}
+    assert set(project["dependency-groups"]) == {"sandbox", "build", "test-nemo-gym", "test-trainers", "test-vllm"}

@@ -16,8 +16,9 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from enum import StrEnum
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission, language_name
 from nouscoder.verifier.access.caller import current_caller
@@ -40,7 +41,7 @@ _STOPPED = {
 
 
 class RunCodeRequest(BaseModel):
-    """One run. Unknown fields are ignored, as in SandboxFusion."""
+    """One run. Unknown fields are ignored, as in SandboxFusion. A null is the default, as from verl."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
@@ -52,6 +53,11 @@ class RunCodeRequest(BaseModel):
     memory_limit_MB: int = Field(-1, description="MiB; -1 is the default limit")  # noqa: N815  (SandboxFusion's name)
     files: dict[str, str | None] = Field({}, description="plain file name to base64 of its content")
     fetch_files: list[str] = Field([], max_length=0, description="not supported: must be empty")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        return {key: value for key, value in body.items() if value is not None} if isinstance(body, dict) else body
 
     def program(self) -> Program:
         """The program for the sandbox. Raises InvalidSubmission naming the invalid field."""
