@@ -14,14 +14,15 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from nouscoder.bench.controls import bare_spawn, forks_per_second, rate
 from nouscoder.bench.errors import BenchError
-from nouscoder.bench.http_load import LeanClient
+from nouscoder.bench.http_load import LeanClient, LoadFault
+from nouscoder.bench.peers import Peer, PeerBench, PeerLoad, as_lines
 from nouscoder.bench.processes import Usage, stolen_s, usage_of
 from nouscoder.client.calls import GRADE_PATH
 from nouscoder.run.local import free_addresses
@@ -69,6 +70,7 @@ class VerifierBench:
     latency_at_half_load: Latency
     peak_memory_bytes: int
     stolen_cpu_share: float
+    peers: tuple[PeerBench, ...] = ()
 
 
 def submission(number: int, num_tests: int) -> dict[str, Any]:
@@ -91,7 +93,7 @@ class Bench:
 
     async def warm_up(self) -> None:
         """Grade until every slot has been used."""
-        await self._load(4 * (os.cpu_count() or 1), 5)
+        await self.load(4 * (os.cpu_count() or 1), 5)
 
     async def throughput(self, num_submissions: int, num_tests: int, rounds: int = 4) -> Throughput:
         """Alternate between load and control `rounds` times."""
@@ -99,7 +101,7 @@ class Bench:
         wall_s, own_s, children_s = 0.0, 0.0, 0.0
         for _ in range(rounds):
             before = usage_of(self._pid)
-            wall_s += await self._load(num_submissions // rounds, num_tests)
+            wall_s += await self.load(num_submissions // rounds, num_tests)
             after = usage_of(self._pid)
             own_s += after.own_cpu_s - before.own_cpu_s
             children_s += after.children_cpu_s - before.children_cpu_s
@@ -114,7 +116,7 @@ class Bench:
 
     async def capacity(self, num_submissions: int) -> float:
         """Submissions of 20 tests per second while some always wait."""
-        return num_submissions / await self._load(num_submissions, 20)
+        return num_submissions / await self.load(num_submissions, 20)
 
     async def latency(self, per_second: float, num_submissions: int) -> Latency:
         """Send submissions at random moments (a Poisson stream), independent of earlier answers."""
@@ -133,7 +135,8 @@ class Bench:
         p99 = times[min(len(times) - 1, round(0.99 * len(times)))]
         return Latency(num_submissions, per_second, statistics.median(times), p99)
 
-    async def _load(self, num_submissions: int, num_tests: int) -> float:
+    async def load(self, num_submissions: int, num_tests: int) -> float:
+        """Send so many submissions, some always waiting. Returns the seconds until the last answer."""
         waiting = iter(self._bodies(num_submissions, num_tests))
         answers = []
         begun = time.perf_counter()
@@ -148,10 +151,14 @@ class Bench:
         self._check(answers, num_tests)
         return wall_s
 
-    def _bodies(self, num_submissions: int, num_tests: int) -> list[bytes]:
+    def submissions(self, num_submissions: int, num_tests: int) -> list[Mapping[str, Any]]:
+        """The next submissions, all different."""
         numbers = range(self._num_sent, self._num_sent + num_submissions)
         self._num_sent += num_submissions
-        return [json.dumps(submission(number, num_tests)).encode() for number in numbers]
+        return [submission(number, num_tests) for number in numbers]
+
+    def _bodies(self, num_submissions: int, num_tests: int) -> list[bytes]:
+        return [json.dumps(each).encode() for each in self.submissions(num_submissions, num_tests)]
 
     async def _timed(self, body: bytes) -> tuple[float, bytes]:
         begun = time.perf_counter()
@@ -172,10 +179,18 @@ class Bench:
         self.peak_memory_bytes = max(self.peak_memory_bytes, usage.memory_bytes)
 
 
-async def bench_verifier(overrides: tuple[str, ...] = (), scale: float = 1.0, control_s: float = 2.0) -> VerifierBench:
-    """Start a service, load it and stop it. `scale` multiplies the submissions. A control takes `control_s` seconds."""
-    async with running_service(overrides) as (pid, url), LeanClient(url) as client:
-        bench = Bench(pid, client, control_s)
+async def bench_verifier(
+    overrides: tuple[str, ...] = (), scale: float = 1.0, control_s: float = 2.0, peers: Sequence[Peer] = ()
+) -> VerifierBench:
+    """Start a service, load it and stop it. Then load each of `peers`, which must be running.
+
+    `scale` multiplies the submissions. A control takes `control_s` seconds. Raises BenchError, for a peer that does not
+    answer before anything is measured.
+    """
+    async with AsyncExitStack() as stack:
+        pid, url = await stack.enter_async_context(running_service(overrides))
+        bench = Bench(pid, await stack.enter_async_context(LeanClient(url)), control_s)
+        loads = [(peer, await stack.enter_async_context(_peer_load(peer, bench))) for peer in peers]
         await bench.warm_up()
         begun_s, stolen_before_s = time.perf_counter(), stolen_s()
         forks = await asyncio.to_thread(forks_per_second, control_s)
@@ -183,18 +198,42 @@ async def bench_verifier(overrides: tuple[str, ...] = (), scale: float = 1.0, co
         single = await bench.throughput(max(8, round(800 * scale)), 1)
         capacity = await bench.capacity(max(8, round(80 * scale)))
         latency = await bench.latency(capacity / 2, max(20, round(400 * scale)))
-        num_cpu_s = (time.perf_counter() - begun_s) * (os.cpu_count() or 1)
+        cores = os.cpu_count() or 1
+        compared = [
+            PeerBench(
+                peer.kind,
+                peer.url,
+                await load.throughput(many.submissions, 50, bench.load),
+                await load.throughput(single.submissions, 1, bench.load),
+            )
+            for peer, load in loads
+        ]
+        num_cpu_s = (time.perf_counter() - begun_s) * cores
         return VerifierBench(
             stolen_cpu_share=(stolen_s() - stolen_before_s) / num_cpu_s,
             backend=bench.backend,
-            num_cores=os.cpu_count() or 1,
+            num_cores=cores,
             bare_spawns_per_second=statistics.median([many.bare_spawns_per_second, single.bare_spawns_per_second]),
             forks_per_second=forks,
             many_small_tests=many,
             one_test_submissions=single,
             latency_at_half_load=latency,
             peak_memory_bytes=bench.peak_memory_bytes,
+            peers=tuple(compared),
         )
+
+
+@asynccontextmanager
+async def _peer_load(peer: Peer, bench: Bench) -> AsyncIterator[PeerLoad]:
+    """Raises BenchError when the peer does not answer."""
+    try:
+        client = LeanClient(peer.url)
+    except LoadFault as error:
+        raise BenchError(f"--peer {peer.kind}: {error}") from None
+    async with client:
+        load = PeerLoad(peer, client, bench.submissions, _AT_ONCE)
+        await load.warm_up()
+        yield load
 
 
 @asynccontextmanager
@@ -236,6 +275,7 @@ def as_text(result: VerifierBench) -> str:
         f"20 tests at half load ({late.load_submissions_per_second:.1f} submissions/s):"
         f" p50 {late.p50_s * 1e3:.0f} ms, p99 {late.p99_s * 1e3:.0f} ms",
         f"gateway: {many.gateway_cpu_share:.0%} of the service's CPU; peak memory {result.peak_memory_bytes >> 20} MiB",
+        *(line for peer in result.peers for line in as_lines(peer)),
     ]
     return "\n".join(rows)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,9 +13,27 @@ from nouscoder.cli.options import JsonOption, SetOption
 bench_app = typer.Typer(no_args_is_help=True, help="Figures and their controls, measured in the same run.")
 
 
-@bench_app.command("verifier")
+class PairOfPeer(typer.core.TyperCommand):
+    """A command whose option `--peer` takes two words. Typer has no repeatable option of two."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Join `--peer KIND URL` to `--peer KIND=URL`."""
+        joined: list[str] = []
+        for word in args:
+            if joined[-2:-1] == ["--peer"] and "=" not in joined[-1] and not word.startswith("-"):
+                joined[-1] += f"={word}"
+            else:
+                joined.append(word)
+        return super().parse_args(ctx, joined)
+
+
+@bench_app.command("verifier", cls=PairOfPeer)
 def bench_verifier(
     scale: Annotated[float, typer.Option(min=0.01, help="multiplies the number of submissions")] = 1.0,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND URL", help="a running judge to compare with: go-judge or sandboxfusion; repeatable"),
+    ] = None,
     as_json: JsonOption = False,
     overrides: SetOption = None,
 ) -> None:
@@ -24,9 +42,10 @@ def bench_verifier(
 
     import uvloop
 
-    from nouscoder.bench import verifier
+    from nouscoder.bench import peers, verifier
 
-    result = uvloop.run(verifier.bench_verifier(tuple(overrides or ()), scale))
+    compared = [peers.peer_of(each) for each in peer or ()]
+    result = uvloop.run(verifier.bench_verifier(tuple(overrides or ()), scale, peers=compared))
     typer.echo(json.dumps(verifier.as_record(result), indent=1) if as_json else verifier.as_text(result))
 
 
