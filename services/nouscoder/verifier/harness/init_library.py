@@ -6,18 +6,14 @@ The structures here mirror those of init/init.h.
 from __future__ import annotations
 
 import ctypes
-import os
 import resource
 import struct
-from ctypes import c_int, c_uint32, c_uint64, c_void_p
+from ctypes import c_char_p, c_int, c_uint32, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
 from .image import Image
 from .isolation import Isolation
 from .settings import SlotSettings
-
-EXIT_ENDED = 0
-EXIT_STREAM_CLOSED = 3
 
 REPORT, GO = 4, 5
 _ASSIGNMENT = struct.Struct("@d5I")
@@ -38,6 +34,8 @@ class _Settings(ctypes.Structure):
         ("image", c_int),
         ("num_parts", c_uint32),
         ("parts", c_void_p),
+        ("namespaces", c_uint64),
+        ("id_map", c_char_p),
     ]
 
 
@@ -65,7 +63,7 @@ class Assignment(NamedTuple):
 
 
 class Init:
-    """Made once in the zygote. `serve` runs in every sandbox that the zygote forks."""
+    """Made once in the zygote."""
 
     def __init__(
         self,
@@ -79,7 +77,7 @@ class Init:
         """
         # PyDLL keeps the interpreter lock, because a fork must not happen while the lock is released.
         self._library = ctypes.PyDLL(settings.init_library)
-        self._serve = self._library.nouscoder_init
+        self._serve = self._library.nouscoder_serve
         self._serve.restype = ctypes.py_object
         self._filters = filters
         with open("/proc/self/statm") as statm:
@@ -92,6 +90,8 @@ class Init:
             settings.tmp_inodes,
             vm_bytes,
             *map(ctypes.addressof, filters),
+            namespaces=isolation.namespaces,
+            id_map=isolation.id_map,
         )
 
     def open_image(self) -> None:
@@ -102,20 +102,11 @@ class Init:
         self._settings.num_parts = len(self._image.parts)
         self._settings.parts = ctypes.addressof(self._image.parts)
 
-    def serve(self, orders: int, report: int) -> bytes:
-        """Set up at the first byte of `orders`, and take over the stream at the second. Write a byte to `report` after
-        each.
+    def serve(self) -> bytes:
+        """Serve one submission after the other (init/zygote.c). Raises OSError when the kernel refuses a step.
 
         Returns only in a candidate's process, with the bytes for `Assignment.unpack`. That process is confined. It has
         descriptors 0, 1 and 2, also 3 for call tests, and REPORT and GO until it has compiled.
         """
-        assignment: bytes = self._serve(ctypes.byref(self._settings), orders, report)
+        assignment: bytes = self._serve(ctypes.byref(self._settings))
         return assignment
-
-
-def ends_the_zygote(status: int) -> int | None:
-    """The zygote's exit status after a sandbox exited with `status`; None when the zygote continues."""
-    code = os.waitstatus_to_exitcode(status)
-    if code == EXIT_ENDED:
-        return None
-    return 0 if code == EXIT_STREAM_CLOSED else 1

@@ -27,17 +27,10 @@ class Isolation(Protocol):
     two_users: bool  # init and candidates are different users
     copies_image: bool  # candidates get their memory at once (image.py), because the kernel copies slowly at writes
     namespaces: int  # made fresh for every submission
+    id_map: bytes | None  # of their users (user_namespaces(7)); None without a user namespace
 
     def enter(self) -> None:
         """Leave the host's file system for the read-only root. Called once in the zygote. Raises OSError."""
-        ...
-
-    def admit(self, pid: int) -> None:
-        """Map the users of the fresh namespaces of `pid`. Called in the zygote."""
-        ...
-
-    def renew_network(self) -> None:
-        """Replace the network namespace that sandboxes share while no program makes a socket. Called in the zygote."""
         ...
 
 
@@ -50,6 +43,8 @@ class LinuxIsolation:
     def __init__(self, settings: SlotSettings) -> None:
         self._settings = settings
         self.two_users = settings.uid_init is not None
+        two = f"0 {settings.uid_init} 1\n1000 {settings.uid_candidate} 1"
+        self.id_map: bytes | None = (two if self.two_users else "0 0 1").encode()
 
     def enter(self) -> None:
         """Enter a mount namespace of the slot (and, if the service is not root, a user namespace), then the root."""
@@ -62,22 +57,10 @@ class LinuxIsolation:
             _write("/proc/self/setgroups", "deny")
             _write("/proc/self/uid_map", f"0 {uid} 1")
             _write("/proc/self/gid_map", f"0 {gid} 1")
-        self.renew_network()
+        kernel.unshare(kernel.CLONE_NEWNET)  # shared by sandboxes until a program makes a socket (init/network.c)
+        kernel.bring_loopback_up()
         kernel.show_command("python3", "main.py")  # the real one has paths of the host
         root.enter_root((sys.base_prefix, *self._settings.site_packages, *self._settings.read_only))
-
-    def admit(self, pid: int) -> None:
-        """Write the id maps."""
-        two = f"0 {self._settings.uid_init} 1\n1000 {self._settings.uid_candidate} 1"
-        lines = two if self.two_users else "0 0 1"
-        _write(f"/proc/{pid}/setgroups", "deny")
-        _write(f"/proc/{pid}/uid_map", lines)
-        _write(f"/proc/{pid}/gid_map", lines)
-
-    def renew_network(self) -> None:
-        """Move to a new network namespace, in which only loopback is up."""
-        kernel.unshare(kernel.CLONE_NEWNET)
-        kernel.bring_loopback_up()
 
 
 class GvisorIsolation:
@@ -90,6 +73,7 @@ class GvisorIsolation:
     two_users = True
     copies_image = True
     namespaces = _NAMESPACES
+    id_map: bytes | None = None
 
     def __init__(self, settings: SlotSettings) -> None:
         self._init_folder = os.path.dirname(settings.init_library)
@@ -112,12 +96,6 @@ class GvisorIsolation:
         for name in ("ptmx", "tty", "fuse", "net/tun", "termination-log"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"/dev/{name}")
-
-    def admit(self, pid: int) -> None:
-        """Do nothing: the users of the gVisor sandbox are used."""
-
-    def renew_network(self) -> None:
-        """Do nothing: every submission has a network namespace of its own."""
 
 
 def isolation_of(settings: SlotSettings) -> Isolation:

@@ -6,7 +6,6 @@ import ctypes
 import fcntl
 import os
 import platform
-import signal
 import struct
 
 CLONE_NEWNS = 0x00020000
@@ -34,13 +33,10 @@ _syscall = _libc.syscall
 _pwrite = _libc.pwrite
 _pwrite.restype = ctypes.c_ssize_t
 _syscall.restype = ctypes.c_long
-_SYS_CLONE, _SYS_PIVOT_ROOT, _SYS_MOUNT_SETATTR = {
-    "x86_64": (56, 155, 442),
-    "aarch64": (220, 41, 442),
-}.get(platform.machine(), (-1, -1, -1))
-
-# Made once, because every object that a fresh fork touches costs a copied page.
-_CLONE_NUMBER, _SIGCHLD, _NO_STACK_OR_IDS = ctypes.c_long(_SYS_CLONE), int(signal.SIGCHLD), [ctypes.c_long(0)] * 4
+_SYS_PIVOT_ROOT, _SYS_MOUNT_SETATTR = {
+    "x86_64": (155, 442),
+    "aarch64": (41, 442),
+}.get(platform.machine(), (-1, -1))
 
 
 def _check(returned: int, what: str) -> int:
@@ -48,21 +44,6 @@ def _check(returned: int, what: str) -> int:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
     return returned
-
-
-def fork_into(namespaces: int) -> int:
-    """Fork into new namespaces (CLONE_NEW* flags); the child is pid 1 of a new pid namespace.
-
-    This bypasses the fork hooks of glibc and the interpreter, so the child must not call abort() or create threads.
-    Processes that the child forks are normal again. The interpreter's hooks would copy a hundred pages (0.4 ms) to
-    reset the locks of other threads. Here there is only one thread, which holds the interpreter lock before and after
-    the fork. `candidate.after_fork` does the part of the hooks that a program can observe.
-    """
-    pid = _syscall(_CLONE_NUMBER, ctypes.c_long(namespaces | _SIGCHLD), *_NO_STACK_OR_IDS)
-    if pid < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"clone: {os.strerror(number)}")
-    return pid  # type: ignore[no-any-return]
 
 
 def unshare(namespaces: int) -> None:

@@ -5,7 +5,6 @@
  */
 #include "init.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -14,6 +13,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static const unsigned long FLAGS = MS_NOSUID | MS_NODEV;
@@ -61,7 +61,7 @@ static uint64_t next_inode(void) {
 
 void place_script(struct session *s) {
     s->num_names = (int)s->program.num_files + 1;
-    s->names = allocated(calloc((size_t)s->num_names, sizeof *s->names));
+    s->names = room_for((size_t)s->num_names * sizeof *s->names);
     s->names[0] = (char *)s->name;
     for (int i = 1; i < s->num_names; i++) s->names[i] = (char *)s->files[i - 1].name;
     write_sources(s, "/tmp");
@@ -93,17 +93,38 @@ static void remount_work(struct session *s) {
     s->last_inode = s->settings->gvisor ? 0 : next_inode();
 }
 
+struct listing list(struct session *s, int at, const char *folder) {
+    struct listing made = {.fd = openat(at, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+    if (made.fd < 0) fail(s, "%s: %s", folder, strerror(errno));
+    return made;
+}
+
+/* The next name without "." and "..", NULL at the end. Not by readdir(3), which needs the C heap (storage.c). */
+const char *next_name(struct listing *l) {
+    enum { LENGTH_AT = 16, NAME_AT = 19 }; /* in struct linux_dirent64 */
+    for (;;) {
+        if (l->at >= l->num_bytes) {
+            l->at = 0;
+            l->num_bytes = syscall(SYS_getdents64, l->fd, l->bytes, sizeof l->bytes);
+            if (l->num_bytes <= 0) return NULL;
+        }
+        const char *entry = l->bytes + l->at;
+        uint16_t length;
+        memcpy(&length, entry + LENGTH_AT, sizeof length);
+        l->at += length;
+        if (strcmp(entry + NAME_AT, ".") && strcmp(entry + NAME_AT, "..")) return entry + NAME_AT;
+    }
+}
+
 void seal_program(struct session *s) {
     if (mount("tmpfs", "/program", "", FLAGS | MS_REMOUNT | MS_RDONLY, NULL))
         fail(s, "/program cannot be made read-only: %s", strerror(errno));
-    DIR *folder = opendir("/program");
-    if (!folder) fail(s, "/program: %s", strerror(errno));
-    for (struct dirent *entry; (entry = readdir(folder));) {
-        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
+    struct listing files = list(s, AT_FDCWD, "/program");
+    for (const char *name; (name = next_name(&files));) {
         s->names = allocated(realloc(s->names, sizeof *s->names * (size_t)(s->num_names + 1)));
-        s->names[s->num_names++] = allocated(strdup(entry->d_name));
+        s->names[s->num_names++] = allocated(strdup(name));
     }
-    closedir(folder);
+    close(files.fd);
     remount_work(s);
 }
 
@@ -118,18 +139,16 @@ void clean(struct session *s) {
         remount_work(s);
         return;
     }
-    DIR *folder = opendir("/tmp");
-    if (!folder) fail(s, "/tmp: %s", strerror(errno));
+    struct listing files = list(s, AT_FDCWD, "/tmp");
     int num_expected = 0;
     bool other = false;
-    for (struct dirent *entry; !other && (entry = readdir(folder));) {
-        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
-        if (is_expected(s, entry->d_name))
+    for (const char *name; !other && (name = next_name(&files));) {
+        if (is_expected(s, name))
             num_expected++;
         else
             other = true;
     }
-    closedir(folder);
+    close(files.fd);
     uint64_t inode = s->settings->gvisor || other ? 0 : next_inode();
     bool made_others = inode && inode != s->last_inode + 1;
     s->last_inode = inode;

@@ -39,6 +39,8 @@ struct settings {
     int image;          /* the file for the parts of the interpreter's memory; see image.c */
     uint32_t num_parts; /* 0 where candidates get their memory by copying at writes */
     const struct iovec *parts;
+    uint64_t namespaces; /* new ones for every submission (CLONE_NEW*) */
+    const char *id_map;  /* of their users; NULL in gVisor */
 };
 
 /* The input of the process of a Python candidate: this header, then the three texts. */
@@ -131,12 +133,20 @@ struct session {
     bool is_measured;
 };
 
+/* A folder that is being listed. */
+struct listing {
+    int fd;
+    long num_bytes, at;
+    char bytes[4096];
+};
+
 /* init.c */
 _Noreturn void fail(struct session *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
 _Noreturn void leave(struct session *s);
 double now_s(void);
 int move_up(int fd);
 void *allocated(void *memory);
+void *nouscoder_init(const struct settings *settings, int orders, int report);
 
 /* stream.c: a run must not find data of an earlier one in the memory that it shares with init */
 void release(struct frame *frame);
@@ -147,6 +157,11 @@ bool write_all(int fd, const void *bytes, size_t num_bytes);
 void read_program(struct session *s, struct frame frame);
 void read_arguments(struct session *s);
 _Noreturn void await_end_frame(struct session *s);
+
+/* storage.c */
+void *room_for(size_t num_bytes);
+void give_back(void *memory, size_t num_bytes);
+void *doubled(void *memory, size_t num_bytes);
 
 /* process.c */
 int unlinked_file(struct session *s);
@@ -177,6 +192,8 @@ void place_script(struct session *s);
 void open_program(struct session *s);
 void seal_program(struct session *s);
 void clean(struct session *s);
+struct listing list(struct session *s, int at, const char *folder);
+const char *next_name(struct listing *l);
 void write_file(struct session *s, const char *folder, const char *name, const void *bytes, size_t num_bytes);
 
 /* talk.c */
@@ -200,6 +217,7 @@ void leave_conversation(struct session *s, struct run *run);
 void install_filter(struct session *s);
 void answer_socket_call(struct session *s);
 void renew_network(struct session *s);
+bool new_network(void);
 
 /* python.c: start_python and spawn_python return true in a candidate's process only */
 bool start_python(struct session *s);

@@ -7,7 +7,6 @@
 #include "init.h"
 
 #include <ctype.h>
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,18 +36,16 @@ void measure_memory(struct session *s, struct run *run) {
         if (!s->program.is_command && !read_memory(s, "1", &s->own_private, &s->own_shared))
             fail(s, "the memory of process 1 cannot be read");
     }
-    int fd = openat(s->proc_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *folder = fd < 0 ? NULL : fdopendir(fd);
-    if (!folder) fail(s, "the processes of the sandbox cannot be listed");
+    struct listing processes = list(s, s->proc_fd, ".");
     uint64_t private = 0, shared = 0;
-    for (struct dirent *entry; (entry = readdir(folder));) {
+    for (const char *name; (name = next_name(&processes));) {
         uint64_t own, common;
-        if (!isdigit((unsigned char)entry->d_name[0]) || !strcmp(entry->d_name, "1")) continue;
-        if (!read_memory(s, entry->d_name, &own, &common)) continue;
+        if (!isdigit((unsigned char)name[0]) || !strcmp(name, "1")) continue;
+        if (!read_memory(s, name, &own, &common)) continue;
         if (own > s->own_private) private += own - s->own_private;
         if (common > s->own_shared && common - s->own_shared > shared) shared = common - s->own_shared;
     }
-    closedir(folder);
+    close(processes.fd);
     uint64_t bytes = (private + shared) * (uint64_t)sysconf(_SC_PAGESIZE);
     if (bytes > run->peak_bytes) run->peak_bytes = bytes;
 }

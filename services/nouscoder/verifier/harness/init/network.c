@@ -62,11 +62,19 @@ void answer_socket_call(struct session *s) {
     ioctl(s->socket_calls, SECCOMP_IOCTL_NOTIF_SEND, &answered);
 }
 
-static _Noreturn void raise_device(void) {
+static void raise_device(void) {
     struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
     int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd >= 0) ioctl(fd, SIOCSIFFLAGS, &request);
-    _exit(0);
+    if (fd < 0) return;
+    ioctl(fd, SIOCSIFFLAGS, &request);
+    close(fd);
+}
+
+/* For the zygote, which has no filter of system calls. Returns false with errno when the kernel refuses. */
+bool new_network(void) {
+    if (unshare(CLONE_NEWNET)) return false;
+    raise_device();
+    return true;
 }
 
 /* Bring the loopback device up. A child does it, because this process cannot answer its own call of socket(). If it
@@ -74,7 +82,10 @@ static _Noreturn void raise_device(void) {
 static void bring_loopback_up(struct session *s) {
     pid_t pid = fork();
     if (pid < 0) fail(s, "fork: %s", strerror(errno));
-    if (!pid) raise_device();
+    if (!pid) {
+        raise_device();
+        _exit(0);
+    }
     int ended = (int)syscall(SYS_pidfd_open, pid, 0);
     if (ended < 0) fail(s, "pidfd_open: %s", strerror(errno));
     struct pollfd polled[] = {{ended, POLLIN, 0}, {s->socket_calls, POLLIN, 0}};

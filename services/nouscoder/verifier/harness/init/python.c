@@ -36,13 +36,16 @@ void *assignment_of(struct session *s) {
 
 /* Read what the first process reports until it closes its end. Returns NULL when that is not before `deadline_s`. */
 static char *read_report(int fd, double deadline_s, size_t *num_bytes) {
-    size_t room = 1 << 14, used = 0;
-    char *report = allocated(malloc(room));
+    size_t room = 1 << 13, used = 0;
+    char *report = room_for(room);
     for (double left_s; (left_s = deadline_s - now_s()) > 0;) {
         struct pollfd polled = {fd, POLLIN, 0};
         int ready = poll(&polled, 1, (int)(left_s * 1000) + 1);
         if (ready <= 0) continue;
-        if (used == room) report = allocated(realloc(report, room *= 2));
+        if (used == room) {
+            report = doubled(report, room);
+            room *= 2;
+        }
         ssize_t n = read(fd, report + used, room - used);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) {
@@ -51,7 +54,7 @@ static char *read_report(int fd, double deadline_s, size_t *num_bytes) {
         }
         used += (size_t)n;
     }
-    free(report);
+    give_back(report, used);
     return NULL;
 }
 

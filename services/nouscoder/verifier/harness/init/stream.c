@@ -28,15 +28,14 @@ struct frame next_frame(struct session *s) {
     memcpy(&length, header + 1, 4);
     struct frame frame = {.kind = header[0], .num_bytes = ntohl(length)};
     if (frame.num_bytes > MAX_FRAME_BYTES) fail(s, "a frame of %u bytes", frame.num_bytes);
-    frame.bytes = allocated(malloc((size_t)frame.num_bytes + 1));
+    frame.bytes = room_for((size_t)frame.num_bytes + 1);
     read_exactly(s->settings->stream_in, frame.bytes, frame.num_bytes);
     frame.bytes[frame.num_bytes] = 0;
     return frame;
 }
 
 void release(struct frame *frame) {
-    if (frame->bytes) explicit_bzero(frame->bytes, frame->num_bytes);
-    free(frame->bytes);
+    give_back(frame->bytes, frame->num_bytes);
     *frame = (struct frame){0};
 }
 
@@ -168,7 +167,7 @@ static const char *take(struct session *s, const char **at, const char *end, siz
 
 /* `num` NUL-terminated strings, as an argv. */
 static char **take_strings(struct session *s, const char **at, const char *end, uint32_t num) {
-    char **strings = allocated(calloc((size_t)num + 1, sizeof *strings));
+    char **strings = room_for(((size_t)num + 1) * sizeof *strings);
     for (uint32_t i = 0; i < num; i++) {
         const char *stop = memchr(*at, 0, (size_t)(end - *at));
         if (!stop) fail(s, "a frame holds too few strings");
@@ -199,9 +198,9 @@ void read_program(struct session *s, struct frame frame) {
     s->meta = take(s, &at, end, p->meta_bytes);
     s->name = take(s, &at, end, (size_t)p->name_bytes + 1); /* with its NUL */
     s->source = take(s, &at, end, p->source_bytes);
-    s->compile_argv = take_strings(s, &at, end, p->num_compile);
-    s->run_argv = take_strings(s, &at, end, p->num_run);
-    s->files = allocated(calloc((size_t)p->num_files + 1, sizeof *s->files));
+    if (p->num_compile) s->compile_argv = take_strings(s, &at, end, p->num_compile);
+    if (p->num_run) s->run_argv = take_strings(s, &at, end, p->num_run);
+    if (p->num_files) s->files = room_for(p->num_files * sizeof *s->files);
     for (uint32_t i = 0; i < p->num_files; i++) s->files[i] = take_file(s, &at, end);
 }
 
