@@ -1,7 +1,4 @@
-"""Every page of a report in headless Chromium, in narrow and wide windows: no error, and no violation that axe finds.
-
-axe-core comes from its npm package, which is fetched once and never committed.
-"""
+"""Every page of a report in headless Chromium, in narrow and wide windows: no error, and axe finds no violation."""
 
 from __future__ import annotations
 
@@ -11,26 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.axe import axe_script, violations_on
 from tests.e2e.chromium import Chromium, asked, chromium_program, troubles
 from tests.e2e.report_pages import write_evaluation, write_objectives, write_rollouts, write_run
-from tests.npm_package import NpmPackage
 
 from nouscoder.report import write_report
 
-AXE = NpmPackage(
-    name="axe-core",
-    version="4.14.1",
-    sha256="e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745",
-    folder_name="axe-core",
-    files=("axe.min.js",),
-)
 PAGES = ("run", "evaluation", "rollouts", "objectives")
 OPENED = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
 # With a rollout on the screen, where the page shows one at a time.
 CHOSEN = "document.querySelector('table.rollouts tbody tr')?.click()"
-FOUND = """axe.run(document, {resultTypes: ["violations"]}).then(({violations}) => violations.map(
-  (rule) => rule.id + " at " + rule.nodes.map((node) => node.target.join(" ")).slice(0, 5).join(", ")
-    + " (" + rule.nodes.length + "): " + rule.help))"""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +41,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 
 @pytest.fixture(scope="module")
 def axe() -> str:
-    return (AXE.folder() / "axe.min.js").read_text(encoding="utf8")
+    return axe_script()
 
 
 def violations(browser: Chromium, page: Path, axe: str, width: int, scheme: str) -> list[str]:
@@ -69,8 +56,7 @@ def violations(browser: Chromium, page: Path, axe: str, width: int, scheme: str)
     assert browser.value("document.documentElement.scrollWidth") <= width
     assert troubles(browser) == []
     assert asked(browser) == {page.as_uri()}
-    browser.value(f"{axe};0")
-    found: list[str] = browser.value(FOUND)
+    found = violations_on(browser, axe)
     browser.close_page()
     return found
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from tests.e2e.chromium import Chromium, asked, chromium_program, troubles
 
-from nouscoder.verifier.api.playground import playground
+from nouscoder.verifier.api.playground import highlighter_path, playground
 from nouscoder.verifier.judges import mathematics
 
 
@@ -38,9 +38,10 @@ def test_the_policy_is_strict_and_needs_no_token(grading_url: str) -> None:
     policy = answer.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
     assert "unsafe" not in policy
+    assert "script-src 'sha256-" in policy
     assert "http" not in answer.text.replace("nouscoder", "")
-    for mark in ("/*style*/", "/*script*/", "<!--languages-->"):
-        assert mark not in answer.text
+    assert "<!--" not in answer.text
+    assert "/*s" not in answer.text
 
 
 def test_ctrl_enter_runs_and_outcomes_stream_in(new_page: Callable[[], Chromium], grading_url: str) -> None:
@@ -54,7 +55,8 @@ def test_ctrl_enter_runs_and_outcomes_stream_in(new_page: Callable[[], Chromium]
     assert page.value("document.getElementById('failure').innerText").split() == (
         ["Test", "3", "Input", "5", "5", "Expected", "11", "Output", "10"]
     )
-    assert asked(page) - {"data:,"} == {f"{grading_url}/", f"{grading_url}/v1/grade/stream"}
+    colors = f"{grading_url}{highlighter_path()}"
+    assert asked(page) - {"data:,"} == {f"{grading_url}/", colors, f"{grading_url}/v1/grade/stream"}
     assert troubles(page) == []
 
 
@@ -117,11 +119,14 @@ def test_light_and_dark(new_page: Callable[[], Chromium], tmp_path: Path) -> Non
     for scheme in ("light", "dark"):
         page.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         page.shoot(Path(os.environ.get("PLAYGROUND_SHOTS", tmp_path)) / f"{scheme}.png")
-        for place in ("body", "#code", "#run", ".hint", ".badge", "#outcomes li", "#failure dd"):
+        for place in ("body", "#code", "#run", ".hint", ".badge", "#outcomes li", "#failure dd", *COLORED):
             assert page.value(f"({CONTRAST})({json.dumps(place)})") >= 4.5, (scheme, place)
         backgrounds.append(page.value("getComputedStyle(document.body).backgroundColor"))
     assert backgrounds[0] != backgrounds[1]
     assert page.value("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+COLORED = ("#colors", "#colors .hljs-built_in")
 
 
 # WCAG 2's contrast ratio between an element's text and the nearest painted background.
@@ -150,7 +155,7 @@ def test_run_is_disabled_while_a_program_runs(new_page: Callable[[], Chromium]) 
 
 
 def test_a_type_of_tests_that_is_not_installed_is_not_offered() -> None:
-    assert 'data-absent="math"' in playground(["python"], ["math"]).text
+    assert 'data-absent="math"' in playground(["python"], absent=["math"]).text
     assert 'data-absent=""' in playground(["python"]).text
 
 

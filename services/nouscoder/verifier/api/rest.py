@@ -17,6 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.routing import Route
 
 from nouscoder import __version__
+from nouscoder.domain.submission import Comparator, ComparatorKind
 from nouscoder.http_server.api_keys import ApiKeys
 from nouscoder.http_server.body import read_body
 from nouscoder.http_server.connected import while_connected
@@ -29,7 +30,7 @@ from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults
 from nouscoder.verifier.api.get_reward import GetRewardAnswer, GetRewardRequest, parse_get_reward, rewards
 from nouscoder.verifier.api.jobs import add_jobs
 from nouscoder.verifier.api.openapi import complete_openapi
-from nouscoder.verifier.api.playground import playground
+from nouscoder.verifier.api.playground import highlighter, highlighter_path, playground
 from nouscoder.verifier.api.run_code import CodeRunner, RunCodeRequest
 from nouscoder.verifier.api.sandbox_fusion import add_run_code, add_submit
 from nouscoder.verifier.api.schema import (
@@ -225,12 +226,20 @@ def _add_health(app: FastAPI, drain_state: DrainState) -> None:
 
 def _add_pages(app: FastAPI, registry: CollectorRegistry, drain_state: DrainState) -> None:
     _add_health(app, drain_state)
-    page = playground(installed(), () if mathematics.is_installed() else ("math",))
+    kinds = [kind.value for kind in ComparatorKind]
+    kinds.sort(key=lambda kind: kind != Comparator().kind)  # the default is first
+    page = playground(installed(), kinds, () if mathematics.is_installed() else ("math",))
+    colors = highlighter()
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def index() -> Response:
         """The playground page."""
         return HTMLResponse(page.text, headers=page.headers)
+
+    @app.get(highlighter_path(), response_class=Response, include_in_schema=False)
+    async def highlight() -> Response:
+        """The highlighter of the playground."""
+        return Response(colors.text, media_type="text/javascript", headers=colors.headers)
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:

@@ -1,7 +1,10 @@
 """The playground page at `/`: grades a program against tests from a browser. It calls only this service.
 
 INVARIANT: the page needs no network access except to its own service. Its Content-Security-Policy allows only the one
-inline style sheet and the one inline script, by their digests, and requests to its own origin.
+inline style sheet, the one inline script and the highlighter, by their digests, and requests to its own origin.
+
+highlight.min.js is the published file of highlight.js 11.12.0, unchanged (BSD-3-Clause, highlight.LICENSE). Where a
+browser does not load it, the program is shown without colours.
 """
 
 from __future__ import annotations
@@ -13,34 +16,56 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 
+_SCRIPTS = ("examples.js", "editor.js", "share.js", "page.js")
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The text of the page and its HTTP headers."""
+    """The text of a page or a script and its HTTP headers."""
 
     text: str
     headers: dict[str, str]
 
 
-def playground(languages: Iterable[str], absent: Iterable[str] = ()) -> Page:
-    """The page with these languages to choose from, without the types of tests in `absent`."""
-    style, script = _asset("page.css"), _asset("page.js")
+def playground(languages: Iterable[str], comparators: Iterable[str] = ("tokens",), absent: Iterable[str] = ()) -> Page:
+    """The page with these languages and comparators to choose from, without the types of tests in `absent`."""
+    style, highlighter = _asset("page.css"), _digest(_asset("highlight.min.js"))
+    script = '"use strict";\n' + "".join(map(_asset, _SCRIPTS))
     policy = (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}' '{highlighter}'; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    options = "".join(f"<option>{html.escape(name)}</option>" for name in languages)
     text = _asset("page.html")
-    parts = (("<!--absent-->", " ".join(absent)), ("/*style*/", style), ("/*script*/", script))
-    for mark, part in (*parts, ("<!--languages-->", options)):
-        text = text.replace(mark, part, 1)
-    headers = {
-        "Content-Security-Policy": policy,
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-cache",
+    parts = {
+        "<!--absent-->": " ".join(absent),
+        "<!--languages-->": _options(languages),
+        "<!--comparators-->": _options(comparators),
+        "<!--highlighter-->": highlighter_path(),
+        "<!--integrity-->": highlighter,
+        "/*style*/": style,
+        "/*script*/": script,
     }
-    return Page(text, headers)
+    for mark, part in parts.items():
+        text = text.replace(mark, part, 1)
+    return Page(text, {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", **_headers("no-cache")})
+
+
+def highlighter_path() -> str:
+    """The path of the highlighter: another one for other contents, so that browsers may keep it."""
+    return f"/highlight-{hashlib.sha256(_asset('highlight.min.js').encode()).hexdigest()[:12]}.js"
+
+
+def highlighter() -> Page:
+    """The script at `highlighter_path`."""
+    return Page(_asset("highlight.min.js"), _headers("public, max-age=31536000, immutable"))
+
+
+def _headers(cache: str) -> dict[str, str]:
+    return {"X-Content-Type-Options": "nosniff", "Cache-Control": cache}
+
+
+def _options(names: Iterable[str]) -> str:
+    return "".join(f"<option>{html.escape(name)}</option>" for name in names)
 
 
 def _asset(name: str) -> str:

@@ -1,61 +1,6 @@
-"use strict";
+// The page: the form, the run and its result. examples.js, editor.js and share.js are before it in the same script.
 const at = (id) => document.getElementById(id);
-const HINTS = {
-  stdin: "The program reads the input on stdin and must print the output.",
-  call: "The function, or the method of class Solution, is called with args and kwargs; the returned value is compared.",
-  assert: "Each case is a few lines of Python after the program and the setup; it passes when they raise nothing.",
-  checker: "A program of yours, given the files input, output and answer, says by its exit code whether the output is right.",
-  interactive: "The program talks with a program of yours over stdin and stdout.",
-  math: "Nothing is run: the text on the left is an answer, compared with the expected one as mathematics.",
-};
-const CHECKER = `import sys
-given, output, answer = (open(name).read().split() for name in sys.argv[1:4])
-sys.exit(0 if sorted(output) == sorted(answer) else 1)
-`;
-const INTERACTOR = `import sys
-secret = int(open(sys.argv[1]).read())
-for turn in range(10):
-    guess = int(input())
-    print("=" if guess == secret else "<" if secret < guess else ">", flush=True)
-    if guess == secret:
-        sys.exit(0)
-sys.exit(1)
-`;
-const EXAMPLES = {
-  stdin: {
-    code: "a, b = map(int, input().split())\nprint(a + b)\n",
-    tests: { type: "stdin", cases: [{ input: "1 2\n", output: "3\n" }, { input: "40 2\n", output: "42\n" }, { input: "5 5\n", output: "11\n" }] },
-  },
-  call: {
-    code: "class Solution:\n    def twoSum(self, nums, target):\n        seen = {}\n        for i, n in enumerate(nums):\n            if target - n in seen:\n                return [seen[target - n], i]\n            seen[n] = i\n",
-    tests: { type: "call", entry_point: "twoSum", cases: [{ args: [[2, 7, 11, 15], 9], expected: [0, 1] }, { args: [[3, 3], 6], expected: [0, 1] }] },
-  },
-  assert: {
-    code: "def is_even(n):\n    return n % 2 == 0\n",
-    tests: { type: "assert", setup: "", cases: ["assert is_even(4)", "assert not is_even(7)"] },
-  },
-  checker: {
-    code: "n = int(input())\nprint(*range(n, 0, -1))\n",
-    tests: { type: "checker", checker: { language: "python", code: CHECKER }, cases: [{ input: "3\n", output: "1 2 3\n" }] },
-  },
-  interactive: {
-    code: "low, high = 1, 100\nwhile True:\n    guess = (low + high) // 2\n    print(guess, flush=True)\n    answer = input()\n    if answer == \"=\":\n        break\n    if answer == \"<\":\n        high = guess - 1\n    else:\n        low = guess + 1\n",
-    tests: { type: "interactive", interactor: { language: "python", code: INTERACTOR }, cases: [{ input: "37\n", output: "" }] },
-  },
-  math: {
-    code: "The area is $\\frac{1}{2}\\pi$.\n",
-    tests: { type: "math", cases: [{ expected: "\\frac{\\pi}{2}" }] },
-  },
-};
-
 let running = null;
-let leaveWithTab = false;
-
-function drawLines() {
-  const count = at("code").value.split("\n").length;
-  at("lines").textContent = Array.from({ length: count }, (_, index) => index + 1).join("\n") + "\n\n";
-  at("lines").scrollTop = at("code").scrollTop;
-}
 
 function field(name, text, value) {
   const label = document.createElement("label");
@@ -85,10 +30,19 @@ function showTests(tests) {
 }
 
 function showExample(name) {
+  at("language").value = "python";
   at("code").value = EXAMPLES[name].code;
   at("example").value = name;
   showTests(EXAMPLES[name].tests);
-  drawLines();
+  drawCode();
+}
+
+// A program that somebody has written is not replaced.
+function showStarter() {
+  const known = [...Object.values(STARTERS), ...Object.values(EXAMPLES).map((example) => example.code), ""];
+  const starter = STARTERS[at("language").value];
+  if (at("type").value === "stdin" && starter && known.includes(at("code").value)) at("code").value = starter;
+  drawCode();
 }
 
 function testsGiven() {
@@ -191,46 +145,22 @@ async function run() {
   }
 }
 
-function insertText(area, text) {
-  area.setRangeText(text, area.selectionStart, area.selectionEnd, "end");
-  drawLines();
-}
-
-function shiftLines(area, back) {
-  const start = area.value.lastIndexOf("\n", area.selectionStart - 1) + 1;
-  const old = area.value.slice(start, area.selectionEnd);
-  const moved = back ? old.replace(/^ {1,4}/gm, "") : old.replace(/^/gm, "    ");
-  area.setRangeText(moved, start, area.selectionEnd, "select");
-  drawLines();
-}
-
-function onEditorKey(event) {
-  const area = event.target;
-  if (event.key === "Escape") leaveWithTab = true;
-  else if (event.key === "Tab" && !leaveWithTab) {
-    event.preventDefault();
-    const many = area.value.slice(area.selectionStart, area.selectionEnd).includes("\n");
-    if (many || event.shiftKey) shiftLines(area, event.shiftKey);
-    else insertText(area, "    ");
-  } else if (event.key === "Enter" && !event.ctrlKey && !event.metaKey) {
-    event.preventDefault();
-    const line = area.value.slice(area.value.lastIndexOf("\n", area.selectionStart - 1) + 1, area.selectionStart);
-    insertText(area, "\n" + line.match(/^\s*/)[0] + (/:\s*$/.test(line) ? "    " : ""));
-  }
-  if (event.key !== "Escape" && event.key !== "Tab") leaveWithTab = false;
-}
-
 const absent = document.body.dataset.absent.split(" ");
 for (const name of Object.keys(EXAMPLES).filter((one) => !absent.includes(one))) {
   at("example").append(new Option(name, name));
   at("type").append(new Option(name, name));
 }
-at("code").addEventListener("input", drawLines);
-at("code").addEventListener("scroll", () => { at("lines").scrollTop = at("code").scrollTop; });
+at("code").addEventListener("input", drawCode);
+at("code").addEventListener("scroll", followScroll);
 at("code").addEventListener("keydown", onEditorKey);
 at("code").addEventListener("blur", () => { leaveWithTab = false; });
 at("add").addEventListener("click", () => addCase("", "").querySelector("textarea").focus());
-at("type").addEventListener("change", () => showTests(EXAMPLES[at("type").value].tests));
+at("type").addEventListener("change", () => { showTests(EXAMPLES[at("type").value].tests); drawCode(); });
+at("language").addEventListener("change", showStarter);
+at("link").addEventListener("click", () => take("Link", asLink));
+at("curl").addEventListener("click", () => take("Command", asCurl));
+at("python").addEventListener("click", () => take("Program", asPython));
+window.addEventListener("hashchange", showLink);
 at("example").addEventListener("change", () => showExample(at("example").value));
 at("run").addEventListener("click", run);
 document.addEventListener("keydown", (event) => {
@@ -240,3 +170,4 @@ document.addEventListener("keydown", (event) => {
   }
 });
 showExample("stdin");
+showLink();
