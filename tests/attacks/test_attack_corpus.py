@@ -1,6 +1,6 @@
 """Grades every program of programs/*.toml in every backend that this host can run. Each program gets an expected
-verdict and leaves nothing behind, and an honest submission after it is accepted. The tests of `runsc`, in which a fork
-takes milliseconds, are soak tests.
+verdict and leaves nothing behind, and an honest submission after it is accepted. `one-user` is the local backend as a
+service without root has it. The tests of `runsc`, in which a fork takes milliseconds, are soak tests.
 """
 
 from __future__ import annotations
@@ -16,37 +16,33 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
+from tests.attack_corpus import Attack
 from tests.host_mounts import host_mounts
 
-from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
+from nouscoder.domain.submission import InteractiveTests, JudgeProgram, Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import PoolConfig, Sandbox, SandboxConfig, SandboxUnavailable, open_sandbox
+from nouscoder.verifier.sandbox import PoolConfig, Sandbox, SandboxConfig, SandboxUnavailable, local, open_sandbox
 from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
+from nouscoder.verifier.toolchains.languages import installed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CANARY = Submission(StdinTests((StdinCase("41\n", "42"),)), "print(int(input()) + 1)", limits=Limits(20.0, 10.0))
+INTERACTOR = JudgeProgram("print(41, flush=True)\nraise SystemExit(input() != '42')", "python")
+TALKING_CANARY = Submission(
+    InteractiveTests((StdinCase("", ""),), INTERACTOR), "print(int(input()) + 1)", limits=Limits(20.0, 10.0)
+)
 PROJECT = Path(__file__).resolve().parents[2]
 SETTLE_S = 10.0
 ROUNDS = int(os.environ.get("NOUSCODER_ATTACK_ROUNDS", "20"))
 CONCURRENCY = 8
 NO_POOL = PoolConfig()
-
-
-class Attack(Protocol):
-    """See conftest.py."""
-
-    name: str
-    verdicts: frozenset[VerdictKind]
-    table: Mapping[str, Any]
-
-    def submission(self, filled: Mapping[str, str], patience: float = 1.0) -> Submission: ...
 
 
 def family(pid: int) -> dict[int, str]:
@@ -162,6 +158,11 @@ class Arena:
             await asyncio.sleep(0.02)
 
 
+def without_root() -> bool:
+    """In place of `host_is_root`: the service and its candidates have one user."""
+    return False
+
+
 async def open_arena(backend: str, filled: Mapping[str, str], slots: int = 1, pool: PoolConfig = NO_POOL) -> Arena:
     """Start a backend. Skips with the reason when this host cannot run it."""
     try:
@@ -171,7 +172,8 @@ async def open_arena(backend: str, filled: Mapping[str, str], slots: int = 1, po
         pytest.skip(str(error))
     grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
     await grader.grade(CANARY)
-    await asyncio.sleep(0.3)  # the slot makes its next namespaces
+    await grader.grade(TALKING_CANARY)  # starts the slot's partner
+    await asyncio.sleep(0.3)  # the slots make their next namespaces
     view: HostView | PodView = HostView(backend)
     if isinstance(sandbox, GvisorSandbox):
         view = PodView(sandbox, json.loads(Path(pool.template).read_text())["metadata"]["namespace"])
@@ -183,6 +185,7 @@ async def open_arena(backend: str, filled: Mapping[str, str], slots: int = 1, po
     scope="module",
     params=[
         "local",
+        pytest.param("one-user", marks=pytest.mark.heavy),
         pytest.param("runsc", marks=pytest.mark.soak),
         pytest.param("gvisor", marks=pytest.mark.cluster),
     ],
@@ -206,12 +209,17 @@ async def arena(request: pytest.FixtureRequest) -> AsyncIterator[Arena]:
             "@PORT@": str(gateway.getsockname()[1]),
             "@ABSTRACT@": name,
             "@SOCKET@": f"{folder}/socket",
+            "@HOST@": socket.gethostname(),
         }
         before = set(family(os.getpid()))
         pool = request.getfixturevalue("runner_pool") if request.param == "gvisor" else NO_POOL
-        made = await open_arena(request.param, filled, pool=pool)
-        yield made
-        await made.sandbox.close()
+        one_user = request.param == "one-user"
+        with pytest.MonkeyPatch.context() as patched:
+            if one_user:
+                patched.setattr(local, "host_is_root", without_root)
+            made = await open_arena("local" if one_user else request.param, filled, pool=pool)
+            yield made
+            await made.sandbox.close()
         async with asyncio.timeout(SETTLE_S):
             while set(family(os.getpid())) - before:
                 await asyncio.sleep(0.02)
@@ -221,21 +229,22 @@ def check(attack: Attack, verdict: Verdict) -> None:
     """Check that both tests have an expected verdict and that it shows nothing of the service."""
     assert verdict.kind in attack.verdicts, verdict
     if verdict.kind is not VerdictKind.COMPILE_ERROR:
-        assert verdict.graded == 2
+        assert verdict.graded == 2 or attack.table.get("profile") == "lcb"  # which stops at the first failure
         assert {outcome.outcome for outcome in verdict.tests} <= attack.verdicts, verdict.tests
 
 
-def is_meant(attack: Attack, backend: str) -> bool:
-    """Whether the attack has a meaning on this machine and backend."""
+def is_meant(attack: Attack, sandbox: Sandbox) -> bool:
+    """Whether the attack has a meaning on this machine and backend, and its language is installed."""
     machines = (attack.table.get("machine", platform.machine()),)
-    return platform.machine() in machines and backend in attack.table.get("backends", (backend,))
+    meant = platform.machine() in machines and sandbox.name in attack.table.get("backends", (sandbox.name,))
+    two_users = "separate-users" in sandbox.isolation
+    return meant and attack.language in installed() and (two_users or not attack.table.get("root", False))
 
 
 async def test_attack(arena: Arena, attack: Attack) -> None:
-    if not is_meant(attack, arena.sandbox.name):
-        pytest.skip(
-            f"not for {platform.machine()} with {arena.sandbox.name}: {attack.table.get('why', 'call numbers')}"
-        )
+    if not is_meant(attack, arena.sandbox):
+        where = f"{attack.language} on {platform.machine()} with {arena.sandbox.name}"
+        pytest.skip(f"{where}: {attack.table.get('why', 'call numbers, or not installed')}")
     verdict = await arena.grader.grade(attack.submission(arena.filled))
     check(attack, verdict)
     await arena.check_canary()
@@ -250,8 +259,9 @@ async def test_repeated_rounds_of_the_corpus_leave_memory_and_descriptors_unchan
 ) -> None:
     """ROUNDS rounds, eight attacks at once, each round in another order: memory and descriptors do not grow."""
     filled = {"@PROJECT@": str(PROJECT), "@PORT@": "9", "@ABSTRACT@": "nobody", "@SOCKET@": "/tmp/no.socket"}
+    filled["@HOST@"] = socket.gethostname()
     arena = await open_arena(backend, filled, slots=CONCURRENCY)
-    meant = [attack for attack in attacks.values() if is_meant(attack, backend)]
+    meant = [attack for attack in attacks.values() if is_meant(attack, arena.sandbox)]
     lane = asyncio.Semaphore(CONCURRENCY)
 
     async def grade(attack: Attack) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
+from tests.attack_corpus import Attack
 
 from nouscoder.domain.interpreter import CallEnd
 from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submission
@@ -62,14 +63,6 @@ for _ in range(3):
         while True: pass
 print('started')
 """
-
-
-class Attack(Protocol):
-    """See conftest.py."""
-
-    name: str
-    code: str
-    table: Mapping[str, Any]
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

@@ -47,6 +47,9 @@ OK, WRONG, ERROR = VerdictKind.ACCEPTED, VerdictKind.WRONG_ANSWER, VerdictKind.R
 OURS, LATE = VerdictKind.INTERNAL_ERROR, VerdictKind.TIME_LIMIT_EXCEEDED
 
 
+WAITED = replace(ended(), partner_ended=True)  # printed nothing, and its partner ended first
+
+
 @pytest.mark.parametrize(
     ("code", "outcome"), [(0, OK), (1, WRONG), (2, WRONG), (3, OURS), (4, WRONG), (7, WRONG), (8, WRONG)]
 )
@@ -109,7 +112,7 @@ def test_points_of_a_checker_are_its_first_number(
 def test_a_judge_of_kattis_says_42_or_43(code: int, outcome: VerdictKind | None) -> None:
     check = by_testlib(ended(exit_code=code), JudgeProtocol.KATTIS)
     assert (None if has_crashed(check) else ruling_of_checker(check).outcome) is outcome
-    ruling = ruling_of_interactor(ended(), check)
+    ruling = ruling_of_interactor(WAITED, check)
     assert ruling is not None
     assert ruling.outcome is (outcome or OURS)
 
@@ -145,7 +148,12 @@ def test_an_interactor_gives_points() -> None:
         (ended(exit=Exit.TIME_LIMIT), ended(exit_code=2), None),
         (ended(exit=Exit.TIME_LIMIT), ended(exit=Exit.TIME_LIMIT), None),
         (ended(), ended(exit_code=3), OURS),
-        (ended(), ended(exit=Exit.SIGNALLED, signal=11), OURS),
+        (WAITED, ended(exit=Exit.SIGNALLED, signal=11), OURS),
+        (replace(WAITED, stdout=b"x"), ended(exit=Exit.SIGNALLED, signal=11), WRONG),
+        (ended(), ended(exit=Exit.SIGNALLED, signal=6), WRONG),  # of the end of the input
+        (ended(b"x"), ended(exit_code=3), OURS),
+        (ended(b"x"), ended(exit_code=101), WRONG),
+        (ended(b"x", exit_code=1), ended(exit=Exit.SIGNALLED, signal=11), None),
         (ended(), ended(exit=Exit.TIME_LIMIT), WRONG),
         (ended(), ended(exit=Exit.MEMORY_LIMIT), WRONG),
         (ended(), ended(exit=Exit.SIGNALLED, signal=13), WRONG),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
 import pytest
 
 from nouscoder.bench.load import bench_load
@@ -39,6 +42,31 @@ async def test_a_client_with_five_times_the_rate_gets_no_larger_share() -> None:
     greedy, *others = result.clients
     assert greedy.num_sent > 3 * max(client.num_sent for client in others)
     assert greedy.num_sandboxed <= 1.5 * max(client.num_sandboxed for client in others) + 3
+
+
+HOSTILE = LoadPlan(num_clients=8, num_hostile=2, overload=4)
+
+
+@pytest.mark.heavy
+async def test_hostile_clients_change_no_verdict_and_take_no_larger_share() -> None:
+    result = await bench_load(replace(HOSTILE, num_seconds=20, num_submissions=60))
+    print(as_text(result))
+    assert [complaint for complaint in complaints(result) if not complaint.startswith("the shares")] == []
+    assert sum(client.num_compared for client in result.clients) > 50
+    hostile = [client.num_sandboxed for client in result.clients if client.is_hostile]
+    honest = [client.num_sandboxed for client in result.clients if not client.is_hostile]
+    assert max(hostile) <= 1.5 * max(honest) + 3
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(5400)
+async def test_four_times_the_capacity_from_eight_clients_of_which_two_are_hostile() -> None:
+    """NOUSCODER_LOAD_SECONDS long (600)."""
+    seconds = float(os.environ.get("NOUSCODER_LOAD_SECONDS", "600"))
+    result = await bench_load(replace(HOSTILE, num_seconds=seconds))
+    print(as_text(result))
+    check(result)
+    assert sum(client.num_compared for client in result.clients) >= min(1000, seconds)
 
 
 @pytest.mark.soak

@@ -30,6 +30,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from nouscoder.bench.errors import BenchError
+from nouscoder.bench.hostile import hostile_mixture
 from nouscoder.bench.http_load import LeanClient, LoadFault
 from nouscoder.bench.load_client import Graded, OpenLoopClient, graded
 from nouscoder.bench.load_pace import Pace
@@ -108,15 +109,21 @@ async def bench_load(plan: LoadPlan, overrides: tuple[str, ...] = ()) -> LoadRes
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(_running(names, plan, overrides))
         https = [await stack.enter_async_context(service.client(name)) for name in names]
-        idle = await _learn(service, https[0], samples, plan)
+        idle = await _learn(service, https[-1], samples, plan)
         pace = Pace(plan, idle.capacity_per_second)
         clients = [
-            OpenLoopClient(name, http, samples, idle.expected, partial(pace.per_second, index), plan.seed)
-            for index, (name, http) in enumerate(zip(names, https, strict=True))
+            OpenLoopClient(name, http, own, idle.expected, partial(pace.per_second, index), plan.seed)
+            for index, (name, http, own) in enumerate(zip(names, https, _samples_of(plan, samples), strict=True))
         ]
         run = await _overload(service, https, clients, pace, plan)
         num_stray_bytes = sum(http.num_stray_bytes for http in https)
         return _result(plan, idle, clients, pace, run, num_stray_bytes, await service.is_ready())
+
+
+def _samples_of(plan: LoadPlan, honest: Sequence[Sample]) -> list[Sequence[Sample]]:
+    """What each client sends."""
+    hostile = [hostile_mixture(plan.num_submissions, plan.seed + index) for index in range(plan.num_hostile)]
+    return [*hostile, *[honest] * (plan.num_clients - plan.num_hostile)]
 
 
 @asynccontextmanager
@@ -226,8 +233,8 @@ def _result(
         wall_s=run.wall_s,
         verdicts=_added(Counter([one.verdict]) for one in idle.expected.values()),
         clients=tuple(
-            figures(client.name, client.tally, plan.num_seconds, count, sum(sandboxed))
-            for client, count in zip(clients, sandboxed, strict=True)
+            figures(client.name, client.tally, plan.num_seconds, count, sum(sandboxed), index < plan.num_hostile)
+            for index, (client, count) in enumerate(zip(clients, sandboxed, strict=True))
         ),
         statuses=_added(tally.statuses for tally in tallies),
         retry_after_s=_added(tally.retry_after_s for tally in tallies),

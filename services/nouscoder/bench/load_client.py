@@ -152,9 +152,15 @@ class OpenLoopClient:
             self.tally.note(f"{request_id}: status {status}: {body[:200]!r}")
 
     def _compare(self, sample: Sample, answer: Mapping[str, Any], request_id: str) -> None:
-        got, wanted = graded(answer), self._expected[sample.number]
+        got = graded(answer)
         if got.verdict != "no_code":
             self.tally.sandboxed_at_s.append(time.monotonic())
+        if not sample.truth:
+            if got.verdict in ("accepted", "internal_error"):
+                self.tally.num_wrong += 1
+                self.tally.note(f"{request_id}: a hostile program gave {got}: {str(answer.get('detail', ''))[:200]}")
+            return
+        wanted = self._expected[sample.number]
         if got != wanted:
             self.tally.num_wrong += 1
             detail = str(answer.get("detail", ""))[:200]

@@ -16,11 +16,15 @@ _MORE_DESCRIPTORS = 16
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """The plan: all clients together send `overload` times the capacity, the first one `greed` times its share."""
+    """The plan: all clients together send `overload` times the capacity, the first one `greed` times its share.
+
+    The first `num_hostile` clients send hostile programs (hostile.py), whose verdicts are not compared.
+    """
 
     num_seconds: float = 600.0
     num_submissions: int = 500
     num_clients: int = 4
+    num_hostile: int = 0
     overload: float = 2.0
     greed: float = 1.0
     max_queue: int = 32
@@ -30,7 +34,7 @@ class LoadPlan:
 @dataclass(frozen=True, slots=True)
 class ClientFigures:
     """The figures of one client. `num_sandboxed` counts verdicts that needed a sandbox, from the first refusal of any
-    client to the end of the requests. `share` is this client's share of all such verdicts.
+    client to the end of the requests. `share` is this client's share of all such verdicts. `is_hostile`: see LoadPlan.
     """
 
     name: str
@@ -44,6 +48,12 @@ class ClientFigures:
     share: float
     p50_s: float
     p99_s: float
+    is_hostile: bool = False
+
+    @property
+    def num_compared(self) -> int:
+        """The number of verdicts that were compared with those of an idle service."""
+        return 0 if self.is_hostile else self.num_verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +98,7 @@ class LoadResult:
 
 
 def figures(
-    name: str, tally: Tally, num_seconds: float, num_sandboxed: int, num_sandboxed_in_all: int
+    name: str, tally: Tally, num_seconds: float, num_sandboxed: int, num_sandboxed_in_all: int, is_hostile: bool
 ) -> ClientFigures:
     """The figures of one client."""
     times = sorted(tally.latencies_s) or [0.0]
@@ -104,6 +114,7 @@ def figures(
         share=num_sandboxed / max(1, num_sandboxed_in_all),
         p50_s=times[len(times) // 2],
         p99_s=times[min(len(times) - 1, round(0.99 * len(times)))],
+        is_hostile=is_hostile,
     )
 
 
@@ -152,6 +163,7 @@ def as_text(result: LoadResult) -> str:
         f" for {result.wall_s:.0f} s {sent:.1f}/s sent, {answered:.1f}/s answered",
         *_client_lines(result.clients),
         f"shares within {result.unevenness:.1%}; statuses {result.statuses}; Retry-After in s {result.retry_after_s}",
+        f"{sum(client.num_compared for client in result.clients)} verdicts compared with those of the idle service",
         f"unanswered {result.num_unanswered}, failed {result.num_faults}, wrong {result.num_wrong},"
         f" stray bytes {result.num_stray_bytes}, internal errors {result.num_internal_errors},"
         f" verdicts the service counted {result.num_metered}",
@@ -165,10 +177,10 @@ def as_text(result: LoadResult) -> str:
 
 
 def _client_lines(clients: Sequence[ClientFigures]) -> list[str]:
-    head = f"{'client':10}{'sent/s':>9}{'sent':>8}{'resent':>8}{'verdicts':>10}{'refused':>9}{'abandoned':>10}"
+    head = f"{'client':12}{'sent/s':>9}{'sent':>8}{'resent':>8}{'verdicts':>10}{'refused':>9}{'abandoned':>10}"
     rows = [
-        f"{c.name:10}{c.asked_per_second:9.1f}{c.num_sent:8}{c.num_sent_again:8}{c.num_verdicts:10}{c.num_refused:9}"
-        f"{c.num_given_up:10}{c.share:8.1%}{c.p50_s:9.2f}{c.p99_s:9.2f}"
+        f"{c.name + (' !' if c.is_hostile else ''):12}{c.asked_per_second:9.1f}{c.num_sent:8}{c.num_sent_again:8}"
+        f"{c.num_verdicts:10}{c.num_refused:9}{c.num_given_up:10}{c.share:8.1%}{c.p50_s:9.2f}{c.p99_s:9.2f}"
         for c in clients
     ]
     return [head + f"{'share':>8}{'p50 s':>9}{'p99 s':>9}", *rows]

@@ -192,15 +192,27 @@ def bench_verifier_load(
     seconds: Annotated[float, typer.Option(min=1, help="duration of the overload")] = 600.0,
     submissions: Annotated[int, typer.Option(min=20, help="number of different submissions, for every verdict")] = 500,
     greed: Annotated[float, typer.Option(min=1, help="request rate of the first client, relative to the others")] = 1.0,
+    clients: Annotated[int, typer.Option(min=2, help="number of clients, all with the same right to slots")] = 4,
+    hostile: Annotated[int, typer.Option(min=0, help="how many of them send hostile programs")] = 0,
+    overload: Annotated[float, typer.Option(min=1, help="the rate of all clients, relative to the capacity")] = 2.0,
     as_json: JsonOption = False,
     overrides: SetOption = None,
 ) -> None:
     """Send twice the capacity of a grading service, from four clients. Exit code 0 when all checks pass."""
+    if hostile >= clients:
+        raise typer.BadParameter("at least one client must be honest", param_hint="--hostile")
     import json
 
     from nouscoder.bench import load, load_result
 
-    plan = load_result.LoadPlan(num_seconds=seconds, num_submissions=submissions, greed=greed)
+    plan = load_result.LoadPlan(
+        num_seconds=seconds,
+        num_submissions=submissions,
+        num_clients=clients,
+        num_hostile=hostile,
+        overload=overload,
+        greed=greed,
+    )
     result = asyncio.run(load.bench_load(plan, tuple(overrides or ())))
     typer.echo(json.dumps(load_result.as_record(result), indent=1) if as_json else load_result.as_text(result))
     raise typer.Exit(1 if load_result.complaints(result) else 0)

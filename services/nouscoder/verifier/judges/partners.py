@@ -9,7 +9,8 @@ Any other end is a crash of the judge program (`has_crashed`), also an uncaught 
 languages. A candidate can cause a crash: by an output that a correct checker cannot read, or that is so large that it
 exceeds a limit. So after a crash the checker runs on the answer file in place of the output. If it crashes again, the
 checker is at fault (internal_error); otherwise the output is wrong. Without this rule a candidate could turn each wrong
-answer into an internal_error. An interactor that exceeds a limit after the candidate has left it is no fault either.
+answer into an internal_error. An interactor that exceeds a limit after the candidate has left it is no fault either,
+nor one that crashes after the candidate has printed something or has ended. One that crashes before that is at fault.
 """
 
 from __future__ import annotations
@@ -120,9 +121,12 @@ def ruling_of_interactor(candidate: RunResult, interactor: RunResult) -> Ruling 
             return None
         return Ruling(VerdictKind.WRONG_ANSWER, f"the program ended, and the interactor {_end_of(interactor)}")
     ended_well = interactor.exit is Exit.EXITED and interactor.exit_code in _WRONG | {_RIGHT}
+    failed = candidate.exit is Exit.SIGNALLED or candidate.exit_code != 0
+    may_have_caused_it = bool(candidate.stdout) or not candidate.partner_ended
+    if not ended_well and may_have_caused_it and interactor.exit_code != _FAIL:
+        return None if failed else _with_remark(VerdictKind.WRONG_ANSWER, "interactor", interactor)
     if not ended_well or _has_too_many_points(interactor):
         return _at_fault("interactor", interactor)
-    failed = candidate.exit is Exit.SIGNALLED or candidate.exit_code != 0
     if interactor.exit_code == _RIGHT:
         return None if failed else Ruling(VerdictKind.ACCEPTED, _remark(interactor))
     if failed and candidate.signal != _SIGPIPE and not any(sign in candidate.stderr[-1000:] for sign in _PARTNER_ENDED):
@@ -132,8 +136,12 @@ def ruling_of_interactor(candidate: RunResult, interactor: RunResult) -> Ruling 
 
 
 def _at_fault(name: str, judge: RunResult) -> Ruling:
+    return _with_remark(VerdictKind.INTERNAL_ERROR, name, judge)
+
+
+def _with_remark(outcome: VerdictKind, name: str, judge: RunResult) -> Ruling:
     remark = _remark(judge)
-    return Ruling(VerdictKind.INTERNAL_ERROR, f"the {name} {_end_of(judge)}" + (f": {remark}" if remark else ""))
+    return Ruling(outcome, f"the {name} {_end_of(judge)}" + (f": {remark}" if remark else ""))
 
 
 def _remark(judge: RunResult) -> str:

@@ -140,6 +140,7 @@ static void set_up(struct session *s) {
     umask(0); /* a candidate is another user, and may open the files of its run by /dev/stdout */
     if (setresgid(0, 0, 0) || setresuid(0, 0, 0)) fail(s, "users: %s", strerror(errno));
     sigprocmask(SIG_BLOCK, &interrupt, NULL);
+    if (sethostname("localhost", 9)) fail(s, "the host name: %s", strerror(errno)); /* not the name of the host */
     control(s, PR_SET_PDEATHSIG, SIGKILL, NULL);
     control(s, PR_SET_DUMPABLE, 0, NULL);
     s->last_pid = open_last_pid(s);
