@@ -28,7 +28,7 @@ from nouscoder.verifier.sandbox import (
     open_sandbox,
 )
 from nouscoder.verifier.sandbox.local import LocalSandbox
-from nouscoder.verifier.toolchains.languages import registry
+from nouscoder.verifier.toolchains.languages import installed, registry
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PYTHON = registry()["python"]
@@ -389,24 +389,29 @@ SOCKETS = {
 
 @pytest.mark.parametrize("make", SOCKETS.values(), ids=SOCKETS)
 async def test_no_run_has_a_network_namespace_in_which_another_has_made_a_socket(sandbox: Sandbox, make: str) -> None:
-    """In the same submission, in the next one, whose sandbox was made before, and in the one after it."""
+    """Neither in the same submission, nor in the next one, whose sandbox was made before, nor in the one after it."""
+    assert isinstance(sandbox, LocalSandbox)
+    slot = f"/proc/{sandbox.pids()[0]}/ns/net"
+    use = f"{NETWORK}\nimport socket, sys\nif not sys.stdin.read(): {make}"
+    with open(slot):  # while it is open, no other namespace gets its number
+        used = os.readlink(slot).encode()
+        seen = [await _networks(sandbox, code) for code in (use, NETWORK, NETWORK)]
+    assert seen[0][0] == used
+    assert used not in [*seen[0][1:], *seen[1], *seen[2]]
+    assert seen[2] == 3 * [os.readlink(slot).encode()]
+
+
+async def _networks(sandbox: Sandbox, code: str) -> list[bytes]:
+    """The namespaces of three runs of a submission. Each must list no socket."""
     seen = []
-    for code in (
-        f"{NETWORK}\nimport socket, sys\nif not sys.stdin.read(): {make}\nelse: os.close(0)",
-        NETWORK,
-        NETWORK,
-    ):
-        async with sandbox.session(Program(PYTHON, code, WIDE)) as session:
-            for stdin in (b"", b"", b"only look"):
-                result = await session.run(stdin)
-                assert (result.exit, result.exit_code) == (Exit.EXITED, 0), result.stderr.decode()
-                name, num_lines = result.stdout.split()
-                assert num_lines == b"1", "another run's sockets are listed"
-                seen.append(name)
-    first, second, third, *after = seen
-    assert len({first, second, third, *after}) >= 4
-    assert len({first, second}) == 2
-    assert not {first, second} & {third, *after}
+    async with sandbox.session(Program(PYTHON, code, WIDE)) as session:
+        for stdin in (b"", b"", b"only look"):
+            result = await session.run(stdin)
+            assert (result.exit, result.exit_code) == (Exit.EXITED, 0), result.stderr.decode()
+            name, num_lines = result.stdout.split()
+            assert num_lines == b"1", "sockets of another run are listed"
+            seen.append(name)
+    return seen
 
 
 async def test_programs_without_sockets_share_a_network_namespace_that_they_cannot_change(sandbox: Sandbox) -> None:
@@ -433,3 +438,35 @@ async def test_loopback_works_in_each_run_of_a_program_that_uses_it(sandbox: San
                 result = await session.run(b"")
                 assert result.stdout == b"b'by loopback'\n", result.stderr.decode()
                 assert result.exit_code == 0, result.stderr.decode()
+
+
+async def test_no_memory_of_a_candidate_is_both_writable_and_executable(sandbox: Sandbox) -> None:
+    """The zygote's memory has been moved to large pages where the kernel has some (init/large_pages.c)."""
+    code = "print(*{line.split()[1] for line in open('/proc/self/maps')})"
+    rights = (await run(sandbox, code)).stdout.decode().split()
+    assert any("x" in each for each in rights), rights
+    assert not [each for each in rights if "w" in each and "x" in each]
+
+
+SMALL = {"python": "print(1)", "cpp": '#include <cstdio>\nint main() { puts("1"); }'}
+LARGE = {
+    "python": "print(len(bytearray(40 << 20)))",
+    "cpp": "#include <vector>\nint main() { std::vector<char> v(40 << 20, 1); return v[1 << 20] - 1; }",
+}
+
+
+@pytest.mark.parametrize("language", SMALL)
+async def test_the_memory_of_a_run_is_not_that_of_the_interpreter_that_it_is_forked_from(
+    sandbox: Sandbox, language: str
+) -> None:
+    if language not in installed():
+        pytest.skip(f"{language} is not installed")
+    figures = []
+    for code in (SMALL[language], LARGE[language]):
+        async with sandbox.session(Program(installed()[language], code, WIDE)) as session:
+            for _ in range(2):
+                result = await session.run(b"")
+                assert (result.exit, result.exit_code) == (Exit.EXITED, 0), result.stderr.decode()
+                figures.append(result.memory_bytes)
+    assert max(figures[:2]) < 14 << 20
+    assert all(40 << 20 <= figure < 56 << 20 for figure in figures[2:]), figures

@@ -102,6 +102,10 @@ class Init:
         self._settings.num_parts = len(self._image.parts)
         self._settings.parts = ctypes.addressof(self._image.parts)
 
+    def use_large_pages(self) -> None:
+        """Move this process's memory to large pages, if the kernel has them, so that its forks are cheaper."""
+        self._library.nouscoder_use_large_pages()
+
     def serve(self) -> bytes:
         """Serve one submission after the other (init/zygote.c). Raises OSError when the kernel refuses a step.
 

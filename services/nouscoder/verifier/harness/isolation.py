@@ -28,6 +28,7 @@ class Isolation(Protocol):
     copies_image: bool  # candidates get their memory at once (image.py), because the kernel copies slowly at writes
     namespaces: int  # made fresh for every submission
     id_map: bytes | None  # of their users (user_namespaces(7)); None without a user namespace
+    has_large_pages: bool  # the kernel may have large pages, which make forks cheaper
 
     def enter(self) -> None:
         """Leave the host's file system for the read-only root. Called once in the zygote. Raises OSError."""
@@ -39,6 +40,7 @@ class LinuxIsolation:
 
     namespaces = kernel.CLONE_NEWUSER | kernel.CLONE_NEWCGROUP | _NAMESPACES & ~kernel.CLONE_NEWNET
     copies_image = False
+    has_large_pages = True
 
     def __init__(self, settings: SlotSettings) -> None:
         self._settings = settings
@@ -74,6 +76,7 @@ class GvisorIsolation:
     copies_image = True
     namespaces = _NAMESPACES
     id_map: bytes | None = None
+    has_large_pages = False
 
     def __init__(self, settings: SlotSettings) -> None:
         self._init_folder = os.path.dirname(settings.init_library)

@@ -41,6 +41,8 @@ def main(settings_json: str) -> Job:
         _hide_harness()
         gc.collect()
         gc.freeze()
+        if isolation.has_large_pages:
+            init.use_large_pages()
         _kept.extend((settings, isolation, init, hello))  # freeing them would copy pages in every candidate
         if isolation.copies_image:
             init.open_image()

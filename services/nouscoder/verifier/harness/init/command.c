@@ -82,6 +82,7 @@ static void compile(struct session *s) {
 }
 
 void start_command(struct session *s) {
+    drop_interpreter(); /* the kernel counts what a process held before its exec as memory of the program */
     open_program(s);
     s->args = "";
     if (s->program.has_compiler) compile(s);

@@ -183,6 +183,10 @@ _Noreturn void exec_command(struct session *s, char **argv);
 int own_image(struct session *s);
 void copy_at_forks(struct session *s);
 
+/* large_pages.c */
+uint64_t own_file_bytes(void); /* the pages of files that forks of the zygote hold as their own, which do not count */
+void drop_interpreter(void);   /* no Python can run afterwards */
+
 /* memory.c */
 void measure_memory(struct session *s, struct run *run);
 

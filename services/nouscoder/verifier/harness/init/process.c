@@ -285,6 +285,7 @@ void finish(struct session *s, struct run *run, bool in_time) {
         if (errno != EINTR) fail(s, "wait4: %s", strerror(errno));
     long others_kib = end_all();
     uint64_t peak_bytes = 1024 * (uint64_t)(used.ru_maxrss > others_kib ? used.ru_maxrss : others_kib);
+    if (!run->program->is_command) peak_bytes -= peak_bytes < own_file_bytes() ? peak_bytes : own_file_bytes();
     run->memory_bytes = peak_bytes > run->peak_bytes ? peak_bytes : run->peak_bytes;
     if (!confined && in_time && !too_big) fail(s, "a test's process could not be confined");
     double cpu_s = children_cpu_s() - run->children_before_s - run->cpu_before_s;
