@@ -171,7 +171,11 @@ async def test_a_killed_zygote_is_a_sandbox_error_and_the_slot_works_again() -> 
                 await waiting
         async with sandbox.session(Program(PYTHON, CANARY, WIDE)) as session:
             assert (await session.run(b"1")).stdout == b"2\n"
-        os.kill(sandbox.pids()[0], signal.SIGKILL)  # while idle
+        idle = sandbox.pids()[0]
+        os.kill(idle, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while Path(f"/proc/{idle}").exists():  # until then its sandbox may still answer
+                await asyncio.sleep(0.01)
         async with sandbox.session(Program(PYTHON, CANARY, WIDE)) as session:
             assert (await session.run(b"1")).stdout == b"2\n"
     finally:

@@ -9,6 +9,7 @@ of a submission are bounded (`Repetitions`).
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -49,6 +50,7 @@ def max_repetitions_s(limits: Limits) -> float:
     return MAX_REPETITIONS_S + 2 * EXCLUSIVE_PATIENCE_S + extended_limits(limits).wall_time_s
 
 
+@functools.lru_cache(maxsize=256)  # asked several times a run
 def extended_limits(limits: Limits) -> Limits:
     """The limits that the sandbox enforces: the submission's own plus the borderline share."""
     more = 1 + BORDERLINE

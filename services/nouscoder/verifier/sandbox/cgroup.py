@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,9 @@ _V1_FILES = {
     "cpu": ("", ""),  # every group has the same shares by default
 }
 # The memory that the kernel cannot take back, so without the cache of files on disks. The unit is bytes.
-_V1_HELD, _V2_HELD = (b"total_rss", b"total_shmem"), (b"anon", b"shmem", b"kernel", b"sock")
+_V1_HELD = re.compile(rb"^(?:total_rss|total_shmem) (\d+)$", re.MULTILINE)
+_V2_HELD = re.compile(rb"^(?:anon|shmem|kernel|sock) (\d+)$", re.MULTILINE)
+_V2_CPU_US = re.compile(rb"^usage_usec (\d+)$", re.MULTILINE)
 _V2_FILES = {"memory": ("memory.max", "memory.events"), "pids": ("pids.max", "")}
 
 
@@ -51,6 +54,7 @@ class Group:
         self._folders = {c.name: c.folder / name for c in controllers}
         self._controllers = controllers
         self._set: dict[str, int] = {}
+        self._limit_files: dict[str, int] = {}
         for folder in set(self._folders.values()):
             folder.mkdir(exist_ok=True)
         events = [self._folders[c.name] / c.events_file for c in controllers if c.events_file]
@@ -71,8 +75,16 @@ class Group:
             if wanted is None or self._set.get(controller.name) == wanted:
                 continue
             with contextlib.suppress(OSError):
-                (self._folders[controller.name] / controller.limit_file).write_text(str(wanted))
+                os.pwrite(self._limit_file(controller), str(wanted).encode(), 0)
                 self._set[controller.name] = wanted
+
+    def _limit_file(self, controller: Controller) -> int:
+        """A descriptor that stays open, because limits change with every submission. Raises OSError."""
+        found = self._limit_files.get(controller.name)
+        if found is None:
+            path = self._folders[controller.name] / controller.limit_file
+            found = self._limit_files[controller.name] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
+        return found
 
     def widen(self, **limits: int) -> None:
         """Set only the limits that are higher than the current ones."""
@@ -89,7 +101,7 @@ class Group:
         """The CPU time that all processes of this group have used; 0 when it is not counted."""
         if self._cpu_v1 >= 0:
             return 1e-9 * int(os.pread(self._cpu_v1, 4096, 0))
-        return 1e-6 * _sum_of(self._cpu_v2, (b"usage_usec",))
+        return 1e-6 * _sum_of(self._cpu_v2, _V2_CPU_US)
 
     def held_bytes(self) -> int:
         """The memory of this group that the kernel cannot take back; 0 when it is not counted."""
@@ -102,6 +114,8 @@ class Group:
         for fd in (self._events, self._cpu_v1, self._cpu_v2, self._memory, self._kernel_v1):
             if fd >= 0:
                 os.close(fd)
+        while self._limit_files:
+            os.close(self._limit_files.popitem()[1])
         self._events = self._cpu_v1 = self._cpu_v2 = self._memory = self._kernel_v1 = -1
         end = time.monotonic() + _REMOVE_LIMIT_S
         for folder in set(self._folders.values()):
@@ -115,12 +129,9 @@ def _opened(folders: list[Path], name: str) -> int:
     return -1 if found is None else os.open(found, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _sum_of(fd: int, names: tuple[bytes, ...]) -> int:
+def _sum_of(fd: int, values: re.Pattern[bytes]) -> int:
     """The sum of these values of a file with a name and a number in each line. 0 without a file."""
-    if fd < 0:
-        return 0
-    lines = (line.split() for line in os.pread(fd, 1 << 14, 0).splitlines())
-    return sum(int(line[1]) for line in lines if line[0] in names)
+    return 0 if fd < 0 else sum(map(int, values.findall(os.pread(fd, 1 << 14, 0))))
 
 
 UNGROUPED = Group((), "")
