@@ -115,10 +115,7 @@ class ModalServer(_Base):  # type: ignore[misc]
 
     async def start(self) -> None:
         """Listen on a free port of loopback."""
-        home = self._folder / "home"
-        (home / "init").mkdir(parents=True)
-        (home / "harness").symlink_to(Path(harness_init).parent)
-        (home / "init" / "init.so").symlink_to(init_library_path())
+        make_home(self._folder)
         make_certificate(self._folder)
         self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._tls.load_cert_chain(self._folder / "tls.crt", self._folder / "tls.key")
@@ -346,3 +343,11 @@ async def modal_server(
         yield server
     finally:
         await server.close()
+
+
+def make_home(folder: Path) -> None:
+    """Make what the image has at /opt/nouscoder in `folder`/home: NOUSCODER_RUNNER_HOME of an agent."""
+    home = folder / "home"
+    (home / "init").mkdir(parents=True)
+    (home / "harness").symlink_to(Path(harness_init).parent)
+    (home / "init" / "init.so").symlink_to(init_library_path())

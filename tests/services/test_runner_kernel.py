@@ -16,6 +16,7 @@ from nouscoder.verifier.runner.kernel import kernel_facts, why_not_gvisor
 from nouscoder.verifier.sandbox.config import PoolConfig, SandboxConfig
 from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.pool import Runner, RunnerState
+from nouscoder.verifier.sandbox.pool_keys import PoolKeys
 from nouscoder.verifier.sandbox.runner_launch import CanaryLaunch, RunnerAccess
 from nouscoder.verifier.sandbox.runner_link import KernelUnproven, RunnerAbout
 
@@ -83,13 +84,13 @@ async def test_no_harness_of_an_unproven_runner_is_used(monkeypatch: pytest.Monk
     async def connect(*arguments: object, **named: object) -> Link:
         return Link()
 
-    monkeypatch.setattr("nouscoder.verifier.sandbox.runner_launch.connect", connect)
+    monkeypatch.setattr("nouscoder.verifier.sandbox.runner_launch.connect_by_any", connect)
     runner = Runner("pod-1", ("127.0.0.1", 7070), RunnerState.UNPROVEN, 0)
-    launch = CanaryLaunch(runner, RunnerAccess(b"", needs_gvisor=True), SandboxConfig())
+    launch = CanaryLaunch(runner, RunnerAccess(PoolKeys(b""), needs_gvisor=True), SandboxConfig())
     with pytest.raises(KernelUnproven, match=r"pod-1 does not run on gVisor.*acceptUnprovenKernel"):
         await launch.open()
     assert closed == [True]
-    assert await CanaryLaunch(runner, RunnerAccess(b""), SandboxConfig()).open()
+    assert await CanaryLaunch(runner, RunnerAccess(PoolKeys(b"")), SandboxConfig()).open()
 
 
 def test_the_pool_of_pods_needs_the_proof_unless_it_is_given_up_by_name(tmp_path: Path) -> None:

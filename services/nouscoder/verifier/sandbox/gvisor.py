@@ -10,6 +10,7 @@ or network access. Inside it they get the isolation of every backend (see `local
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from nouscoder.verifier.sandbox.canary import new_canary
 from nouscoder.verifier.sandbox.config import PoolConfig, SandboxConfig
 from nouscoder.verifier.sandbox.local import LocalSandbox
 from nouscoder.verifier.sandbox.pool import Runner, RunnerPool, RunnersUnreachable, Source
+from nouscoder.verifier.sandbox.pool_keys import PoolKeys, to_replace
 from nouscoder.verifier.sandbox.runner_choice import current_choice
 from nouscoder.verifier.sandbox.runner_launch import (
     CanaryLaunch,
@@ -36,6 +38,7 @@ from nouscoder.verifier.toolchains import languages
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
+_KEY_CHECK_S = 5.0
 _CANARY_LIMITS = Limits(wall_time_s=10, cpu_time_s=10, memory_bytes=256 << 20, output_bytes=1 << 16, processes=8)
 
 
@@ -48,11 +51,12 @@ class GvisorSandbox(LocalSandbox):
     def __init__(self, config: SandboxConfig, source: Source | None = None, access: RunnerAccess | None = None) -> None:
         """`source` and `access` are by default those of the runner pods. Raises SandboxUnavailable."""
         needs_gvisor = not config.pool.accept_unproven_kernel
-        self._access = access or RunnerAccess(_read_key(config.pool), needs_gvisor=needs_gvisor)
+        self._access = access or RunnerAccess(PoolKeys.of_file(Path(config.pool.key_file)), needs_gvisor=needs_gvisor)
         size = (config.slots or 1) + config.tool_slots
-        source = source or open_source(config.pool, self._access.key)
+        source = source or open_source(config.pool, self._access.keys)
         self.pool = RunnerPool(source, self._prove, size, config.pool.spares)
         self._opening: set[asyncio.Task[None]] = set()
+        self._following: asyncio.Task[None] | None = None
         super().__init__(config)
 
     async def start(self) -> None:
@@ -65,6 +69,7 @@ class GvisorSandbox(LocalSandbox):
         except RunnersUnreachable as error:
             raise SandboxUnavailable(f"the {self.name} sandbox cannot start: {error}") from error
         self._open = True
+        self._following = asyncio.create_task(self._follow_key(), name="key of the pool")
         for slot in self._slots:
             self._start_opening(slot)
         try:
@@ -81,9 +86,10 @@ class GvisorSandbox(LocalSandbox):
     async def close(self) -> None:
         """See `Sandbox`."""
         self._open = False
-        for task in self._opening:
+        tasks = [*self._opening, *([self._following] if self._following is not None else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._opening, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await super().close()
         await self.pool.close()
 
@@ -172,6 +178,27 @@ class GvisorSandbox(LocalSandbox):
                 self._release(slot)
                 return
 
+    async def _follow_key(self) -> None:
+        """Replace the runners with an earlier key, each between two submissions."""
+        keys = self._access.keys
+        while True:
+            await asyncio.sleep(_KEY_CHECK_S)
+            keys.reload()
+            keys.forget_all_but(frozenset(self.pool.names))
+            for runner in to_replace(self.pool, keys.is_outdated):
+                with contextlib.suppress(RunnersUnreachable):
+                    await self.pool.outdate(runner)
+            self._free_outdated(frozenset(one.name for one in self.pool.usable if one.is_outdated))
+
+    def _free_outdated(self, names: frozenset[str]) -> None:
+        """Make the slots that have these runners give them back: now, or after the submission."""
+        for slot in self._slots:
+            if runner_of(slot) in names:
+                slot.retire()
+                if slot in self._free:
+                    self._free.remove(slot)
+                    self._start_opening(slot)
+
     async def _restart(self, slot: Slot) -> None:
         await slot.stop()
         if self._open:
@@ -202,23 +229,14 @@ def runner_of(slot: Slot) -> str | None:
     return launch.runner.name if isinstance(launch, RunnerLaunch) and launch.runner is not None else None
 
 
-def open_source(config: PoolConfig, key: bytes) -> Source:
+def open_source(config: PoolConfig, keys: PoolKeys) -> Source:
     """The source of runners that the configuration names. Raises SandboxUnavailable."""
     if not config.managed:
         from nouscoder.verifier.sandbox.headless import HeadlessRunners
 
-        return HeadlessRunners(config.service, config.port, key)
+        return HeadlessRunners(config.service, config.port, keys)
     try:
         from nouscoder.verifier.sandbox.pods import ManagedPods
     except ImportError as error:
         raise SandboxUnavailable("the gvisor sandbox needs the Python package kubernetes (extra: cluster)") from error
     return ManagedPods(Path(config.template), config.port)
-
-
-def _read_key(config: PoolConfig) -> bytes:
-    try:
-        return greeting.read_key(Path(config.key_file).read_text(encoding="utf8"))
-    except (OSError, greeting.GreetingError) as error:
-        raise SandboxUnavailable(
-            f"verifier.sandbox.pool_key_file: {config.key_file} cannot be used: {error}"
-        ) from error

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.sandbox.base import SandboxError
 from nouscoder.verifier.sandbox.pool import Found, RunnersUnreachable
-from nouscoder.verifier.sandbox.runner_link import connect
+from nouscoder.verifier.sandbox.pool_keys import PoolKeys
+from nouscoder.verifier.sandbox.runner_link import connect_by_any
 
 _RESOLVE_LIMIT_S = 5.0
 
@@ -20,10 +21,10 @@ class HeadlessRunners:
     Several gateways may find the same runners. A runner serves one gateway at a time and refuses the others as busy.
     """
 
-    def __init__(self, service: str, port: int, key: bytes) -> None:
+    def __init__(self, service: str, port: int, keys: PoolKeys) -> None:
         self._service = service
         self._port = port
-        self._key = key
+        self._keys = keys
         self._quarantined: set[str] = set()
 
     async def start(self, on_change: Callable[[], None]) -> None:
@@ -50,7 +51,9 @@ class HeadlessRunners:
             return
         try:
             limit_s = greeting.LIMIT_S
-            link = await connect(runner.address, self._key, greeting.RETIRE, {}, name=runner.name, limit_s=limit_s)
+            link = await connect_by_any(
+                runner.address, self._keys, greeting.RETIRE, {}, name=runner.name, limit_s=limit_s
+            )
             link.writer.transport.abort()
         except (SandboxError, OSError, TimeoutError):
             return  # it has exited, or the next canary will get no answer

@@ -25,6 +25,7 @@ from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.modal_cloud import ModalCloud
 from nouscoder.verifier.sandbox.modal_config import ContainerFor
 from nouscoder.verifier.sandbox.modal_runners import Cloud, ModalRunners
+from nouscoder.verifier.sandbox.pool_keys import PoolKeys
 from nouscoder.verifier.sandbox.runner_launch import RunnerAccess
 from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Slot
@@ -48,7 +49,7 @@ class ModalSandbox(GvisorSandbox):
         self._problems: dict[int, str] = {}  # of the last program of each slot
         if chosen.container_for in _ONE_SUBMISSION:
             config = replace(config, max_sessions=1)
-        access = RunnerAccess(greeting.read_key(key_text), tls, self.name, _ADVICE)
+        access = RunnerAccess(PoolKeys(greeting.read_key(key_text)), tls, self.name, _ADVICE)
         super().__init__(config, self.containers, access)
 
     @property

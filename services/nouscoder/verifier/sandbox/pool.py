@@ -13,11 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from nouscoder.verifier.sandbox.base import SandboxError
 from nouscoder.verifier.sandbox.link import Ending
@@ -26,6 +24,9 @@ from nouscoder.verifier.sandbox.runner_source import Found as Found
 from nouscoder.verifier.sandbox.runner_source import RunnersLimited as RunnersLimited
 from nouscoder.verifier.sandbox.runner_source import RunnersUnreachable as RunnersUnreachable
 from nouscoder.verifier.sandbox.runner_source import Source as Source
+from nouscoder.verifier.sandbox.runner_state import Replaced as Replaced
+from nouscoder.verifier.sandbox.runner_state import Runner as Runner
+from nouscoder.verifier.sandbox.runner_state import RunnerState as RunnerState
 
 log = logging.getLogger(__name__)
 
@@ -34,45 +35,6 @@ _STUCK_AFTER_S = 240.0  # long enough to pull images
 _RECHECK_AFTER_S = 120.0  # below the time after which an idle runner ends itself (`runner/agent.py`)
 _MAX_SILENT_PROOFS = 3
 _WRONG_KERNEL_PAUSE_S = 30.0  # before another runner is made, which probably has the same kernel
-
-
-class RunnerState(StrEnum):
-    """The state of a runner; the module's docstring shows the transitions."""
-
-    STARTING = "starting"
-    UNPROVEN = "unproven"
-    READY = "ready"
-    LENT = "lent"
-    QUARANTINED = "quarantined"
-
-
-class Replaced(StrEnum):
-    """The reason for which a runner was replaced."""
-
-    WORN = "worn"
-    LOST = "lost"
-    STUCK = "stuck"
-    CANARY = "canary"
-    SILENT = "silent"
-    KERNEL = "kernel"
-    SECOND_RUNNER = "second_runner"
-
-
-@dataclass(slots=True)
-class Runner:
-    """One runner in the pool."""
-
-    name: str
-    address: tuple[str, int] | None
-    state: RunnerState
-    since_s: float
-    silent_proofs: int = 0
-    use_until_s: float = math.inf
-
-    @property
-    def found(self) -> Found:
-        """The runner in the form that the source takes."""
-        return Found(self.name, self.address)
 
 
 @dataclass
@@ -146,11 +108,23 @@ class RunnerPool:
         """Take a runner back. A worn one is replaced; one in doubt must pass the canary again."""
         if self._runners.get(runner.name) is not runner or runner.state is RunnerState.QUARANTINED:
             return  # it was lost or accused while it was lent
-        if ending is Ending.WORN:
-            await self._replace(runner, Replaced.WORN)
+        if runner.is_outdated or ending is Ending.WORN:
+            await self._replace(runner, Replaced.KEY if runner.is_outdated else Replaced.WORN)
         else:
             self._enter(runner, RunnerState.UNPROVEN)
         self._changed.set()
+
+    @property
+    def usable(self) -> Sequence[Runner]:
+        """The runners that are ready or lent."""
+        return [r for r in self._runners.values() if r.state in (RunnerState.READY, RunnerState.LENT)]
+
+    async def outdate(self, runner: Runner) -> None:
+        """Replace a runner as soon as no slot has it. Raises RunnersUnreachable."""
+        runner.is_outdated = True
+        if runner.state is RunnerState.READY:
+            await self._replace(runner, Replaced.KEY)
+            self._changed.set()
 
     async def close(self) -> None:
         """Stop maintaining the pool and end the runners that were made for it."""

@@ -14,8 +14,9 @@ from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.launch import Launch
 from nouscoder.verifier.sandbox.link import ENVIRONMENT, Ending, Link
 from nouscoder.verifier.sandbox.pool import Runner, RunnerPool
+from nouscoder.verifier.sandbox.pool_keys import PoolKeys
 from nouscoder.verifier.sandbox.runner_choice import current_choice
-from nouscoder.verifier.sandbox.runner_link import KernelUnproven, SocketLink, connect
+from nouscoder.verifier.sandbox.runner_link import KernelUnproven, SocketLink, connect_by_any
 from nouscoder.verifier.toolchains import languages
 
 _NOT_GVISOR = (
@@ -31,7 +32,7 @@ class RunnerAccess:
     With `needs_gvisor` a runner must show that its kernel is gVisor's (runner/kernel.py).
     """
 
-    key: bytes
+    keys: PoolKeys
     tls: ssl.SSLContext | None = None
     backend: str = "gvisor"
     advice: str = "look at the runner pods (kubectl describe, kubectl logs)"
@@ -64,9 +65,9 @@ class RunnerLaunch:
         }
         limit_s = self._config.start_limit_s
         try:
-            link = await connect(
+            link = await connect_by_any(
                 runner.address,
-                self._access.key,
+                self._access.keys,
                 want,
                 request,
                 name=runner.name,

@@ -21,6 +21,7 @@ from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.runner.secure import any_certificate, digest_of
 from nouscoder.verifier.sandbox.base import SandboxError
 from nouscoder.verifier.sandbox.link import MAX_READ_AHEAD_BYTES, Ending
+from nouscoder.verifier.sandbox.pool_keys import PoolKeys
 from nouscoder.verifier.toolchains.languages import known_tools
 
 _BUSY_LIMIT_S = 10.0  # a runner that was just released still cleans up
@@ -36,6 +37,10 @@ class RunnerRefused(SandboxError):
 
 class RunnerBusy(RunnerRefused):
     """Another connection uses the runner."""
+
+
+class OtherKey(RunnerRefused):
+    """The runner ended the handshake: it does not accept the proof of this key."""
 
 
 class KernelUnproven(RunnerRefused):
@@ -116,7 +121,7 @@ async def connect(
 
     `request` is the rest of the handshake's request (greeting.py). With `tls` a tunnel in front of the runner must have
     the certificate of the address's host; without, the runner must prove that the certificate is its own. Raises
-    OSError without an answer, RunnerBusy, and RunnerRefused.
+    OSError without an answer, RunnerBusy, OtherKey, and RunnerRefused.
     """
     end = asyncio.get_running_loop().time() + _BUSY_LIMIT_S
     while True:
@@ -132,6 +137,23 @@ async def connect(
             if asyncio.get_running_loop().time() > end:
                 raise
         await asyncio.sleep(_BUSY_PAUSE_S)
+
+
+async def connect_by_any(
+    address: tuple[str, int], keys: PoolKeys, want: str, request: Mapping[str, Any], *, name: str, **more: Any
+) -> SocketLink:
+    """`connect` with the key that the runner has, which is noted. Raises the same."""
+    *earlier, last = keys.of(name)
+    for key in (*earlier, last):
+        try:
+            link = await connect(address, key, want, request, name=name, **more)
+        except OtherKey:
+            if key is last:
+                raise
+        else:
+            keys.answered(name, key)
+            return link
+    raise AssertionError
 
 
 async def _open(
@@ -158,7 +180,7 @@ async def _greeted(
             raise RunnerBusy(f"runner {name} is busy")
     except asyncio.IncompleteReadError as error:
         writer.transport.abort()
-        raise RunnerRefused(f"runner {name} closed the connection: does it have another key?") from error
+        raise OtherKey(f"runner {name} closed the connection: does it have another key?") from error
     except greeting.GreetingError as error:
         writer.transport.abort()
         raise RunnerRefused(f"runner {name}: {error}") from error
