@@ -21,12 +21,15 @@ FIRST_VERSION = {"ValidatingAdmissionPolicy": "1.30", "ValidatingAdmissionPolicy
 RANDOM_VALUE = re.compile(r"^(  (?:password|url|token|tokens|key): ).*$", re.MULTILINE)
 
 Document = dict[str, Any]
+SEVERAL_PODS = {"pods": 2, "persistence": {"accessModes": ["ReadWriteMany"]}}
+# Kinds of operators: their pods are validated, as pods.
+CUSTOM = ("LeaderWorkerSet", "JobSet")
 
 
 class ChartRig:
     """Renders the chart like `helm install nouscoder` in the namespace `here`."""
 
-    # The values of the five golden files, by name.
+    # The values of the golden files, by name.
     kept: dict[str, dict[str, Any]]
 
     def __init__(self, chart: helm.Chart) -> None:
@@ -39,9 +42,19 @@ class ChartRig:
             "gpu": self.file("values-gpu.yaml"),
             "tls": {"tls": {"enabled": True, "existingSecret": "certificates"}},
             "external-redis": {"redis": {"external": {"enabled": True, "existingSecret": "redis-of-ours"}}},
+            "h200": self.file("values-h200.yaml"),
+            "b200": merged(self.file("values-h200.yaml"), self.file("values-b200.yaml")),
+            "lws": {"learner": {"workload": "leaderWorkerSet", **SEVERAL_PODS}},
+            "jobset": {"learner": {"workload": "jobSet", **SEVERAL_PODS}},
+            "openshift": {
+                "podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None},
+                "networkPolicy": {"dnsPorts": [5353]},
+            },
         }
         self.variants = {
             **self.kept,
+            "ranks": {"learner": {**SEVERAL_PODS, "ranksPerPod": 8}},
+            "dual": {"ipFamily": "Dual", "redis": {"exporter": {"enabled": True}}},
             "unmanaged": {"verifier": {"sandbox": {"pool": {"managed": False}}}},
             "local": {"verifier": {"sandbox": {"backend": "local"}}},
             "closed": {"tests": {"enabled": False}, "networkPolicy": {"metricsFrom": [], "gradingFrom": []}},
@@ -100,6 +113,25 @@ class ChartRig:
         return "---\n".join(parts)
 
 
+def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Values as Helm merges two files of them."""
+    both = {**first}
+    for key, value in second.items():
+        both[key] = merged(both[key], value) if isinstance(value, dict) and isinstance(both.get(key), dict) else value
+    return both
+
+
+def custom_pods(document: Document) -> dict[str, Document]:
+    """The pod templates of a LeaderWorkerSet or a JobSet, as pods."""
+    if document["kind"] == "LeaderWorkerSet":
+        group = document["spec"]["leaderWorkerTemplate"]
+        found = {"leader": group["leaderTemplate"], "worker": group["workerTemplate"]}
+    else:
+        jobs = document["spec"]["replicatedJobs"]
+        found = {job["name"]: job["template"]["spec"]["template"] for job in jobs}
+    return {name: {"apiVersion": "v1", "kind": "Pod", **pod} for name, pod in found.items()}
+
+
 def pod_specs(documents: list[Document]) -> dict[str, Document]:
     """The metadata and spec of every rendered pod, by kind/name, including the runner in the verifier's template."""
     found: dict[str, Document] = {}
@@ -109,6 +141,8 @@ def pod_specs(documents: list[Document]) -> dict[str, Document]:
             found[name] = one
         elif one["kind"] in ("Deployment", "StatefulSet"):
             found[name] = one["spec"]["template"]
+        elif one["kind"] in CUSTOM:
+            found |= {f"{name}/{which}": pod for which, pod in custom_pods(one).items()}
         elif "runner-pod.json" in one.get("data", {}):
             found[f"{name}/runner-pod.json"] = yaml.safe_load(one["data"]["runner-pod.json"])
     return found

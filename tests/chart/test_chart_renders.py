@@ -12,7 +12,7 @@ import helm_python as helm
 import kubernetes_validate
 import pytest
 import yaml
-from tests.chart.conftest import FIRST_VERSION
+from tests.chart.conftest import CUSTOM, FIRST_VERSION, custom_pods
 
 from nouscoder.config import Config, load_config
 
@@ -22,8 +22,19 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "nouscoder"
 GOLDEN = ROOT / "tests" / "golden" / "chart"
-KEPT = ("default", "verifier-only", "gpu", "tls", "external-redis")
-VARIANTS = (*KEPT, "unmanaged", "local", "modal", "spill-over", "closed", "existing", "openai", "open")
+KEPT = (
+    "default",
+    "verifier-only",
+    "gpu",
+    "tls",
+    "external-redis",
+    "h200",
+    "b200",
+    "lws",
+    "jobset",
+    "openshift",
+)
+VARIANTS = (*KEPT, "ranks", "dual", "unmanaged", "local", "modal", "spill-over", "closed", "existing", "openai", "open")
 OLDEST = "1.29"
 CLUSTER_SCOPED = ("Namespace", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 
@@ -48,6 +59,8 @@ def test_lint_finds_nothing(chart: ChartRig, name: str) -> None:
 def test_kubernetes_knows_every_field(chart: ChartRig, version: str) -> None:
     """Checks every resource of every variant, and the pod that the verifier makes from its template."""
     documents = [one for values in chart.variants.values() for one in chart.documents(values)]
+    documents += [pod for one in documents if one["kind"] in CUSTOM for pod in custom_pods(one).values()]
+    documents = [one for one in documents if one["kind"] not in CUSTOM]
     documents += [runner_pod(one) for one in documents if "runner-pod.json" in one.get("data", {})]
     different = {json.dumps(one, sort_keys=True): one for one in documents}.values()
     assert len(different) > 60
@@ -66,10 +79,21 @@ def test_a_field_that_kubernetes_does_not_know_is_found(chart: ChartRig) -> None
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_program_reads_the_rendered_configuration(chart: ChartRig, name: str, tmp_path: Path) -> None:
     config = configuration(chart, chart.variants[name], tmp_path)
-    assert config.verifier.http == "0.0.0.0:8080"
+    assert config.verifier.http == ("[::]:8080" if name == "dual" else "0.0.0.0:8080")
     assert config.verifier.grpc == "nouscoder-verifier.here.svc:50051"
     assert config.verifier.tests.cache == "/tests"
     assert config.verifier.sandbox.backend == (name if name in ("local", "modal") else "gvisor")
+
+
+@pytest.mark.parametrize("name", ["h200", "b200"])
+def test_the_values_for_48_gpus_use_48(chart: ChartRig, name: str) -> None:
+    generation, learner = (chart.kept[name][part] for part in ("generation", "learner"))
+    assert generation["replicas"] * generation["resources"]["limits"]["nvidia.com/gpu"] == 32
+    assert learner["pods"] * learner["ranksPerPod"] == 16
+    assert learner["ranksPerPod"] == learner["resources"]["limits"]["nvidia.com/gpu"]
+    config = chart.kept[name]["config"]
+    admitted = config["broker"]["pipeline_k"] * config["broker"]["batch_size"]
+    assert generation["replicas"] * config["generation"]["max_running"] <= admitted  # all places can be filled
 
 
 def test_generation_serves_an_api_in_openais_form_where_it_is_wanted(chart: ChartRig, tmp_path: Path) -> None:

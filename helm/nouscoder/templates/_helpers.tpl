@@ -17,6 +17,7 @@
 {{- define "nouscoder.broker.fullname" -}}{{ include "nouscoder.fullname" . }}-broker{{- end -}}
 {{- define "nouscoder.verifier.fullname" -}}{{ include "nouscoder.fullname" . }}-verifier{{- end -}}
 {{- define "nouscoder.generation.fullname" -}}{{ include "nouscoder.fullname" . }}-generation{{- end -}}
+{{- define "nouscoder.learner-worker.fullname" -}}{{ include "nouscoder.fullname" . }}-learner-worker{{- end -}}
 {{- define "nouscoder.learner.fullname" -}}{{ include "nouscoder.fullname" . }}-learner{{- end -}}
 {{- define "nouscoder.redis.fullname" -}}{{ include "nouscoder.fullname" . }}-redis{{- end -}}
 {{- define "nouscoder.sandbox.fullname" -}}{{ include "nouscoder.fullname" . }}-sandbox{{- end -}}
@@ -91,5 +92,5 @@ ipFamilyPolicy: PreferDualStack
 
 {{/* All port numbers, as JSON. */}}
 {{- define "nouscoder.ports" -}}
-{{ dict "verifier" 50051 "broker" 50052 "generation" 50053 "learner" 50054 "http" 8080 "openai" 8000 "pages" 8090 "metrics" 9090 "health" 8086 "redis" 6379 "exporter" 9121 "runner" 7070 | toJson }}
+{{ dict "verifier" 50051 "broker" 50052 "generation" 50053 "learner" 50054 "http" 8080 "openai" 8000 "pages" 8090 "metrics" 9090 "health" 8086 "redis" 6379 "exporter" 9121 "ranks" 29500 "runner" 7070 | toJson }}
 {{- end -}}

@@ -91,7 +91,7 @@ prometheus.io/path: /metrics
 {{/* The annotations `own` of a pod, overridden by those of the values. The cluster autoscaler may evict a pod although it
      has an emptyDir; only of the learner it costs work, the batch in training: dict component values own */}}
 {{- define "nouscoder.annotations" -}}
-{{- $evict := dict "cluster-autoscaler.kubernetes.io/safe-to-evict" (ternary "false" "true" (eq .component "learner")) -}}
+{{- $evict := dict "cluster-autoscaler.kubernetes.io/safe-to-evict" (ternary "false" "true" (hasPrefix "learner" .component)) -}}
 {{- mustMergeOverwrite $evict (.own | default dict) (.values.podAnnotations | default dict) | toYaml -}}
 {{- end -}}
 
