@@ -213,7 +213,7 @@ def env_of(spec: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_passwords_are_files_and_not_arguments(pods: dict[str, dict[str, Pod]]) -> None:
-    """Only the runner's key, the token for Modal and the exporter's password are environment variables, from a Secret."""
+    """Only the runner's key, Modal's token and the exporter's password are environment variables, from a Secret."""
     from_secrets = {
         one["name"]
         for named in pods.values()
@@ -233,6 +233,7 @@ DNS = {
     ("169.254.20.10/32", "TCP 53"),
     ("169.254.20.10/32", "UDP 53"),
 }
+EVERY_PORT = {"protocol": "every", "port": "port"}  # of a rule that names none
 API = {(block, f"TCP {port}") for block in ("0.0.0.0/0", "::/0") for port in (443, 6443)}
 METRICS = {("any namespace", "TCP 9090"), ("test", "TCP 9090")}
 GRADING = {(who, f"TCP {port}") for who in ("this namespace", "test") for port in (8080, 50051)}
@@ -308,6 +309,14 @@ def test_connections_of_other_variants(chart: ChartRig) -> None:
     assert connections(chart.documents(nobody))["generation"][0] == CONNECTIONS["generation"][0]
 
 
+def test_ranks_reach_each_other_on_every_port_and_others_do_not(chart: ChartRig) -> None:
+    ranks = {(who, "every port") for who in ("learner", "learner-worker")}
+    for variant in ("ranks", "lws", "jobset"):
+        found = connections(chart.documents(chart.variants[variant]))
+        assert found["learner-worker"] == (ranks, ranks | DNS)
+        assert found["learner"] == (CONNECTIONS["learner"][0] | ranks, CONNECTIONS["learner"][1] | ranks)
+
+
 def test_a_rule_without_peers_is_never_rendered(chart: ChartRig) -> None:
     """In a NetworkPolicy a rule without peers allows all peers."""
     closed = connections(chart.documents(chart.variants["closed"]))
@@ -363,7 +372,7 @@ def _ends(rules: list[dict[str, Any]], side: str) -> set[tuple[str, str]]:
         (_peer(peer), f"{port['protocol']} {port['port']}")
         for rule in rules
         for peer in rule.get(side) or [None]
-        for port in rule["ports"]
+        for port in rule.get("ports", [EVERY_PORT])
     }
 
 
