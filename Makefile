@@ -98,14 +98,16 @@ lock: .venv/dev.ready
 	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra verifier --extra math --extra tracing --extra cluster --extra modal -o requirements/verifier.txt
 	for service in broker generation learner; do $(COMPILE) pyproject.toml -c requirements/dev.txt --extra $$service -o requirements/$$service.txt || exit; done
 	$(COMPILE) pyproject.toml --extra demo --group test-vllm --override requirements/vllm-overrides.in -o requirements/test-vllm.txt
+	$(COMPILE) pyproject.toml --extra generation --group vllm --python-platform x86_64-manylinux_2_28 -o requirements/vllm.txt
 	$(COMPILE) --group test-trainers --override requirements/trainers-overrides.in -o requirements/test-trainers.txt
 	$(subst 3.11,3.12,$(COMPILE)) --group test-nemo-gym -o requirements/test-nemo-gym.txt
 	for group in sandbox build; do $(COMPILE) -c requirements/dev.txt --group $$group -o requirements/$$group.txt || exit; done
 
 # Builds the images of the five kinds of pods with the image builder of this machine: make images ACCELERATOR=cpu
+# NAMES=vllm builds generation with the engine vLLM, which is not among the five.
 ACCELERATOR ?= cuda
 images:
-	deploy/images/build --accelerator $(ACCELERATOR)
+	deploy/images/build --accelerator $(ACCELERATOR) $(NAMES)
 
 .venv/%.ready: requirements/%.txt pyproject.toml deploy/setup-venv
 	PYTHON=$(PYTHON) deploy/setup-venv $*

@@ -104,7 +104,7 @@ esac"""
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["nothing"], "no image nothing; there are verifier broker generation learner sandbox"),
+        (["nothing"], "no image nothing; there are verifier broker generation learner sandbox vllm"),
         (["--accelerator", "tpu"], "--accelerator is cuda or cpu, not tpu"),
         (["--libraries", "all"], "--libraries is judge, not all"),
         (
@@ -124,3 +124,19 @@ def test_a_failed_build_fails_and_is_repeated(tree: Path) -> None:
     failing = program(tree.parent / "builder", "exit 3")
     assert run(tree, "broker", builder=failing).returncode != 0
     assert list((tree.parent / ".cache/nouscoder/images").iterdir()) == []
+
+
+def test_the_image_of_vllm_is_that_of_generation_with_another_lock(tree: Path) -> None:
+    log = tree.parent / "calls"
+    builder = program(tree.parent / "builder", f'echo "$@" >>{log}')
+    done = run(tree, "vllm", builder=builder)
+    assert done.returncode == 0, done.stderr
+    (call,) = [line.split() for line in log.read_text().splitlines()]
+    assert call[0] == "deploy/images/generation/Dockerfile"
+    assert call[2].split(":")[0] == "localhost/nouscoder-vllm"
+    assert "LOCK=vllm" in call
+    refused = run(tree, "--accelerator", "cpu", "vllm", builder=builder)
+    assert (refused.returncode, refused.stderr) == (1, "build: the image vllm is for GPUs: --accelerator cuda\n")
+    locked = (PROJECT / "requirements" / "vllm.txt").read_text()
+    for package in ("vllm==", "torch==", "triton==", "grpcio==", "prometheus-client=="):
+        assert f"\n{package}" in locked

