@@ -32,6 +32,7 @@ from nouscoder.rpc.channel import PeerNotFound, PeerUnreachable, peer_error
 from nouscoder.rpc.lease_keeper import LeaseKeeper
 from nouscoder.rpc.partial_client import PartialClient
 from nouscoder.rpc.record_transfer import RangeReader, messages_of
+from nouscoder.rpc.tls import ChannelTls
 from nouscoder.store.record_sections import RecordError
 from nouscoder.store.record_store import ByteRange
 from nouscoder.store.rollout_record import decode_text
@@ -57,7 +58,7 @@ class BrokerClient(PartialClient):
         address: str,
         worker_id: str,
         patience_s: float = PATIENCE_S,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: ChannelTls | None = None,
     ) -> None:
         super().__init__("broker", address, patience_s, credentials)
         self.worker_id = worker_id

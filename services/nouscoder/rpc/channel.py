@@ -14,6 +14,7 @@ from nouscoder.errors import NousCoderError
 from nouscoder.retry import Retry
 from nouscoder.rpc.server import MAX_MESSAGE_BYTES
 from nouscoder.rpc.status_codes import ERROR_TRAILER
+from nouscoder.rpc.tls import ChannelTls
 
 Answer = TypeVar("Answer")
 
@@ -103,26 +104,38 @@ class ServiceClient(ABC):
         service: str,
         address: str,
         patience_s: float,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: ChannelTls | None = None,
     ) -> None:
         self.name = f"{service} at {address}"
         self._address = address
         self._patience_s = patience_s
         self._credentials = credentials
+        self._opened_with: grpc.ChannelCredentials | None = None
+        self._channels: list[grpc.aio.Channel] = []  # the newest one is last
 
     @abstractmethod
     def _connect(self, channel: grpc.aio.Channel) -> None:
         """Make the stubs of the service."""
 
     async def __aenter__(self) -> Self:
-        self._channel = open_channel(self._address, self._credentials)
-        self._connect(self._channel)
+        self._open()
         return self
+
+    def _open(self) -> None:
+        self._opened_with = self._credentials.credentials() if self._credentials is not None else None
+        self._channels.append(open_channel(self._address, self._opened_with))
+        self._connect(self._channels[-1])
+
+    def _renew(self) -> None:
+        """Use another channel when the certificates were renewed. Calls of the one before end there."""
+        if self._credentials is not None and self._credentials.credentials() is not self._opened_with:
+            self._open()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._channel.close()
+        for channel in self._channels:
+            await channel.close()
 
     async def _call(self, call: Callable[[], Awaitable[Answer]], patience_s: float | None = None) -> Answer:
         """The answer of an idempotent call. Raises PeerError; PeerUnreachable when the patience is over."""
@@ -132,6 +145,7 @@ class ServiceClient(ABC):
             try:
                 return await call()
             except grpc.aio.AioRpcError as error:
+                self._renew()
                 raise peer_error(self.name, error) from error
 
         try:

@@ -13,6 +13,7 @@ from nouscoder.domain.rollout import Rollout, Task
 from nouscoder.rpc.channel import PeerError, PeerRefused, ServiceClient
 from nouscoder.rpc.policy_convert import manifest_to
 from nouscoder.rpc.rollout_convert import task_to
+from nouscoder.rpc.tls import ChannelTls
 from nouscoder.store.rollout_record import decode_rollout
 from nouscoder.v1 import generation_pb2, generation_pb2_grpc
 
@@ -54,9 +55,7 @@ class PolicyReplaced(PeerRefused):
 class GenerationClient(ServiceClient):
     """Every method raises PeerError."""
 
-    def __init__(
-        self, address: str, patience_s: float = 60.0, credentials: grpc.ChannelCredentials | None = None
-    ) -> None:
+    def __init__(self, address: str, patience_s: float = 60.0, credentials: ChannelTls | None = None) -> None:
         super().__init__("generation", address, patience_s, credentials)
 
     def _connect(self, channel: grpc.aio.Channel) -> None:

@@ -10,6 +10,7 @@ import grpc
 
 from nouscoder.domain.policy import Meeting, Shard, WeightTransfer
 from nouscoder.rpc.channel import PeerError, ServiceClient
+from nouscoder.rpc.tls import ChannelTls
 from nouscoder.v1 import learner_pb2, learner_pb2_grpc
 
 _STATUS_LIMIT_S = 2.0
@@ -45,7 +46,7 @@ class RemoteFile:
 class LearnerClient(ServiceClient):
     """Every method makes one attempt. It raises PeerError, and PeerUnreachable when the learner does not answer."""
 
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(self, address: str, credentials: ChannelTls | None = None) -> None:
         super().__init__("learner", address, patience_s=0.0, credentials=credentials)
 
     def _connect(self, channel: grpc.aio.Channel) -> None:

@@ -15,6 +15,7 @@ from nouscoder.errors import Unusable
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerBusy, ServiceClient
 from nouscoder.rpc.interpreter_client import InterpreterCalls
+from nouscoder.rpc.tls import ChannelTls
 from nouscoder.rpc.verdict_convert import submission_to, verdict_from
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 
@@ -32,7 +33,7 @@ class VerifierClient(ServiceClient):
         self,
         address: str,
         patience_s: float = 60.0,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: ChannelTls | None = None,
         token: str = "",
     ) -> None:
         super().__init__("verifier", address, patience_s, credentials)

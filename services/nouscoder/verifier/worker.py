@@ -18,8 +18,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import grpc
-
 from nouscoder.config import Config
 from nouscoder.domain.lease import Lease, LeasedGrading, LeasedGradings, LeaseLoss, WorkReport
 from nouscoder.domain.submission import Tests
@@ -27,6 +25,7 @@ from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.errors import NousCoderError
 from nouscoder.rpc.broker_client import BrokerClient
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
+from nouscoder.rpc.tls import ChannelTls
 from nouscoder.rpc.worker_identity import held_worker_id
 from nouscoder.store.blobs import open_blobs
 from nouscoder.store.tests import TestStore
@@ -84,7 +83,7 @@ class Keeper(Protocol):
 
 
 async def grade_rollouts(
-    config: Config, grader: Grading, cache: TestsCache, credentials: grpc.ChannelCredentials | None = None
+    config: Config, grader: Grading, cache: TestsCache, credentials: ChannelTls | None = None
 ) -> None:
     """Grade the rollouts of this run's broker until cancelled. Raises BlobsUnusable."""
     store = TestStore(open_blobs(config.problems.tests)) if config.problems.tests else None
