@@ -75,7 +75,8 @@ def test_files_can_be_read(grading_url: str) -> None:
         ({"language": "cobol"}, "language"),
         ({"files": {"a": "not base64!"}}, "files.a"),
         ({"files": {"../a": "YQ=="}}, "files"),
-        ({"fetch_files": ["out"]}, "fetch_files"),
+        ({"fetch_files": ["../out"]}, "fetch_files"),
+        ({"fetch_files": ["out"] * 65}, "fetch_files"),
         ({"run_timeout": 1e9}, "limits.wall_time_s"),
         ({"code": None}, "code"),
     ],
@@ -83,6 +84,47 @@ def test_files_can_be_read(grading_url: str) -> None:
 def test_an_invalid_run_is_422_with_its_field(grading_url: str, fields: dict[str, Any], field: str) -> None:
     answer = httpx.post(f"{grading_url}/run_code", json={"code": "1", "language": "python", **fields})
     assert (answer.status_code, answer.json()["field"]) == (422, field)
+
+
+def test_files_that_a_program_writes_are_fetched(grading_url: str) -> None:
+    code = """
+import os
+open("a.bin", "wb").write(bytes(range(256)))
+open("empty", "w").close()
+os.mkdir("folder")
+os.symlink("/etc/passwd", "link")
+os.mkfifo("pipe")
+open("locked", "w").write("x")
+os.chmod("locked", 0)
+open("large", "wb").truncate(7_000_000)
+open("larger", "wb").truncate(7_000_001)
+open("largest", "wb").truncate(7_000_002)
+"""
+    names = ["a.bin", "empty", "folder", "link", "pipe", "locked", "none", "large", "larger", "largest", "a.bin"]
+    answer = run(grading_url, code, fetch_files=names)
+    assert answer.status == "Success", answer
+    found = {name: base64.b64decode(text) for name, text in answer.files.items()}
+    assert (found["a.bin"], found["empty"], found["locked"]) == (bytes(range(256)), b"", b"x")
+    assert {name: len(content) for name, content in found.items()} == {
+        "a.bin": 256, "empty": 0, "locked": 1, "large": 7_000_000, "larger": 7_000_001,
+    }  # fmt: skip
+    assert answer.message.endswith("too large: folder, link, pipe, none, largest")
+    again = run(grading_url, "print(1)", fetch_files=["a.bin"])
+    assert (again.files, again.message[:11]) == ({}, "not fetched")
+
+
+def test_files_of_a_compiled_program_are_fetched_and_warnings_told(grading_url: str) -> None:
+    code = """
+    #include <cstdio>
+    #warning look here
+    int main() { std::FILE *file = std::fopen("out.txt", "w"); std::fputs("made", file); std::fclose(file); }
+    """
+    for _ in range(2):  # the second time the program comes from the cache
+        answer = run(grading_url, code, language="cpp", fetch_files=["out.txt"])
+        assert answer.status == "Success", answer
+        assert answer.files == {"out.txt": base64.b64encode(b"made").decode()}
+        assert answer.compile_result is not None
+        assert "look here" in (answer.compile_result.stderr or "")
 
 
 def test_a_null_is_the_default(grading_url: str) -> None:

@@ -109,6 +109,12 @@ BAD_RESULTS = {
 }
 
 
+async def test_bad_files_after_compiling_are_a_sandbox_error() -> None:
+    bad = frames.encode(Kind.COMPILED, b"\0\0\0\0\0\0\0\1\0\0\0\2..\0\0\0\0")
+    with pytest.raises(SandboxError, match="invalid files"):
+        await session_with(HostileLaunch(bad))
+
+
 @pytest.mark.parametrize("said", BAD_RESULTS.values(), ids=BAD_RESULTS.keys())
 async def test_a_bad_answer_to_a_run_is_a_sandbox_error_and_ends_the_slot(said: bytes) -> None:
     slot, session = await session_with(HostileLaunch(COMPILED + said))
@@ -162,8 +168,8 @@ async def test_a_runner_chooses_only_its_own_tools_and_only_in_the_known_folders
     assert [languages.known_tools(found) for found in INVALID] == [{}] * 3
     languages.forget_installed()
     try:
-        languages.offer_tools(["gcc"])
-        languages.offer_tools(["g++"])
+        languages.offer_tools(["gcc", "sh"])
+        languages.offer_tools(["g++", "sh"])
         assert {"python", "c", "cpp"} <= languages.installed().keys()
         c = languages.installed()["c"]
     finally:

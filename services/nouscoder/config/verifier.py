@@ -71,6 +71,9 @@ class SandboxSection(Section):
     pool_start_s: float = Field(
         240.0, gt=0, description="backends gvisor, modal: limit in seconds for the first runner"
     )
+    compile_cache_bytes: int = Field(
+        256 * 1024**2, ge=0, description="backend local: bytes of compiled programs on the disk; 0: compile every time"
+    )
     modal: ModalSection = ModalSection()
     spill_over: SpillOverSection = SpillOverSection()
     second_runner_share: float = Field(

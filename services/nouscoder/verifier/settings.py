@@ -47,6 +47,7 @@ def sandbox_config(section: VerifierSection) -> SandboxConfig:
             tool_slots=section.tools.sessions,
             runsc=chosen.runsc,
             max_sessions=chosen.max_sessions,
+            compile_cache_bytes=chosen.compile_cache_bytes,
             pool=PoolConfig(
                 managed=chosen.pool_managed,
                 template=chosen.pool_template,

@@ -1,6 +1,6 @@
 """POST /run_code: one run of one program, with the request and response of SandboxFusion, so that its clients work.
 
-Differences from SandboxFusion: the program cannot change the files that were sent, `fetch_files` must be empty,
+Differences from SandboxFusion: the program cannot change the files that were sent, `fetch_files` are plain names,
 `compile_timeout` is ignored because the service has its own compile limit, and a program that prints more than 8 MiB is
 stopped.
 
@@ -52,7 +52,7 @@ class RunCodeRequest(BaseModel):
     run_timeout: float = Field(10.0, gt=0, description="wall seconds")
     memory_limit_MB: int = Field(-1, description="MiB; -1 is the default limit")  # noqa: N815  (SandboxFusion's name)
     files: dict[str, str | None] = Field({}, description="plain file name to base64 of its content")
-    fetch_files: list[str] = Field([], max_length=0, description="not supported: must be empty")
+    fetch_files: list[str] = Field([], max_length=64, description="plain names of files that the program writes")
 
     @model_validator(mode="before")
     @classmethod
@@ -66,7 +66,10 @@ class RunCodeRequest(BaseModel):
         cpu_time_s = max(self.run_timeout, min(_BOUNDS.limits.cpu_time_s, _CPU_PER_WALL * self.run_timeout))
         limits = Limits(self.run_timeout, cpu_time_s, memory_bytes, _OUTPUT_BYTES)
         validate(Submission(StdinTests((StdinCase("", ""),)), self.code, language=language, limits=limits), _BOUNDS)
-        return Program(installed()[language], self.code, limits)
+        try:
+            return Program(installed()[language], self.code, limits, fetch=tuple(dict.fromkeys(self.fetch_files)))
+        except ValueError as error:
+            raise InvalidSubmission("fetch_files", str(error)) from None
 
     @property
     def slot_patience_s(self) -> float:
@@ -194,12 +197,20 @@ class CodeRunner:
         ran = _command(result)
         compiled = None
         if program.language.compile is not None:
+            said = result.compiler_output.decode("utf8", "replace")
             compiled = CommandResult(
-                status=CommandStatus.FINISHED, execution_time=compile_s, return_code=0, stdout="", stderr=""
+                status=CommandStatus.FINISHED, execution_time=compile_s, return_code=0, stdout="", stderr=said
             )
         good = ran.status is CommandStatus.FINISHED and ran.return_code == 0
         status = RunStatus.SUCCESS if good else RunStatus.FAILED
-        return RunCodeAnswer(status=status, compile_result=compiled, run_result=ran)
+        missing = [name for name in program.fetch if name not in result.files]
+        return RunCodeAnswer(
+            status=status,
+            message=f"not fetched, because they are no files or too large: {', '.join(missing)}" if missing else "",
+            compile_result=compiled,
+            run_result=ran,
+            files={name: base64.b64encode(content).decode() for name, content in result.files.items()},
+        )
 
 
 def _not_compiled(program: Program, failure: CompileFailed) -> RunCodeAnswer:

@@ -4,11 +4,12 @@ INVARIANT: nothing is read ahead. At the end of a frame, another process of the 
 
 The gateway sends for each session: PROGRAM, then any number of RUN, TALK or CONVERSE, each optionally after ARGUMENTS
 (arguments and files), then END. END may come at any time and ends a run early. The slot sends HELLO or FAILED once,
-READY when the next sandbox is ready, COMPILED or COMPILE_FAILED after PROGRAM, and RESULT after RUN. In a TALK the
-gateway sends INPUT, INPUT_END and HOLD, and the slot sends OUTPUT, until RESULT; later frames are dropped. OUTPUT_END
-comes once, when the program has closed its output, and no OUTPUT follows. HOLD stops all processes of the program until
-the next INPUT. The slot answers it with HELD, after the rest of the output. CONVERSE connects the program with that of
-the peer slot by pipes; the only answer is RESULT.
+READY when the next sandbox is ready, COMPILED or COMPILE_FAILED after PROGRAM, and RESULT after RUN. COMPILED has what
+the compiler said, and what it made if the gateway wants it; FILES follow a RESULT if the program has files to fetch.
+In a TALK the gateway sends INPUT, INPUT_END and HOLD, and the slot sends OUTPUT, until RESULT; later frames are
+dropped. OUTPUT_END comes once, when the program has closed its output, and no OUTPUT follows. HOLD stops all processes
+of the program until the next INPUT. The slot answers it with HELD, after the rest of the output. CONVERSE connects the
+program with that of the peer slot by pipes; the only answer is RESULT.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from typing import NamedTuple
 
 HEADER = struct.Struct("!BI")  # kind, payload length in bytes
 _COUNT, _COUNTS = struct.Struct("=I"), struct.Struct("=II")
-_PROGRAM = struct.Struct("=3d4Q9I4x")  # padded like the C struct
+_PROGRAM = struct.Struct("=3d4Q11I4x")  # padded like the C struct
 _TERMS = struct.Struct("=d16sB")
 NONCE_BYTES = 16
 RESULT_FILE = "output"  # in the working directory
 MAX_FRAME_BYTES = 1 << 30
+MAX_SENT_FILES, MAX_SENT_BYTES = 64, 16 << 20  # of one COMPILED or FILES, as in files.c
+_SENT, _NOT_WHOLE = struct.Struct("!I"), 0xFFFFFFFF
 _NO_FILES: Mapping[str, bytes] = {}
 # exit, exit code, signal, wall s, CPU s, peak memory bytes, the lengths of stdout, stderr and result (-1: none), and
 # whether the partner had ended
@@ -54,6 +57,7 @@ class Kind(IntEnum):
     OUTPUT = 22
     HELD = 23
     OUTPUT_END = 24
+    FILES = 25
 
 
 class Ended(IntEnum):
@@ -140,7 +144,35 @@ def unpack_result(payload: bytes) -> Result:
 
 def session_bound(output_bytes: int) -> int:
     """The length [bytes] that no frame of a session exceeds: a RESULT with all of its output, stderr and value."""
-    return _RESULT.size + 2 * output_bytes + (1 << 18)
+    return max(_RESULT.size + 2 * output_bytes, MAX_SENT_BYTES) + (1 << 18)
+
+
+def unpack_files(payload: bytes) -> tuple[bytes, Mapping[str, bytes] | None]:
+    """Text and files of a COMPILED or FILES frame; None for files that are not all there. Raises ValueError."""
+    at = 0
+
+    def take(length: int) -> bytes:
+        nonlocal at
+        if length > len(payload) - at:
+            raise ValueError("a frame of files is shorter than its lengths")
+        at += length
+        return payload[at - length : at]
+
+    def take_number() -> int:
+        return int(_SENT.unpack(take(_SENT.size))[0])
+
+    text, num_files = take(take_number()), take_number()
+    if num_files == _NOT_WHOLE:
+        return text, None
+    if num_files > MAX_SENT_FILES:
+        raise ValueError("a frame of too many files")
+    files = {}
+    for _ in range(num_files):
+        name = take(take_number()).decode("utf-8", "surrogateescape")
+        files[name] = take(take_number())
+    if at != len(payload) or any("/" in name or "\0" in name or name in ("", ".", "..") for name in files):
+        raise ValueError("a frame of files with impossible names or bytes after them")
+    return text, files
 
 
 def pack_program(
@@ -154,10 +186,13 @@ def pack_program(
     run_argv: Sequence[str] | None = None,
     files: Mapping[str, bytes] = _NO_FILES,
     makes_file: bool = False,
+    fetch: Sequence[str] = (),
+    wants_program: bool = False,
 ) -> bytes:
     """The payload of a PROGRAM frame: `struct program` of init.h and the texts after it. Python has no `run_argv`.
 
-    `files` are beside the source when it is compiled and in every run. With `makes_file` the result of a run is the
+    `files` are beside the source when it is compiled and in every run. `fetch` names files that each RUN answers with;
+    with `wants_program` COMPILED has what the compiler made. With `makes_file` the result of a run is the
     file RESULT_FILE.
     """
     kind = ResultKind.CALL if entry_point else ResultKind.FILE if makes_file else ResultKind.NONE
@@ -175,8 +210,11 @@ def pack_program(
         len(compiling),
         len(running),
         len(files),
+        len(fetch),
+        wants_program,
     )
-    return b"".join((head, meta, name, b"\0", source, _strings(compiling), _strings(running), *_files(files)))
+    words = _strings(compiling), _strings(running)
+    return b"".join((head, meta, name, b"\0", source, *words, *_files(files), _strings(fetch)))
 
 
 def pack_arguments(args: Sequence[str], files: Mapping[str, bytes]) -> bytes:

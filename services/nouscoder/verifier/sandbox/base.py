@@ -55,10 +55,12 @@ class Program:
     since_s: float | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
     makes_file: bool = False
+    fetch: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises ValueError for an entry point or a prelude with a language other than Python, and invalid files."""
         _check_files(self.language.source_name, self.files)
+        _check_files("", dict.fromkeys(self.fetch, b""))
         if self.language.run is not None and (self.entry_point is not None or self.prelude):
             raise ValueError(f"{self.language.name} programs have no entry point and no prelude: only python has them")
 
@@ -71,7 +73,9 @@ class RunResult:
     with the type's name (not JSON, so a wrong answer) when the value has no JSON form. For a program with `makes_file`
     it is that file, or None when there is none or it is empty. Like `stdout` it is untrusted.
     `stderr` is the last 64 KiB of the stream. `stdout` is complete; after OUTPUT_LIMIT it is the first 64 KiB.
-    `partner_ended`: in a conversation, the partner had ended when this program ended or exceeded a limit.
+    `partner_ended`: in a conversation, the partner had ended when this program ended or exceeded a limit. `files` are
+    those of `Program.fetch` that the run has left in its folder and that are regular; 16 MiB in all. `compiler_output`
+    is the beginning of what the compiler said about the program, up to 1900 bytes. A conversation gives neither.
     """
 
     exit: Exit
@@ -84,6 +88,8 @@ class RunResult:
     stderr: bytes
     result: bytes | None = None
     partner_ended: bool = False
+    files: Mapping[str, bytes] = field(default_factory=lambda: NO_FILES)
+    compiler_output: bytes = b""
 
 
 class SandboxError(NousCoderError):

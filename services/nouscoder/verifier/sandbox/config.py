@@ -62,6 +62,7 @@ class SandboxConfig:
     modal: ModalConfig = ModalConfig()
     spill_over: SpillOverConfig = SpillOverConfig()
     tool_slots: int = 0  # further slots, for tool sessions
+    compile_cache_bytes: int = 256 * 1024**2  # backend local: compiled programs on the disk; 0: none
 
     def __post_init__(self) -> None:
         """Raises ValueError."""
@@ -69,6 +70,8 @@ class SandboxConfig:
             raise ValueError(f"max_sessions must be positive, not {self.max_sessions}")
         if self.slots < 0:
             raise ValueError(f"slots must not be negative, not {self.slots}")
+        if self.compile_cache_bytes < 0:
+            raise ValueError(f"compile_cache_bytes must not be negative, not {self.compile_cache_bytes}")
         if self.tool_slots < 0:
             raise ValueError(f"tool_slots must not be negative, not {self.tool_slots}")
         for name in ("tmp_bytes", "start_limit_s", "compile_time_s", "grace_s"):

@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Mapping
 from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.sandbox.base import CompileFailed, PartnerCompileFailed, Program, SandboxError, Session
 from nouscoder.verifier.sandbox.cgroup import UNGROUPED, Groups
+from nouscoder.verifier.sandbox.compile_cache import CompileCache
 from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.dialogue import SlotDialogue
 from nouscoder.verifier.sandbox.init_build import init_library_path
@@ -59,6 +60,7 @@ class LocalSandbox:
         self._free: deque[Slot] = deque()
         self._waiting: deque[asyncio.Future[Slot]] = deque()
         self._open = False
+        self.compiled = CompileCache(config.compile_cache_bytes)
 
     def _make_slot(self, index: int) -> Slot:
         ends = (*self._peers[index % self.num_slots].ends(), None)  # no program converses with a checker
@@ -127,7 +129,7 @@ class LocalSandbox:
         limits = _group_limits(program, self._config)
         await slot.ensure_usable()
         slot.group.widen(**limits)  # not narrowed yet: the previous session may still be ending
-        session = SlotSession(slot, program, self._config)
+        session = SlotSession(slot, program, self._config, self.compiled)
         session.begin()
         await session.compile()
         session.bound_memory()
@@ -175,6 +177,7 @@ class LocalSandbox:
             await asyncio.to_thread(slot.group.remove)
         for sockets in self._peers:
             sockets.close()
+        self.compiled.close()
 
     def _pick(self, program: Program) -> Slot:
         """Take the free slot in which `program` runs. There is one."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from nouscoder.verifier.harness import frames
 from nouscoder.verifier.harness.frames import Kind
@@ -21,6 +22,7 @@ from nouscoder.verifier.sandbox.base import (
     Session,
     check_run_input,
 )
+from nouscoder.verifier.sandbox.compile_cache import CompileCache, key_of
 from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.conversation import Talker, converse
 from nouscoder.verifier.sandbox.dialogue import SlotDialogue
@@ -44,8 +46,12 @@ _OUT_OF_MEMORY = RunResult(Exit.MEMORY_LIMIT, 0, signal.SIGKILL, 0.0, 0.0, 0, b"
 class SlotSession:
     """One submission in one slot."""
 
-    def __init__(self, slot: Slot, program: Program, config: SandboxConfig) -> None:
+    def __init__(
+        self, slot: Slot, program: Program, config: SandboxConfig, compiled: CompileCache | None = None
+    ) -> None:
         self._slot = slot
+        self._compiled = compiled
+        self._compiler_output = b""
         self._program = program
         self._grace_s = config.grace_s
         self._num_killed = 0
@@ -72,16 +78,20 @@ class SlotSession:
             output_bytes=limits.output_bytes,
             processes=limits.processes,
         )
+        key = key_of(self._program) if self._compiled is not None else None
+        known = self._compiled.get(key) if self._compiled is not None and key is not None else None
         payload = frames.pack_program(
             self._program.code.encode("utf-8", "surrogatepass"),  # lone surrogates do not compile
             limits=program_limits,
             entry_point=self._program.entry_point or "",
             prelude=self._program.prelude,
             source_name=language.source_name,
-            compile_argv=with_tools(language.compile, self._slot.tools),
+            compile_argv=with_tools(language.compile, self._slot.tools) if known is None else None,
             run_argv=with_memory_limit(with_tools(language.run, self._slot.tools), limits.memory_bytes),
-            files=self._program.files,
+            files=self._program.files if known is None else {**self._program.files, **known.files},
             makes_file=self._program.makes_file,
+            fetch=self._program.fetch,
+            wants_program=key is not None and known is None,
         )
         try:
             kind, detail = await self._begin(payload)
@@ -94,6 +104,19 @@ class SlotSession:
         if kind is not Kind.COMPILED:
             await self._slot.stop()
             raise SandboxError(f"slot {self._slot.index} answered {kind.name} to a program")
+        said, made = await self._unpacked_files(detail)
+        self._compiler_output = said if known is None else known.said
+        if self._compiled is not None and key is not None and known is None and made is not None:
+            self._compiled.put(key, detail)
+
+    async def _unpacked_files(self, payload: bytes) -> tuple[bytes, Mapping[str, bytes] | None]:
+        if not payload:  # Python has no compiler that says or makes something
+            return b"", None
+        try:
+            return frames.unpack_files(payload)
+        except ValueError as error:
+            await self._slot.stop()
+            raise SandboxError(f"slot {self._slot.index} sent invalid files: {error}") from error
 
     def bound_memory(self) -> None:
         """Bound the memory of the runs from now on: what the kernel counts beyond what the slot holds now."""
@@ -135,7 +158,21 @@ class SlotSession:
             if kind is not Kind.RESULT:
                 await self._slot.stop()
                 raise SandboxError(f"slot {self._slot.index} answered {kind.name} to a run")
-            return await self._to_result(payload)
+            result = await self._to_result(payload)
+            if self._program.fetch or self._compiler_output:
+                result = replace(result, files=await self._fetched(), compiler_output=self._compiler_output)
+            return result
+
+    async def _fetched(self) -> Mapping[str, bytes]:
+        """The files that follow a result, if the program has any to fetch."""
+        if not self._program.fetch:
+            return NO_FILES
+        kind, payload = await self._receive(self._compile_time_s)
+        _, files = await self._unpacked_files(payload)
+        if kind is not Kind.FILES or files is None or not files.keys() <= set(self._program.fetch):
+            await self._slot.stop()
+            raise SandboxError(f"slot {self._slot.index} sent other files than those of the run")
+        return files
 
     def _was_short_of_memory(self) -> bool:
         """Whether the kernel has killed a process of this session because the slot's group ran out of memory."""

@@ -65,7 +65,8 @@ static size_t problem_of(struct run *run, char *text) {
     return n;
 }
 
-static void compile(struct session *s) {
+/* Returns the length of what the compiler says about a program that it compiles, which is put into `said`. */
+static size_t compile(struct session *s, char *said) {
     static char problem[MAX_DETAIL_BYTES];
     struct program compiler = compiler_of(&s->program);
     struct run run = {.program = &compiler};
@@ -74,20 +75,40 @@ static void compile(struct session *s) {
     if (spawn(s, &run, "/program", -1, -1) == 0) exec_command(s, s->compile_argv);
     finish(s, &run, await_end(s, &run));
     size_t num_bytes = problem_of(&run, problem);
+    size_t num_said = num_bytes ? 0 : message_of(run.err, run.err_bytes, said);
+    if (!num_bytes && !num_said) num_said = message_of(run.out, run.out_bytes, said);
     close_files(&run);
-    if (!num_bytes) return;
+    if (!num_bytes) return num_said;
     end_all();
     send_frame(s, COMPILE_FAILED, problem, num_bytes);
     await_end_frame(s);
 }
 
+/* Send what the compiler has said and, if the gateway wants it, what it has made. */
+static void send_compiled(struct session *s, const char *said, size_t num_said) {
+    size_t num_bytes = ((size_t)s->num_names + 1) * sizeof(char *);
+    char **made = room_for(num_bytes);
+    uint32_t num_made = 0;
+    for (int i = 0; i < s->num_names; i++)
+        if (!is_source(s, s->names[i])) made[num_made++] = s->names[i];
+    send_files(s, COMPILED, said, num_said, "/program", made, num_made, true);
+    give_back(made, num_bytes);
+}
+
 void start_command(struct session *s) {
+    static char said[MAX_DETAIL_BYTES];
+    size_t num_said = 0;
     drop_interpreter(); /* the kernel counts what a process held before its exec as memory of the program */
     open_program(s);
     s->args = "";
-    if (s->program.has_compiler) compile(s);
+    if (s->program.has_compiler) num_said = compile(s, said);
     seal_program(s);
-    send_frame(s, COMPILED, NULL, 0);
+    if (s->program.wants_program)
+        send_compiled(s, said, num_said);
+    else if (num_said)
+        send_files(s, COMPILED, said, num_said, "/program", NULL, 0, false);
+    else
+        send_frame(s, COMPILED, NULL, 0);
 }
 
 bool spawn_command(struct session *s, struct run *run) {

@@ -27,10 +27,11 @@ static void mount_tmpfs(struct session *s, const char *target, const char *more)
 
 void mount_work(struct session *s) { mount_tmpfs(s, "/tmp", "mode=1777"); }
 
-void write_file(struct session *s, const char *folder, const char *name, const void *bytes, size_t num_bytes) {
+void write_file(struct session *s, const char *folder, const char *name, mode_t mode, const void *bytes,
+                size_t num_bytes) {
     char path[512];
     snprintf(path, sizeof path, "%s/%s", folder, name);
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
     if (fd < 0) fail(s, "%s: %s", path, strerror(errno));
     const char *at = bytes;
     while (num_bytes) {
@@ -43,10 +44,17 @@ void write_file(struct session *s, const char *folder, const char *name, const v
     close(fd);
 }
 
-static void write_sources(struct session *s, const char *folder) {
-    write_file(s, folder, s->name, s->source, s->program.source_bytes);
+static void write_sources(struct session *s, const char *folder, mode_t mode) {
+    write_file(s, folder, s->name, mode, s->source, s->program.source_bytes);
     for (uint32_t i = 0; i < s->program.num_files; i++)
-        write_file(s, folder, s->files[i].name, s->files[i].bytes, s->files[i].num_bytes);
+        write_file(s, folder, s->files[i].name, mode, s->files[i].bytes, s->files[i].num_bytes);
+}
+
+bool is_source(struct session *s, const char *name) {
+    if (!strcmp(name, s->name)) return true;
+    for (uint32_t i = 0; i < s->program.num_files; i++)
+        if (!strcmp(name, s->files[i].name)) return true;
+    return false;
 }
 
 /* The next inode number of /tmp, which is then used. 0 without O_TMPFILE (gVisor). */
@@ -64,18 +72,18 @@ void place_script(struct session *s) {
     s->names = room_for((size_t)s->num_names * sizeof *s->names);
     s->names[0] = (char *)s->name;
     for (int i = 1; i < s->num_names; i++) s->names[i] = (char *)s->files[i - 1].name;
-    write_sources(s, "/tmp");
+    write_sources(s, "/tmp", 0444);
     s->last_inode = s->settings->gvisor ? 0 : next_inode();
 }
 
 void open_program(struct session *s) {
     mount_tmpfs(s, "/program", s->settings->two_users ? "mode=755,uid=1000,gid=1000" : "mode=755,uid=0,gid=0");
-    write_sources(s, "/program");
+    write_sources(s, "/program", s->program.has_compiler ? 0444 : 0555); /* the files may be compiled programs */
 }
 
 static void fill(struct session *s) {
     if (!s->program.is_command) {
-        write_sources(s, "/tmp");
+        write_sources(s, "/tmp", 0444);
         return;
     }
     for (int i = 0; i < s->num_names; i++) {

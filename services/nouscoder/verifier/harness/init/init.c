@@ -155,11 +155,13 @@ static void set_up(struct session *s) {
     confine_session(s);
 }
 
-static void send_outcome(struct session *s, struct run *run, bool in_time) {
+static void send_outcome(struct session *s, struct run *run, bool in_time, bool talks) {
     finish(s, run, in_time);
     if (run->turns) leave_conversation(s, run);
     take_result_file(run);
     send_result(s, run);
+    if (s->program.num_fetch && !talks)
+        send_files(s, FILES, "", 0, "/tmp", s->fetch, s->program.num_fetch, false);
     clean(s);
     release(&s->arguments);
 }
@@ -190,7 +192,7 @@ static bool run_test(struct session *s, struct frame *frame) {
     }
     bool in_time = talks ? talk(s, &run) : await_end(s, &run);
     release(frame);
-    send_outcome(s, &run, in_time);
+    send_outcome(s, &run, in_time, talks);
     return false;
 }
 

@@ -14,7 +14,7 @@
 
 enum kind {
     PROGRAM = 1, RUN, END, ARGUMENTS, TALK, INPUT, INPUT_END, HOLD, CONVERSE,
-    READY = 17, COMPILED, COMPILE_FAILED, RESULT, FAILED, OUTPUT, HELD, OUTPUT_END,
+    READY = 17, COMPILED, COMPILE_FAILED, RESULT, FAILED, OUTPUT, HELD, OUTPUT_END, FILES,
 };
 enum ended { EXITED, SIGNALLED, TIME_LIMIT, MEMORY_LIMIT, OUTPUT_LIMIT };
 enum result_kind { NO_RESULT, CALL_RESULT, FILE_RESULT }; /* FILE_RESULT: of the file that the program has made */
@@ -69,6 +69,8 @@ struct program {
     double compile_time_s, cpu_time_s, wall_time_s;
     uint64_t memory_bytes, extra_space_bytes, output_bytes, num_processes;
     uint32_t result_kind, is_command, has_compiler, meta_bytes, name_bytes, source_bytes, num_compile, num_run, num_files;
+    uint32_t num_fetch;     /* files of /tmp that the gateway wants after each run */
+    uint32_t wants_program; /* the gateway wants what the compiler makes */
 };
 
 /* Init's ends of the pipes of a program that talks. */
@@ -116,6 +118,7 @@ struct session {
     char *text; /* the payload of the PROGRAM frame; the pointers below point into it */
     const char *meta, *name, *source;
     char **compile_argv, **run_argv;
+    char **fetch;               /* [num_fetch] names */
     struct source_file *files; /* [num_files], read-only beside the source when it is compiled and run */
     char *code; /* compiled Python, marshalled */
     uint64_t code_bytes;
@@ -154,6 +157,10 @@ struct frame next_frame(struct session *s);
 void send_frame(struct session *s, enum kind kind, const void *bytes, size_t num_bytes);
 void send_result(struct session *s, struct run *run);
 bool write_all(int fd, const void *bytes, size_t num_bytes);
+void send_bytes(struct session *s, const void *bytes, size_t num_bytes);
+size_t put_header(char *at, enum kind kind, size_t num_bytes);
+void put_32(char **at, uint32_t value);
+size_t send_file(struct session *s, int fd, uint64_t offset, uint64_t num_bytes, char *buffer, size_t used, size_t size);
 void read_program(struct session *s, struct frame frame);
 void read_arguments(struct session *s);
 _Noreturn void await_end_frame(struct session *s);
@@ -162,6 +169,10 @@ _Noreturn void await_end_frame(struct session *s);
 void *room_for(size_t num_bytes);
 void give_back(void *memory, size_t num_bytes);
 void *doubled(void *memory, size_t num_bytes);
+
+/* files.c */
+void send_files(struct session *s, enum kind kind, const char *text, size_t num_text, const char *folder, char **names,
+                uint32_t num_names, bool whole);
 
 /* process.c */
 int unlinked_file(struct session *s);
@@ -198,7 +209,9 @@ void seal_program(struct session *s);
 void clean(struct session *s);
 struct listing list(struct session *s, int at, const char *folder);
 const char *next_name(struct listing *l);
-void write_file(struct session *s, const char *folder, const char *name, const void *bytes, size_t num_bytes);
+void write_file(struct session *s, const char *folder, const char *name, mode_t mode, const void *bytes,
+                size_t num_bytes);
+bool is_source(struct session *s, const char *name);
 
 /* talk.c */
 void let_candidate_open(struct session *s, int fd);

@@ -51,7 +51,7 @@ bool write_all(int fd, const void *bytes, size_t num_bytes) {
     return true;
 }
 
-static void send_bytes(struct session *s, const void *bytes, size_t num_bytes) {
+void send_bytes(struct session *s, const void *bytes, size_t num_bytes) {
     const char *at = bytes;
     while (num_bytes) {
         ssize_t n = write(s->settings->stream_out, at, num_bytes);
@@ -62,7 +62,7 @@ static void send_bytes(struct session *s, const void *bytes, size_t num_bytes) {
     }
 }
 
-static size_t put_header(char *at, enum kind kind, size_t num_bytes) {
+size_t put_header(char *at, enum kind kind, size_t num_bytes) {
     uint32_t length = htonl((uint32_t)num_bytes);
     at[0] = (char)kind;
     memcpy(at + 1, &length, 4);
@@ -88,7 +88,7 @@ static void put(char **at, const void *value, size_t num_bytes) {
 }
 
 /* In network byte order ("!" of Python's struct), because the gateway may be another machine. */
-static void put_32(char **at, uint32_t value) {
+void put_32(char **at, uint32_t value) {
     value = htonl(value);
     put(at, &value, 4);
 }
@@ -106,8 +106,7 @@ static void put_double(char **at, double value) {
 
 /* Append `num_bytes` of a file from `offset` to a buffer of `size` bytes that holds `used`. The buffer is sent whenever
  * it is full. Returns the number of bytes left in it. */
-static size_t send_file(struct session *s, int fd, uint64_t offset, uint64_t num_bytes, char *buffer, size_t used,
-                        size_t size) {
+size_t send_file(struct session *s, int fd, uint64_t offset, uint64_t num_bytes, char *buffer, size_t used, size_t size) {
     while (num_bytes) {
         if (used == size) {
             send_bytes(s, buffer, used);
@@ -202,6 +201,7 @@ void read_program(struct session *s, struct frame frame) {
     if (p->num_run) s->run_argv = take_strings(s, &at, end, p->num_run);
     if (p->num_files) s->files = room_for(p->num_files * sizeof *s->files);
     for (uint32_t i = 0; i < p->num_files; i++) s->files[i] = take_file(s, &at, end);
+    if (p->num_fetch) s->fetch = take_strings(s, &at, end, p->num_fetch);
 }
 
 /* Read the arguments of the next run, and write its files to /tmp. */
@@ -216,7 +216,7 @@ void read_arguments(struct session *s) {
     s->args = take(s, &at, end, s->args_bytes);
     for (uint32_t left = take_32(s, &at, end); left; left--) {
         struct source_file file = take_file(s, &at, end);
-        write_file(s, "/tmp", file.name, file.bytes, file.num_bytes);
+        write_file(s, "/tmp", file.name, 0444, file.bytes, file.num_bytes);
     }
 }
 
