@@ -109,7 +109,8 @@ def key_of(program: Program) -> str | None:
 def _identity(tool: str) -> str:
     """Path, size and time of change of a compiler; its name where it is not a path."""
     path = Path(tool)
-    if not path.is_absolute():
+    try:
+        stat = path.stat()
+    except OSError:
         return tool
-    stat = path.stat()
     return f"{os.path.realpath(path)} {stat.st_size} {stat.st_mtime_ns}"
