@@ -204,7 +204,11 @@ def test_the_service_of_each_image_works(probed: tuple[str, dict[str, Any]]) -> 
     name, facts = probed
     if name == "verifier":
         assert facts["init"].startswith("/opt/nouscoder/init/init-")
-        assert [Path(folder).name.split("-")[0] for folder in facts["libraries"]] == ["sortedcontainers"]
+        assert [Path(folder).name.split("-")[0] for folder in facts["libraries"]] == [
+            "sortedcontainers",
+            "numpy",
+            "networkx",
+        ]
     elif name == "generation":
         assert facts["sum"] == 27.0
     elif name == "learner":
