@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "nouscoder"
+
+# What Helm writes before each message.
+HEADING = re.compile(
+    r"^(values don't meet the specifications .*?chart\(s\): nouscoder:|execution error at \([^)]*\):) "
+)
+# What a user reads for each value of BAD.
+REFUSED = ROOT / "tests" / "golden" / "chart" / "refused-values.json"
+MESSAGES: dict[str, str] = json.loads(REFUSED.read_text("utf8"))
 
 # (value, invalid setting)
 BAD: list[tuple[str, Any]] = [
@@ -100,6 +109,17 @@ BAD: list[tuple[str, Any]] = [
     ("generation.strategy", "BlueGreen"),
     ("generation.sharedMemory", "64MB"),
     ("learner.replicas", 2),
+    ("learner.workload", "deployment"),
+    ("learner.pods", 0),
+    ("learner.pods", 2),
+    ("learner.ranksPerPod", 17),
+    ("learner.ranksPerPod", "8"),
+    ("learner.maxRestarts", -1),
+    ("learner.topologyKey", "not a label"),
+    ("learner.rdma.resource", "infiniband"),
+    ("learner.rdma.count", 0),
+    ("learner.rdma.ipcLock", "yes"),
+    ("config.learner.context_parallel", 3),
     ("learner.persistence.accessModes", ["ReadWriteSometimes"]),
     ("redis.persistence.accessModes", []),
     ("problems.persistence.accessModes", "ReadWriteMany"),
@@ -163,6 +183,9 @@ BAD: list[tuple[str, Any]] = [
     ("prometheusRule.noStepMinutes", 5),
     ("prometheusRule.queueWaitSeconds", "1m"),
     ("prometheusRule.disabled", ["NoSteps"]),
+    ("prometheusRule.oldestWaitSeconds", 0),
+    ("prometheusRule.workAgeSeconds", 59),
+    ("prometheusRule.certificateDays", 400),
     ("prometheusRule.runbookUrl", ""),
     ("dashboards.labels", {"grafana_dashboard": 1}),
     ("tests.timeoutSeconds", 5),
@@ -173,7 +196,22 @@ BAD: list[tuple[str, Any]] = [
 def test_a_bad_value_is_refused_by_name(chart: ChartRig, value: str, given: Any) -> None:
     with pytest.raises(helm.HelmError) as refused:
         chart.documents(tree(value, given))
-    assert names(str(refused.value), value), str(refused.value)
+    message = HEADING.sub("", " ".join(str(refused.value).split()))
+    assert names(message, value), message
+    assert message == kept_message(f"{value} = {json.dumps(given)}"[:200], message)
+
+
+def test_at_least_a_hundred_different_values_are_refused() -> None:
+    assert len({value for value, _ in BAD}) >= 100
+    assert set(MESSAGES) == {f"{value} = {json.dumps(given)}"[:200] for value, given in BAD}
+
+
+def kept_message(case: str, message: str) -> str:
+    """The message that tests/golden/chart/refused-values.json has; NOUSCODER_UPDATE_GOLDEN=1 writes the current one."""
+    if os.environ.get("NOUSCODER_UPDATE_GOLDEN"):
+        MESSAGES[case] = message
+        REFUSED.write_text(json.dumps(MESSAGES, indent=1, sort_keys=True, ensure_ascii=False) + "\n", "utf8")
+    return str(MESSAGES[case])
 
 
 @pytest.mark.parametrize(
