@@ -43,7 +43,7 @@ def test_everything_listens_on_the_family(chart: ChartRig, family: str) -> None:
 def test_every_service_has_the_family(chart: ChartRig, family: str) -> None:
     values = {"ipFamily": family, "verifier": {"sandbox": {"pool": {"managed": False}}}}
     services = [one for one in chart.documents(values) if one["kind"] == "Service"]
-    assert len(services) == 6
+    assert len(services) == 7
     for one in services:
         kubernetes_validate.validate(one, "1.29", strict=True)
         found = {key: one["spec"][key] for key in ("ipFamilies", "ipFamilyPolicy") if key in one["spec"]}

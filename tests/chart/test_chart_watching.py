@@ -75,9 +75,10 @@ def test_each_service_monitor_selects_one_service_and_adds_the_labels_of_dashboa
     scraped = []
     for one in of_kind(documents, "ServiceMonitor"):
         wanted = one["spec"]["selector"]["matchLabels"].items()
-        (service,) = [two for two in of_kind(documents, "Service") if wanted <= two["metadata"]["labels"].items()]
         (endpoint,) = one["spec"]["endpoints"]
-        assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+        selected = [two for two in of_kind(documents, "Service") if wanted <= two["metadata"]["labels"].items()]
+        ports = {two["metadata"]["name"]: [port["name"] for port in two["spec"]["ports"]] for two in selected}
+        (service,) = [two for two in selected if endpoint["port"] in ports[two["metadata"]["name"]]]
         assert endpoint["interval"] == "7s"
         assert one["metadata"]["labels"]["release"] == "prometheus"
         assert one["spec"]["targetLabels"] == list(CHOSEN_BY)

@@ -76,7 +76,7 @@
 {{- $tree := dict -}}
 {{- range $services -}}
 {{- $own := dict "grpc" (include "nouscoder.address" (dict "root" $root "component" . "port" (get $port .))) -}}
-{{- $_ := set $own "metrics" (include "nouscoder.address" (dict "root" $root "component" . "port" $port.metrics)) -}}
+{{- $_ := set $own "metrics" (include "nouscoder.metricsAddress" (dict "root" $root "component" .)) -}}
 {{- $_ := set $own "grpc_health" (printf "%s:%v" $listen $port.health) -}}
 {{- $_ := set $tree . $own -}}
 {{- end -}}

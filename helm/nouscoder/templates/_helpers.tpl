@@ -85,6 +85,12 @@ ipFamilyPolicy: PreferDualStack
 {{- end -}}
 {{- end -}}
 
+{{/* The same of the metrics; the verifier's have a Service of their own: dict root component */}}
+{{- define "nouscoder.metricsAddress" -}}
+{{- $service := ternary "verifier-metrics" .component (eq .component "verifier") -}}
+{{ include "nouscoder.address" (dict "root" .root "component" $service "port" (include "nouscoder.port" (list .root "metrics"))) }}
+{{- end -}}
+
 {{/* One port of the list below: list root name */}}
 {{- define "nouscoder.port" -}}
 {{ get (include "nouscoder.ports" (index . 0) | fromJson) (index . 1) }}

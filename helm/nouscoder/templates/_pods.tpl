@@ -166,7 +166,11 @@ lifecycle:
       {{- if eq .component "broker" }}
       - secret:
           name: {{ include "nouscoder.redisSecret" $root }}
-          items: [{key: {{ include "nouscoder.redisSecretKey" $root }}, path: redis/url}]
+          items:
+            - {key: {{ include "nouscoder.redisSecretKey" $root }}, path: redis/url}
+            {{- if and $root.Values.redis.external.enabled $root.Values.redis.external.caKey }}
+            - {key: {{ $root.Values.redis.external.caKey }}, path: redis/ca.crt}
+            {{- end }}
       {{- end }}
       {{- if or (eq .component "learner") (and (eq .component "generation") (include "nouscoder.usesTools" $root)) }}
       {{- /* The token that evaluations and environments send to the verifier. */}}

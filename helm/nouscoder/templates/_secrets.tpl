@@ -36,8 +36,9 @@
 {{/* The TLS Secret of a component: dict root component */}}
 {{- define "nouscoder.tlsSecret" -}}
 {{- $own := get .root.Values.tls.existingSecrets .component -}}
-{{- $secret := default .root.Values.tls.existingSecret $own -}}
-{{- required (printf "tls.enabled needs tls.existingSecret, or tls.existingSecrets.%s" .component) $secret -}}
+{{- $managed := ternary (printf "%s-%s-tls" (include "nouscoder.fullname" .root) .component) "" .root.Values.tls.certManager.enabled -}}
+{{- $secret := $own | default $managed | default .root.Values.tls.existingSecret -}}
+{{- required (printf "tls.enabled needs tls.existingSecret, tls.existingSecrets.%s or tls.certManager.enabled" .component) $secret -}}
 {{- end -}}
 
 {{/* The value that an existing Secret of this release holds, decoded, else the new value: dict root secret key new */}}
