@@ -63,7 +63,7 @@ test-documents: .venv/dev.ready
 
 # Fuzzes for SECONDS, divided among all fuzzers, and keeps the corpus in .fuzz/: make fuzz SECONDS=3600
 fuzz: .venv/dev.ready
-	NOUSCODER_FUZZ_SECONDS=$(SECONDS) $(BIN)/pytest -s tests/fuzz -k "fuzz_target or rest_api"
+	NOUSCODER_FUZZ_SECONDS=$(SECONDS) $(BIN)/pytest -s tests/fuzz -k "fuzz_target or rest_api or no_fuzz"
 
 check: .venv/dev.ready
 	$(BIN)/ruff check .

@@ -6,14 +6,16 @@ service without root has it. The tests of `runsc`, in which a fork takes millise
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
 import platform
 import random
+import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,15 @@ from nouscoder.domain.submission import InteractiveTests, JudgeProgram, Limits, 
 from nouscoder.domain.verdict import Verdict, VerdictKind
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.sandbox import PoolConfig, Sandbox, SandboxConfig, SandboxUnavailable, local, open_sandbox
+from nouscoder.verifier.sandbox import (
+    PoolConfig,
+    Sandbox,
+    SandboxConfig,
+    SandboxUnavailable,
+    launch,
+    local,
+    open_sandbox,
+)
 from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
 from nouscoder.verifier.toolchains.languages import installed
 
@@ -42,6 +52,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 SETTLE_S = 10.0
 ROUNDS = int(os.environ.get("NOUSCODER_ATTACK_ROUNDS", "20"))
 CONCURRENCY = 8
+NOT_ROOT, PUBLIC_PYTHON = 12345, "/usr/bin/python3"  # a user id, and an interpreter that every user may read
 NO_POOL = PoolConfig()
 
 
@@ -158,15 +169,32 @@ class Arena:
             await asyncio.sleep(0.02)
 
 
-def without_root() -> bool:
-    """In place of `host_is_root`: the service and its candidates have one user."""
-    return False
+@contextlib.contextmanager
+def without_root() -> Iterator[None]:
+    """Start sandboxes as a service does whose user is not root: the harness runs as another user.
+
+    It may read every file, because the project may be in a home folder of root. Candidates have no capability.
+    """
+    if os.geteuid() != 0 or shutil.which("setpriv") is None or not os.path.exists(PUBLIC_PYTHON):
+        pytest.skip(f"the user cannot be changed: not root, or setpriv or {PUBLIC_PYTHON} is missing")
+    command, rights = launch.python_command, "+dac_override,+dac_read_search"
+
+    def as_another_user(python: str, entry: Path) -> list[str]:
+        user = (f"--reuid={NOT_ROOT}", f"--regid={NOT_ROOT}", "--clear-groups")
+        return ["setpriv", *user, f"--inh-caps={rights}", f"--ambient-caps={rights}", *command(python, entry)]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(launch, "python_command", as_another_user)
+        patched.setattr(local, "host_is_root", lambda: False)
+        yield
 
 
-async def open_arena(backend: str, filled: Mapping[str, str], slots: int = 1, pool: PoolConfig = NO_POOL) -> Arena:
+async def open_arena(
+    backend: str, filled: Mapping[str, str], slots: int = 1, pool: PoolConfig = NO_POOL, python: str = ""
+) -> Arena:
     """Start a backend. Skips with the reason when this host cannot run it."""
     try:
-        sandbox = open_sandbox(SandboxConfig(backend=backend, slots=slots, pool=pool))
+        sandbox = open_sandbox(SandboxConfig(backend=backend, slots=slots, pool=pool, python=python))
         await sandbox.start()
     except SandboxUnavailable as error:
         pytest.skip(str(error))
@@ -214,10 +242,9 @@ async def arena(request: pytest.FixtureRequest) -> AsyncIterator[Arena]:
         before = set(family(os.getpid()))
         pool = request.getfixturevalue("runner_pool") if request.param == "gvisor" else NO_POOL
         one_user = request.param == "one-user"
-        with pytest.MonkeyPatch.context() as patched:
-            if one_user:
-                patched.setattr(local, "host_is_root", without_root)
-            made = await open_arena("local" if one_user else request.param, filled, pool=pool)
+        with without_root() if one_user else contextlib.nullcontext():
+            python = PUBLIC_PYTHON if one_user else ""
+            made = await open_arena("local" if one_user else request.param, filled, pool=pool, python=python)
             yield made
             await made.sandbox.close()
         async with asyncio.timeout(SETTLE_S):

@@ -22,29 +22,35 @@ import httpx
 import pytest
 
 ANSWER_S = 20.0
+STALL_S = 0.25
+MORE_BYTES = (256 + 128) << 20  # verifier.max_bodies_bytes, and what parsed requests take in addition
 KEPT = Path(__file__).resolve().parents[2] / ".fuzz"
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Seconds for one target and for the REST API. With `thorough`, each run has new inputs and keeps its corpus."""
+    """Seconds for one target, for the REST API by its document, and for mutated requests of every kind.
+
+    With `thorough`, each run has new inputs and keeps its corpus.
+    """
 
     target_s: int
     rest_s: int
+    live_s: int
     thorough: bool
     kept: Path = KEPT
 
 
 @pytest.fixture(scope="session")
 def budget(request: pytest.FixtureRequest) -> Budget:
-    """The REST API gets as much time as all targets together."""
+    """Three equal parts: all targets, the REST API by its document, mutated requests."""
     given = os.environ.get("NOUSCODER_FUZZ_SECONDS")
     if given is None:
-        return Budget(1, 120, False)
+        return Budget(1, 120, 3, False)
     num_targets = sum("fuzz_target" in getattr(item, "fixturenames", ()) for item in request.session.items)
-    half_s = int(given) // 2
-    return Budget(max(1, half_s // max(1, num_targets)), max(1, half_s), True)
+    part_s = max(1, int(given) // 3)
+    return Budget(max(1, part_s // max(1, num_targets)), part_s, part_s, True)
 
 
 class VerifierProcess:
@@ -55,7 +61,8 @@ class VerifierProcess:
         command = [sys.executable, "-m", "nouscoder", "serve", "verifier"]
         command += ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
         jobs = f"verifier.jobs.folder={folder / 'jobs'}"
-        for setting in ("verifier.sandbox.slots=2", "verifier.max_submission_s=20.0", jobs):
+        tools = "verifier.tools.sessions=1"
+        for setting in ("verifier.sandbox.slots=2", "verifier.max_submission_s=20.0", tools, jobs):
             command += ["--set", setting]
         environment = {key: value for key, value in os.environ.items() if key != "NOUSCODER_VERIFIER_TOKENS"}
         with self._log.open("wb") as log:
@@ -131,11 +138,46 @@ def _is_harmless(line: str) -> bool:
 
 
 @pytest.fixture(scope="session")
-def running_verifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VerifierProcess]:
-    """The running process."""
+def running_verifier(tmp_path_factory: pytest.TempPathFactory, budget: Budget) -> Iterator[VerifierProcess]:
+    """The running process. With `thorough`, its health is watched, and a stall or much memory is a failure."""
     process = VerifierProcess(tmp_path_factory.mktemp("fuzzed"))
+    watching = HealthWatch(process) if budget.thorough else None
     yield process
+    found = watching.end() if watching else None
     assert process.stop() == 0
+    if found:
+        check_watched(found)
+
+
+class HealthWatch:
+    """health_watch.py beside the process."""
+
+    def __init__(self, verifier: VerifierProcess) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("health_watch.py"))]
+        arguments = [verifier.http, str(verifier.process.pid)]
+        self._process = subprocess.Popen([*command, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def end(self) -> dict[str, float]:
+        """Stop it. Returns what it measured."""
+        said, _ = self._process.communicate(timeout=120)
+        found: dict[str, float] = json.loads(said)
+        return found
+
+
+def check_watched(found: dict[str, float]) -> None:
+    """Print the measurements and check them."""
+    mib = {name: int(found[f"memory_{name}"]) >> 20 for name in ("first", "most", "last")}
+    service_ms, control_ms, excess_ms = (
+        1000 * found[f"{name}_s"] for name in ("service_most", "control_most", "excess")
+    )
+    print(
+        f"\n/healthz: {found['num_requests']:.0f} requests, {found['num_failed']:.0f} failed, at most {service_ms:.0f}"
+        f" ms, a bare server at most {control_ms:.0f} ms, excess at most {excess_ms:.0f} ms"
+        f" (load {os.getloadavg()[0]:.1f}); memory of the gateway {mib} MiB"
+    )
+    assert found["num_failed"] == 0
+    assert found["excess_s"] <= STALL_S
+    assert found["memory_most"] <= found["memory_first"] + MORE_BYTES
 
 
 @pytest.fixture

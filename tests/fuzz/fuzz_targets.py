@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from itertools import product
+from typing import ClassVar
 
 import atheris
 
@@ -29,6 +30,7 @@ with atheris.instrument_imports(include=["nouscoder"]):
         CallTests,
         Comparator,
         ComparatorKind,
+        Limits,
         MathCase,
         MathTests,
         Profile,
@@ -40,9 +42,12 @@ with atheris.instrument_imports(include=["nouscoder"]):
     from nouscoder.rpc.faults import InvalidMessage
     from nouscoder.rpc.verdict_convert import submission_from, submission_to
     from nouscoder.v1 import verdict_pb2
+    from nouscoder.verifier.api.faults import Absent
+    from nouscoder.verifier.api.get_reward import parse_get_reward
     from nouscoder.verifier.api.run_code import parse_run_code
     from nouscoder.verifier.api.schema import parse_submission
     from nouscoder.verifier.api.streaming import batch_lines
+    from nouscoder.verifier.api.submit import parse_submit
     from nouscoder.verifier.grading.comparators import (
         UnreadableResult,
         parse_result,
@@ -58,7 +63,19 @@ with atheris.instrument_imports(include=["nouscoder"]):
     from nouscoder.verifier.judges.asserting import AssertJudge
     from nouscoder.verifier.judges.base import CLIP_CHARS, Judge
     from nouscoder.verifier.judges.lcb import LcbJudge
-    from nouscoder.verifier.sandbox.base import Exit, RunResult
+    from nouscoder.verifier.runner.greeting import MAX_MESSAGE_BYTES, GreetingError, message_length, unpack
+    from nouscoder.verifier.sandbox import SandboxConfig
+    from nouscoder.verifier.sandbox.base import (
+        CompileFailed,
+        Exit,
+        Program,
+        RunResult,
+        SandboxError,
+        SandboxUnavailable,
+    )
+    from nouscoder.verifier.sandbox.session import SlotSession
+    from nouscoder.verifier.sandbox.slot import Slot
+    from nouscoder.verifier.toolchains.languages import SEARCH_PATH, known_tools, registry
 
 SEPARATOR = b"\x1e"
 STRETCH = 300
@@ -303,8 +320,122 @@ def frame(data: bytes) -> None:
         assert frames.pack_result(frames.unpack_result(data)) == data
 
 
+# a runner that was taken over
+
+
+class _Deaf:
+    """The writer of a link to a runner that does not read. It is its own transport."""
+
+    def __init__(self) -> None:
+        self.transport = self
+
+    def write(self, data: bytes) -> None:
+        """Forget the data."""
+
+    def get_write_buffer_size(self) -> int:
+        """Nothing waits."""
+        return 0
+
+
+class _Said:
+    """The link to a runner that says `data`, and the launch that opens it."""
+
+    pid = None
+    use_until_s = math.inf
+    tools: ClassVar[dict[str, str]] = {}
+    has_peer = False
+
+    def __init__(self, data: bytes) -> None:
+        self.reader, self.writer, self.is_open = asyncio.StreamReader(limit=1 << 20), _Deaf(), True
+        self.reader.feed_data(data)
+        self.reader.feed_eof()
+
+    async def open(self) -> _Said:
+        """The link."""
+        return self
+
+    async def close(self, ending: object) -> None:
+        """Close it."""
+        self.is_open = False
+
+    def last_log_line(self) -> str:
+        """None."""
+        return ""
+
+    def explain(self, reason: str) -> str:
+        """The reason."""
+        return reason
+
+
+_LIMITS = Limits(wall_time_s=60, output_bytes=4096)
+_PROGRAMS = (
+    Program(registry()["python"], "print(1)", _LIMITS),
+    Program(registry()["python"], "def f(): pass", _LIMITS, entry_point="f"),
+    Program(registry()["c"], "int main() {}", _LIMITS),
+)
+
+
+def runner(data: bytes) -> None:
+    """Whatever a runner says, a session ends with a result, a compile error or a SandboxError."""
+    head, rest = (data[0], data[1:]) if data else (0, b"")
+    good = frames.encode(frames.Kind.HELLO, b"{}") + frames.encode(frames.Kind.READY)
+    said = rest if head & 64 else good + frames.encode(frames.Kind.COMPILED) + rest if head & 32 else good + rest
+    with contextlib.suppress(SandboxError, SandboxUnavailable, CompileFailed):
+        _loop.run_until_complete(_session(_Said(said), _PROGRAMS[head % len(_PROGRAMS)]))
+
+
+async def _session(link: _Said, program: Program) -> None:
+    slot = Slot(0, SandboxConfig(start_limit_s=60), link)  # type: ignore[arg-type]
+    try:
+        await slot.ensure_usable()
+        session = SlotSession(slot, program, SandboxConfig())
+        session.begin()
+        await session.compile()
+        for _ in range(3):
+            result = await session.run(b"1")
+            assert 0 <= result.wall_time_s < math.inf
+            assert 0 <= result.cpu_time_s < math.inf
+            assert len(result.stdout) <= frames.session_bound(_LIMITS.output_bytes)
+    finally:
+        await slot.stop()
+
+
+def greeting(data: bytes) -> None:
+    """A message of a handshake is an object of bounded length, and names only tools in known folders."""
+    with contextlib.suppress(GreetingError):
+        assert message_length(data[:4].ljust(4, b"\0")) <= MAX_MESSAGE_BYTES
+    with contextlib.suppress(GreetingError):
+        message = unpack(data)
+        assert isinstance(message, dict)
+        for name, path in known_tools(message.get("tools")).items():
+            assert path in [f"{folder}/{name}" for folder in SEARCH_PATH.split(":")]
+
+
+# other forms of requests
+
+
+def reward(data: bytes) -> None:
+    """A body of OpenRLHF's remote reward gives one submission a query, or is refused with its field."""
+
+    def take() -> None:
+        asked = parse_get_reward(data)
+        assert len(asked.submissions()) == len(asked.query)
+
+    _refused_well(take)
+
+
+def submit(data: bytes) -> None:
+    """A body of SandboxFusion's /submit is a submission, or is refused with its field."""
+    with contextlib.suppress(Absent):
+        _refused_well(lambda: _take(parse_submit(data).submission()))
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (extract, text, value, request, message, batch, outcome, frame)
+    target.__name__: target
+    for target in (
+        *(extract, text, value, request, message, batch, outcome, frame),
+        *(runner, greeting, reward, submit),
+    )
 }
 _LINEAR = frozenset({"extract", "text", "value", "outcome"})
 

@@ -82,15 +82,18 @@ class GvisorIsolation:
         self._init_folder = os.path.dirname(settings.init_library)
 
     def enter(self) -> None:
-        """Remove mounts and devices that the sentry or the pod provides and candidates must not have, and the folder of
-        the harness, which is already loaded. /dev/shm would outlive a test, so it becomes a link to the test's /tmp.
+        """Remove mounts and devices that the sentry or the pod provides and candidates must not have, and hide the
+        folders of the harness, which is already loaded. /dev/shm would outlive a test, so it becomes a link to the
+        test's /tmp.
 
         The slot has its own mount namespace, because other slots may run here before and after it. They share /dev.
         """
         kernel.unshare(kernel.CLONE_NEWNS)
-        for place in (*_NOT_FOR_CANDIDATES, os.path.dirname(os.path.abspath(__file__)), self._init_folder):
+        for place in _NOT_FOR_CANDIDATES:
             with contextlib.suppress(OSError):
                 kernel.unmount(place)
+        for place in (os.path.dirname(os.path.abspath(__file__)), self._init_folder):
+            _hide(place)
         if not os.path.islink("/dev/shm"):
             with contextlib.suppress(OSError):
                 kernel.unmount("/dev/shm")
@@ -110,6 +113,12 @@ def isolation_of(settings: SlotSettings) -> Isolation:
             return GvisorIsolation(settings)
         case other:
             raise ValueError(f"unknown kernel {other!r}")
+
+
+def _hide(folder: str) -> None:
+    """Show an empty folder in its place. Without its mount, gVisor's root would show the same files once more."""
+    with contextlib.suppress(OSError):
+        kernel.mount("none", folder, "tmpfs", kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV)
 
 
 def _write(path: str, text: str) -> None:

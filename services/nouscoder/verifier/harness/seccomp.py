@@ -21,6 +21,7 @@ _NAMESPACE_FLAGS = 0x7E020080  # every CLONE_NEW* flag
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6. A namespace does not isolate others, such as vsock
 _PROTOCOLS = (0, 6, 17)  # the family's default, TCP and UDP; not MPTCP and UDP-Lite, which no program needs
+_PRIO_PROCESS = 0
 _SHARED_FILE_COMMANDS = (1024, 1026)  # F_SETLEASE and F_NOTIFY, which act on what others do with a file
 
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant
@@ -68,6 +69,7 @@ def build_filter(*, notifies: bool = False) -> bytes:
         (("socket", "socketpair"), _sockets(notifies)),
         (("fcntl",), _fcntl()),
         (("unshare",), _unshare()),
+        (("setpriority",), _priority()),
         (("prlimit64", "sched_setaffinity", "sched_setparam", "sched_setscheduler"), _not_of_init()),
     ]
     plain = set(table.values()) - {table[name] for names, _ in checked for name in names}
@@ -113,6 +115,12 @@ def _fcntl() -> list[Instruction]:
 def _unshare() -> list[Instruction]:
     """Only a new network namespace: init makes one before a run that needs it. Candidates have no right to."""
     return [(_LD_ABS, 0, 0, _ARG0_LOW), *_when((_NEW_NETWORK,), [(_RET, 0, 0, _ALLOW)]), _refuse(errno.EPERM)]
+
+
+def _priority() -> list[Instruction]:
+    """Only of one process, and not of process 1, from which the next run would inherit it. gVisor asks for no right."""
+    of_others = [(_LD_ABS, 0, 0, _ARG0_LOW), (_JEQ, 1, 0, _PRIO_PROCESS), _refuse(errno.EPERM)]
+    return [*of_others, (_LD_ABS, 0, 0, _ARG1_LOW), *_when((1,), [_refuse(errno.EPERM)]), (_RET, 0, 0, _ALLOW)]
 
 
 def _not_of_init() -> list[Instruction]:

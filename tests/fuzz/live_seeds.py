@@ -1,0 +1,133 @@
+"""Valid requests of every kind, and their mutations, for test_fuzz_live.py."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+from nouscoder.v1 import verdict_pb2, verifier_pb2
+
+MAX_BYTES = 1 << 20
+LIMITS = {"wall_time_s": 0.5, "cpu_time_s": 0.5, "memory_bytes": 1 << 27}
+CASES = {"type": "stdin", "cases": [{"input": "1 2\n", "output": "3\n", "args": ["a"]}]}
+GRADE = {"code": "print(sum(map(int, input().split())))", "tests": CASES, "limits": LIMITS, "reveal": "all"}
+CALL = {"type": "call", "entry_point": "f", "cases": [{"args": [[1, 2.5, None]], "kwargs": {}, "expected": {"a": 1}}]}
+JUDGE = {"language": "python", "code": "import sys; sys.exit(0)"}
+WORDS = [
+    b"null",
+    b"[]",
+    b"{}",
+    b"NaN",
+    b"1e999",
+    b"-1",
+    b"\x00",
+    b"\xff",
+    b"\xed\xa0\x80",
+    b'"\\ud800"',
+    b"[" * 999,
+    b"9" * 400,
+]
+WORDS += [
+    b'"type": "math"',
+    b'"profile": "lcb"',
+    b'"digest": "sha256:0"',
+    b'"problem_id": "p"',
+    b'"language": "c"',
+    b"\r\n",
+]
+
+
+def bodies() -> dict[str, list[bytes]]:
+    """Valid bodies by path."""
+    made: dict[str, list[Any]] = {
+        "/v1/grade": [
+            GRADE,
+            {**GRADE, "code": "def f(x): return {'a': 1}", "tests": CALL},
+            {**GRADE, "tests": {**CASES, "type": "checker", "checker": JUDGE}},
+            {**GRADE, "tests": {**CASES, "type": "interactive", "interactor": JUDGE}},
+            {**GRADE, "tests": {"type": "assert", "cases": ["assert f(1) == 2"], "setup": "x = 1"}},
+            {**GRADE, "tests": {"inputs": ["1"], "outputs": ["1"], "fn_name": None}},
+            {
+                **GRADE,
+                "profile": "lcb",
+                "files": {"a.py": "x = 1"},
+                "comparator": {"kind": "tokens", "float_tolerance": 0.1},
+            },
+            {"completion": "```python\nprint(3)\n```", "tests": CASES, "limits": LIMITS, "prelude": "lcb"},
+        ],
+        "/run_code": [
+            {"code": "print(1)", "language": "python", "run_timeout": 1, "stdin": "x", "files": {"a": "eA=="}}
+        ],
+        "/get_reward": [{"query": ["p```python\nprint(3)\n```"], "prompts": ["p"], "labels": [{"tests": CASES}]}],
+        "/submit": [
+            {
+                "dataset": "d",
+                "id": 1,
+                "completion": "```python\nprint(3)\n```",
+                "config": {
+                    "language": "python",
+                    "run_timeout": 1,
+                    "provided_data": {"test": [{"input": {"stdin": "1 2"}, "output": {"stdout": "3"}}]},
+                },
+            }
+        ],
+        "/v1/tests": [CASES, CALL],
+    }
+    found = {path: [json.dumps(one).encode() for one in some] for path, some in made.items()}
+    lines = b"\n".join(found["/v1/grade"])
+    found |= {"/v1/grade/stream": found["/v1/grade"], "/v1/grade/batch": [lines], "/v1/jobs": [lines]}
+    return found
+
+
+BODIES = bodies()
+QUERIES = (
+    "",
+    "?priority=5",
+    "?priority=x",
+    "?webhook=http://169.254.169.254/",
+    "?tests=true",
+    "?offset=-1",
+    "?wait_s=1e9",
+    "?a=%00",
+)
+
+
+def mutated(data: bytes, draw: random.Random) -> bytes:
+    """`data` after a few random changes; sometimes as it is."""
+    made = bytearray(data)
+    for _ in range(draw.choice((0, 1, 1, 2, 4, 16))):
+        at = draw.randrange(len(made) + 1)
+        match draw.randrange(6):
+            case 0:
+                made[at : at + draw.randrange(1, 9)] = b""
+            case 1:
+                made[at:at] = draw.choice(WORDS)
+            case 2:
+                made[at : at + 1] = bytes([draw.randrange(256)])
+            case 3:
+                end = min(len(made), at + draw.randrange(1, 200))
+                made[at:at] = made[at:end] * draw.choice((1, 1, 3, 50))
+            case 4:
+                made[at : at + draw.randrange(1, 5)] = draw.choice(WORDS)
+            case _:
+                made = made[:at] if draw.random() < 0.2 else made
+    return bytes(made[:MAX_BYTES])
+
+
+def _messages() -> list[bytes]:
+    tests = verdict_pb2.Tests(stdin=verdict_pb2.StdinTests(cases=[verdict_pb2.StdinCase(input="1", output="1")]))
+    call = verdict_pb2.Tests(
+        call=verdict_pb2.CallTests(
+            entry_point="f", cases=[verdict_pb2.CallCase(args_json="[1]", kwargs_json="{}", expected_json="1")]
+        )
+    )
+    limits = verdict_pb2.Limits(wall_time_s=0.5, cpu_time_s=0.5, memory_bytes=1 << 27)
+    made = [verdict_pb2.Submission(code="print(input())", tests=one, limits=limits) for one in (tests, call)]
+    return [verifier_pb2.GradeRequest(submission=one).SerializeToString() for one in made] + [b""]
+
+
+MESSAGES = _messages()
+CELLS = [
+    verifier_pb2.InterpretRequest(code=code).SerializeToString() for code in ("1 + 1", "import os; os._exit(0)", "")
+]
