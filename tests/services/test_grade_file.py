@@ -21,7 +21,7 @@ from nouscoder.config import Config, load_config
 from nouscoder.data.json_records import UnreadableFile
 from nouscoder.data.problems import save_problems
 from nouscoder.domain.problem import Problem
-from nouscoder.domain.submission import StdinCase, StdinTests
+from nouscoder.domain.submission import CallCase, CallTests, StdinCase, StdinTests
 from nouscoder.grade_files.grade_file import NothingToGrade, Request
 from nouscoder.grade_files.grade_file import grade_file as grade
 from nouscoder.grade_files.output import OutputFault
@@ -158,6 +158,38 @@ def test_sample_files_of_the_public_tools_are_read_as_they_are(tmp_path: Path, c
     assert summary.by_problem == {"p0": [3, 3], "p1": [3, 0]}
     assert summary.pass_at_k == {1: 0.5, 2: 0.5}
     assert {one["task_id"] for one in lines_of(out)} == {"p0", "p1"}
+
+
+BODY = "    return 2 * x\n"
+
+
+@pytest.mark.parametrize(
+    ("completion", "verdict"),
+    [
+        (BODY, "accepted"),
+        ("\n" + BODY + "\n\nprint('more')\n", "accepted"),
+        ("    return x\n", "wrong_answer"),
+        ("    retrun x\n", "compile_error"),
+        (f"```python\ndef double(x):\n{BODY}```", "accepted"),
+        (f"  So:\n```python\ndef double(x):\n{BODY}```", "accepted"),
+        ("return 2 * x", "no_code"),
+        ("It is two times x.", "no_code"),
+    ],
+)
+def test_a_completion_may_be_the_body_of_the_function_in_the_prompt(
+    tmp_path: Path, completion: str, verdict: str
+) -> None:
+    """HumanEval's sample files have bodies. An answer in words is no program, whatever the prompt is."""
+    prompt = 'def double(x: int) -> int:\n    """Return two times x."""\n'
+    tests = CallTests("double", (CallCase((3,), {}, 6),))
+    save_problems(
+        tmp_path / "problems.jsonl", [Problem("HumanEval/0", prompt, tests), Problem("words", "Do it.", tests)]
+    )
+    lines = [{"task_id": name, "completion": completion} for name in ("HumanEval/0", "words")]
+    file = write(tmp_path / "samples.jsonl", "\n".join(map(json.dumps, lines)))
+    grade(Request(file, tmp_path / "out.jsonl", tmp_path / "problems.jsonl"), load_config(None, []))
+    found = [one["verdict"] for one in lines_of(tmp_path / "out.jsonl")]
+    assert found == [verdict, verdict if "```" in completion else "no_code"]
 
 
 def test_a_sample_of_no_known_problem_or_without_text_is_a_bad_line(tmp_path: Path, config: Config) -> None:

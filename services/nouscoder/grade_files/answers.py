@@ -16,6 +16,7 @@ from nouscoder.config import Config
 from nouscoder.data.problem_index import IndexedProblem, NotInIndex, ProblemIndex
 from nouscoder.domain.submission import Profile, Submission, Tests
 from nouscoder.errors import Unusable
+from nouscoder.grade_files.continuation import continued_program
 from nouscoder.grade_files.entries import Entry
 from nouscoder.store.tests import TestStore
 from nouscoder.verifier.api.schema import answer_record, parse_submission, request_of
@@ -86,6 +87,7 @@ def _problem_of(entry: Entry, problems: ProblemIndex) -> IndexedProblem:
 def _submission(entry: Entry, problem: IndexedProblem, tests: Tests) -> Submission:
     """The sample as a submission. A completion is graded as the loop grades it; `code` is a whole program.
 
+    A completion that continues the prompt, as those of HumanEval do, is a whole program with it.
     `profile` replaces that of the problem; with `all_tests` every test is run, also after a failure.
     """
     request = entry.request or {}
@@ -93,7 +95,8 @@ def _submission(entry: Entry, problem: IndexedProblem, tests: Tests) -> Submissi
     profile = Profile(request.get("profile", made.profile))
     stops = made.stop_on_first_failure and not request.get("all_tests", False)
     made = replace(made, reveal=True, profile=profile, stop_on_first_failure=stops)
-    return replace(made, code=request["code"], completion=None) if "code" in request else made
+    code = request.get("code", continued_program(problem.prompt, request.get("completion", "")))
+    return made if code is None else replace(made, code=code, completion=None)
 
 
 def _request(entry: Entry, problem: IndexedProblem, store: TestStore) -> dict[str, Any]:
