@@ -206,6 +206,9 @@ async def test_a_program_runs_once_with_its_input(client: Either) -> None:
     answer = await client.run_code("print(input())", stdin="hello", run_timeout_s=5, files={"a": b"\x00"})
     assert (answer["status"], answer["run_result"]["stdout"]) == ("Success", "hello")
     with pytest.raises(BadRequest) as refused:
+        await client.run_code("1", fetch=["../a"])
+    assert refused.value.field == "fetch_files"
+    with pytest.raises(BadRequest) as refused:
         await client.run_code("1", language="cobol")
     assert refused.value.field == "language"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import IO, Any, Self, Unpack, cast
 
@@ -110,11 +110,12 @@ class AsyncClient:
         run_timeout_s: float = 10.0,
         memory_limit_mb: int | None = None,
         files: Mapping[str, bytes] | None = None,
+        fetch: Sequence[str] = (),
         request_id: str | None = None,
         deadline_s: float | None = None,
     ) -> RunAnswer:
         """See `Client.run_code`."""
-        record = run_code_record(code, language, stdin, run_timeout_s, memory_limit_mb, files)
+        record = run_code_record(code, language, stdin, run_timeout_s, memory_limit_mb, files, fetch)
         attempts = Attempts(self._patience, request_id, deadline_s)
         return cast("RunAnswer", await self._request("POST", RUN_CODE_PATH, record, attempts))
 

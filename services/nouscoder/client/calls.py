@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 GRADE_PATH = "/v1/grade"
@@ -21,6 +21,7 @@ def run_code_record(
     run_timeout_s: float,
     memory_limit_mb: int | None,
     files: Mapping[str, bytes] | None,
+    fetch: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The body of POST /run_code, with SandboxFusion's names. `memory_limit_mb` None is the service's default."""
     return {
@@ -30,4 +31,5 @@ def run_code_record(
         "run_timeout": run_timeout_s,
         "memory_limit_MB": -1 if memory_limit_mb is None else memory_limit_mb,
         "files": {name: base64.b64encode(content).decode() for name, content in (files or {}).items()},
+        "fetch_files": list(fetch),
     }

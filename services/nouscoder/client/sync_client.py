@@ -12,7 +12,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
@@ -113,11 +113,14 @@ class Client:
         run_timeout_s: float = 10.0,
         memory_limit_mb: int | None = None,
         files: Mapping[str, bytes] | None = None,
+        fetch: Sequence[str] = (),
         request_id: str | None = None,
         deadline_s: float | None = None,
     ) -> RunAnswer:
-        """Run a program once without tests. `files` are beside it, by name."""
-        record = run_code_record(code, language, stdin, run_timeout_s, memory_limit_mb, files)
+        """Run a program once without tests. `files` are beside it, by name. The answer's `files` are those of `fetch`
+        that it has written, in base64.
+        """
+        record = run_code_record(code, language, stdin, run_timeout_s, memory_limit_mb, files, fetch)
         attempts = Attempts(self._patience, request_id, deadline_s)
         return cast("RunAnswer", self._request("POST", RUN_CODE_PATH, record, attempts))
 
