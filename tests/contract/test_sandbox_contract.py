@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.modal_server import modal_server
+from tests.runsc_runners import runsc_pool
 
 from nouscoder.domain.submission import Limits
 from nouscoder.verifier.sandbox import (
@@ -61,6 +62,7 @@ MODAL = ModalConfig(image="example.org/nouscoder-sandbox:1", runtime="vm")
         "runsc",
         "fake",
         pytest.param("modal", marks=pytest.mark.heavy),  # an agent for each test
+        pytest.param("runners-in-runsc", marks=pytest.mark.soak),  # the runners of a pool, without a cluster
         pytest.param("gvisor", marks=pytest.mark.cluster),
     ]
 )
@@ -83,6 +85,13 @@ async def sandbox(
 
 async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     made: Sandbox
+    if request.param == "runners-in-runsc":
+        try:
+            async with runsc_pool() as found:
+                yield found
+        except SandboxUnavailable as error:
+            pytest.skip(str(error))
+        return
     pool = request.getfixturevalue("runner_pool") if request.param == "gvisor" else PoolConfig()
     if request.param == "fake":
         made = FakeSandbox(TABLE, num_slots=1)

@@ -87,8 +87,7 @@ class Agent:
                     request, nonces = self._receive_request(connection)
                     about = _about(request) | {"kernel": self._kernel_facts}
                     role = self._reserve(request)
-                    # Conversations by pipes were not tried in gVisor yet: there the gateway relays them.
-                    about["peer"] = self._kernel == "linux" and role != greeting.CHECKER
+                    about["peer"] = role != greeting.CHECKER
                     self._answer(connection, nonces, {"status": greeting.OK if role else greeting.BUSY, **about})
                 finally:
                     with self._lock:
