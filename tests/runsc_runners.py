@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -26,6 +27,8 @@ from nouscoder.verifier.sandbox.pool import Found
 from nouscoder.verifier.sandbox.runner_launch import RunnerAccess
 from nouscoder.verifier.sandbox.runsc import RunscLaunch, find_runsc
 
+log = logging.getLogger(__name__)
+
 KEY_TEXT = "the key of a pool of tests, which is no secret"
 _HOME = "/opt/nouscoder"
 _FLAGS = ("--platform=systrap", "--network=host", "--ignore-cgroups", "--overlay2=none", "--host-uds=none")
@@ -36,6 +39,11 @@ class _Running:
     process: asyncio.subprocess.Process
     folder: Path
     port: int
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """None until it listens."""
+        return ("127.0.0.1", self.port) if "listening" in (self.folder / "log").read_text() else None
 
 
 class RunscRunners:
@@ -55,7 +63,7 @@ class RunscRunners:
 
     async def list(self) -> Sequence[Found]:
         """See `Source`."""
-        return [Found(name, ("127.0.0.1", one.port)) for name, one in self._running.items()]
+        return [Found(name, one.address) for name, one in self._running.items()]
 
     async def create(self) -> str | None:
         """See `Source`."""
@@ -64,8 +72,8 @@ class RunscRunners:
         (folder / "config.json").write_text(json.dumps(self._bundle(folder / "root", port)))
         command = self._command(folder, "run", "--bundle", str(folder), "runner")
         null = asyncio.subprocess.DEVNULL
-        with (folder / "log").open("wb") as log:
-            process = await asyncio.create_subprocess_exec(*command, stdin=null, stdout=log, stderr=log)
+        with (folder / "log").open("wb") as output:
+            process = await asyncio.create_subprocess_exec(*command, stdin=null, stdout=output, stderr=output)
         self._running[folder.name] = _Running(process, folder, port)
         return folder.name
 
@@ -74,6 +82,7 @@ class RunscRunners:
         one = self._running.pop(runner.name, None)
         if one is None:
             return
+        log.info("the log of runner %s: %s", runner.name, (one.folder / "log").read_text())
         null = asyncio.subprocess.DEVNULL
         command = self._command(one.folder, "delete", "--force", "runner")
         deleting = await asyncio.create_subprocess_exec(*command, stdin=null, stdout=null, stderr=null)
@@ -91,10 +100,6 @@ class RunscRunners:
         """See `Source`."""
         for name in list(self._running):
             await self.remove(Found(name, None))
-
-    def log(self) -> str:
-        """What the agents have printed."""
-        return "\n".join((one.folder / "log").read_text() for one in self._running.values())
 
     def _command(self, folder: Path, *arguments: str) -> list[str]:
         return [str(self._runsc), f"--root={folder}/state", *_FLAGS, *arguments]
@@ -135,7 +140,7 @@ async def runsc_pool(
     """A started backend `gvisor` with such runners. Raises SandboxUnavailable."""
     if os.geteuid() != 0:
         raise SandboxUnavailable("runsc needs root to use the host's network")
-    config = SandboxConfig(backend="gvisor", slots=slots, pool=PoolConfig(spares=spares, start_s=60))
+    config = SandboxConfig(backend="gvisor", slots=slots, pool=PoolConfig(spares=spares, start_s=120))
     source = RunscRunners(config, capabilities)
     sandbox = GvisorSandbox(config, source, RunnerAccess(greeting.read_key(KEY_TEXT)))
     try:

@@ -40,6 +40,8 @@ def in_child(work):
 def change():
     values[:] = [7] * 1000
     return sum(values)
+"""
+ALONE = """
 def change_below():
     return in_child(change), sum(values)
 print(in_child(change), sum(values), flush=True)
@@ -54,24 +56,33 @@ values = [1]
 garbage = [bytes(100) for _ in range(10000)]
 os.write(back, b"x")
 os.waitpid(pid, 0)
-results = []
-threads = [threading.Thread(target=lambda: results.append(in_child(change))) for _ in range(3)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-print(results, values)
 import multiprocessing, subprocess
 with multiprocessing.get_context("fork").Pool(2) as pool:
     print(pool.map(abs, [-1, -2, -3]))
 print(subprocess.run(["echo", "run"], stdout=subprocess.PIPE, preexec_fn=change).stdout, sum(values))
 """
-FORKED = """\
+ALONE_GIVES = """\
 7000 499500
 ('7000', 499500) 499500
 499500
-['7000', '7000', '7000'] [1]
 [1, 2, 3]
 b'run\\n' 1
 """
+WITH_THREADS = """
+results, running = [], True
+def grow():
+    while running: values.append(values.pop())
+grower = threading.Thread(target=grow)
+grower.start()
+threads = [threading.Thread(target=lambda: results.append(in_child(change))) for _ in range(3)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+running = False
+grower.join()
+print(results, sum(values), in_child(change), sum(values))
+"""
+WITH_THREADS_GIVES = "['7000', '7000', '7000'] 499500 7000 499500\n"
+
 LEAVES_A_MARK = """
 import ctypes
 mark = bytes.fromhex("6e6f7573")[::-1] + b"-left-behind"
@@ -113,9 +124,14 @@ async def outputs(sandbox: RunscSandbox, code: str, limits: Limits = LIMITS, num
         return [await session.run(b"") for _ in range(num_runs)]
 
 
-async def test_forks_of_a_program_do_not_share_its_memory(sandbox: RunscSandbox) -> None:
-    for result in await outputs(sandbox, FORKS):
-        assert (result.stdout.decode(), result.stderr) == (FORKED, b"")
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [(ALONE, ALONE_GIVES), (WITH_THREADS, WITH_THREADS_GIVES)],
+    ids=["one thread", "several threads"],
+)
+async def test_forks_of_a_program_do_not_share_its_memory(sandbox: RunscSandbox, code: str, expected: str) -> None:
+    for result in await outputs(sandbox, FORKS + code):
+        assert (result.stdout.decode(), result.stderr) == (expected, b"")
 
 
 async def test_no_memory_of_a_run_is_in_the_next_one(sandbox: RunscSandbox) -> None:

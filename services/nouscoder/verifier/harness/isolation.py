@@ -88,6 +88,8 @@ class GvisorIsolation:
 
         The slot has its own mount namespace, because other slots may run here before and after it. They share /dev.
         """
+        if not kernel.has_capability(kernel.CAP_SYS_ADMIN):
+            _enter_user_namespace()
         kernel.unshare(kernel.CLONE_NEWNS)
         for place in _NOT_FOR_CANDIDATES:
             with contextlib.suppress(OSError):
@@ -102,6 +104,30 @@ class GvisorIsolation:
         for name in ("ptmx", "tty", "fuse", "net/tun", "termination-log"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"/dev/{name}")
+
+
+def _enter_user_namespace() -> None:
+    """Move to a user namespace with the same two users, in which this process has every capability. A child writes the
+    maps, because only a process outside may map more than one user. Raises OSError.
+    """
+    moved, go = os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with contextlib.suppress(OSError):
+            os.close(go)
+            if os.read(moved, 1):
+                for name in ("uid_map", "gid_map"):
+                    _write(f"/proc/{parent}/{name}", "0 0 1\n1000 1000 1")
+                status = 0
+        os._exit(status)
+    os.close(moved)
+    kernel.unshare(kernel.CLONE_NEWUSER)
+    os.write(go, b"1")
+    os.close(go)
+    if os.waitpid(child, 0)[1]:
+        raise OSError("the users of the slot's user namespace cannot be mapped")
 
 
 def isolation_of(settings: SlotSettings) -> Isolation:

@@ -16,6 +16,7 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
+CAP_SYS_ADMIN = 21
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
@@ -49,6 +50,13 @@ def _check(returned: int, what: str) -> int:
 def unshare(namespaces: int) -> None:
     """Move this process to new namespaces of these kinds."""
     _check(_libc.unshare(namespaces), "unshare")
+
+
+def has_capability(number: int) -> bool:
+    """Whether this process has the capability (CAP_*) in effect."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        effective = next(line.split()[1] for line in status if line.startswith("CapEff:"))
+    return bool(int(effective, 16) >> number & 1)
 
 
 def bring_loopback_up() -> None:

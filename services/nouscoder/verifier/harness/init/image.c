@@ -14,6 +14,7 @@
 #include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/single_threaded.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -44,6 +45,21 @@ int own_image(struct session *s) {
     return 0;
 }
 
+/* Put the copy in the place of the file's pages. */
+static void take_copy(void) {
+    char *at = copy;
+    for (uint32_t i = 0; i < nouscoder_image->num_parts; i++) {
+        const struct iovec *part = &nouscoder_image->parts[i];
+        if (mremap(at, part->iov_len, part->iov_len, MREMAP_MAYMOVE | MREMAP_FIXED, part->iov_base) != part->iov_base)
+            _exit(1);
+        at += part->iov_len;
+    }
+    copy = NULL;
+    nouscoder_image = NULL;
+}
+
+/* A process with one thread takes the copy itself, so that its next forks cost nothing more. With several, another one
+ * could write to memory that has just been copied, so the child takes it. */
 static void before_fork(void) {
     if (!nouscoder_image) return;
     uint64_t num_bytes = all_bytes(nouscoder_image);
@@ -52,6 +68,7 @@ static void before_fork(void) {
     char *at = copy = made;
     for (uint32_t i = 0; i < nouscoder_image->num_parts; i++)
         at = mempcpy(at, nouscoder_image->parts[i].iov_base, nouscoder_image->parts[i].iov_len);
+    if (__libc_single_threaded) take_copy();
 }
 
 static void in_parent(void) {
@@ -62,15 +79,7 @@ static void in_parent(void) {
 static void in_child(void) {
     if (!nouscoder_image) return;
     if (!copy) _exit(1);
-    char *at = copy;
-    for (uint32_t i = 0; i < nouscoder_image->num_parts; i++) {
-        const struct iovec *part = &nouscoder_image->parts[i];
-        if (mremap(at, part->iov_len, part->iov_len, MREMAP_MAYMOVE | MREMAP_FIXED, part->iov_base) != part->iov_base)
-            _exit(1);
-        at += part->iov_len;
-    }
-    copy = NULL;
-    nouscoder_image = NULL;
+    take_copy();
 }
 
 void copy_at_forks(struct session *s) {
