@@ -24,6 +24,7 @@ from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.init_build import init_library_path
 from nouscoder.verifier.sandbox.launch import HARNESS
 from nouscoder.verifier.sandbox.pool import Found
+from nouscoder.verifier.sandbox.pool_keys import PoolKeys
 from nouscoder.verifier.sandbox.runner_launch import RunnerAccess
 from nouscoder.verifier.sandbox.runsc import RunscLaunch, find_runsc
 
@@ -49,7 +50,7 @@ class _Running:
 class RunscRunners:
     """See `Source`. `capabilities` are those of the agent, as in the runner pods of the chart."""
 
-    def __init__(self, config: SandboxConfig, capabilities: Sequence[str]) -> None:
+    def __init__(self, config: SandboxConfig, capabilities: tuple[str, ...]) -> None:
         runsc = find_runsc(config.runsc)
         if runsc is None:
             raise SandboxUnavailable("runsc is not installed")
@@ -101,7 +102,7 @@ class RunscRunners:
         for name in list(self._running):
             await self.remove(Found(name, None))
 
-    def _command(self, folder: Path, *arguments: str) -> list[str]:
+    def _command(self, folder: Path, *arguments: str) -> Sequence[str]:
         return [str(self._runsc), f"--root={folder}/state", *_FLAGS, *arguments]
 
     def _bundle(self, root: Path, port: int) -> dict[str, object]:
@@ -130,19 +131,21 @@ class RunscRunners:
         return bundle
 
 
+# Those of Pod Security's "baseline" that the harness needs where it has no SYS_ADMIN.
+BASELINE_CAPABILITIES = ("SETUID", "SETGID", "SETPCAP", "SETFCAP", "KILL", "CHOWN", "DAC_OVERRIDE", "FOWNER")
 CHART_CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "KILL", "CHOWN", "DAC_OVERRIDE", "FOWNER")
 
 
 @asynccontextmanager
 async def runsc_pool(
-    capabilities: Sequence[str] = CHART_CAPABILITIES, slots: int = 1, spares: int = 0
+    capabilities: tuple[str, ...] = CHART_CAPABILITIES, slots: int = 1, start_s: float = 120
 ) -> AsyncIterator[GvisorSandbox]:
     """A started backend `gvisor` with such runners. Raises SandboxUnavailable."""
     if os.geteuid() != 0:
         raise SandboxUnavailable("runsc needs root to use the host's network")
-    config = SandboxConfig(backend="gvisor", slots=slots, pool=PoolConfig(spares=spares, start_s=120))
+    config = SandboxConfig(backend="gvisor", slots=slots, pool=PoolConfig(spares=0, start_s=start_s))
     source = RunscRunners(config, capabilities)
-    sandbox = GvisorSandbox(config, source, RunnerAccess(greeting.read_key(KEY_TEXT)))
+    sandbox = GvisorSandbox(config, source, RunnerAccess(PoolKeys(greeting.read_key(KEY_TEXT))))
     try:
         await sandbox.start()
         yield sandbox

@@ -87,6 +87,7 @@ class GvisorIsolation:
         test's /tmp.
 
         The slot has its own mount namespace, because other slots may run here before and after it. They share /dev.
+        Without SYS_ADMIN it gets that right in a user namespace of its own.
         """
         if not kernel.has_capability(kernel.CAP_SYS_ADMIN):
             _enter_user_namespace()
@@ -127,7 +128,7 @@ def _enter_user_namespace() -> None:
     os.write(go, b"1")
     os.close(go)
     if os.waitpid(child, 0)[1]:
-        raise OSError("the users of the slot's user namespace cannot be mapped")
+        raise OSError("the users of a user namespace cannot be mapped: add SYS_ADMIN, or SETUID, SETGID and SETFCAP")
 
 
 def isolation_of(settings: SlotSettings) -> Isolation:
