@@ -34,6 +34,10 @@ def bench_verifier(
         list[str] | None,
         typer.Option(metavar="KIND URL", help="a running judge to compare with: go-judge or sandboxfusion; repeatable"),
     ] = None,
+    simulate_slots: Annotated[
+        str,
+        typer.Option(help="only this: the capacity of the gateway with so many slots that sleep, such as 1,2,4,8,16"),
+    ] = "",
     as_json: JsonOption = False,
     overrides: SetOption = None,
 ) -> None:
@@ -42,7 +46,13 @@ def bench_verifier(
 
     import uvloop
 
-    from nouscoder.bench import peers, verifier
+    from nouscoder.bench import gateway, peers, verifier
+
+    if simulate_slots:
+        numbers = gateway.slot_numbers(simulate_slots)
+        load = uvloop.run(gateway.bench_gateway(numbers, tuple(overrides or ()), seconds=4 * scale))
+        typer.echo(json.dumps(gateway.as_record(load), indent=1) if as_json else gateway.as_text(load))
+        return
 
     compared = [peers.peer_of(each) for each in peer or ()]
     result = uvloop.run(verifier.bench_verifier(tuple(overrides or ()), scale, peers=compared))
