@@ -206,8 +206,7 @@ from nouscoder.verifier import service
 from nouscoder.verifier.observe.tracing import open_tracing
 async def main():
     async with contextlib.AsyncExitStack() as stack:
-        with open_tracing("", stack).request("a request", {}) as span:
-            assert not span.is_recording()
+        assert open_tracing("", stack) is None
 asyncio.run(main())
 heavy = ("opentelemetry.sdk", "opentelemetry.exporter", "opentelemetry.proto", "requests",
          "nouscoder.verifier.observe.exporter")

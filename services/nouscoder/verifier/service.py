@@ -51,8 +51,8 @@ from nouscoder.verifier.grading.verdict_cache import CachedGrader
 from nouscoder.verifier.jobs.service import open_jobs
 from nouscoder.verifier.observe.audit import AuditedGrader, AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
-from nouscoder.verifier.observe.tracing import TracedGrader, TracedSandbox, open_tracing
-from nouscoder.verifier.observe.tracing_fronts import TraceCalls, TraceRequests
+from nouscoder.verifier.observe.tracing import open_tracing, traced_grader, traced_sandbox
+from nouscoder.verifier.observe.tracing_fronts import trace_fronts
 from nouscoder.verifier.sandbox import Sandbox, open_backends
 from nouscoder.verifier.settings import cache_folder, grading_policy, not_served, sandbox_config, tool_policy
 from nouscoder.verifier.toolchains.languages import installed
@@ -200,10 +200,10 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         metrics.watch_backends(lambda: sandbox.uses)
         await sandbox.start()
         tracing = open_tracing(section.tracing_endpoint, stack)
-        core, quotas, audit = Grader(TracedSandbox(sandbox, tracing), metrics, grading_policy(section)), Quotas(), None
+        core, quotas, audit = Grader(traced_sandbox(sandbox, tracing), metrics, grading_policy(section)), Quotas(), None
         core.follow(sandbox)
         backends, share = [one.sandbox for one in sandbox.backends], section.sandbox.second_runner_share
-        traced = with_second_runner(TracedGrader(core, tracing), backends, share, metrics.repeated)
+        traced = with_second_runner(traced_grader(core, tracing), backends, share, metrics.repeated)
         cached = CachedGrader(traced, metrics, section.cache_entries) if section.cache_entries else traced
         grader: Grading = QuotaGrader(cached, quotas)
         cache = TestsCache(cache_folder(section.tests), section.tests.cache_bytes)
@@ -228,11 +228,11 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         jobs = await stack.enter_async_context(open_jobs(section.jobs, grader, budget, section.max_body_bytes))
         parts = (api_keys, runner, client_tests, budget, section.hosts, capabilities, jobs)
         app = make_app(grader, registry, drain_state, section.max_body_bytes, *parts)
-        app.add_middleware(TraceRequests, tracing=tracing)
+        interceptors = trace_fronts(app, tracing)
         await _start_http(section, app, drain_state, stack)
         stack.push_async_callback(_let_finish, grader, section.drain_s)
         served = _served(section, Servicer(grader, _isolation(sandbox), budget, tools), registry, api_keys)
-        await start_grpc(replace(served, interceptors=[TraceCalls(tracing), *served.interceptors]), stack)
+        await start_grpc(replace(served, interceptors=[*interceptors, *served.interceptors]), stack)
         stack.callback(drain_state.start)
         log.info("serving", extra={"not_served": not_served(section, with_broker)})
         work = [client_tests.keep_sweeping(), *([] if jobs is None else [jobs.run()])]

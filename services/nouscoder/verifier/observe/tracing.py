@@ -1,4 +1,4 @@
-"""Traces of grading. Without `verifier.tracing_endpoint` the tracer is OpenTelemetry's no-op.
+"""Traces of grading. Without `verifier.tracing_endpoint` nothing is traced: spans that go nowhere cost time too.
 
     POST /v1/grade (or the gRPC method)     a child of the caller's span, which W3C traceparent names
       grade                                 the submission and its verdict; absent for an answer from the cache
@@ -86,13 +86,13 @@ class Tracing:
             span.end()
 
 
-def open_tracing(endpoint: str, stack: AsyncExitStack) -> Tracing:
-    """Trace to `endpoint`, or to nowhere when it is "". Raises TracingUnusable and ConfigError.
+def open_tracing(endpoint: str, stack: AsyncExitStack) -> Tracing | None:
+    """Trace to `endpoint`; None when it is "". Raises TracingUnusable and ConfigError.
 
     Closing `stack` sends the remaining spans.
     """
     if not endpoint:
-        return Tracing(trace.NoOpTracer())
+        return None
     try:
         from nouscoder.verifier.observe.exporter import SpanExport
     except ImportError as error:
@@ -102,6 +102,16 @@ def open_tracing(endpoint: str, stack: AsyncExitStack) -> Tracing:
     export = SpanExport(endpoint)
     stack.push_async_callback(asyncio.to_thread, export.close)
     return Tracing(export.tracer)
+
+
+def traced_grader(grader: Grading, tracing: Tracing | None) -> Grading:
+    """The same grader, traced unless tracing is off."""
+    return grader if tracing is None else TracedGrader(grader, tracing)
+
+
+def traced_sandbox(sandbox: Sandbox, tracing: Tracing | None) -> Sandbox:
+    """The same sandbox, traced unless tracing is off."""
+    return sandbox if tracing is None else TracedSandbox(sandbox, tracing)
 
 
 class TracedGrader(GraderDecorator):

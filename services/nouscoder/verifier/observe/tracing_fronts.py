@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, aclosing
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from fastapi import FastAPI
 
 from nouscoder.verifier.access.gatekeeper import App, Message, Receive, Scope, Send
 from nouscoder.verifier.observe.tracing import Tracing
@@ -15,6 +16,14 @@ _PATHS = frozenset({"/v1/grade", "/v1/grade/stream", "/v1/grade/batch", "/run_co
 _SERVICE = "/nouscoder.v1.VerifierService/"
 if TYPE_CHECKING:
     _Handler = grpc.RpcMethodHandler[Any, Any]
+
+
+def trace_fronts(app: FastAPI, tracing: Tracing | None) -> list[grpc.aio.ServerInterceptor]:
+    """Trace the requests to `app`. Returns the interceptors that trace gRPC calls. Does nothing when tracing is off."""
+    if tracing is None:
+        return []
+    app.add_middleware(TraceRequests, tracing=tracing)
+    return [TraceCalls(tracing)]
 
 
 class TraceRequests:

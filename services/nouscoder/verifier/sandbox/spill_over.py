@@ -13,7 +13,6 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from nouscoder.verifier.sandbox.base import (
@@ -172,10 +171,12 @@ class SpillOverSandbox:
     @contextlib.asynccontextmanager
     async def _placed(self, program: Program) -> AsyncIterator[Sandbox]:
         since_s = program.since_s if program.since_s is not None else self._clock()
-        async with AsyncExitStack() as stack:
-            backend = await self._backend_for(since_s)
-            stack.callback(self._leave, backend, self._clock())
+        backend = await self._backend_for(since_s)
+        begun_s = self._clock()
+        try:
             yield backend.sandbox
+        finally:
+            self._leave(backend, begun_s)
 
     async def _backend_for(self, since_s: float) -> Backend:
         if not self._waiting and (index := self._place(since_s)) is not None:
