@@ -353,3 +353,16 @@ async def test_a_gateway_and_a_runner_without_tls_are_refused(agent: tuple[Addre
     async with await asyncio.start_server(plain, "127.0.0.1", 0) as server:
         with pytest.raises(RunnerRefused, match="TLS"):
             await connect(server.sockets[0].getsockname(), KEY, greeting.SLOT, {}, name="it", limit_s=60)
+
+
+async def test_probes_write_nothing_into_the_log(agent: tuple[Address, subprocess.Popen[bytes]]) -> None:
+    """The kubelet connects and closes every 2 s."""
+    address, process = agent
+    for _ in range(20):
+        (await asyncio.open_connection(*address))[1].close()
+    link, _ = await opened(address)
+    await link.close(Ending.DOUBT)
+    link = await connect(address, KEY, greeting.RETIRE, {}, name="it", limit_s=60)
+    assert await asyncio.to_thread(process.wait, 60) == 0
+    assert process.stderr is not None
+    assert process.stderr.read() == b""

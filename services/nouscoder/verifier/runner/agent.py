@@ -97,7 +97,7 @@ class Agent:
                 if role:
                     self._run(connection, role, request)
             except (OSError, greeting.GreetingError) as error:
-                if not isinstance(error, ConnectionError):  # probes close the connection early
+                if not isinstance(error, (ConnectionError, ssl.SSLEOFError)):  # probes close the connection early
                     log(f"a connection was refused: {error!r}")
 
     def _end_when_idle(self) -> None:
