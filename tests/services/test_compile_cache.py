@@ -15,7 +15,9 @@ from nouscoder.verifier.harness import frames
 from nouscoder.verifier.sandbox import SandboxConfig
 from nouscoder.verifier.sandbox.base import CompileFailed, Program
 from nouscoder.verifier.sandbox.compile_cache import CompileCache, key_of
+from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.local import LocalSandbox
+from nouscoder.verifier.sandbox.runsc import RunscSandbox
 from nouscoder.verifier.toolchains.languages import Language, installed
 
 LIMITS = Limits(wall_time_s=120.0, cpu_time_s=60.0, memory_bytes=512 * 1024**2)
@@ -161,6 +163,14 @@ def test_the_newest_entries_stay() -> None:
     cache.put("large", payload({}, b"x" * 18))
     assert cache.get("large") is None
     cache.close()
+
+
+def test_what_a_sandbox_of_gvisor_compiles_is_not_kept() -> None:
+    """A sandbox that was taken over could send a wrong program for an honest source."""
+    compiled = RunscSandbox(SandboxConfig(backend="runsc", runsc="/bin/true", slots=1)).compiled
+    compiled.put("key", payload({}))
+    assert compiled.get("key") is None
+    assert not GvisorSandbox._keeps_compiled
 
 
 def test_a_program_without_a_compiler_has_no_key() -> None:

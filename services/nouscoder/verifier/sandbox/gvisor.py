@@ -46,6 +46,7 @@ class GvisorSandbox(LocalSandbox):
     """The local backend's pool of slots, with runner pods as slots."""
 
     name = "gvisor"
+    _keeps_compiled = False
     outer_layer = "gvisor:pod"
 
     def __init__(self, config: SandboxConfig, source: Source | None = None, access: RunnerAccess | None = None) -> None:

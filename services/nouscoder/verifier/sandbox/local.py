@@ -49,6 +49,7 @@ class LocalSandbox:
     """The pool of slots on this host."""
 
     name = "local"
+    _keeps_compiled = True  # only where a taken-over slot is a taken-over host (compile_cache.py)
 
     def __init__(self, config: SandboxConfig) -> None:
         self.num_slots = (config.slots or len(os.sched_getaffinity(0))) + config.tool_slots
@@ -60,7 +61,7 @@ class LocalSandbox:
         self._free: deque[Slot] = deque()
         self._waiting: deque[asyncio.Future[Slot]] = deque()
         self._open = False
-        self.compiled = CompileCache(config.compile_cache_bytes)
+        self.compiled = CompileCache(config.compile_cache_bytes if self._keeps_compiled else 0)
 
     def _make_slot(self, index: int) -> Slot:
         ends = (*self._peers[index % self.num_slots].ends(), None)  # no program converses with a checker

@@ -66,6 +66,7 @@ class RunscSandbox(LocalSandbox):
     """The local backend's pool of slots, with gVisor sandboxes as slots. Raises SandboxUnavailable."""
 
     name = "runsc"
+    _keeps_compiled = False
 
     def __init__(self, config: SandboxConfig) -> None:
         runsc = find_runsc(config.runsc)
