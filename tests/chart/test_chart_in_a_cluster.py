@@ -220,3 +220,16 @@ def test_the_token_opens_the_verifier(cluster: Cluster, tmp_path: Path) -> None:
     holder = open_api_keys(str(file)).find(made["token"])
     assert holder is not None
     assert holder.client == "nouscoder"
+
+
+def test_the_notes_name_the_first_pod_of_the_learner(cluster: Cluster) -> None:
+    cluster.runtime_classes = ["gvisor"]
+    said = notes(cluster)
+    assert "port-forward pod/nouscoder-learner-0 8090:8090" in said
+    assert "exec nouscoder-learner-0 -c run" in said
+    with helm.Chart.load(CHART) as chart:
+        texts = chart.render({"learner": {"workload": "jobSet"}}, name="nouscoder", namespace="here")
+    said = " ".join(texts["nouscoder/templates/NOTES.txt"].split())
+    assert "port-forward service/nouscoder-learner 8090:8090" in said
+    assert "wait --for=condition=Ready" in said
+    assert "statefulset/" not in said
