@@ -1,7 +1,7 @@
 """ASGI middleware that handles request id, API key and deadline of every HTTP request. It does not buffer streams.
 
-INVARIANT: no request to a path that is not open (`_is_open`) reaches the API without a valid API key, unless no keys
-are configured. Then no request that a browser sends for a foreign site reaches the API (same_site.py).
+INVARIANT: no request to a path that is not open (`is_open_path`) reaches the API without a valid API key, unless no
+keys are configured. Then no request that a browser sends for a foreign site reaches the API (same_site.py).
 Every answer carries the request's id. At its deadline the work of a request is cancelled, which frees its sandbox.
 """
 
@@ -56,7 +56,7 @@ class Gatekeeper:
         if caller is None:
             await answer.fault(401, "a valid API key is required: Authorization: Bearer TOKEN", None, _CHALLENGE)
             return
-        if self._api_keys.is_open and not _is_open(scope["path"]):
+        if self._api_keys.is_open and not is_open_path(scope["path"]):
             foreign = foreign_part(headers.get(b"host"), headers.get(b"origin"), self._hosts)
             if foreign is not None:
                 await answer.fault(403, f"{foreign}: {_FOREIGN}", foreign)
@@ -86,10 +86,11 @@ class Gatekeeper:
         key = None if secret is None else self._api_keys.find(secret)
         if key is not None:
             return Caller(key.client, request_id, key.quota)
-        return Caller(ANONYMOUS, request_id) if _is_open(path) else None
+        return Caller(ANONYMOUS, request_id) if is_open_path(path) else None
 
 
-def _is_open(path: str) -> bool:
+def is_open_path(path: str) -> bool:
+    """Whether everybody may request the path."""
     return path in OPEN or path.startswith(_OPEN_SCRIPT)
 
 

@@ -1,16 +1,25 @@
-"""Completes FastAPI's OpenAPI document with what FastAPI cannot derive: headers, and the bounds of validation."""
+"""The OpenAPI document: FastAPI's, with what FastAPI cannot derive: headers, tokens, bounds of validation, examples."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
 from nouscoder.domain.submission import Limits
-from nouscoder.verifier.access.gatekeeper import MAX_DEADLINE_S
+from nouscoder.verifier.access.gatekeeper import MAX_DEADLINE_S, is_open_path
+from nouscoder.verifier.api.faults import FAULTS
+from nouscoder.verifier.api.get_reward import GetRewardRequest
+from nouscoder.verifier.api.run_code import RunCodeRequest
+from nouscoder.verifier.api.schema import GradeRequest, StoredGradeRequest
+from nouscoder.verifier.api.submit import SubmitRequest
 from nouscoder.verifier.grading.validation import Bounds
 
-_GRADING = ("/v1/grade", "/v1/grade/stream", "/v1/grade/batch", "/get_reward", "/submit", "/run_code")
+_REF = "#/components/schemas/{model}"
 _PARAMETERS = [
     {
         "name": "X-Deadline-S",
@@ -54,12 +63,32 @@ _REWARD = {
     "prompts": ["Print 3."],
     "labels": ['{"inputs": [""], "outputs": ["3"]}'],
 }
+_LINES = [{"id": "first", **_PROGRAM}, {"id": "second", **_CALL}]
+_SUBMIT = {
+    "dataset": "CommonOJDataset",
+    "id": 1,
+    "completion": "```python\nprint(input())\n```",
+    "config": {"language": "python", "provided_data": {"test": [{"input": {"stdin": "3"}, "output": {"stdout": "3"}}]}},
+}
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/grade": {"program": _PROGRAM, "function": _CALL},
     "/v1/grade/stream": {"program": _PROGRAM},
+    "/v1/grade/batch": {"two lines": _LINES},
+    "/v1/jobs": {"two lines": _LINES},
+    "/v1/tests": {"program": _PROGRAM["tests"]},
+    "/submit": {"program": _SUBMIT},
     "/get_reward": {"program": _REWARD},
     "/run_code": {"program": {"language": "python", "code": "print(6 * 7)", "run_timeout": 5}},
 }
+_FAULT: dict[str, Any] = {"content": {"application/json": {"schema": {"$ref": _REF.format(model="Fault")}}}}
+_SECURITY_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "a token of `nouscoder tokens new`"},
+    "basic": {"type": "http", "scheme": "basic", "description": "any name, with the token as the password"},
+}
+_ABOUT = (
+    "Grades programs with tests in sandboxes. Every submission that was graded gets status 200 with its verdict; other "
+    "statuses say why nothing was graded. docs/grading.md and docs/verdicts.md of NousCoder define the fields."
+)
 _REQUEST_ID = {"description": "the request's id", "required": True, "schema": {"type": "string"}}
 _RETRY_AFTER = {"description": "seconds", "required": True, "schema": {"type": "integer", "minimum": 0}}
 
@@ -71,25 +100,55 @@ _NULLABLE = (
 )
 
 
-def complete_openapi(document: dict[str, Any], languages: Sequence[str], bounds: Bounds | None = None) -> None:
-    """Add headers, examples and bounds to `document`, in place."""
+def openapi_document(
+    app: FastAPI, languages: Sequence[str], *, needs_token: bool, bounds: Bounds | None = None
+) -> dict[str, Any]:
+    """The document of the service's REST API. `needs_token`: tokens are configured."""
+    document = get_openapi(title=app.title, version=app.version, description=_ABOUT, routes=app.routes)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for model in (GradeRequest, StoredGradeRequest, GetRewardRequest, SubmitRequest, RunCodeRequest):
+        schema = model.model_json_schema(ref_template=_REF)
+        schemas.update(schema.pop("$defs", {}))
+        schemas[model.__name__] = schema
+    schemas["Tests"] = schemas["GradeRequest"]["properties"]["tests"]
     for path, item in document["paths"].items():
         for operation in item.values():
-            responses = operation["responses"]
-            if path in _GRADING:
-                operation["parameters"] = _PARAMETERS
-            if path == "/metrics":
-                responses["401"] = {"description": "A valid API key is required."}
-            for status, response in responses.items():
-                response.setdefault("headers", {})["X-Request-Id"] = _REQUEST_ID
-                if status in ("429", "503"):
-                    response["headers"]["Retry-After"] = _RETRY_AFTER
+            _complete(operation, is_open=is_open_path(path), needs_token=needs_token)
+    _describe_bodies(document["paths"])
+    _bound(schemas, languages, bounds or Bounds())
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    if needs_token:
+        document["components"]["securitySchemes"] = _SECURITY_SCHEMES
+    copied: dict[str, Any] = json.loads(json.dumps(document))  # no two parts are one object
+    return copied
+
+
+def _complete(operation: dict[str, Any], *, is_open: bool, needs_token: bool) -> None:
+    """Add what the gatekeeper does on every path: headers, deadline, tokens."""
+    operation["parameters"] = [*operation.get("parameters", ()), *_PARAMETERS]
+    responses = operation["responses"]
+    responses.pop("422", None)  # FastAPI's own has another form
+    for status in (422, 504) if is_open else (401, 403, 422, 504):
+        responses.setdefault(str(status), _FAULT | {"description": FAULTS[status]["description"]})
+    if needs_token and not is_open:
+        operation["security"] = [{name: []} for name in _SECURITY_SCHEMES]
+    for status, response in responses.items():
+        response.setdefault("headers", {})["X-Request-Id"] = _REQUEST_ID
+        if status in ("429", "503"):
+            response["headers"]["Retry-After"] = _RETRY_AFTER
+    operation["responses"] = dict(sorted(responses.items()))
+
+
+def _describe_bodies(paths: dict[str, Any]) -> None:
+    """Add streams and examples."""
     for path, (media_type, schema) in _STREAMS.items():
-        document["paths"][path]["post"]["responses"]["200"]["content"] = {media_type: {"schema": schema}}
-    for path in document["paths"].keys() & _EXAMPLES.keys():
-        content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-        content["examples"] = {name: {"value": value} for name, value in _EXAMPLES[path].items()}
-    _bound(document["components"]["schemas"], languages, bounds or Bounds())
+        paths[path]["post"]["responses"]["200"]["content"] = {media_type: {"schema": schema}}
+    for path, examples in _EXAMPLES.items():
+        for operation in paths.get(path, {}).values():
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                if content["schema"].get("format") != "binary":
+                    content["examples"] = {name: {"value": value} for name, value in examples.items()}
 
 
 def _bound(schemas: dict[str, Any], languages: Sequence[str], most: Bounds) -> None:

@@ -5,13 +5,11 @@ INVARIANT: once `DrainState.draining` is set, no submission is accepted (503), a
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.routing import Route
@@ -26,27 +24,23 @@ from nouscoder.verifier.access.client_tests import ClientTests
 from nouscoder.verifier.access.gatekeeper import Gatekeeper
 from nouscoder.verifier.access.memory_budget import CountBodies, MemoryBudget
 from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
+from nouscoder.verifier.api.docs_page import docs_page
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults
-from nouscoder.verifier.api.get_reward import GetRewardAnswer, GetRewardRequest, parse_get_reward, rewards
+from nouscoder.verifier.api.get_reward import GetRewardAnswer, parse_get_reward, rewards
 from nouscoder.verifier.api.jobs import add_jobs
-from nouscoder.verifier.api.openapi import complete_openapi
+from nouscoder.verifier.api.openapi import openapi_document
 from nouscoder.verifier.api.playground import highlighter, highlighter_path, playground
-from nouscoder.verifier.api.run_code import CodeRunner, RunCodeRequest
+from nouscoder.verifier.api.run_code import CodeRunner
 from nouscoder.verifier.api.sandbox_fusion import add_run_code, add_submit
 from nouscoder.verifier.api.schema import (
     Fault,
     GradeAnswer,
-    GradeRequest,
-    StoredGradeRequest,
     StoredTestsAnswer,
     answer_json,
     parse_submission,
     parse_tests,
 )
 from nouscoder.verifier.api.streaming import batch_lines, server_events
-from nouscoder.verifier.api.submit import (
-    SubmitRequest,
-)
 from nouscoder.verifier.grading.grader_decorator import Grading
 from nouscoder.verifier.jobs.service import Jobs
 from nouscoder.verifier.judges import mathematics
@@ -95,7 +89,8 @@ def make_app(
     )
     if budget is not None:
         app.add_middleware(CountBodies, budget=budget)
-    app.add_middleware(Gatekeeper, api_keys=api_keys or ApiKeys(), hosts=hosts)
+    keys = api_keys or ApiKeys()
+    app.add_middleware(Gatekeeper, api_keys=keys, hosts=hosts)
     add_faults(app)
     _add_pages(app, registry, drain_state)
 
@@ -112,7 +107,8 @@ def make_app(
         add_jobs(app, jobs, lambda: _enter(drain_state), _REQUESTS)
     else:
         _add_no_jobs(app)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    _add_docs(app)
+    app.openapi = lambda: _openapi(app, needs_token=not keys.is_open)  # type: ignore[method-assign]
     return app
 
 
@@ -231,7 +227,7 @@ def _add_pages(app: FastAPI, registry: CollectorRegistry, drain_state: DrainStat
     page = playground(installed(), kinds, () if mathematics.is_installed() else ("math",))
     colors = highlighter()
 
-    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    @app.get("/", response_class=HTMLResponse)
     async def index() -> Response:
         """The playground page."""
         return HTMLResponse(page.text, headers=page.headers)
@@ -247,22 +243,15 @@ def _add_pages(app: FastAPI, registry: CollectorRegistry, drain_state: DrainStat
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def _openapi(app: FastAPI) -> dict[str, Any]:
+def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:
     if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        request = GradeRequest.model_json_schema(ref_template=_REF)
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        schemas.update(request.pop("$defs", {}))
-        schemas["GradeRequest"] = request
-        stored = StoredGradeRequest.model_json_schema(ref_template=_REF)
-        schemas.update(stored.pop("$defs", {}))
-        schemas["StoredGradeRequest"] = stored
-        schemas["Tests"] = request["properties"]["tests"]
-        schemas["GetRewardRequest"] = GetRewardRequest.model_json_schema(ref_template=_REF)
-        submit = SubmitRequest.model_json_schema(ref_template=_REF)
-        schemas.update(submit.pop("$defs", {}))
-        schemas["SubmitRequest"] = submit
-        schemas["RunCodeRequest"] = RunCodeRequest.model_json_schema(ref_template=_REF)
-        complete_openapi(document, tuple(installed()))
-        app.openapi_schema = json.loads(json.dumps(document))
+        app.openapi_schema = openapi_document(app, tuple(installed()), needs_token=needs_token)
     return app.openapi_schema
+
+
+def _add_docs(app: FastAPI) -> None:
+    @app.get("/docs", response_class=HTMLResponse)
+    async def docs() -> Response:
+        """The OpenAPI document as a page."""
+        page = docs_page(app.openapi())
+        return HTMLResponse(page.text, headers=page.headers)

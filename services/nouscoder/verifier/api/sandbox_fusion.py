@@ -57,7 +57,7 @@ def add_submit(app: FastAPI, grader: Grading, enter: Callable[[], None], max_bod
         return Response(answer.model_dump_json(), media_type=_JSON)
 
     def refuse(path: str, detail: str) -> None:
-        @app.post(path, include_in_schema=False)
+        @app.post(path, status_code=501, response_model=Fault, response_description="The service does not have this.")
         async def absent_call() -> Response:
             """Says what to use instead."""
             raise Absent(detail)

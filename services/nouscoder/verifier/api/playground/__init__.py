@@ -9,30 +9,23 @@ browser does not load it, the program is shown without colours.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import html
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib.resources import files
+
+from nouscoder.verifier.api.page import Page, digest_source, headers_of
 
 _SCRIPTS = ("examples.js", "editor.js", "share.js", "page.js")
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """The text of a page or a script and its HTTP headers."""
-
-    text: str
-    headers: dict[str, str]
-
-
 def playground(languages: Iterable[str], comparators: Iterable[str] = ("tokens",), absent: Iterable[str] = ()) -> Page:
     """The page with these languages and comparators to choose from, without the types of tests in `absent`."""
-    style, highlighter = _asset("page.css"), _digest(_asset("highlight.min.js"))
+    style, highlighter = _asset("page.css"), digest_source(_asset("highlight.min.js"))
     script = '"use strict";\n' + "".join(map(_asset, _SCRIPTS))
     policy = (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}' '{highlighter}'; "
+        f"default-src 'none'; style-src '{digest_source(style)}'; "
+        f"script-src '{digest_source(script)}' '{highlighter}'; "
         "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     text = _asset("page.html")
@@ -47,7 +40,7 @@ def playground(languages: Iterable[str], comparators: Iterable[str] = ("tokens",
     }
     for mark, part in parts.items():
         text = text.replace(mark, part, 1)
-    return Page(text, {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer", **_headers("no-cache")})
+    return Page(text, headers_of("no-cache", policy))
 
 
 def highlighter_path() -> str:
@@ -57,11 +50,7 @@ def highlighter_path() -> str:
 
 def highlighter() -> Page:
     """The script at `highlighter_path`."""
-    return Page(_asset("highlight.min.js"), _headers("public, max-age=31536000, immutable"))
-
-
-def _headers(cache: str) -> dict[str, str]:
-    return {"X-Content-Type-Options": "nosniff", "Cache-Control": cache}
+    return Page(_asset("highlight.min.js"), headers_of("public, max-age=31536000, immutable"))
 
 
 def _options(names: Iterable[str]) -> str:
@@ -70,7 +59,3 @@ def _options(names: Iterable[str]) -> str:
 
 def _asset(name: str) -> str:
     return files(__name__).joinpath(name).read_text(encoding="utf8")
-
-
-def _digest(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf8")).digest()).decode()

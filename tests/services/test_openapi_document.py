@@ -1,0 +1,246 @@
+"""The OpenAPI document has every route of the service, each status that it answers, tokens, and examples that work."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema_rs
+import pytest
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from starlette.routing import Route
+
+from nouscoder.config import JobsSection
+from nouscoder.http_server.api_keys import ApiKeys, new_api_key
+from nouscoder.store.blobs import FolderBlobs
+from nouscoder.store.tests_cache import TestsCache
+from nouscoder.verifier.access.client_tests import ClientTests
+from nouscoder.verifier.access.gatekeeper import is_open_path
+from nouscoder.verifier.access.memory_budget import MemoryBudget
+from nouscoder.verifier.access.quotas import Quotas
+from nouscoder.verifier.api.capabilities import Capabilities
+from nouscoder.verifier.api.docs_page import docs_page
+from nouscoder.verifier.api.rest import DrainState, make_app
+from nouscoder.verifier.api.run_code import CodeRunner
+from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.jobs.service import open_jobs
+from nouscoder.verifier.observe.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox.fake import FakeSandbox
+
+# Routes that are not calls: the document itself, a part of the playground, and refusals of methods.
+NOT_CALLS = re.compile(r"/openapi\.json|/highlight-[0-9a-f]+\.js")
+MAX_BODY = 4000
+
+
+class Service:
+    """The app with everything that it can have, a client, and the switch of draining."""
+
+    def __init__(self, app: FastAPI, http: httpx.AsyncClient, drain_state: DrainState) -> None:
+        self.app = app
+        self.http = http
+        self.drain_state = drain_state
+        self.document: dict[str, Any] = app.openapi()
+
+    def operations(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """(method, path, operation)."""
+        for path, item in self.document["paths"].items():
+            for method, operation in item.items():
+                yield method.upper(), path, operation
+
+    async def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Request a path of the document."""
+        return await self.http.request(method, path.replace("{job_id}", "no-such-job"), **options)
+
+
+@asynccontextmanager
+async def serving(folder: Path, keys: str | None = None) -> AsyncIterator[Service]:
+    """A service with all calls. `keys` are the lines of its tokens."""
+    sandbox, registry, drain_state = FakeSandbox(), CollectorRegistry(), DrainState()
+    await sandbox.start()
+    grader, budget = Grader(sandbox, VerifierMetrics(registry)), MemoryBudget(1 << 20)
+    async with AsyncExitStack() as stack:
+        cache = TestsCache(folder / "cache", 1_000_000)
+        stack.callback(cache.close)
+        jobs = await stack.enter_async_context(
+            open_jobs(JobsSection(folder=str(folder / "jobs")), grader, budget, MAX_BODY)
+        )
+        app = make_app(
+            grader,
+            registry,
+            drain_state,
+            MAX_BODY,
+            ApiKeys(environment=keys),
+            CodeRunner(grader, Quotas()),
+            ClientTests(FolderBlobs(folder / "store"), cache, 100_000, 1000.0, 1_000_000),
+            budget,
+            capabilities=Capabilities(grader, []),
+            jobs=jobs,
+        )
+        transport = httpx.ASGITransport(app)
+        http = await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://verifier"))
+        yield Service(app, http, drain_state)
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[Service]:
+    async with serving(tmp_path) as made:
+        yield made
+
+
+async def test_every_route_is_in_the_document(service: Service) -> None:
+    documented = {(method, path) for method, path, _ in service.operations()}
+    routes = {
+        (method, route.path)
+        for route in service.app.routes
+        if isinstance(route, Route)
+        for method in route.methods or ()
+        if not NOT_CALLS.fullmatch(route.path) and route.name != "refuse"  # a 405 of jobs
+    }
+    assert documented == routes
+    assert len(documented) > 15
+
+
+async def test_every_operation_says_what_it_does_and_what_it_answers(service: Service) -> None:
+    for method, path, operation in service.operations():
+        where = (method, path)
+        assert operation["description"], where
+        statuses = set(operation["responses"])
+        assert statuses >= {"422", "504"} | (set() if is_open_path(path) else {"401", "403"}), where
+        assert any(status in statuses for status in ("200", "202", "501")), where
+        if "requestBody" in operation:
+            assert statuses >= {"408", "413", "503"} - ({"413"} if path == "/v1/jobs" else {"503"} & {path}) - (
+                {"503"} if path == "/run_code" else set()
+            ), where
+        assert all(answer["description"] for answer in operation["responses"].values()), where
+        names = [parameter["name"] for parameter in operation["parameters"]]
+        assert names.count("X-Deadline-S") == names.count("X-Request-Id") == 1, where
+
+
+FAULT = {"$ref": "#/components/schemas/Fault"}
+BAD_BODIES = (b"", b"{", b"[]", b'{"unknown": 1}', b"x" * (MAX_BODY + 1), b'{"tests": {"digest": "sha256:' + b"0" * 64)
+# Headers with which the gatekeeper or a handler refuses.
+BAD_HEADERS: tuple[dict[str, str], ...] = (
+    {},
+    {"origin": "https://elsewhere.example"},
+    {"host": "elsewhere.example"},
+    {"x-deadline-s": "soon"},
+    {"x-deadline-s": "1e-9"},
+    {"content-type": "image/png"},
+    {"idempotency-key": "x" * 500},
+)
+
+
+async def test_each_refusal_has_a_documented_status(service: Service) -> None:
+    """Everything that a client can do wrong, on every operation, also while the service drains."""
+    seen = set()
+    for draining in (False, True):
+        service.drain_state.draining = draining
+        for method, path, operation in service.operations():
+            wrong = [("", b"", headers) for headers in BAD_HEADERS] + [("?offset=-1&priority=99", b"", {})]
+            if "requestBody" in operation and not draining:
+                wrong += [("", body, {}) for body in BAD_BODIES]
+            for query, body, headers in wrong:
+                answer = await service.ask(method, path + query, content=body, headers=headers)
+                status = str(answer.status_code)
+                assert status in operation["responses"], (method, path, status, headers, answer.text[:300])
+                assert "x-request-id" in answer.headers
+                documented = operation["responses"][status].get("content", {})
+                if answer.status_code >= 400:
+                    assert set(answer.json()) == {"detail", "field"}, (method, path, answer.text[:300])
+                    assert documented["application/json"]["schema"] == FAULT, (method, path, status)
+                seen.add(status)
+    assert seen >= {"200", "403", "404", "413", "415", "422", "501", "503", "504"}, seen
+
+
+def validator_of(document: dict[str, Any], schema: dict[str, Any]) -> Any:
+    """A validator of a schema of the document."""
+    return jsonschema_rs.validator_for({**schema, "components": document["components"]})
+
+
+async def test_each_body_has_an_example_that_is_valid_and_is_answered_as_documented(service: Service) -> None:
+    for method, path, operation in service.operations():
+        for kind, content in operation.get("requestBody", {}).get("content", {}).items():
+            if content["schema"].get("format") == "binary":
+                continue
+            assert content["examples"], (method, path)
+            for name, example in content["examples"].items():
+                value, lines = example["value"], kind == "application/x-ndjson"
+                plain = [{k: v for k, v in one.items() if k != "id"} for one in value] if lines else value
+                validator_of(service.document, content["schema"]).validate(plain)
+                body = "\n".join(map(json.dumps, value)) if lines else json.dumps(value)
+                answer = await service.ask(method, path, content=body, headers={"content-type": kind})
+                assert answer.status_code in (200, 202), (path, name, answer.text)
+                answered = operation["responses"][str(answer.status_code)]["content"]
+                got = answer.headers["content-type"].split(";")[0]
+                if got == "application/json":
+                    validator_of(service.document, answered[got]["schema"]).validate(answer.json())
+                else:
+                    assert got in answered
+
+
+async def test_the_answers_of_calls_without_a_body_have_their_schema(service: Service) -> None:
+    for method, path, operation in service.operations():
+        if "requestBody" in operation or "{" in path:
+            continue
+        answer = await service.ask(method, path)
+        answered = operation["responses"][str(answer.status_code)].get("content", {})
+        if answer.headers["content-type"].startswith("application/json"):
+            validator_of(service.document, answered["application/json"]["schema"]).validate(answer.json())
+
+
+async def test_the_document_has_security_schemes_when_tokens_are_set(tmp_path: Path, service: Service) -> None:
+    assert "securitySchemes" not in service.document["components"]
+    assert not any("security" in operation for _, _, operation in service.operations())
+    secret, line = new_api_key("one")
+    async with serving(tmp_path / "closed", line) as closed:
+        assert set(closed.document["components"]["securitySchemes"]) == {"bearer", "basic"}
+        for method, path, operation in closed.operations():
+            refused = (await closed.ask(method, path)).status_code == 401
+            assert refused is ("security" in operation) is not is_open_path(path), path
+            for given in ({"headers": {"authorization": f"Bearer {secret}"}}, {"auth": ("any", secret)}):
+                assert (await closed.ask(method, path, **given)).status_code != 401, path
+        page = (await closed.http.get("/docs")).text
+        assert "Authorization: Bearer" in page
+        assert "Needs a token." in page
+
+
+async def test_the_page_shows_every_call_and_record_and_needs_no_other_site(service: Service) -> None:
+    answer = await service.http.get("/docs")
+    policy, page = answer.headers["content-security-policy"], answer.text
+    assert "script-src" not in policy
+    assert "unsafe" not in policy
+    assert re.findall(r'(?:src|href)="(?!#)([^"]*)"', page) == ["data:,", "/", "/openapi.json"]
+    for method, path, operation in service.operations():
+        assert f"<b>{method}</b> {path}" in page
+        for status in operation["responses"]:
+            assert f"<th scope=row>{status}</th>" in page
+    anchors = set(re.findall(r'<section id="([^"]+)"', page))
+    assert set(service.document["components"]["schemas"]) <= anchors
+    assert set(re.findall(r'href="#([^"]+)"', page)) <= anchors
+    assert len(anchors) == page.count("<section id=")
+
+
+def test_texts_of_the_document_are_escaped() -> None:
+    bad = "<script>alert(1)</script>\"'&"
+    schema = {"description": bad, "type": "object", "properties": {bad: {"enum": [bad], "description": bad}}}
+    operation = {
+        "description": bad,
+        "parameters": [{"name": bad, "in": bad, "schema": {"type": bad, "default": bad}}],
+        "requestBody": {"content": {bad: {"schema": {"$ref": bad}, "examples": {bad: {"value": bad}}}}},
+        "responses": {bad: {"description": bad, "content": {bad: {"schema": {"pattern": bad}}}}},
+    }
+    scheme = {"scheme": bad, "description": bad}
+    document = {
+        "info": {"title": bad, "version": bad, "description": bad},
+        "paths": {f"/{bad}": {bad: operation}},
+        "components": {"schemas": {bad: schema}, "securitySchemes": {bad: scheme}},
+    }
+    page = docs_page(document).text
+    assert "<script" not in page.lower()
+    assert "\"'&" not in page
