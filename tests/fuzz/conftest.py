@@ -167,13 +167,14 @@ class HealthWatch:
 def check_watched(found: dict[str, float]) -> None:
     """Print the measurements and check them."""
     mib = {name: int(found[f"memory_{name}"]) >> 20 for name in ("first", "most", "last")}
-    service_ms, control_ms, excess_ms = (
-        1000 * found[f"{name}_s"] for name in ("service_most", "control_most", "excess")
-    )
+    ms = {
+        name: round(1000 * found[f"{name}_s"]) for name in ("service_most", "service_waited", "control_most", "excess")
+    }
     print(
-        f"\n/healthz: {found['num_requests']:.0f} requests, {found['num_failed']:.0f} failed, at most {service_ms:.0f}"
-        f" ms, a bare server at most {control_ms:.0f} ms, excess at most {excess_ms:.0f} ms"
-        f" (load {os.getloadavg()[0]:.1f}); memory of the gateway {mib} MiB"
+        f"\n/healthz: {found['num_requests']:.0f} requests, {found['num_failed']:.0f} failed, at most"
+        f" {ms['service_most']} ms (the service waited for a CPU for up to {ms['service_waited']} ms), a bare server at"
+        f" most {ms['control_most']} ms, excess at most {ms['excess']} ms (load {os.getloadavg()[0]:.1f});"
+        f" memory of the gateway {mib} MiB"
     )
     assert found["num_failed"] == 0
     assert found["excess_s"] <= STALL_S
