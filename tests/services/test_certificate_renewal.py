@@ -1,10 +1,12 @@
-"""Certificates are renewed while services run: new connections see the new ones, and no process starts again for it.
+"""Certificates and tokens change while services run, and no process starts again for it.
 
 The services are real processes. As in a Kubernetes volume, the files change together by the exchange of a link.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
 import os
 import socket
@@ -18,13 +20,13 @@ from pathlib import Path
 import pytest
 from tests.certificates import make_certificate
 
-from nouscoder.config import MutualTlsSection, TlsSection
+from nouscoder.config import MutualTlsSection, TlsSection, load_config
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
 from nouscoder.http_server.tls import http_context
-from nouscoder.rpc.channel import PeerUnreachable
+from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.renewed import Renewed
 from nouscoder.rpc.tls import channel_credentials
-from nouscoder.rpc.verifier_client import VerifierClient
+from nouscoder.rpc.verifier_client import VerifierClient, verifier_token
 
 LIMIT_S = 90.0
 
@@ -69,9 +71,9 @@ def ports() -> tuple[int, int]:
     return found[0], found[1]
 
 
-def started(files: Files, ports: tuple[int, int]) -> subprocess.Popen[bytes]:
-    """A verifier with TLS on both APIs and client certificates, when it listens."""
-    settings = {
+def started(files: Files, ports: tuple[int, int], **more: str) -> subprocess.Popen[bytes]:
+    """A verifier with TLS on both APIs and client certificates, when it listens. `more`: keys of [verifier]."""
+    settings = {f"verifier.{name}": value for name, value in more.items()} | {
         "verifier.sandbox.backend": "fake",
         "verifier.tls.certificate": f"{files.now}/tls.crt",
         "verifier.tls.key": f"{files.now}/tls.key",
@@ -187,6 +189,52 @@ def trusted_by(port: int, files: Files) -> bool:
     context = ssl.create_default_context(cafile=str(files.of(1) / "ca.crt"))
     with tls_to(port, context) as connection:
         return connection.getpeercert() is not None
+
+
+async def test_a_client_follows_its_token_without_a_refused_call(files: Files, ports: tuple[int, int]) -> None:
+    """In the order of docs/operating.md: the new line, the client's token, then the old line goes."""
+    tokens, token = files.folder / "tokens", files.folder / "token"
+    lines = {secret: f"run:{hashlib.sha256(secret.encode()).hexdigest()}\n" for secret in ("old", "new")}
+    tokens.write_text(lines["old"])
+    token.write_text("old\n")
+    process = started(files, ports, tokens_file=str(tokens))
+    config = load_config(None, [f"run.verifier_token_file={json.dumps(str(token))}"])
+    address, tls = f"127.0.0.1:{ports[1]}", channel_credentials(files.tls())
+    try:
+        async with VerifierClient(address, 60, tls, verifier_token(config)) as client:
+            await client.grade(SUBMISSION)
+            tokens.write_text(lines["old"] + lines["new"])
+            async with VerifierClient(address, 60, tls, lambda: "new") as other:
+                await until_accepted(other)
+            token.write_text("new\n")
+            tokens.write_text(lines["new"])
+            async with VerifierClient(address, 60, tls, lambda: "old") as other:
+                await until_refused(other)
+            await client.grade(SUBMISSION)
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def until_accepted(client: VerifierClient) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while await refusal(client):
+            await asyncio.sleep(0.05)
+
+
+async def until_refused(client: VerifierClient) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not (said := await refusal(client)):
+            await asyncio.sleep(0.05)
+    assert "UNAUTHENTICATED" in said
+
+
+async def refusal(client: VerifierClient) -> str:
+    try:
+        await client.grade(SUBMISSION)
+    except PeerError as error:
+        return str(error)
+    return ""
 
 
 def test_a_value_is_made_again_only_when_a_file_changes(tmp_path: Path) -> None:

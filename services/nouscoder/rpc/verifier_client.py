@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from nouscoder.errors import Unusable
 from nouscoder.retry import Retry
 from nouscoder.rpc.channel import PeerBusy, ServiceClient
 from nouscoder.rpc.interpreter_client import InterpreterCalls
+from nouscoder.rpc.renewed import Renewed
 from nouscoder.rpc.tls import ChannelTls
 from nouscoder.rpc.verdict_convert import submission_to, verdict_from
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
@@ -27,18 +28,22 @@ class TokenUnreadable(Unusable):
 
 
 class VerifierClient(ServiceClient):
-    """Grades submissions. `token` is for a verifier with a tokens_file."""
+    """Grades submissions. `token` gives, at each call, the token for a verifier with a tokens_file."""
 
     def __init__(
         self,
         address: str,
         patience_s: float = 60.0,
         credentials: ChannelTls | None = None,
-        token: str = "",
+        token: Callable[[], str] | None = None,
     ) -> None:
         super().__init__("verifier", address, patience_s, credentials)
-        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._token = token
         self._while_full = Retry(f"{self.name}: full queue", (PeerBusy,), for_s=patience_s, max_wait_s=0.5)
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        token = self._token() if self._token is not None else ""
+        return (("authorization", f"Bearer {token}"),) if token else ()
 
     def _connect(self, channel: grpc.aio.Channel) -> None:
         """Make the stub."""
@@ -49,25 +54,35 @@ class VerifierClient(ServiceClient):
         request = verifier_pb2.GradeRequest(submission=submission_to(submission))
 
         async def once() -> verifier_pb2.GradeResponse:
-            return await self._call(lambda: self._stub.Grade(request, timeout=_GRADE_LIMIT_S, metadata=self._metadata))
+            return await self._call(
+                lambda: self._stub.Grade(request, timeout=_GRADE_LIMIT_S, metadata=self._metadata())
+            )
 
         return verdict_from((await self._while_full.call(once)).verdict)
 
     @asynccontextmanager
     async def interpreter(self) -> AsyncIterator[InterpreterCalls]:
         """A tool session, which begins with its first call. Leaving the context ends it."""
-        calls = InterpreterCalls(self.name, lambda: self._stub.Interpret(metadata=self._metadata))
+        calls = InterpreterCalls(self.name, lambda: self._stub.Interpret(metadata=self._metadata()))
         try:
             yield calls
         finally:
             calls.close()
 
 
-def verifier_token(config: Config) -> str:
-    """The token that a run sends to its verifier; empty when none is configured. Raises TokenUnreadable."""
-    if not config.run.verifier_token_file:
-        return ""
-    try:
-        return Path(config.run.verifier_token_file).read_text(encoding="utf8").strip()
-    except OSError as error:
-        raise TokenUnreadable(f"run.verifier_token_file cannot be read: {error.strerror}") from error
+def verifier_token(config: Config) -> Callable[[], str] | None:
+    """The token that a run sends to its verifier, read again when its file changes; None when none is configured.
+
+    Raises TokenUnreadable.
+    """
+    name = config.run.verifier_token_file
+    if not name:
+        return None
+
+    def read() -> str:
+        try:
+            return Path(name).read_text(encoding="utf8").strip()
+        except OSError as error:
+            raise TokenUnreadable(f"run.verifier_token_file cannot be read: {error.strerror}") from error
+
+    return Renewed([name], read).current
