@@ -16,7 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { LARGE_BYTES = 2 << 20, MAX_PARTS = 512, MAPS_BYTES = 1 << 18, ARENA_BYTES = 1 << 20 };
+enum { LARGE_BYTES = 2 << 20, MAX_PARTS = 512, MAPS_BYTES = 1 << 18, ARENA_BYTES = 1 << 20, MOST_BYTES = 64 << 20 };
 
 /* A part of the address space, with its protection after the move. */
 struct part {
@@ -125,7 +125,8 @@ int nouscoder_use_large_pages(void) {
     int num_parts = find_parts();
     for (int i = 0; i < num_parts; i++) size += (size_t)(parts[i].end - parts[i].first);
     size = (size + LARGE_BYTES - 1) / LARGE_BYTES * LARGE_BYTES;
-    char *image = num_parts > 0 ? large_pages(size) : NULL, *copy = image;
+    /* More than that is libraries of preloaded modules: every slot would hold a copy. */
+    char *image = size && size <= MOST_BYTES ? large_pages(size) : NULL, *copy = image;
     if (!image) return 0;
     bool moved = true;
     for (int i = 0; moved && i < num_parts; i++) {
