@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,6 +154,17 @@ def test_an_entry_is_whole_or_gone_and_the_file_is_bounded(puts: list[tuple[int,
         for key, expected in last.items():
             found = cache.get(key)
             assert found is None or found.files == expected
+    cache.close()
+
+
+def test_without_a_temporary_folder_nothing_is_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    cache = CompileCache(1000)
+    cache.put("key", payload({}))
+    assert cache.get("key") is None
+    assert caplog.records[0].message == "compiled programs are not kept"
     cache.close()
 
 

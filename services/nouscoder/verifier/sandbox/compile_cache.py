@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from nouscoder.verifier.harness import frames
 from nouscoder.verifier.sandbox.base import Program
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class CompileCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._file = tempfile.TemporaryFile(prefix="nouscoder-compiled-") if max_bytes else None  # noqa: SIM115
+        self._file = _unnamed_file() if max_bytes else None
         self._places: OrderedDict[str, tuple[int, int]] = OrderedDict()  # key -> offset, length; in order of writing
         self._end = 0  # where the next entry is written
         self.num_hits = 0
@@ -88,6 +92,15 @@ class CompileCache:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _unnamed_file() -> IO[bytes] | None:
+    """In the temporary folder; None where it cannot be written, as without a cache."""
+    try:
+        return tempfile.TemporaryFile(prefix="nouscoder-compiled-")
+    except OSError as error:
+        log.warning("compiled programs are not kept", extra={"detail": str(error)})
+        return None
 
 
 def key_of(program: Program) -> str | None:
