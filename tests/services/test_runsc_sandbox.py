@@ -59,6 +59,27 @@ async def test_a_sandbox_that_dies_is_a_sandbox_error_and_is_replaced(sandbox: R
     assert await doubled(sandbox) != pid
 
 
+TALKS = """
+import os, socket
+print([line.split()[1] for line in open("/proc/net/dev") if "lo:" in line], os.listdir("/proc/1"))
+server = socket.create_server(("127.0.0.1", 5000))
+client = socket.create_connection(("127.0.0.1", 5000))
+there, _ = server.accept()
+client.send(b"x")
+print(there.recv(1))
+there.close()
+"""
+
+
+async def test_loopback_works_and_no_run_sees_that_another_has_used_it(sandbox: RunscSandbox) -> None:
+    """The port of the earlier run, which waits after its end, is free too."""
+    for _ in range(2):
+        async with sandbox.session(Program(registry()["python"], TALKS, LIMITS)) as session:
+            for _ in range(3):
+                result = await session.run(b"")
+                assert (result.stdout, result.stderr) == (b"['0'] []\nb'x'\n", b"")
+
+
 async def test_the_isolation_layers_are_named(sandbox: RunscSandbox) -> None:
     assert sandbox.isolation[0] == "gvisor:systrap"
     assert "namespace:user" not in sandbox.isolation

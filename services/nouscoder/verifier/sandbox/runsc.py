@@ -6,8 +6,8 @@ sandbox serves no other submission: it is killed with all its processes and repl
 Candidates run on gVisor's sentry instead of the host's kernel. The sentry is a kernel written in Go that runs as a
 confined process of the host. Inside it, candidates get the isolation of the `local` backend: fresh namespaces and a
 separate user per submission, a fresh process and /tmp per test, no capabilities, the same allow-list of system calls.
-There is no network device, and no file of the host except the read-only folders of the interpreter.
-A test takes longer than with `local`, because a fork in the sentry takes milliseconds.
+There is no network device but loopback, and no file of the host except the read-only folders of the interpreter.
+A test takes longer than with `local` (docs/grading.md, "What gVisor costs").
 """
 
 from __future__ import annotations

@@ -87,24 +87,24 @@ static int mount_proc(struct session *s, const char *options) {
     return move_up(fd);
 }
 
-/* Mount an empty folder over /proc/1. */
-static int hide_own_folder(struct session *s, int proc_fd) {
-    s->own_statm = move_up(open("/proc/1/statm", O_RDONLY | O_CLOEXEC));
-    if (s->own_statm < 0) fail(s, "/proc/1/statm: %s", strerror(errno));
+/* Mount /proc with an empty folder as that of init. */
+static void mount_proc_without_init(struct session *s) {
+    close(mount_proc(s, NULL));
     if (mount("tmpfs", "/proc/1", "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=555"))
         fail(s, "mount tmpfs on /proc/1: %s", strerror(errno));
-    return proc_fd;
 }
 
 /* Mount /proc for candidates. Returns a descriptor of a proc mount that shows every process to init.
  *
- * With two users, hidepid exempts init by its group. With one user, init has a separate mount, which the mount for
- * candidates hides. gVisor has no hidepid, so an empty folder hides that of init, whose namespaces it would show. */
+ * With two users, hidepid exempts init by its group. With one user, and in gVisor, which has no hidepid and shows the
+ * namespaces of others, init has a separate mount, which the mount for candidates hides. */
 static int show_processes(struct session *s) {
-    if (s->settings->gvisor) return hide_own_folder(s, mount_proc(s, NULL));
-    if (s->settings->two_users) return mount_proc(s, "hidepid=invisible,gid=0,subset=pid");
-    int own = mount_proc(s, "subset=pid");
-    close(mount_proc(s, "hidepid=invisible,subset=pid"));
+    if (s->settings->two_users && !s->settings->gvisor) return mount_proc(s, "hidepid=invisible,gid=0,subset=pid");
+    int own = mount_proc(s, s->settings->gvisor ? NULL : "subset=pid");
+    if (s->settings->gvisor)
+        mount_proc_without_init(s);
+    else
+        close(mount_proc(s, "hidepid=invisible,subset=pid"));
     return own;
 }
 
@@ -247,7 +247,7 @@ void *nouscoder_init(const struct settings *settings, int orders, int report) {
     static struct settings own; /* drop_interpreter takes the original away */
     struct session *s = &session;
     own = *settings;
-    *s = (struct session){.settings = &own, .report = report, .orders = orders, .go = -1, .args = "", .own_statm = -1};
+    *s = (struct session){.settings = &own, .report = report, .orders = orders, .go = -1, .args = ""};
     await_order(s); /* the zygote has written the id maps */
     set_up(s);
     s->report = move_up(report);

@@ -109,7 +109,6 @@ struct session {
     int orders, report;     /* pipes from and to the zygote */
     bool owns_stream;       /* the previous submission has ended */
     int files_dir, proc_fd; /* candidates can reach neither */
-    int own_statm;          /* the memory of init, where candidates cannot see its folder of /proc; else -1 */
     int last_pid;           /* the file that sets the next process id; -1 when the kernel has none */
     int socket_calls;       /* says when a program makes a socket; -1 when the kernel does not */
     bool has_own_network;   /* this process has left the network namespace of the zygote */

@@ -13,10 +13,14 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Private and shared memory of a process [pages], from its file statm. Returns false when the process has ended. */
-static bool parse_memory(int statm, uint64_t *own, uint64_t *shared) {
-    char text[256];
-    ssize_t n = pread(statm, text, sizeof text - 1, 0);
+/* Private and shared memory of a process [pages]. Returns false when the process has ended. */
+static bool read_memory(struct session *s, const char *pid, uint64_t *own, uint64_t *shared) {
+    char path[32], text[256];
+    snprintf(path, sizeof path, "%.20s/statm", pid);
+    int fd = openat(s->proc_fd, path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
     if (n <= 0) return false;
     text[n] = 0;
     unsigned long long size, resident, common;
@@ -26,25 +30,10 @@ static bool parse_memory(int statm, uint64_t *own, uint64_t *shared) {
     return true;
 }
 
-static bool read_memory(struct session *s, const char *pid, uint64_t *own, uint64_t *shared) {
-    char path[32];
-    snprintf(path, sizeof path, "%.20s/statm", pid);
-    int fd = openat(s->proc_fd, path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return false;
-    bool is_known = parse_memory(fd, own, shared);
-    close(fd);
-    return is_known;
-}
-
-static bool read_own_memory(struct session *s) {
-    uint64_t *own = &s->own_private, *shared = &s->own_shared;
-    return s->own_statm >= 0 ? parse_memory(s->own_statm, own, shared) : read_memory(s, "1", own, shared);
-}
-
 void measure_memory(struct session *s, struct run *run) {
     if (!s->is_measured) {
         s->is_measured = true; /* an executed program shares no pages with init */
-        if (!s->program.is_command && !read_own_memory(s))
+        if (!s->program.is_command && !read_memory(s, "1", &s->own_private, &s->own_shared))
             fail(s, "the memory of process 1 cannot be read");
     }
     struct listing processes = list(s, s->proc_fd, ".");
