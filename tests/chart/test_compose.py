@@ -47,7 +47,7 @@ def kept(file: Path, text: str) -> str:
 
 def test_the_configuration_is_that_of_the_chart_with_the_names_of_the_containers(chart: ChartRig) -> None:
     text = chart.one("ConfigMap", "nouscoder-config", VALUES)["data"]["config.json"]
-    text = re.sub(r"nouscoder-(\w+)\.here\.svc", r"\1", text)
+    text = re.sub(r"nouscoder-(\w+)(-metrics)?\.here\.svc", r"\1", text)
     assert kept(FOLDER / "config.json", text) == text
     config = load_config(FOLDER / "config.json")
     assert (config.verifier.grpc, config.learner.grpc) == ("verifier:50051", "learner:50054")
