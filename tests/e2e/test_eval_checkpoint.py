@@ -98,6 +98,7 @@ def test_yarn_gives_the_context_and_the_positions_of_a_configuration_with_yarn(p
     message = rf"the context of \S+ is {context}: give --max-tokens {context - longest} instead of {wanted}"
     with pytest.raises(NousCoderError, match=message):
         evaluated("--policy", "first", max_tokens=wanted)
+    assert not (place / "evaluations").exists(), "a refusal leaves nothing"
     record = evaluated(
         "--policy", "first", "--yarn-factor", "2", "--yarn-original-tokens", str(context), max_tokens=wanted
     )
@@ -124,6 +125,8 @@ def test_yarn_gives_the_context_and_the_positions_of_a_configuration_with_yarn(p
         (("--policy", "first", "--url", "http://x", "--model", "m"), "give one of --url .*, --policy and --samples"),
         (("--policy", "first", "--yarn-factor", "2"), "YaRN needs --yarn-factor above 1 and --yarn-original-tokens"),
         (("--yarn-factor", "2"), "need --policy"),
+        (("--policy", "first", "--extra", '{"top_k": 20}'), "top_k"),
+        (("--policy", "first", "--prompt", "lcb"), "has no chat template: it takes one message"),
     ],
 )
 def test_what_cannot_be_evaluated_is_one_sentence(place: Path, options: tuple[str, ...], message: str) -> None:

@@ -56,27 +56,36 @@ class Checkpoint:
         yarn = f"-yarn-{self.yarn_factor:g}x{self.yarn_original_tokens}" if self.yarn_factor else ""
         return f"{name or self.folder.name}-{digest}{yarn}"
 
+    async def tokens_needed(self, requests: Sequence[dict[str, Any]]) -> int:
+        """The most tokens that one of these chat requests has, prompt and completion together.
+
+        Raises CheckpointUnusable when they are more than the context, and ApiFault for a request that is not taken.
+        """
+        from nouscoder.generation.openai.one_policy import longest_prompt
+
+        prompt = await longest_prompt(self.folder, requests)
+        wanted = max(request["max_tokens"] for request in requests)
+        context = round(self.yarn_factor * self.yarn_original_tokens) or context_tokens(self.folder)
+        if context is None or prompt + wanted <= context:
+            return prompt + wanted
+        fault = f"the longest prompt has {prompt} tokens, and the context of {self.folder} is {context}"
+        if prompt < context:
+            fault += (
+                f": give --max-tokens {context - prompt} instead of {wanted}, or a longer context with --yarn-factor"
+            )
+        raise CheckpointUnusable(fault)
+
     @asynccontextmanager
     async def serving(self, config: Config, requests: Sequence[dict[str, Any]], at_once: int) -> AsyncIterator[str]:
-        """The address of a server that answers these chat requests, `at_once` at the same time.
+        """The URL of a server that answers these chat requests, `at_once` at the same time.
 
-        Raises CheckpointUnusable when the context is too short for one of them, and what starting an engine raises.
+        Raises as `tokens_needed`, and what starting an engine raises.
         """
-        from nouscoder.generation.openai.one_policy import longest_prompt, serving_folder
+        from nouscoder.generation.openai.one_policy import serving_folder
 
+        served = _served(config, requests[0]["model"], await self.tokens_needed(requests), at_once)
         with tempfile.TemporaryDirectory(prefix="nouscoder-policy-") as temporary:
             folder = self._with_yarn(Path(temporary)) if self.yarn_factor else self.folder
-            wanted = max(request["max_tokens"] for request in requests)
-            num_tokens = wanted + (prompt := await longest_prompt(folder, requests))
-            context = context_tokens(folder) or num_tokens
-            if num_tokens > context:
-                raise CheckpointUnusable(
-                    f"the longest prompt has {prompt} tokens and the context of {self.folder} is {context}: give"
-                    f" --max-tokens {context - prompt} instead of {wanted}, or a longer context with --yarn-factor"
-                    if prompt < context
-                    else f"the longest prompt has {prompt} tokens, and the context of {self.folder} is {context}"
-                )
-            served = _served(config, requests[0]["model"], num_tokens, at_once)
             async with serving_folder(served, folder) as address:
                 yield f"http://{address}/v1"
 

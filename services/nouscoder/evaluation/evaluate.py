@@ -80,6 +80,8 @@ def evaluate(request: EvaluationRequest, config: Config) -> dict[str, Any]:
                 jobs = given_jobs(request.samples, problems, index.problem_ids, samples)
             else:
                 jobs = server_jobs(problems, request.sampling)
+            if request.checkpoint is not None and (asked := _asked(request, jobs, samples)):
+                asyncio.run(request.checkpoint.tokens_needed(asked))
         asyncio.run(_fill(request, config, index, jobs, profiles, samples, verdicts))
         return _write(request, jobs, profiles, samples, verdicts)
 
