@@ -64,7 +64,7 @@ class Checkpoint:
         from nouscoder.generation.openai.one_policy import longest_prompt
 
         prompt = await longest_prompt(self.folder, requests)
-        wanted = max(request["max_tokens"] for request in requests)
+        wanted: int = max(request["max_tokens"] for request in requests)
         context = round(self.yarn_factor * self.yarn_original_tokens) or context_tokens(self.folder)
         if context is None or prompt + wanted <= context:
             return prompt + wanted
