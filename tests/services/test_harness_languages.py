@@ -345,3 +345,20 @@ async def test_a_program_can_use_the_libraries_of_the_judge_set(sandbox: Sandbox
     async with sandbox.session(program(language, code)) as session:
         result = await session.run(b"123456789012345678901234567890\n")
     assert result.stdout == b"15241578753238836750495351562536198787501905199875019052100a9", result.stderr.decode()
+
+
+async def test_compiled_programs_run_beside_the_systems_own_interpreter() -> None:
+    """Debian's has a fixed address, and variables of libc are in its data."""
+    if not Path("/usr/bin/python3").exists() or "bash" not in installed():
+        pytest.skip("this host has no /usr/bin/python3, or no bash")
+    sandbox = open_sandbox(SandboxConfig(slots=1, python="/usr/bin/python3"))
+    try:
+        await sandbox.start()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    try:
+        async with sandbox.session(Program(installed()["bash"], "read n; echo $((n + 1))", Limits(60, 60))) as session:
+            for _ in range(2):
+                assert (await session.run(b"41\n")).stdout == b"42\n"
+    finally:
+        await sandbox.close()

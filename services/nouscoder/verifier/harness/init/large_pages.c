@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 enum { LARGE_BYTES = 2 << 20, MAX_PARTS = 512, MAPS_BYTES = 1 << 18, ARENA_BYTES = 1 << 20, MOST_BYTES = 64 << 20 };
+static const uintptr_t FIXED_END = (uintptr_t)1 << 32; /* executables with a fixed address are below */
 
 /* A part of the address space, with its protection after the move. */
 struct part {
@@ -37,11 +38,12 @@ void drop_interpreter(void) {
     num_moved = 0;
 }
 
-/* Code and data of the interpreter, or an arena of its allocator, which maps them in units of ARENA_BYTES. */
+/* Code and data of the interpreter, or an arena of its allocator, which maps them in units of ARENA_BYTES. An executable
+ * with a fixed address (Debian's) stays: variables of libc such as `environ` are in it. */
 static bool is_of_python(const char *name, const char *first, const char *end) {
     bool has_own_data = first <= (char *)parts && (char *)parts < end;
     if (!name) return end - first >= ARENA_BYTES && !has_own_data;
-    if (*name != '/') return false;
+    if (*name != '/' || (uintptr_t)first < FIXED_END) return false;
     const char *file = strrchr(name, '/') + 1;
     return !strncmp(file, "libpython", 9) || !strncmp(file, "python", 6) || strstr(name, "/lib-dynload/");
 }
