@@ -33,6 +33,9 @@ _FIRST_UID, _UIDS_AN_AGENT = 1_000_000_000, 2 * len(_ROLES)  # two for each harn
 _POLL_INTERVAL_MS = 500
 _KEEPALIVE_S = 10  # a gateway whose node vanishes does not close its connection
 
+# What a probe leaves that connects and closes. In TLS the error depends on the kernel: SSLZeroReturnError in gVisor.
+_CLOSED_EARLY = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+
 Tls = tuple[ssl.SSLContext, bytes]  # of this container's certificate, and the certificate's digest
 
 
@@ -97,7 +100,7 @@ class Agent:
                 if role:
                     self._run(connection, role, request)
             except (OSError, greeting.GreetingError) as error:
-                if not isinstance(error, (ConnectionError, ssl.SSLEOFError)):  # probes close the connection early
+                if not isinstance(error, _CLOSED_EARLY):
                     log(f"a connection was refused: {error!r}")
 
     def _end_when_idle(self) -> None:
