@@ -17,7 +17,6 @@
 #include <unistd.h>
 
 enum { LARGE_BYTES = 2 << 20, MAX_PARTS = 512, MAPS_BYTES = 1 << 18, ARENA_BYTES = 1 << 20, MOST_BYTES = 64 << 20 };
-static const uintptr_t FIXED_END = (uintptr_t)1 << 32; /* executables with a fixed address are below */
 
 /* A part of the address space, with its protection after the move. */
 struct part {
@@ -38,14 +37,13 @@ void drop_interpreter(void) {
     num_moved = 0;
 }
 
-/* Code and data of the interpreter, or an arena of its allocator, which maps them in units of ARENA_BYTES. An executable
- * with a fixed address (Debian's) stays: variables of libc such as `environ` are in it. */
+/* The interpreter's library and modules, or an arena of its allocator, which maps them in units of ARENA_BYTES. */
 static bool is_of_python(const char *name, const char *first, const char *end) {
     bool has_own_data = first <= (char *)parts && (char *)parts < end;
     if (!name) return end - first >= ARENA_BYTES && !has_own_data;
-    if (*name != '/' || (uintptr_t)first < FIXED_END) return false;
+    if (*name != '/') return false;
     const char *file = strrchr(name, '/') + 1;
-    return !strncmp(file, "libpython", 9) || !strncmp(file, "python", 6) || strstr(name, "/lib-dynload/");
+    return !strncmp(file, "libpython", 9) || strstr(name, "/lib-dynload/");
 }
 
 /* The text of a file of /proc. Nothing is allocated here, because the list of mappings must stay true. */
@@ -60,11 +58,12 @@ static bool read_text(const char *path, char *text, size_t room) {
 }
 
 /* The parts to move: the readable private mappings, without the stack and the kernel's own. The constants of a library
- * become executable, so that they are one part with its code. Returns the number of parts, -1 when there are too many. */
+ * become executable, so that they are one part with its code. Returns the number of parts, -1 without. */
 static int find_parts(void) {
     char text[MAPS_BYTES];
     int num_parts = 0;
-    if (!read_text("/proc/self/maps", text, sizeof text)) return -1;
+    /* A main program that holds the interpreter also holds what libc needs, so it could not be dropped for commands. */
+    if (!read_text("/proc/self/maps", text, sizeof text) || !strstr(text, "/libpython")) return -1;
     for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
         *end = 0;
         char *rights, *name = strpbrk(line, "/[");
