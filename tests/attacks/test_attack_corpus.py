@@ -285,7 +285,7 @@ async def test_repeated_rounds_of_the_corpus_leave_memory_and_descriptors_unchan
     attacks: Mapping[str, Attack], backend: str
 ) -> None:
     """ROUNDS rounds, eight attacks at once, each round in another order: memory and descriptors do not grow."""
-    filled = {"@PROJECT@": str(PROJECT), "@PORT@": "9", "@ABSTRACT@": "nobody", "@SOCKET@": "/tmp/no.socket"}
+    filled = {"@PROJECT@": str(PROJECT), "@PORT@": "9", "@ABSTRACT@": "nobody", "@SOCKET@": "/nowhere/no.socket"}
     filled["@HOST@"] = socket.gethostname()
     arena = await open_arena(backend, filled, slots=CONCURRENCY)
     meant = [attack for attack in attacks.values() if is_meant(attack, arena.sandbox)]

@@ -23,7 +23,7 @@ from nouscoder.verifier.toolchains.languages import installed
 
 HOSTILE_SHARE = 0.4
 AT_ONCE = 6
-FILLED = {"@PROJECT@": "/nowhere", "@PORT@": "9", "@ABSTRACT@": "nobody", "@SOCKET@": "/tmp/no", "@HOST@": "nowhere"}
+FILLED = {"@PROJECT@": "/nowhere", "@PORT@": "9", "@ABSTRACT@": "nobody", "@SOCKET@": "/no/no", "@HOST@": "nowhere"}
 
 
 @dataclass(slots=True)
