@@ -200,7 +200,7 @@ async def open_arena(
         pytest.skip(str(error))
     grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
     await grader.grade(CANARY)
-    await grader.grade(TALKING_CANARY)  # starts the slot's partner
+    await asyncio.gather(*(grader.grade(TALKING_CANARY) for _ in range(slots)))  # starts each slot's partner
     await asyncio.sleep(0.3)  # the slots make their next namespaces
     view: HostView | PodView = HostView(backend)
     if isinstance(sandbox, GvisorSandbox):
