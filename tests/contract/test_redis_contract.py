@@ -26,6 +26,7 @@ from nouscoder.broker.core import Broker
 from nouscoder.broker.errors import BrokerUnavailable
 from nouscoder.broker.problem_statistics import restore_state
 from nouscoder.broker.store import Value
+from nouscoder.broker.streams import read_oldest_s
 from nouscoder.domain.books import Books, RunIdentity, TrainedGroups
 from nouscoder.domain.partial import EncodedPiece
 from nouscoder.domain.run_status import RunMode
@@ -78,6 +79,7 @@ async def live(broker: Broker, rig: BrokerRig) -> None:
     assert len(letters) == 3
     assert (await operations.remove_dead_letters([letters[0].letter_id], requeue=True))[0] == 1
 
+    assert min((await read_oldest_s(broker.store)).values()) >= 0
     held = (await broker.lease_tasks(GEN, 4, 0)).tasks
     assert await broker.heartbeat(GEN, [item.lease.lease_id for item in held], [1] * 4) == {}
     assert await broker.partials.keep(GEN, [EncodedPiece(held[0].lease.lease_id, 0, 5, 0, 0, bytes(40))]) == [5]

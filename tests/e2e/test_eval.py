@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -234,7 +235,7 @@ def test_what_cannot_be_evaluated_is_reported_in_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [str(problems) if word == "P" else word for word in arguments.split()]
-    with pytest.raises(NousCoderError, match=message):
+    with pytest.raises(NousCoderError, match=re.escape(message)):
         app(["eval", *words], standalone_mode=False)
 
 
