@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -106,6 +108,34 @@ def test_large_private_writable_mappings_are_parts_but_not_the_stack_and_the_lib
 
 def test_the_mapping_of_the_library_is_a_part_only_where_it_is_not_excluded() -> None:
     assert (0x7F0000500000, 0x20000) in writable_parts(MAPS, not_at=0)
+
+
+# Chunks that fit into the heap, because larger ones have mappings of their own.
+HEAP = """
+import ctypes
+from nouscoder.verifier.harness import kernel
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+
+def heap_end():
+    return next(line.split("-")[1].split()[0] for line in open("/proc/self/maps") if "[heap]" in line)
+
+
+kernel.fix_heap_end()
+chunks = [libc.malloc(100_000) for _ in range(50)]
+before = heap_end()
+for chunk in reversed(chunks):
+    libc.free(chunk)
+print(before == heap_end())
+"""
+
+
+def test_frees_do_not_unmap_memory_that_is_part_of_the_image() -> None:
+    """A program of 600 kB made init free a large chunk: the heap shrank, and no test could get its memory."""
+    done = subprocess.run([sys.executable, "-c", HEAP], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "True\n"
 
 
 @pytest.fixture

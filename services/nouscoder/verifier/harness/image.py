@@ -30,7 +30,7 @@ class Image:
     @staticmethod
     def open(not_at: int) -> Image:
         """Make the file. The mapping with the address `not_at` is no part. Raises OSError."""
-        kernel.trim_heap()
+        kernel.fix_heap_end()
         with open("/proc/self/maps", encoding="utf8", errors="surrogateescape") as maps:
             found = writable_parts(maps.read(), not_at)
         parts = (_Part * len(found))(*(_Part(*part) for part in found))

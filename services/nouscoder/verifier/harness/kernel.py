@@ -24,6 +24,7 @@ _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 1, 2, 4
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 
 _AF_UNIX, _SOCK_DGRAM, _SIOCSIFFLAGS, _IFF_UP = 1, 2, 0x8914, 1
+_M_TRIM_THRESHOLD = -1
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
 _FIRST_OWN_FD = 64
 
@@ -139,9 +140,11 @@ def move_up(fd: int) -> int:
     return moved
 
 
-def trim_heap() -> None:
-    """Return the free memory at the end of the C heap to the kernel, so that later frees do not shrink it further."""
+def fix_heap_end() -> None:
+    """Return the free end of the C heap to the kernel. Later frees do not shrink the heap. Raises OSError."""
     _libc.malloc_trim(ctypes.c_size_t(0))
+    if not _libc.mallopt(_M_TRIM_THRESHOLD, -1):
+        raise OSError("mallopt: the C heap cannot be kept from shrinking")
 
 
 def write_memory(fd: int, address: int, num_bytes: int, offset: int) -> int:
