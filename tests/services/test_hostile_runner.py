@@ -143,7 +143,7 @@ END = frames.encode(Kind.OUTPUT_END)
     "said",
     [
         frames.encode(Kind.OUTPUT) * 10,
-        frames.encode(Kind.OUTPUT, b"x" * 70_000) * 10,
+        frames.encode(Kind.OUTPUT, b"x" * 70_000) * (1 + frames.session_bound(LIMITS.output_bytes) // 70_000),
         END * 2,
         END + frames.encode(Kind.OUTPUT, b"x"),
     ],
