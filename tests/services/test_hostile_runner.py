@@ -9,7 +9,6 @@ import math
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import replace
 
 import pytest
 
@@ -166,23 +165,17 @@ async def test_a_runner_chooses_only_its_own_tools_and_only_in_the_known_folders
     evil = {"gcc": "/tmp/evil", "g++": "/usr/bin/gcc", "sh": 7, "javac": "/usr/bin/javac", "java": "/usr/bin/java"}
     assert languages.known_tools(evil) == {"javac": "/usr/bin/javac", "java": "/usr/bin/java"}
     assert [languages.known_tools(found) for found in INVALID] == [{}] * 3
-    languages.forget_installed()
+    pool = object()
+    languages.offer(pool, ["gcc", "sh"])
+    languages.offer(pool, ["g++", "sh"])
     try:
-        languages.offer_tools(["gcc", "sh"])
-        languages.offer_tools(["g++", "sh"])
         assert {"python", "c", "cpp"} <= languages.installed().keys()
         c = languages.installed()["c"]
     finally:
-        languages.forget_installed()
-    program = replace(PROGRAM, language=c)
-    for tools, path in (({"gcc": "/usr/bin/gcc"}, b"\0/usr/bin/gcc\0"), ({}, b"\0gcc\0")):
-        launch = HostileLaunch(COMPILED + result(), tools=tools)
-        slot, session = await session_with(launch, program)
-        await session.run(b"")
-        async with asyncio.timeout(60):
-            while path not in launch.received.replace(b"print(1)", b"print(1)\0"):
-                await asyncio.sleep(0.01)
-        await slot.stop()
+        languages.withdraw(pool)
+    assert "/usr/local/bin/gcc" in (languages.in_slot(c, {"gcc": "/usr/local/bin/gcc", "sh": "/bin/sh"}).compile or ())
+    with pytest.raises(languages.ToolsMissing, match="c needs gcc"):
+        languages.in_slot(c, {"sh": "/bin/sh"})
 
 
 def _deep(_: dict[str, object]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -11,12 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nouscoder.domain.submission import Limits
-from nouscoder.verifier.sandbox import Program, SandboxConfig, SandboxUnavailable, SpillOverConfig, open_backends
+from nouscoder.verifier.sandbox import (
+    Program,
+    SandboxConfig,
+    SandboxError,
+    SandboxUnavailable,
+    SpillOverConfig,
+    open_backends,
+    open_sandbox,
+)
 from nouscoder.verifier.sandbox.fake import FakeSandbox
 from nouscoder.verifier.sandbox.spill_over import SpillOverSandbox, next_change_s, place
+from nouscoder.verifier.toolchains import languages
 from nouscoder.verifier.toolchains.languages import registry
 
 PROGRAM = Program(registry()["python"], "print(1)", Limits())
+LIMITS = Limits(wall_time_s=60, cpu_time_s=30, memory_bytes=256 << 20, output_bytes=1 << 20, processes=64)
 AFTER_S = 3600.0  # so long that no test reaches it by waiting
 
 ages = st.floats(0, 1000)
@@ -198,3 +209,33 @@ def test_the_configuration_names_both_backends_and_refuses_the_same_twice() -> N
     assert (sandbox.name, sandbox.num_slots) == ("local+fake", 5)
     with pytest.raises(ValueError, match=r"spill_over\.backend"):
         SandboxConfig(backend="fake", spill_over=spill_over)
+
+
+async def test_a_language_that_a_remote_host_offers_too_runs_with_the_tools_of_this_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The TypeScript compiler is found by its path alone, so a name in its place was the candidate's compile error."""
+    remote = object()
+    sandbox = open_sandbox(SandboxConfig(slots=1))
+    try:
+        await sandbox.start()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    here = languages.installed()
+    code = {"c": "int main(void) { return 3; }", "typescript": "const n: number = 3;\nprocess.exit(n)"}
+    languages.offer(remote, languages.all_tools())
+    try:
+        both = languages.installed()
+        assert both.keys() == languages.registry().keys() >= here.keys() >= {"c"}
+        for name in sorted(code.keys() & here.keys()):
+            assert not any(map(os.path.isabs, both[name].detect))
+            async with sandbox.session(Program(both[name], code[name], LIMITS)) as session:
+                assert (await session.run(b"")).exit_code == 3
+        monkeypatch.setattr(languages, "_own_tools", dict)
+        with pytest.raises(SandboxError, match="c needs sh, gcc"):
+            async with sandbox.session(Program(both["c"], code["c"], LIMITS)):
+                pass
+    finally:
+        languages.withdraw(remote)
+        await sandbox.close()
+    assert languages.installed() == here

@@ -92,6 +92,7 @@ class GvisorSandbox(LocalSandbox):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await super().close()
+        languages.withdraw(self.pool)
         await self.pool.close()
 
     @property

@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Protocol
 
 # The environment of every harness. MALLOC_ARENA_MAX keeps threads from reserving 64 MiB of address space each, which
@@ -46,8 +45,8 @@ class Link(Protocol):
         ...
 
     @property
-    def tools(self) -> Mapping[str, str]:
-        """The absolute paths of the tools of another machine, by name; empty for the gateway's own machine."""
+    def tools(self) -> Mapping[str, str] | None:
+        """The absolute paths of the tools of another machine, by name; None for the gateway's own machine."""
         ...
 
     @property
@@ -72,7 +71,7 @@ class Link(Protocol):
 class ProcessLink:
     """The link to a harness that is a process of this host, over pipes."""
 
-    tools: Mapping[str, str] = MappingProxyType({})
+    tools: Mapping[str, str] | None = None
     use_until_s = math.inf
 
     def __init__(

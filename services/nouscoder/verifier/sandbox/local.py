@@ -17,6 +17,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 
 from nouscoder.verifier.harness.settings import SlotSettings
 from nouscoder.verifier.sandbox.base import CompileFailed, PartnerCompileFailed, Program, SandboxError, Session
@@ -29,7 +30,7 @@ from nouscoder.verifier.sandbox.launch import HostLaunch
 from nouscoder.verifier.sandbox.peers import PeerSockets
 from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Slot, host_is_root
-from nouscoder.verifier.toolchains.languages import cache_folders
+from nouscoder.verifier.toolchains.languages import ToolsMissing, cache_folders, in_slot, offer, withdraw
 
 _FIRST_UID = 1_000_000_000  # above any user of the host; two per slot, different for each service process
 _UIDS_A_SERVICE = 4096
@@ -71,6 +72,7 @@ class LocalSandbox:
 
     async def start(self) -> None:
         """Start every slot. Raises SandboxUnavailable."""
+        offer(self, None)
         try:
             await asyncio.gather(*(slot.ensure_usable() for slot in self._slots))
         except BaseException:
@@ -130,7 +132,7 @@ class LocalSandbox:
         limits = _group_limits(program, self._config)
         await slot.ensure_usable()
         slot.group.widen(**limits)  # not narrowed yet: the previous session may still be ending
-        session = SlotSession(slot, program, self._config, self.compiled)
+        session = SlotSession(slot, _with_tools_of(slot, program), self._config, self.compiled)
         session.begin()
         await session.compile()
         session.bound_memory()
@@ -167,6 +169,7 @@ class LocalSandbox:
     async def close(self) -> None:
         """Kill every slot. Waiting sessions get SandboxError."""
         self._open = False
+        withdraw(self)
         self._free.clear()
         while self._waiting:
             waiter = self._waiting.popleft()
@@ -211,6 +214,14 @@ class LocalSandbox:
                 waiter.set_result(slot)
                 return
         self._free.append(slot)
+
+
+def _with_tools_of(slot: Slot, program: Program) -> Program:
+    try:
+        language = in_slot(program.language, slot.tools)
+    except ToolsMissing as error:
+        raise SandboxError(f"slot {slot.index} cannot run the program: {error}") from error
+    return program if language is program.language else replace(program, language=language)
 
 
 def _group_limits(program: Program, config: SandboxConfig) -> dict[str, int]:

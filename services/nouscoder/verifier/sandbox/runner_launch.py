@@ -100,7 +100,7 @@ class PooledLaunch(RunnerLaunch):
             await self._pool.give_back(runner, Ending.DOUBT)
             raise
         self.runner = runner
-        languages.offer_tools(link.tools)
+        languages.offer(self._pool, link.tools)
         return link
 
     async def _give_back(self, ending: Ending) -> None:

@@ -27,7 +27,7 @@ from nouscoder.verifier.sandbox.config import SandboxConfig
 from nouscoder.verifier.sandbox.conversation import Talker, converse
 from nouscoder.verifier.sandbox.dialogue import SlotDialogue
 from nouscoder.verifier.sandbox.slot import Slot, SlotEnded
-from nouscoder.verifier.toolchains.languages import with_memory_limit, with_tools
+from nouscoder.verifier.toolchains.languages import with_memory_limit
 
 _EXITS = {
     frames.Ended.EXITED: Exit.EXITED,
@@ -86,8 +86,8 @@ class SlotSession:
             entry_point=self._program.entry_point or "",
             prelude=self._program.prelude,
             source_name=language.source_name,
-            compile_argv=with_tools(language.compile, self._slot.tools) if known is None else None,
-            run_argv=with_memory_limit(with_tools(language.run, self._slot.tools), limits.memory_bytes),
+            compile_argv=language.compile if known is None else None,
+            run_argv=with_memory_limit(language.run, limits.memory_bytes),
             files=self._program.files if known is None else {**self._program.files, **known.files},
             makes_file=self._program.makes_file,
             fetch=self._program.fetch,

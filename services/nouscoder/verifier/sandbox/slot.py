@@ -66,9 +66,9 @@ class Slot:
         self._most_bytes = self._earlier_bytes = _FIRST_BYTES
 
     @property
-    def tools(self) -> Mapping[str, str]:
-        """The absolute paths of tools in this slot, by name, if they differ from those of the gateway."""
-        return self._link.tools if self._link is not None else {}
+    def tools(self) -> Mapping[str, str] | None:
+        """The absolute paths of tools in this slot, by name; None if they are those of the gateway's machine."""
+        return self._link.tools if self._link is not None else None
 
     @property
     def pid(self) -> int | None:

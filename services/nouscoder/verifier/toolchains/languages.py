@@ -2,6 +2,7 @@
 
 A language is installed when each of its tools is in a folder that candidates can see (`SEARCH_PATH`), or in a toolchain
 of a home folder that the language's `locate` finds, such as rustup's. Candidates then see the toolchain's folder alone.
+Each slot has the tools of its own machine: `in_slot` gives a language the paths of them.
 """
 
 from __future__ import annotations
@@ -73,13 +74,25 @@ def find_installed(languages: Mapping[str, Language], search_path: str = SEARCH_
 
 
 def installed() -> Mapping[str, Language]:
-    """The languages that candidates can use: those of this host (detected once), or those given to `offer_tools`."""
-    return _remote if _remote is not None else _installed_here()
+    """The languages that candidates can use: those that open sandboxes offer, or those of this host if none is open."""
+    return _offered if _offered is not None else _installed_here()
+
+
+@functools.cache
+def _known() -> Mapping[str, Language]:
+    return registry()
+
+
+@functools.cache
+def _own_tools() -> Mapping[str, str]:
+    """The paths of this host's tools by name, of the languages that are installed."""
+    pairs = ((_known()[name].detect, language.detect) for name, language in _installed_here().items())
+    return {tool: path for names, paths in pairs for tool, path in zip(names, paths, strict=True)}
 
 
 @functools.cache
 def _installed_here() -> Mapping[str, Language]:
-    known = registry()
+    known = _known()
     found = dict(find_installed(known))
     for name, language in known.items():
         if name not in found and (located := find_located(language)) is not None:
@@ -105,18 +118,36 @@ def find_located(language: Language, search_path: str = SEARCH_PATH) -> Language
     return replace(_resolved(language, {tool: path for tool, path in tools.items() if path}), home=home.resolve())
 
 
-_remote: Mapping[str, Language] | None = None
+_offers: dict[object, frozenset[str] | None] = {}  # tools by sandbox; None for one that runs candidates on this host
+_offered: Mapping[str, Language] | None = None
 
 
-def offer_tools(names: Collection[str]) -> None:
-    """Offer the languages of a remote host that has these tools, in addition to those offered before.
+def offer(sandbox: object, tools: Collection[str] | None) -> None:
+    """Offer the languages of these tools, in addition to those offered before; those of this host for None.
 
-    Their commands keep the names of the tools: each slot puts in its own paths (`with_tools`), so that no remote host
+    Commands of a remote host keep the names of the tools: each slot puts in its own paths (`in_slot`), so that no host
     changes a command for another one. Remote hosts have no toolchain cache.
     """
-    global _remote
-    found = {name: one for name, one in registry().items() if set(names) >= set(one.detect)}
-    _remote = MappingProxyType({**(_remote or {}), **found})
+    before = _offers.get(sandbox, frozenset())
+    after = None if tools is None or before is None else before | frozenset(tools)
+    if sandbox not in _offers or after != before:
+        _offers[sandbox] = after
+        _combine()
+
+
+def withdraw(sandbox: object) -> None:
+    """Offer nothing of this sandbox any more: it is closed."""
+    if sandbox in _offers:
+        del _offers[sandbox]
+        _combine()
+
+
+def _combine() -> None:
+    global _offered
+    there = [tools for tools in _offers.values() if tools is not None]
+    here = _installed_here() if not there or None in _offers.values() else {}
+    remote = {name: one for tools in there for name, one in _known().items() if tools >= set(one.detect)}
+    _offered = MappingProxyType({**here, **remote})
 
 
 def known_tools(found: object) -> Mapping[str, str]:
@@ -132,16 +163,38 @@ def with_tools(command: tuple[str, ...] | None, tools: Mapping[str, str]) -> tup
     return None if command is None else tuple(tools.get(word, word) for word in command)
 
 
+class ToolsMissing(Exception):
+    """A machine lacks a tool of the language."""
+
+
+def in_slot(language: Language, tools: Mapping[str, str] | None) -> Language:
+    """The language with the paths of one machine's tools: those given by name, or this host's for None.
+
+    Raises ToolsMissing. A language that is not in languages.toml is returned as it is.
+    """
+    known = _known().get(language.name)
+    if known is None or (tools is None and all(map(os.path.isabs, language.detect))):
+        return language
+    own = _own_tools()
+    there = own if tools is None else tools
+    if missing := [tool for tool in known.detect if tool not in there]:
+        raise ToolsMissing(f"{language.name} needs {', '.join(missing)}")
+    if tools is not None and language.cache is not None:
+        language = replace(language, compile=known.compile, cache=None)
+    return _resolved(language, {**there, **{path: there[tool] for tool, path in own.items() if tool in there}})
+
+
 def with_memory_limit(command: tuple[str, ...] | None, memory_bytes: int) -> tuple[str, ...] | None:
     """The command with the memory limit of a submission, which Java's heap is a part of."""
     return None if command is None else tuple(word.replace(_MEMORY, str(memory_bytes)) for word in command)
 
 
 def forget_installed() -> None:
-    """Forget the detected languages and the tools given to `offer_tools`."""
-    global _remote
-    _remote = None
+    """Detect the languages of this host again when they are next needed."""
     _installed_here.cache_clear()
+    _own_tools.cache_clear()
+    if _offers:
+        _combine()
 
 
 def all_tools() -> tuple[str, ...]:
@@ -201,5 +254,5 @@ def _resolved(language: Language, tools: Mapping[str, str]) -> Language:
         prepare=with_tools(language.prepare, tools),
         unbuffered_run=with_tools(language.unbuffered_run, tools),
         compile_with_cache=with_tools(language.compile_with_cache, tools),
-        detect=tuple(tools[tool] for tool in language.detect),
+        detect=tuple(tools.get(tool, tool) for tool in language.detect),
     )
