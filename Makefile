@@ -24,7 +24,7 @@ test: .venv/dev.ready
 # Takes minutes: the demo, killed and resumed exactly; a Redis that forgets; a large batch; the grading service at
 # twice its capacity.
 test-heavy: .venv/dev.ready
-	$(BIN)/pytest -s -m heavy
+	$(BIN)/pytest -s -m heavy --durations=30
 
 # May take hours: the whole run and each service killed in runs of their own, the demo with three seeds; a run on 200
 # real problems with the tokenizer of Qwen3; the attack corpus through gVisor, and repeatedly with eight at once;
