@@ -37,7 +37,7 @@ _MAX_SILENT_PROOFS = 3
 _WRONG_KERNEL_PAUSE_S = 30.0  # before another runner is made, which probably has the same kernel
 
 
-@dataclass
+@dataclass(eq=False)  # a pool is itself: it offers tools until it is closed
 class RunnerPool:
     """Keeps `size` runners to lend, and `spares` more.
 
