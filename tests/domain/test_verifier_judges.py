@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import threading
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -230,6 +233,30 @@ def test_a_line_longer_than_any_right_answer_is_wrong_and_is_not_parsed(monkeypa
             (result,) = judge.split_now(ended(result=line))
         assert outcome_of(judge, 0, result) is WRONG
         assert len(result.stdout) <= 8000
+
+
+async def test_a_line_of_64_mib_is_split_beside_the_event_loop_in_little_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop must run while the result is split; without a thread the test ends at its limit."""
+    judge = lcb_judge(("a", "1"), ("b", "2"))
+    whole = ended(result=b'["ok", "' + b"\0" * (64 << 20) + b'", 0.1]')
+    loop, has_run, split_now = asyncio.get_running_loop(), threading.Event(), judge.split_now
+
+    def waiting(result: RunResult) -> list[RunResult]:
+        loop.call_soon_threadsafe(has_run.set)
+        assert has_run.wait(60), "the event loop stands still"
+        return split_now(result)
+
+    monkeypatch.setattr(judge, "split_now", waiting)
+    tracemalloc.start()
+    try:
+        results = await judge.split(whole)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [outcome_of(judge, index, result) for index, result in enumerate(results)] == [WRONG, ERROR]
+    assert peak_bytes < len(whole.result or b"") + (1 << 20)  # one copy
 
 
 def test_the_tests_left_by_a_dead_or_late_lcb_process_get_its_result() -> None:

@@ -29,12 +29,13 @@ class CountingGrader:
         self.gate.set()
 
     async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
-        self.graded.append(submission.code or "")
+        text = submission.code or submission.completion or ""
+        self.graded.append(text)
         await self.gate.wait()
         if on_outcome:
             on_outcome(TESTED)
-        kind = VerdictKind((submission.code or "").split("*")[0].split("#")[0])
-        num_tests = int((submission.code or "").partition("*")[2] or 1)
+        kind = VerdictKind(text.split("*")[0].split("#")[0])
+        num_tests = int(text.partition("*")[2] or 1)
         return Verdict(kind, 1, 1, 1, 0.5, "counting", tests=(TESTED,) * num_tests)
 
 
@@ -137,9 +138,17 @@ async def test_every_text_is_part_of_the_key_and_none_is_formatted() -> None:
             raise AssertionError("formatted")
 
     plain = submission(Text("accepted#\ud800"))
-    for one in (plain, replace(plain, language=Text("c")), replace(plain, problem_id=Text("p")), plain):
+    differing = (
+        plain,
+        replace(plain, language=Text("c")),
+        replace(plain, problem_id=Text("p")),
+        replace(plain, files={Text("helper.py"): Text("x = 1")}),
+        replace(plain, files={Text("helper.py"): Text("x = 2")}),
+        replace(plain, code=None, completion=Text("accepted#\ud800")),
+    )
+    for one in (*differing, *differing):
         await grader.grade(one)
-    assert len(inner.graded) == 3
+    assert len(inner.graded) == len(differing)
 
 
 async def test_a_submission_without_problem_id_gets_no_verdict_from_a_learned_order() -> None:
