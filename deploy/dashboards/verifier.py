@@ -108,6 +108,32 @@ _GRADING = (
     ),
 )
 
+_KEPT = per_second("verifier_compile_cache_hits_total")
+_COMPILED = per_second("verifier_compile_cache_misses_total")
+
+_COMPILE_CACHE = (
+    Panel(
+        "Programs that were not compiled again",
+        "Share of the programs in a compiled language whose source had been compiled before.",
+        "percentunit",
+        (Query(share(_KEPT, f"({_KEPT} + {_COMPILED})"), "share"),),
+        high=1,
+    ),
+    Panel(
+        "Compilations",
+        "Programs per second that were compiled, and that were found compiled.",
+        "none",
+        (Query(_COMPILED, "compiled"), Query(_KEPT, "found")),
+        Kind.STACKED,
+    ),
+    Panel(
+        "Compiled programs on the disk",
+        "Bytes, by gateway; at most verifier.sandbox.compile_cache_bytes each.",
+        "bytes",
+        (Query(f"sum by (pod) ({metric('verifier_compile_cache_bytes')})", "{{pod}}"),),
+    ),
+)
+
 _SANDBOXES = (
     Panel(
         "Sandboxes by state",
@@ -223,6 +249,7 @@ VERIFIER = Board(
     rows=(
         ("At a glance", _GLANCE),
         ("Grading", _GRADING),
+        ("Compiled programs", _COMPILE_CACHE),
         ("Sandboxes", _SANDBOXES),
         process_row("verifier"),
     ),

@@ -9,6 +9,7 @@ import math
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,7 @@ from nouscoder.verifier.runner import greeting
 from nouscoder.verifier.runner.secure import own_certificate
 from nouscoder.verifier.sandbox import Exit, Program, SandboxConfig, SandboxError, SandboxUnavailable
 from nouscoder.verifier.sandbox.canary import new_canary
+from nouscoder.verifier.sandbox.compile_cache import CompileCache
 from nouscoder.verifier.sandbox.link import Ending
 from nouscoder.verifier.sandbox.runner_link import RunnerRefused, connect
 from nouscoder.verifier.sandbox.session import SlotSession
@@ -82,7 +84,7 @@ async def session_with(launch: HostileLaunch, program: Program = PROGRAM) -> tup
     """A session whose program has compiled, if the other end says so."""
     slot = Slot(0, SandboxConfig(start_limit_s=60), launch)
     await slot.ensure_usable()
-    session = SlotSession(slot, program, SandboxConfig())
+    session = SlotSession(slot, program, SandboxConfig(), CompileCache(0))
     session.begin()
     await session.compile()
     return slot, session
@@ -120,6 +122,20 @@ async def test_a_bad_answer_to_a_run_is_a_sandbox_error_and_ends_the_slot(said: 
     with pytest.raises(SandboxError):
         await session.run(b"")
     assert not slot.end_session()
+
+
+async def test_a_frame_as_large_as_files_is_refused_unread_unless_the_program_fetches_some() -> None:
+    large = frames.encode(Kind.RESULT, bytes(2 * LIMITS.output_bytes + (1 << 19)))
+    compiled_elsewhere = replace(PROGRAM, language=languages.registry()["c"])
+    programs = [
+        (PROGRAM, "sent a frame of"),
+        (compiled_elsewhere, "sent a frame of"),
+        (replace(PROGRAM, fetch=("made",)), "sent an invalid result"),
+    ]
+    for program, why in programs:
+        _, session = await session_with(HostileLaunch(COMPILED + large), program)
+        with pytest.raises(SandboxError, match=why):
+            await session.run(b"")
 
 
 async def test_a_good_answer_is_taken() -> None:

@@ -172,6 +172,17 @@ def test_runner_pods_are_counted_at_each_scrape() -> None:
     assert registry.get_sample_value("nouscoder_verifier_runner_replacements_total", {"reason": "worn"}) == 3
 
 
+def test_the_use_of_compile_caches_is_read_at_each_scrape() -> None:
+    registry = CollectorRegistry()
+    uses = {"local": BackendUse(0, 0, 0, "", compile_cache=(3, 2, 4096))}
+    VerifierMetrics(registry).watch_backends(lambda: uses)
+    names = ("hits_total", "misses_total", "bytes")
+    read = [registry.get_sample_value(f"nouscoder_verifier_compile_cache_{n}", {"backend": "local"}) for n in names]
+    assert read == [3, 2, 4096]
+    uses["local"] = BackendUse(0, 0, 0, "")
+    assert registry.get_sample_value("nouscoder_verifier_compile_cache_bytes", {"backend": "local"}) == 0
+
+
 async def test_every_service_exports_its_process_its_build_and_its_certificates(tmp_path: Path) -> None:
     registry = CollectorRegistry()
     files = (str(make_certificate(tmp_path) / "tls.crt"),)

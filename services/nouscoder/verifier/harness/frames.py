@@ -142,9 +142,12 @@ def unpack_result(payload: bytes) -> Result:
     )
 
 
-def session_bound(output_bytes: int) -> int:
-    """The length [bytes] that no frame of a session exceeds: a RESULT with all of its output, stderr and value."""
-    return max(_RESULT.size + 2 * output_bytes, MAX_SENT_BYTES) + (1 << 18)
+def session_bound(output_bytes: int, *, has_files: bool = False) -> int:
+    """The length [bytes] that no frame of a session exceeds: a RESULT with all of its output, stderr and value.
+
+    `has_files`: the slot may also send files, because the gateway fetches them or keeps what a compiler makes.
+    """
+    return max(_RESULT.size + 2 * output_bytes, MAX_SENT_BYTES if has_files else 0) + (1 << 18)
 
 
 def unpack_files(payload: bytes) -> tuple[bytes, Mapping[str, bytes] | None]:

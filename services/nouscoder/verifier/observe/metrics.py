@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
@@ -16,11 +17,15 @@ from nouscoder.verifier.sandbox.modal_budget import Cap
 from nouscoder.verifier.sandbox.pool import Replaced, RunnerState
 from nouscoder.verifier.sandbox.runner_choice import SecondRun
 
+_PREFIX = "nouscoder_verifier_"
 _TEST_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60)
 _WAIT_BUCKETS = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800)
 _MAX_CLIENTS = 100  # with a series of their own: their names come from the file of tokens, which has no limit
 _OTHER_CLIENTS = "other"
 _SUBMISSION_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
+
+
+Value = TypeVar("Value", bound=StrEnum)
 
 
 class FailureCause(StrEnum):
@@ -32,6 +37,26 @@ class FailureCause(StrEnum):
     JUDGE = "judge"  # a checker or an interactor failed, or a gold answer cannot be read
 
 
+class _LoadCollector(Collector):
+    """What waits and runs, read at each scrape, because it changes often."""
+
+    def __init__(self) -> None:
+        self.waiting = self.busy = self.slots = 0
+        self.waiting_sessions = self.open_sessions = 0
+        self.queue: Callable[[], tuple[float, int]] = lambda: (0.0, 0)  # age of the oldest, number of clients
+
+    def collect(self) -> Iterator[Metric]:
+        """The current values."""
+        oldest_s, num_clients = self.queue()
+        yield GaugeMetricFamily(f"{_PREFIX}queue_depth", "Submissions waiting for a sandbox", self.waiting)
+        yield GaugeMetricFamily(f"{_PREFIX}queue_oldest_age_seconds", "Wait of the oldest waiting submission", oldest_s)
+        yield GaugeMetricFamily(f"{_PREFIX}queue_clients", "Clients with a waiting submission", num_clients)
+        states = {"busy": self.busy, "free": self.slots - self.busy}
+        yield _gauge_by_state("sandboxes", "Sandbox slots, by state", states)
+        states = {"waiting": self.waiting_sessions, "open": self.open_sessions}
+        yield _gauge_by_state("tool_sessions", "Tool sessions, by state", states)
+
+
 class _RunnerCollector(Collector):
     """Counts runner pods at each scrape. Every state and reason is present, with 0 if the backend has no pods."""
 
@@ -41,16 +66,15 @@ class _RunnerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The current values."""
-        runners = GaugeMetricFamily("nouscoder_verifier_runners", "Runner pods, by state", labels=["state"])
         states, replaced = self.states(), self.replacements()
-        for state in RunnerState:
-            runners.add_metric([state.value], states.get(state.value, 0))
+        by_state = {state.value: states.get(state.value, 0) for state in RunnerState}
+        yield _gauge_by_state("runners", "Runner pods, by state", by_state)
         replacements = CounterMetricFamily(
-            "nouscoder_verifier_runner_replacements", "Runner pods that were replaced, by reason", labels=["reason"]
+            f"{_PREFIX}runner_replacements", "Runner pods that were replaced, by reason", labels=["reason"]
         )
         for reason in Replaced:
             replacements.add_metric([reason.value], replaced.get(reason.value, 0))
-        yield from (runners, replacements)
+        yield replacements
 
 
 class _BackendCollector(Collector):
@@ -61,7 +85,7 @@ class _BackendCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The current values."""
-        prefix, label = "nouscoder_verifier_backend_", ["backend"]
+        prefix, label = f"{_PREFIX}backend_", ["backend"]
         sessions = CounterMetricFamily(f"{prefix}sessions", "Sandboxes used, by backend", labels=label)
         seconds = CounterMetricFamily(f"{prefix}seconds", "Seconds of sandboxes in use, by backend", labels=label)
         dollars = CounterMetricFamily(f"{prefix}dollars", "Cost at the configured prices, by backend", labels=label)
@@ -69,7 +93,7 @@ class _BackendCollector(Collector):
             f"{prefix}limited", "1 while a cap allows no further container", labels=["backend", "cap"]
         )
         starts = SummaryMetricFamily(
-            "nouscoder_verifier_runner_start_seconds",
+            f"{_PREFIX}runner_start_seconds",
             "From the creation of a runner until it can be reached, by backend",
             labels=label,
         )
@@ -81,69 +105,82 @@ class _BackendCollector(Collector):
             for cap in Cap:
                 limited.add_metric([name, cap.value], cap.value == use.limited_by)
         yield from (sessions, seconds, dollars, limited, starts)
+        yield from self._compile_caches()
+
+    def _compile_caches(self) -> Iterator[Metric]:
+        prefix, label = f"{_PREFIX}compile_cache_", ["backend"]
+        hits = CounterMetricFamily(f"{prefix}hits", "Programs that were not compiled again", labels=label)
+        misses = CounterMetricFamily(f"{prefix}misses", "Programs that were compiled", labels=label)
+        held = GaugeMetricFamily(f"{prefix}bytes", "Disk that compiled programs take", labels=label)
+        for name, use in self.uses().items():
+            num_hits, num_misses, num_bytes = use.compile_cache
+            hits.add_metric([name], num_hits)
+            misses.add_metric([name], num_misses)
+            held.add_metric([name], num_bytes)
+        yield from (hits, misses, held)
+
+
+def _gauge_by_state(name: str, text: str, states: Mapping[str, float]) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily(f"{_PREFIX}{name}", text, labels=["state"])
+    for state, value in states.items():
+        gauge.add_metric([state], value)
+    return gauge
+
+
+def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Counter:
+    return Counter(f"{_PREFIX}{name}", text, labels, registry=registry)
+
+
+def _histogram(registry: CollectorRegistry, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+    return Histogram(f"{_PREFIX}{name}", text, buckets=buckets, registry=registry)
+
+
+def _by_value(
+    registry: CollectorRegistry, name: str, text: str, label: str, values: Sequence[Value]
+) -> dict[Value, Counter]:
+    """A counter for each value of a label, all of which exist from the start, because finding one is slow."""
+    counter = _counter(registry, name, text, label)
+    return {value: counter.labels(value.value) for value in values}
 
 
 class VerifierMetrics:
     """The metrics of grading. One instance per registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        prefix = "nouscoder_verifier_"
-        submissions = Counter(f"{prefix}submissions", "Submissions that got a verdict", ["verdict"], registry=registry)
-        tests = Counter(f"{prefix}tests", "Tests run, by outcome", ["outcome"], registry=registry)
-        self._submission_s = Histogram(
-            f"{prefix}submission_duration_seconds",
-            "Seconds from acceptance to verdict",
-            buckets=_SUBMISSION_BUCKETS,
-            registry=registry,
-        )
-        self._test_s = Histogram(
-            f"{prefix}test_duration_seconds", "Wall seconds of one test", buckets=_TEST_BUCKETS, registry=registry
-        )
-        self._load = (0, 0, 0)  # waiting, busy, slots: read at each scrape, because they change often
-        queue = Gauge(f"{prefix}queue_depth", "Submissions waiting for a sandbox", registry=registry)
-        queue.set_function(lambda: self._load[0])
-        self._queue: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
-        oldest = Gauge(f"{prefix}queue_oldest_age_seconds", "Wait of the oldest waiting submission", registry=registry)
-        oldest.set_function(lambda: self._queue()[0])
-        clients = Gauge(f"{prefix}queue_clients", "Clients with a waiting submission", registry=registry)
-        clients.set_function(lambda: self._queue()[1])
-        self._wait_s = Histogram(
-            f"{prefix}queue_wait_seconds", "Seconds that submissions waited", buckets=_WAIT_BUCKETS, registry=registry
-        )
+        self._load = _LoadCollector()
+        self._runners = _RunnerCollector()
+        self._backends = _BackendCollector()
+        for collector in (self._load, self._runners, self._backends):
+            registry.register(collector)
         self._clients: dict[str, Counter] = {}
-        self._by_client = Counter(
-            f"{prefix}client_submissions", "Submissions that got a verdict, by client", ["client"], registry=registry
+        self._by_client = _counter(
+            registry, "client_submissions", "Submissions that got a verdict, by client", "client"
         )
         self._count(_OTHER_CLIENTS, 0)
-        sandboxes = Gauge(f"{prefix}sandboxes", "Sandbox slots, by state", ["state"], registry=registry)
-        sandboxes.labels("busy").set_function(lambda: self._load[1])
-        sandboxes.labels("free").set_function(lambda: self._load[2] - self._load[1])
-        self._cache_hits = Counter(f"{prefix}cache_hits", "Submissions answered from the cache", registry=registry)
-        self._failures = Counter(
-            f"{prefix}internal_errors", "Infrastructure failures while grading, by cause", ["cause"], registry=registry
+        self._cache_hits = _counter(registry, "cache_hits", "Submissions answered from the cache")
+        self._extra_workers = _counter(
+            registry, "extra_lanes", "Further test workers of a submission, opened on idle slots"
         )
-        self._extra_workers = Counter(
-            f"{prefix}extra_lanes", "Further test workers of a submission, opened on idle slots", registry=registry
-        )
-        self._tool_load = (0, 0)
-        sessions = Gauge(f"{prefix}tool_sessions", "Tool sessions, by state", ["state"], registry=registry)
-        sessions.labels("waiting").set_function(lambda: self._tool_load[0])
-        sessions.labels("open").set_function(lambda: self._tool_load[1])
-        calls = Counter(f"{prefix}tool_calls", "Calls of tool sessions, by how they ended", ["end"], registry=registry)
-        self._tool_calls = {end: calls.labels(end.value) for end in CallEnd}
-        second = Counter(
-            f"{prefix}second_runs", "Submissions repeated on a second runner, by end", ["end"], registry=registry
-        )
-        self._second_runs = {end: second.labels(end.value) for end in SecondRun}
-        self._runners = _RunnerCollector()
-        registry.register(self._runners)
-        self._backends = _BackendCollector()
-        registry.register(self._backends)
-        for cause in FailureCause:
-            self._failures.labels(cause.value)
-        self._submissions = {kind: submissions.labels(kind.value) for kind in VerdictKind}
         never = (VerdictKind.NO_CODE, VerdictKind.COMPILE_ERROR)
-        self._tests = {kind: tests.labels(kind.value) for kind in VerdictKind if kind not in never}
+        of_tests = [kind for kind in VerdictKind if kind not in never]
+        self._submissions = _by_value(
+            registry, "submissions", "Submissions that got a verdict", "verdict", list(VerdictKind)
+        )
+        self._tests = _by_value(registry, "tests", "Tests run, by outcome", "outcome", of_tests)
+        self._failures = _by_value(
+            registry, "internal_errors", "Infrastructure failures while grading, by cause", "cause", list(FailureCause)
+        )
+        self._tool_calls = _by_value(
+            registry, "tool_calls", "Calls of tool sessions, by how they ended", "end", list(CallEnd)
+        )
+        self._second_runs = _by_value(
+            registry, "second_runs", "Submissions repeated on a second runner, by end", "end", list(SecondRun)
+        )
+        self._submission_s = _histogram(
+            registry, "submission_duration_seconds", "Seconds from acceptance to verdict", _SUBMISSION_BUCKETS
+        )
+        self._test_s = _histogram(registry, "test_duration_seconds", "Wall seconds of one test", _TEST_BUCKETS)
+        self._wait_s = _histogram(registry, "queue_wait_seconds", "Seconds that submissions waited", _WAIT_BUCKETS)
 
     def watch_runners(
         self, states: Callable[[], Mapping[str, int]], replacements: Callable[[], Mapping[str, int]]
@@ -157,7 +194,7 @@ class VerifierMetrics:
 
     def watch_queue(self, queue: Callable[[], tuple[float, int]]) -> None:
         """Set the source of the wait of the oldest submission, in seconds, and the number of clients that wait."""
-        self._queue = queue
+        self._load.queue = queue
 
     def waited(self, wait_s: float) -> None:
         """Count the wait of a submission that got a slot."""
@@ -193,7 +230,7 @@ class VerifierMetrics:
 
     def tool_load(self, waiting: int, open_: int) -> None:
         """Set the number of waiting and of open tool sessions."""
-        self._tool_load = (waiting, open_)
+        self._load.waiting_sessions, self._load.open_sessions = waiting, open_
 
     def repeated(self, end: SecondRun) -> None:
         """Count a submission that was repeated on a second runner."""
@@ -201,8 +238,8 @@ class VerifierMetrics:
 
     def failed(self, cause: FailureCause) -> None:
         """Count an infrastructure failure."""
-        self._failures.labels(cause.value).inc()
+        self._failures[cause].inc()
 
     def load(self, waiting: int, busy: int, slots: int) -> None:
         """Set the number of waiting submissions, busy slots and all slots."""
-        self._load = (waiting, busy, slots)
+        self._load.waiting, self._load.busy, self._load.slots = waiting, busy, slots

@@ -259,6 +259,16 @@ class StartsRunners(Protocol):
         ...
 
 
+@runtime_checkable
+class KeepsCompiled(Protocol):
+    """A sandbox that keeps compiled programs."""
+
+    @property
+    def compile_cache_use(self) -> tuple[int, int, int]:
+        """Programs found, programs compiled, and bytes on the disk."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class BackendUse:
     """What one backend has done since the start of the service."""
@@ -268,6 +278,7 @@ class BackendUse:
     dollars: float
     limited_by: str
     runner_starts: tuple[int, float] = (0, 0.0)
+    compile_cache: tuple[int, int, int] = (0, 0, 0)
 
 
 def check_run_input(program: Program, args: tuple[str, ...], files: Mapping[str, bytes]) -> None:

@@ -44,9 +44,15 @@ class CompileCache:
         self._places: OrderedDict[str, tuple[int, int]] = OrderedDict()  # key -> offset, length; in order of writing
         self._end = 0  # where the next entry is written
         self.num_hits = 0
+        self.num_misses = 0
 
     def __len__(self) -> int:
         return len(self._places)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it keeps programs at all."""
+        return self._file is not None
 
     @property
     def num_bytes(self) -> int:
@@ -54,16 +60,21 @@ class CompileCache:
         return os.fstat(self._file.fileno()).st_size if self._file is not None else 0
 
     def get(self, key: str) -> Compiled | None:
-        """The compiled program, if it is there."""
+        """The compiled program, if it is there. Counted as a hit or as a miss."""
+        found = self._read(key)
+        if found is None:
+            self.num_misses += 1
+        else:
+            self.num_hits += 1
+        return found
+
+    def _read(self, key: str) -> Compiled | None:
         place = self._places.get(key)
         if place is None or self._file is None:
             return None
         offset, length = place
         said, files = frames.unpack_files(os.pread(self._file.fileno(), length, offset))
-        if files is None:
-            return None
-        self.num_hits += 1
-        return Compiled(files, said)
+        return None if files is None else Compiled(files, said)
 
     def put(self, key: str, payload: bytes) -> None:
         """Keep the payload of a COMPILED frame with a whole program. One that is too large is not kept."""

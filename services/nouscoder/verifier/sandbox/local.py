@@ -162,6 +162,11 @@ class LocalSandbox:
         """See `Sandbox`."""
         return {}
 
+    @property
+    def compile_cache_use(self) -> tuple[int, int, int]:
+        """See `KeepsCompiled`."""
+        return self.compiled.num_hits, self.compiled.num_misses, self.compiled.num_bytes
+
     def pids(self) -> list[int]:
         """Process ids of the slots' zygotes, for tests and diagnosis."""
         return [slot.pid for slot in (*self._slots, *self._partners.values()) if slot.pid is not None]

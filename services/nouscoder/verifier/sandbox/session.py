@@ -50,7 +50,7 @@ class SlotSession:
         self, slot: Slot, program: Program, config: SandboxConfig, compiled: CompileCache | None = None
     ) -> None:
         self._slot = slot
-        self._compiled = compiled
+        self._compiled = compiled if compiled is not None and compiled.keeps else None
         self._compiler_output = b""
         self._program = program
         self._grace_s = config.grace_s
@@ -64,7 +64,10 @@ class SlotSession:
 
     def begin(self) -> None:
         """Take the slot, which must be usable."""
-        self._slot.begin(frames.session_bound(self._program.limits.output_bytes))
+        has_files = bool(self._program.fetch) or (
+            self._compiled is not None and self._program.language.compile is not None
+        )
+        self._slot.begin(frames.session_bound(self._program.limits.output_bytes, has_files=has_files))
 
     async def compile(self) -> None:
         """Send the program. Raises CompileFailed, SandboxError."""

@@ -19,6 +19,7 @@ from nouscoder.verifier.sandbox.base import (
     BackendUse,
     Dialogue,
     Elastic,
+    KeepsCompiled,
     Priced,
     Program,
     Sandbox,
@@ -67,7 +68,8 @@ class Backend:
         priced = self.sandbox if isinstance(self.sandbox, Priced) else None
         dollars, limited_by = (priced.dollars, priced.limited_by) if priced is not None else (0.0, "")
         starts = self.sandbox.runner_starts if isinstance(self.sandbox, StartsRunners) else (0, 0.0)
-        return BackendUse(self.submissions, self.seconds, dollars, limited_by, starts)
+        kept = self.sandbox.compile_cache_use if isinstance(self.sandbox, KeepsCompiled) else (0, 0, 0)
+        return BackendUse(self.submissions, self.seconds, dollars, limited_by, starts, kept)
 
 
 @dataclass(order=True, slots=True)
