@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 READ_PATIENCE_S = 60.0
 
@@ -19,18 +21,30 @@ class BodyFault(Exception):
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
     """The whole body. Raises BodyFault: 413 when it is too large (checked before reading), 408 when it is too slow."""
-    declared = request.headers.get("content-length", "")
+    return await read_whole(request.headers.get("content-length", ""), request.receive, max_bytes)
+
+
+async def read_whole(declared: str, receive: Receive, max_bytes: int) -> bytes:
+    """Like `read_body`, with the Content-Length header ("" without one) and ASGI's `receive`.
+
+    Also raises ClientDisconnect.
+    """
     if declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
     parts: list[bytes] = []
     try:
         async with asyncio.timeout(READ_PATIENCE_S):
             size = 0
-            async for part in request.stream():
-                size += len(part)
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                size += len(part := message.get("body", b""))
                 if size > max_bytes:
                     raise _too_large(max_bytes)
                 parts.append(part)
+                more = message.get("more_body", False)
     except TimeoutError:
         raise BodyFault(408, f"the body did not arrive within {READ_PATIENCE_S:.0f} s") from None
     return b"".join(parts)

@@ -6,22 +6,25 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from fastapi import Request
+from starlette.types import Receive
 
 from nouscoder.http_server.body import BodyFault
 
 Answer = TypeVar("Answer")
 
 
-async def while_connected(request: Request, work: Awaitable[Answer]) -> Answer:
-    """Await `work`. A client that disconnects cancels it, which frees what it holds at once. Raises BodyFault then."""
+async def while_connected(receive: Receive, work: Awaitable[Answer]) -> Answer:
+    """Await `work`. A client that disconnects cancels it, which frees what it holds at once. Raises BodyFault then.
+
+    `receive` is ASGI's, of a request whose body has been read.
+    """
     me = asyncio.current_task()
     assert me is not None
     gone = False
 
     async def watch() -> None:
         nonlocal gone
-        await _disconnected(request)
+        await _disconnected(receive)
         gone = True
         me.cancel()
 
@@ -37,6 +40,6 @@ async def while_connected(request: Request, work: Awaitable[Answer]) -> Answer:
         watching.cancel()
 
 
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass

@@ -107,6 +107,7 @@ async def start_http(app: FastAPI, address: str, stack: AsyncExitStack, tls: ssl
         ws="none",
         ssl_context_factory=None if tls is None else lambda *_: tls,
         server_header=False,
+        proxy_headers=False,  # nothing here depends on the address or the scheme that a proxy names
         timeout_graceful_shutdown=int(STOP_PATIENCE_S),
     )
     server = _Server(config)

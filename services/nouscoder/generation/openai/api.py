@@ -39,10 +39,10 @@ def make_app(completions: Completions, max_body_bytes: int) -> FastAPI:
     async def answered(request: Request, read: Callable[[bytes], Awaitable[Asked]]) -> Response:
         asked = await read(await read_body(request, max_body_bytes))
         if not asked.is_stream:
-            return JSONResponse(await while_connected(request, completions.whole(asked)))
+            return JSONResponse(await while_connected(request.receive, completions.whole(asked)))
         events = completions.events(asked)
         # Awaited before the status is sent, so that a refusal has its own status.
-        first = await while_connected(request, anext(events))
+        first = await while_connected(request.receive, anext(events))
         return StreamingResponse(_chain(first, events), media_type="text/event-stream")
 
     @app.post("/v1/chat/completions")

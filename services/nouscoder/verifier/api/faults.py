@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -50,24 +50,36 @@ def fault(status: int, detail: str, field: str | None = None, **headers: str) ->
 
 def add_faults(app: FastAPI) -> None:
     """Map every exception of this service to its HTTP status."""
+    for kind, answer in _ANSWERS.items():
+        app.add_exception_handler(kind, _handler(answer))
 
-    def add(kind: type[Exception], answer: Callable[[Any], Response]) -> None:
-        async def handle(_: Request, error: Exception) -> Response:
-            return answer(error)
 
-        app.add_exception_handler(kind, handle)
+def answer_to(error: Exception) -> Response | None:
+    """The answer that an exception of this service gives; None for any other."""
+    found = next((answer for kind in type(error).__mro__ if (answer := _ANSWERS.get(kind))), None)
+    return None if found is None else found(error)
 
-    add(InvalidSubmission, lambda error: fault(422, str(error), error.field))
-    add(BodyFault, lambda error: fault(error.status, f"body: {error}", "body"))
-    add(ClientDisconnect, lambda _: fault(499, "body: the client disconnected", "body"))
-    add(QueueFull, lambda error: fault(429, str(error), **{"Retry-After": str(error.retry_after_s)}))
-    add(StorageFull, lambda error: fault(507, str(error), "tests"))
-    add(BlobsUnavailable, lambda error: fault(503, f"the test store: {error}", **{"Retry-After": "5"}))
-    add(Draining, lambda _: fault(503, "the service is draining", **{"Retry-After": "1"}))
-    add(NotGraded, lambda error: fault(503, str(error), **{"Retry-After": "1"}))
-    add(UnknownForm, lambda error: fault(415, str(error), "Content-Type"))
-    add(Absent, lambda error: fault(501, str(error)))
-    add(UnknownJob, lambda error: fault(404, str(error), "job_id"))
-    add(JobConflict, lambda error: fault(409, str(error), "Idempotency-Key"))
-    add(JobsFull, lambda error: fault(507, str(error), "body"))
-    add(StorageError, lambda error: fault(507, str(error), "body"))
+
+def _handler(answer: Callable[[Any], Response]) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def handle(_: Request, error: Exception) -> Response:
+        return answer(error)
+
+    return handle
+
+
+_ANSWERS: dict[type, Callable[[Any], Response]] = {
+    InvalidSubmission: lambda error: fault(422, str(error), error.field),
+    BodyFault: lambda error: fault(error.status, f"body: {error}", "body"),
+    ClientDisconnect: lambda _: fault(499, "body: the client disconnected", "body"),
+    QueueFull: lambda error: fault(429, str(error), **{"Retry-After": str(error.retry_after_s)}),
+    StorageFull: lambda error: fault(507, str(error), "tests"),
+    BlobsUnavailable: lambda error: fault(503, f"the test store: {error}", **{"Retry-After": "5"}),
+    Draining: lambda _: fault(503, "the service is draining", **{"Retry-After": "1"}),
+    NotGraded: lambda error: fault(503, str(error), **{"Retry-After": "1"}),
+    UnknownForm: lambda error: fault(415, str(error), "Content-Type"),
+    Absent: lambda error: fault(501, str(error)),
+    UnknownJob: lambda error: fault(404, str(error), "job_id"),
+    JobConflict: lambda error: fault(409, str(error), "Idempotency-Key"),
+    JobsFull: lambda error: fault(507, str(error), "body"),
+    StorageError: lambda error: fault(507, str(error), "body"),
+}

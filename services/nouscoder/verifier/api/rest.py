@@ -12,7 +12,6 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from starlette.routing import Route
 
 from nouscoder import __version__
 from nouscoder.domain.submission import Comparator, ComparatorKind
@@ -27,6 +26,7 @@ from nouscoder.verifier.api.capabilities import Capabilities, CapabilitiesAnswer
 from nouscoder.verifier.api.docs_page import docs_page
 from nouscoder.verifier.api.faults import FAULTS, Absent, Draining, add_faults
 from nouscoder.verifier.api.get_reward import GetRewardAnswer, parse_get_reward, rewards
+from nouscoder.verifier.api.grade_front import GradeFront, GradingApi
 from nouscoder.verifier.api.jobs import add_jobs
 from nouscoder.verifier.api.openapi import openapi_document
 from nouscoder.verifier.api.playground import highlighter, highlighter_path, playground
@@ -36,7 +36,6 @@ from nouscoder.verifier.api.schema import (
     Fault,
     GradeAnswer,
     StoredTestsAnswer,
-    answer_json,
     parse_submission,
     parse_tests,
 )
@@ -77,20 +76,25 @@ def make_app(
     hosts: Collection[str] = (),
     capabilities: Capabilities | None = None,
     jobs: Jobs | None = None,
-) -> FastAPI:
+) -> GradingApi:
     """The API of `grader`. Without `api_keys` every request is admitted; `hosts` are then the service's public names.
 
     `budget` bounds the bodies of all requests in progress. /run_code exists only with a `runner`, /v1/tests only with
     `client_tests`, /v1/capabilities only with `capabilities`, and /v1/jobs answers 501 without `jobs`.
     """
     # A redirect to the path without a slash would repeat the Host of the request.
-    app = FastAPI(
-        title="NousCoder verifier", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False
+    app = GradingApi(
+        GradeFront(grader, lambda: _enter(drain_state), max_body_bytes),
+        title="NousCoder verifier",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
     )
     if budget is not None:
-        app.add_middleware(CountBodies, budget=budget)
+        app.wrap(CountBodies, budget=budget)
     keys = api_keys or ApiKeys()
-    app.add_middleware(Gatekeeper, api_keys=keys, hosts=hosts)
+    app.wrap(Gatekeeper, api_keys=keys, hosts=hosts)
     add_faults(app)
     _add_pages(app, registry, drain_state)
 
@@ -112,14 +116,11 @@ def make_app(
     return app
 
 
-def _add_grading(app: FastAPI, grader: Grading, drain_state: DrainState, max_body_bytes: int) -> None:
+def _add_grading(app: GradingApi, grader: Grading, drain_state: DrainState, max_body_bytes: int) -> None:
     @app.post("/v1/grade", response_model=GradeAnswer, responses=FAULTS, openapi_extra=_REQUEST)
     async def grade(request: Request) -> Response:
         """Grade one submission."""
-        _enter(drain_state)
-        submission = parse_submission(await read_body(request, max_body_bytes))
-        verdict = await while_connected(request, grader.grade(submission))
-        return Response(answer_json(verdict), media_type=_JSON)
+        return Response(await app.grade_front.graded(request.scope, request.receive), media_type=_JSON)
 
     @app.post("/v1/grade/stream", responses=FAULTS, openapi_extra=_REQUEST)
     async def grade_stream(request: Request) -> Response:
@@ -138,9 +139,6 @@ def _add_grading(app: FastAPI, grader: Grading, drain_state: DrainState, max_bod
         lines = (await read_body(request, max_body_bytes)).split(b"\n")
         return StreamingResponse(batch_lines(grader, lines), media_type="application/x-ndjson")
 
-    # FastAPI's own dispatch costs as much as parsing a submission. This plain route is used; FastAPI's documents it.
-    app.router.routes.insert(0, Route("/v1/grade", grade, methods=["POST"]))
-
 
 def _add_get_reward(app: FastAPI, grader: Grading, drain_state: DrainState, max_body_bytes: int) -> None:
     schema = {"$ref": _REF.format(model="GetRewardRequest")}
@@ -151,7 +149,7 @@ def _add_get_reward(app: FastAPI, grader: Grading, drain_state: DrainState, max_
         """Grade answers as OpenRLHF's remote reward: `labels` are the tests."""
         _enter(drain_state)
         form = parse_get_reward(await read_body(request, max_body_bytes))
-        answer = await while_connected(request, rewards(grader, form))
+        answer = await while_connected(request.receive, rewards(grader, form))
         return Response(answer.model_dump_json(), media_type=_JSON)
 
 

@@ -34,7 +34,7 @@ def add_run_code(app: FastAPI, runner: CodeRunner, enter: Callable[[], None], ma
         try:
             enter()
             run_request = parse_run_code(await read_body(request, max_body_bytes))
-            answer = await while_connected(request, runner.run(run_request))
+            answer = await while_connected(request.receive, runner.run(run_request))
         except (QueueFull, Draining) as error:  # the callers of this path repeat only a 504 (run_code.py)
             return fault(504, str(error) or "the service is draining", **{"Retry-After": "1"})
         return Response(answer.model_dump_json(), media_type=_JSON)
@@ -53,7 +53,7 @@ def add_submit(app: FastAPI, grader: Grading, enter: Callable[[], None], max_bod
         """Grade an answer with tests in the request, like SandboxFusion."""
         enter()
         form = parse_submit(await read_body(request, max_body_bytes))
-        answer = await while_connected(request, evaluated(grader, form))
+        answer = await while_connected(request.receive, evaluated(grader, form))
         return Response(answer.model_dump_json(), media_type=_JSON)
 
     def refuse(path: str, detail: str) -> None:

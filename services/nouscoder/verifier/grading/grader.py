@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict, VerdictKind
@@ -129,7 +129,7 @@ class Grader:
             progress = self._progress(submission, judge, begun, None)
             verdict = progress.ended(VerdictKind.NO_CODE, "the completion holds no code")
         else:
-            program = replace(program_of(submission, code, judge), since_s=begun)
+            program = program_of(submission, code, judge, begun)
             caller = current_caller()
             async with self._slots.slot(caller.client, in_background=caller.in_background):
                 await require_long_python(submission)

@@ -61,8 +61,8 @@ class Runs(Protocol):
         ...
 
 
-def program_of(submission: Submission, code: str, judge: Judge) -> Program:
-    """The candidate's program in the form that the sandbox takes."""
+def program_of(submission: Submission, code: str, judge: Judge, since_s: float | None = None) -> Program:
+    """The candidate's program in the form that the sandbox takes. `since_s`: see Program."""
     language = installed()[submission.language]
     limits = judge.run_limits(submission.limits) if isinstance(judge, LcbJudge) else submission.limits
     factor = language.time_factor
@@ -79,7 +79,7 @@ def program_of(submission: Submission, code: str, judge: Judge) -> Program:
         language = replace(language, run=language.unbuffered_run or language.run)
         source, prelude = source + language.unbuffered_tail, language.unbuffered_prelude + prelude
     files = {name: encoded(text) for name, text in submission.files.items()}
-    return Program(language, source, limits, judge.entry_point, prelude, submission.problem_id, files=files)
+    return Program(language, source, limits, judge.entry_point, prelude, submission.problem_id, since_s, files)
 
 
 def has_free_order(submission: Submission) -> bool:

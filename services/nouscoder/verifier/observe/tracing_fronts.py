@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, aclosing
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from fastapi import FastAPI
 
 from nouscoder.verifier.access.gatekeeper import App, Message, Receive, Scope, Send
+from nouscoder.verifier.api.grade_front import GradingApi
 from nouscoder.verifier.observe.tracing import Tracing
 
 _PATHS = frozenset({"/v1/grade", "/v1/grade/stream", "/v1/grade/batch", "/run_code"})
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     _Handler = grpc.RpcMethodHandler[Any, Any]
 
 
-def trace_fronts(app: FastAPI, tracing: Tracing | None) -> list[grpc.aio.ServerInterceptor]:
+def trace_fronts(app: GradingApi, tracing: Tracing | None) -> list[grpc.aio.ServerInterceptor]:
     """Trace the requests to `app`. Returns the interceptors that trace gRPC calls. Does nothing when tracing is off."""
     if tracing is None:
         return []
-    app.add_middleware(TraceRequests, tracing=tracing)
+    app.wrap(TraceRequests, tracing=tracing)
     return [TraceCalls(tracing)]
 
 
