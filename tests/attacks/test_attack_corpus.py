@@ -265,13 +265,16 @@ def is_meant(attack: Attack, sandbox: Sandbox) -> bool:
     machines = (attack.table.get("machine", platform.machine()),)
     meant = platform.machine() in machines and sandbox.name in attack.table.get("backends", (sandbox.name,))
     two_users = "separate-users" in sandbox.isolation
-    return meant and attack.language in installed() and (two_users or not attack.table.get("root", False))
+    if attack.language not in installed() or not (two_users or not attack.table.get("root", False)):
+        return False
+    home = installed()[attack.language].home  # another user cannot use a toolchain in a home folder of root
+    return meant and (two_users or home is None or not home.is_relative_to(Path("~root").expanduser()))
 
 
 async def test_attack(arena: Arena, attack: Attack) -> None:
     if not is_meant(attack, arena.sandbox):
         where = f"{attack.language} on {platform.machine()} with {arena.sandbox.name}"
-        pytest.skip(f"{where}: {attack.table.get('why', 'call numbers, or not installed')}")
+        pytest.skip(f"{where}: {attack.table.get('why', 'call numbers, not installed, or in a home folder of root')}")
     verdict = await arena.grader.grade(attack.submission(arena.filled))
     check(attack, verdict)
     await arena.check_canary()
