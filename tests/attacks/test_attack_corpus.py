@@ -194,7 +194,8 @@ async def open_arena(
 ) -> Arena:
     """Start a backend. Skips with the reason when this host cannot run it."""
     try:
-        sandbox = open_sandbox(SandboxConfig(backend=backend, slots=slots, pool=pool, python=python))
+        config = SandboxConfig(backend=backend, slots=slots, pool=pool, python=python, max_sessions=100_000)
+        sandbox = open_sandbox(config)  # never replaced: its idle state is compared
         await sandbox.start()
     except SandboxUnavailable as error:
         pytest.skip(str(error))
