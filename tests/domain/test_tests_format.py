@@ -46,7 +46,7 @@ calls = st.builds(CallCase, st.lists(values, max_size=3).map(tuple), st.dictiona
 all_tests = st.one_of(
     st.builds(StdinTests, some(plain)),
     st.builds(CallTests, filled, some(calls)),
-    st.builds(AssertTests, some(texts), texts),
+    st.builds(AssertTests, some(texts), texts, st.sampled_from(["", "solution"])),
     st.builds(CheckerTests, some(plain), programs),
     st.builds(InteractiveTests, some(plain), programs, st.booleans(), st.none() | programs),
     st.builds(MathTests, some(st.builds(MathCase, filled))),

@@ -176,7 +176,8 @@ def test_an_assert_passes_only_with_the_token_of_its_case() -> None:
     tokens = [json.loads(judge.stdin(index))["args"][1] for index in range(2)]
     assert tokens[0] != tokens[1]
     assert judge.answer_outcome(0, ended(result=json.dumps([tokens[0], True]).encode())) is OK
-    assert judge.answer_outcome(0, ended(result=json.dumps([tokens[0], False]).encode())) is WRONG
+    assert judge.answer_outcome(0, ended(result=b"false")) is WRONG
+    assert judge.answer_outcome(0, ended(result=json.dumps([tokens[0], False]).encode())) is ERROR
     forged = [None, b"", b"true", b'["", true]', json.dumps([tokens[1], True]).encode()]
     assert [judge.answer_outcome(0, ended(result=said)) for said in forged] == [ERROR] * 5
 

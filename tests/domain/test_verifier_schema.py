@@ -89,6 +89,7 @@ JUDGE = {"language": "c", "code": "int main(){}"}
     ("tests", "record"),
     [
         ({"type": "assert", "cases": ["assert f(1)"], "setup": "x = 1"}, AssertTests(("assert f(1)",), "x = 1")),
+        ({"type": "assert", "cases": ["test_f"], "setup": "x", "module": "a"}, AssertTests(("test_f",), "x", "a")),
         (
             {"type": "checker", "cases": [{"input": "1", "output": "2"}], "checker": JUDGE},
             CheckerTests((StdinCase("1", "2"),), JudgeProgram("int main(){}", "c")),

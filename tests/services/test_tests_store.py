@@ -39,6 +39,7 @@ EVERY_TYPE = [
     StdinTests((StdinCase("1\n", "ä"), StdinCase("", ""))),
     CallTests("f", (CallCase((1, [2.5, None]), {"k": "v"}, {"x": [True]}), CallCase(expected=10**30))),
     AssertTests(("assert f(1)", "assert f(2)"), "import math"),
+    AssertTests(("test_f", "TestF::test_g"), "import pytest", "solution"),
     CheckerTests((StdinCase("1", "2"),), JUDGE),
     InteractiveTests((StdinCase("1", ""),), JUDGE),
     InteractiveTests((StdinCase("1", ""),), JUDGE, True, JUDGE),

@@ -182,7 +182,8 @@ class VerifierSection(Section):
         10.0, ge=0, description="seconds after SIGTERM for submissions in progress to get their verdict"
     )
     libraries: tuple[str, ...] = Field(
-        ("sortedcontainers", "numpy", "networkx"), description="packages installed here that candidates may import"
+        ("sortedcontainers", "numpy", "networkx", "pytest"),
+        description="packages installed here that candidates may import",
     )
     tests: TestsSection = TestsSection()
     sandbox: SandboxSection = SandboxSection()

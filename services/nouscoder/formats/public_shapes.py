@@ -5,6 +5,8 @@
   may be a list of lines. With it each pair is one call: an input is the list of arguments, or a text with one JSON
   value in each line (LiveCodeBench), and then its output is JSON too. APPS wraps each result of a function in a list of
   one; it is unwrapped when all results are wrapped.
+- `tests` of type "pytest": `file`, a file of tests for pytest, and perhaps `module`, the name by which it imports the
+  program ("solution"), and `cases`, the names of its test functions (all that it has).
 - null for a field that has no null: its default. Rows of Arrow tables have every field, also those of other tests.
 """
 
@@ -16,13 +18,15 @@ from dataclasses import fields
 from typing import Any
 
 from nouscoder.domain.submission import CallCase, Comparator, Limits, StdinCase, Submission
+from nouscoder.formats.pytest_names import test_names
 
 _NO_FUNCTION = (None, "", "none")
 _OF_REQUESTS = {item.name for item in fields(Submission)} | {"reveal"}
 _OF_LIMITS = {item.name for item in fields(Limits)}
 _OF_COMPARATORS = {item.name for item in fields(Comparator)} | {"type"}
 _PAIRS = {"inputs", "outputs", "input", "output", "fn_name"}
-_OF_TESTS = {"type", "digest", "entry_point", "setup", "checker", "interactor", "unbuffered", *_PAIRS}
+_OF_PYTEST = {"type", "file", "module", "cases"}
+_OF_TESTS = {"type", "digest", "entry_point", "setup", "checker", "interactor", "unbuffered", *_PAIRS, *_OF_PYTEST}
 _OF_CASES = {item.name for kind in (StdinCase, CallCase) for item in fields(kind)}
 
 
@@ -45,6 +49,9 @@ def _tests(tests: Any) -> Any:
     if not isinstance(tests, dict):
         return tests
     tests = _without_nulls(tests, _OF_TESTS)
+    if tests.get("type") == "pytest" and isinstance(tests.get("file"), str) and tests.keys() <= _OF_PYTEST:
+        cases = tests.get("cases") or test_names(tests["file"])
+        return {"type": "assert", "setup": tests["file"], "module": tests.get("module", "solution"), "cases": cases}
     inputs, outputs = tests.get("inputs", tests.get("input")), tests.get("outputs", tests.get("output"))
     if "type" not in tests and isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs):
         name = tests.get("fn_name")

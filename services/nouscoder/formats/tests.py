@@ -1,9 +1,10 @@
 """The JSON form of tests, which the grading API, problem files and the test store share.
 
 `canonical_parts` writes the canonical form: the fields in the order of the records below, with all defaults (except the
-protocol of a judge program and the arguments of a program), without white space, in UTF-8. `cases` is last, so that a
-file can be read case by case. The order of keys inside a call's values is kept, because a program can see it. NaN and
-infinity are written like in Python's json module. The SHA-256 of these bytes is the digest of the tests.
+protocol of a judge program, the arguments of a program and the module of asserts), without white space, in UTF-8.
+`cases` is last, so that a file can be read case by case. The order of keys inside a call's values is kept, because a
+program can see it. NaN and infinity are written like in Python's json module. The SHA-256 of these bytes is the digest
+of the tests.
 """
 
 from __future__ import annotations
@@ -84,15 +85,23 @@ class CallTestsBody(Body):
 
 
 class AssertTestsBody(Body):
-    """Python statements that must end without an error. The code can read them."""
+    """Python statements, or test functions of pytest, that must end without an error. The code can read them."""
 
     type: Literal["assert"]
-    setup: str = Field("", description="Python that runs before the code")
-    cases: list[str] = Field(min_length=1, description='such as "assert f(1) == 2"')
+    setup: str = Field("", description="Python that runs before the code; with `module`, a file of tests for pytest")
+    module: str = Field(
+        "",
+        max_length=100,
+        pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$",
+        description="the name by which the file of tests imports the code",
+    )
+    cases: list[str] = Field(
+        min_length=1, description='such as "assert f(1) == 2"; with `module`, "test_f" or "TestF::test_one"'
+    )
 
     def record(self) -> AssertTests:
         """The domain's record."""
-        return AssertTests(tuple(self.cases), self.setup)
+        return AssertTests(tuple(self.cases), self.setup, self.module)
 
 
 class JudgeProgramBody(Body):
@@ -208,7 +217,8 @@ def head_record(tests: Tests) -> dict[str, object]:
         case CallTests():
             return {"type": tests.type, "entry_point": tests.entry_point}
         case AssertTests():
-            return {"type": tests.type, "setup": tests.setup}
+            module = {"module": tests.module} if tests.module else {}  # else as in the digests of earlier versions
+            return {"type": tests.type, "setup": tests.setup, **module}
         case CheckerTests():
             return {"type": tests.type, "checker": _judge_record(tests.checker)}
         case InteractiveTests():

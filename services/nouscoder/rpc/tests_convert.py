@@ -53,7 +53,9 @@ def _record(message: verdict_pb2.Tests) -> dict[str, Any]:
             calls = [_call(case, f"tests.call.cases[{i}]") for i, case in enumerate(message.call.cases)]
             return {"type": "call", "entry_point": message.call.entry_point, "cases": calls}
         case "asserts":
-            return {"type": "assert", "setup": message.asserts.setup, "cases": list(message.asserts.cases)}
+            asserts = message.asserts
+            texts = {"setup": asserts.setup, "module": asserts.module}
+            return {"type": "assert", **texts, "cases": list(asserts.cases)}
         case "checker":
             checker = _program(message.checker.checker)
             return {"type": "checker", "checker": checker, "cases": _cases(message.checker.cases)}

@@ -276,7 +276,7 @@ def _tests(head: dict[str, Any], file: CaseFile) -> Tests:
         case CallTests.type:
             return CallTests(head["entry_point"], StoredCases(file, _call))
         case AssertTests.type:
-            return AssertTests(StoredCases(file, str), head["setup"])
+            return AssertTests(StoredCases(file, str), head["setup"], head.get("module", ""))
         case CheckerTests.type:
             return CheckerTests(StoredCases(file, _stdin), _judge(head["checker"]))
         case InteractiveTests.type:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1anouscoder/v1/verdict.proto\x12\x0cnouscoder.v1\"p\n\x06Limits\x12\x13\n\x0bwall_time_s\x18\x01 \x01(\x01\x12\x12\n\ncpu_time_s\x18\x02 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04\x12\x14\n\x0coutput_bytes\x18\x04 \x01(\x04\x12\x11\n\tprocesses\x18\x05 \x01(\r\"\x9e\x01\n\nComparator\x12*\n\x04kind\x18\x01 \x01(\x0e\x32\x1c.nouscoder.v1.ComparatorKind\x12\x17\n\x0f\x66loat_tolerance\x18\x02 \x01(\x01\x12\x1a\n\x12\x61\x62solute_tolerance\x18\x03 \x01(\x01\x12\x1a\n\x12relative_tolerance\x18\x04 \x01(\x01\x12\x13\n\x0bignore_case\x18\x05 \x01(\x08\"8\n\tStdinCase\x12\r\n\x05input\x18\x01 \x01(\t\x12\x0e\n\x06output\x18\x02 \x01(\t\x12\x0c\n\x04\x61rgs\x18\x03 \x03(\t\"4\n\nStdinTests\x12&\n\x05\x63\x61ses\x18\x01 \x03(\x0b\x32\x17.nouscoder.v1.StdinCase\"I\n\x08\x43\x61llCase\x12\x11\n\targs_json\x18\x01 \x01(\t\x12\x13\n\x0bkwargs_json\x18\x02 \x01(\t\x12\x15\n\rexpected_json\x18\x03 \x01(\t\"G\n\tCallTests\x12\x13\n\x0b\x65ntry_point\x18\x01 \x01(\t\x12%\n\x05\x63\x61ses\x18\x02 \x03(\x0b\x32\x16.nouscoder.v1.CallCase\"+\n\x0b\x41ssertTests\x12\r\n\x05\x63\x61ses\x18\x01 \x03(\t\x12\r\n\x05setup\x18\x02 \x01(\t\"@\n\x0cJudgeProgram\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x10\n\x08language\x18\x02 \x01(\t\x12\x10\n\x08protocol\x18\x03 \x01(\t\"c\n\x0c\x43heckerTests\x12&\n\x05\x63\x61ses\x18\x01 \x03(\x0b\x32\x17.nouscoder.v1.StdinCase\x12+\n\x07\x63hecker\x18\x02 \x01(\x0b\x32\x1a.nouscoder.v1.JudgeProgram\"\xab\x01\n\x10InteractiveTests\x12&\n\x05\x63\x61ses\x18\x01 \x03(\x0b\x32\x17.nouscoder.v1.StdinCase\x12.\n\ninteractor\x18\x02 \x01(\x0b\x32\x1a.nouscoder.v1.JudgeProgram\x12\x12\n\nunbuffered\x18\x03 \x01(\x08\x12+\n\x07\x63hecker\x18\x04 \x01(\x0b\x32\x1a.nouscoder.v1.JudgeProgram\"\x1c\n\x08MathCase\x12\x10\n\x08\x65xpected\x18\x01 \x01(\t\"2\n\tMathTests\x12%\n\x05\x63\x61ses\x18\x01 \x03(\x0b\x32\x16.nouscoder.v1.MathCase\"\xc2\x02\n\x05Tests\x12)\n\x05stdin\x18\x01 \x01(\x0b\x32\x18.nouscoder.v1.StdinTestsH\x00\x12\'\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32\x17.nouscoder.v1.CallTestsH\x00\x12,\n\x07\x61sserts\x18\x03 \x01(\x0b\x32\x19.nouscoder.v1.AssertTestsH\x00\x12-\n\x07\x63hecker\x18\x04 \x01(\x0b\x32\x1a.nouscoder.v1.CheckerTestsH\x00\x12\x35\n\x0binteractive\x18\x05 \x01(\x0b\x32\x1e.nouscoder.v1.InteractiveTestsH\x00\x12\'\n\x04math\x18\x06 \x01(\x0b\x32\x17.nouscoder.v1.MathTestsH\x00\x12\x0e\n\x04json\x18\x07 \x01(\x0cH\x00\x12\x10\n\x06\x64igest\x18\x08 \x01(\tH\x00\x42\x06\n\x04kind\"\xdf\x01\n\x0cGradingRules\x12$\n\x06limits\x18\x01 \x01(\x0b\x32\x14.nouscoder.v1.Limits\x12,\n\ncomparator\x18\x02 \x01(\x0b\x32\x18.nouscoder.v1.Comparator\x12&\n\x07prelude\x18\x03 \x01(\x0e\x32\x15.nouscoder.v1.Prelude\x12&\n\x07profile\x18\x04 \x01(\x0e\x32\x15.nouscoder.v1.Profile\x12\x14\n\x0ctext_is_code\x18\x05 \x01(\x08\x12\x15\n\rrun_all_tests\x18\x06 \x01(\x08\"\xd2\x03\n\nSubmission\x12\x0e\n\x04\x63ode\x18\x01 \x01(\tH\x00\x12\x14\n\ncompletion\x18\x02 \x01(\tH\x00\x12\x10\n\x08language\x18\x03 \x01(\t\x12\"\n\x05tests\x18\x04 \x01(\x0b\x32\x13.nouscoder.v1.Tests\x12$\n\x06limits\x18\x05 \x01(\x0b\x32\x14.nouscoder.v1.Limits\x12,\n\ncomparator\x18\x06 \x01(\x0b\x32\x18.nouscoder.v1.Comparator\x12\x15\n\rrun_all_tests\x18\x07 \x01(\x08\x12\x18\n\x10withhold_failure\x18\x08 \x01(\x08\x12&\n\x07profile\x18\t \x01(\x0e\x32\x15.nouscoder.v1.Profile\x12&\n\x07prelude\x18\n \x01(\x0e\x32\x15.nouscoder.v1.Prelude\x12\x12\n\nproblem_id\x18\x0b \x01(\t\x12\x13\n\x0bwith_stderr\x18\x0c \x01(\x08\x12\x32\n\x05\x66iles\x18\r \x03(\x0b\x32#.nouscoder.v1.Submission.FilesEntry\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06source\"\xc7\x01\n\x0bTestOutcome\x12\r\n\x05index\x18\x01 \x01(\r\x12*\n\x07outcome\x18\x02 \x01(\x0e\x32\x19.nouscoder.v1.VerdictKind\x12\x13\n\x0bwall_time_s\x18\x03 \x01(\x01\x12\x12\n\ncpu_time_s\x18\x04 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x04\x12\x13\n\x06points\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x06stderr\x18\x07 \x01(\tH\x01\x88\x01\x01\x42\t\n\x07_pointsB\t\n\x07_stderr\"\x8a\x01\n\x0c\x46irstFailure\x12\r\n\x05index\x18\x01 \x01(\r\x12*\n\x07outcome\x18\x02 \x01(\x0e\x32\x19.nouscoder.v1.VerdictKind\x12\r\n\x05input\x18\x03 \x01(\t\x12\x10\n\x08\x65xpected\x18\x04 \x01(\t\x12\x0e\n\x06output\x18\x05 \x01(\t\x12\x0e\n\x06stderr\x18\x06 \x01(\t\"\x92\x02\n\x07Verdict\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.nouscoder.v1.VerdictKind\x12\x0e\n\x06passed\x18\x02 \x01(\r\x12\r\n\x05total\x18\x03 \x01(\r\x12\x0e\n\x06graded\x18\x04 \x01(\r\x12\x12\n\nduration_s\x18\x05 \x01(\x01\x12\x0f\n\x07\x62\x61\x63kend\x18\x06 \x01(\t\x12\x0e\n\x06\x63\x61\x63hed\x18\x07 \x01(\x08\x12(\n\x05tests\x18\x08 \x03(\x0b\x32\x19.nouscoder.v1.TestOutcome\x12\x31\n\rfirst_failure\x18\t \x01(\x0b\x32\x1a.nouscoder.v1.FirstFailure\x12\x0e\n\x06\x64\x65tail\x18\n \x01(\t\x12\r\n\x05score\x18\x0b \x01(\x01*\xd6\x02\n\x0bVerdictKind\x12\x1c\n\x18VERDICT_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15VERDICT_KIND_ACCEPTED\x10\x01\x12\x1d\n\x19VERDICT_KIND_WRONG_ANSWER\x10\x02\x12$\n VERDICT_KIND_TIME_LIMIT_EXCEEDED\x10\x03\x12&\n\"VERDICT_KIND_MEMORY_LIMIT_EXCEEDED\x10\x04\x12&\n\"VERDICT_KIND_OUTPUT_LIMIT_EXCEEDED\x10\x05\x12\x1e\n\x1aVERDICT_KIND_RUNTIME_ERROR\x10\x06\x12\x1e\n\x1aVERDICT_KIND_COMPILE_ERROR\x10\x07\x12\x18\n\x14VERDICT_KIND_NO_CODE\x10\x08\x12\x1f\n\x1bVERDICT_KIND_INTERNAL_ERROR\x10\t*\xc4\x01\n\x0e\x43omparatorKind\x12\x1f\n\x1b\x43OMPARATOR_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43OMPARATOR_KIND_EXACT\x10\x01\x12\x19\n\x15\x43OMPARATOR_KIND_LINES\x10\x02\x12\x1a\n\x16\x43OMPARATOR_KIND_TOKENS\x10\x03\x12#\n\x1f\x43OMPARATOR_KIND_UNORDERED_LINES\x10\x04\x12\x1a\n\x16\x43OMPARATOR_KIND_KATTIS\x10\x05*H\n\x07Profile\x12\x17\n\x13PROFILE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPROFILE_PROCESS\x10\x01\x12\x0f\n\x0bPROFILE_LCB\x10\x02*E\n\x07Prelude\x12\x17\n\x13PRELUDE_UNSPECIFIED\x10\x00\x12\x10\n\x0cPRELUDE_NONE\x10\x01\x12\x0f\n\x0bPRELUDE_LCB\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1anouscoder/v1/verdict.proto\x12\x0cnouscoder.v1\"p\n\x06Limits\x12\x13\n\x0bwall_time_s\x18\x01 \x01(\x01\x12\x12\n\ncpu_time_s\x18\x02 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04\x12\x14\n\x0coutput_bytes\x18\x04 \x01(\x04\x12\x11\n\tprocesses\x18\x05 \x01(\r\"\x9e\x01\n\nComparator\x12*\n\x04kind\x18\x01 \x01(\x0e\x32\x1c.nouscoder.v1.ComparatorKind\x12\x17\n\x0f\x66loat_tolerance\x18\x02 \x01(\x01\x12\x1a\n\x12\x61\x62solute_tolerance\x18\x03 \x01(\x01\x12\x1a\n\x12relative_tolerance\x18\x04 \x01(\x01\x12\x13\n\x0bignore_case\x18\x05 \x01(\x08\"8\n\tStdinCase\x12\r\n\x05input\x18\x01 \x01(\t\x12\x0e\n\x06output\x18\x02 \x01(\t\x12\x0c\n\x04\x61rgs\x18\x03 \x03(\t\"4\n\nStdinTests\x12&\n\x05\x63\x61ses\x18\x01 \x03(\x0b\x32\x17.nouscoder.v1.StdinCase\"I\n\x08\x43\x61llCase\x12\x11\n\targs_json\x18\x01 \x01(\t\x12\x13\n\x0bkwargs_json\x18\x02 \x01(\t\x12\x15\n\rexpected_json\x18\x03 \x01(\t\"G\n\tCallTests\x12\x13\n\x0b\x65ntry_point\x18\x01 \x01(\t\x12%\n\x05\x63\x61ses\x18\x02 \x03(\x0b\x32\x16.nouscoder.v1.CallCase\";\n\x0b\x41ssertTests\x12\r\n\x05\x63\x61ses\x18\x01 \x03(\t\x12\r\n\x05setup\x18\x02 \x01(\t\x12\x0e\n\x06module\x18\x03 \x01(\t\"@\n\x0cJudgeProgram\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x10\n\x08language\x18\x02 \x01(\t\x12\x10\n\x08protocol\x18\x03 \x01(\t\"c\n\x0c\x43heckerTests\x12&\n\x05\x63\x61ses\x18\x01 \x03(\x0b\x32\x17.nouscoder.v1.StdinCase\x12+\n\x07\x63hecker\x18\x02 \x01(\x0b\x32\x1a.nouscoder.v1.JudgeProgram\"\xab\x01\n\x10InteractiveTests\x12&\n\x05\x63\x61ses\x18\x01 \x03(\x0b\x32\x17.nouscoder.v1.StdinCase\x12.\n\ninteractor\x18\x02 \x01(\x0b\x32\x1a.nouscoder.v1.JudgeProgram\x12\x12\n\nunbuffered\x18\x03 \x01(\x08\x12+\n\x07\x63hecker\x18\x04 \x01(\x0b\x32\x1a.nouscoder.v1.JudgeProgram\"\x1c\n\x08MathCase\x12\x10\n\x08\x65xpected\x18\x01 \x01(\t\"2\n\tMathTests\x12%\n\x05\x63\x61ses\x18\x01 \x03(\x0b\x32\x16.nouscoder.v1.MathCase\"\xc2\x02\n\x05Tests\x12)\n\x05stdin\x18\x01 \x01(\x0b\x32\x18.nouscoder.v1.StdinTestsH\x00\x12\'\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32\x17.nouscoder.v1.CallTestsH\x00\x12,\n\x07\x61sserts\x18\x03 \x01(\x0b\x32\x19.nouscoder.v1.AssertTestsH\x00\x12-\n\x07\x63hecker\x18\x04 \x01(\x0b\x32\x1a.nouscoder.v1.CheckerTestsH\x00\x12\x35\n\x0binteractive\x18\x05 \x01(\x0b\x32\x1e.nouscoder.v1.InteractiveTestsH\x00\x12\'\n\x04math\x18\x06 \x01(\x0b\x32\x17.nouscoder.v1.MathTestsH\x00\x12\x0e\n\x04json\x18\x07 \x01(\x0cH\x00\x12\x10\n\x06\x64igest\x18\x08 \x01(\tH\x00\x42\x06\n\x04kind\"\xdf\x01\n\x0cGradingRules\x12$\n\x06limits\x18\x01 \x01(\x0b\x32\x14.nouscoder.v1.Limits\x12,\n\ncomparator\x18\x02 \x01(\x0b\x32\x18.nouscoder.v1.Comparator\x12&\n\x07prelude\x18\x03 \x01(\x0e\x32\x15.nouscoder.v1.Prelude\x12&\n\x07profile\x18\x04 \x01(\x0e\x32\x15.nouscoder.v1.Profile\x12\x14\n\x0ctext_is_code\x18\x05 \x01(\x08\x12\x15\n\rrun_all_tests\x18\x06 \x01(\x08\"\xd2\x03\n\nSubmission\x12\x0e\n\x04\x63ode\x18\x01 \x01(\tH\x00\x12\x14\n\ncompletion\x18\x02 \x01(\tH\x00\x12\x10\n\x08language\x18\x03 \x01(\t\x12\"\n\x05tests\x18\x04 \x01(\x0b\x32\x13.nouscoder.v1.Tests\x12$\n\x06limits\x18\x05 \x01(\x0b\x32\x14.nouscoder.v1.Limits\x12,\n\ncomparator\x18\x06 \x01(\x0b\x32\x18.nouscoder.v1.Comparator\x12\x15\n\rrun_all_tests\x18\x07 \x01(\x08\x12\x18\n\x10withhold_failure\x18\x08 \x01(\x08\x12&\n\x07profile\x18\t \x01(\x0e\x32\x15.nouscoder.v1.Profile\x12&\n\x07prelude\x18\n \x01(\x0e\x32\x15.nouscoder.v1.Prelude\x12\x12\n\nproblem_id\x18\x0b \x01(\t\x12\x13\n\x0bwith_stderr\x18\x0c \x01(\x08\x12\x32\n\x05\x66iles\x18\r \x03(\x0b\x32#.nouscoder.v1.Submission.FilesEntry\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06source\"\xc7\x01\n\x0bTestOutcome\x12\r\n\x05index\x18\x01 \x01(\r\x12*\n\x07outcome\x18\x02 \x01(\x0e\x32\x19.nouscoder.v1.VerdictKind\x12\x13\n\x0bwall_time_s\x18\x03 \x01(\x01\x12\x12\n\ncpu_time_s\x18\x04 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x04\x12\x13\n\x06points\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x06stderr\x18\x07 \x01(\tH\x01\x88\x01\x01\x42\t\n\x07_pointsB\t\n\x07_stderr\"\x8a\x01\n\x0c\x46irstFailure\x12\r\n\x05index\x18\x01 \x01(\r\x12*\n\x07outcome\x18\x02 \x01(\x0e\x32\x19.nouscoder.v1.VerdictKind\x12\r\n\x05input\x18\x03 \x01(\t\x12\x10\n\x08\x65xpected\x18\x04 \x01(\t\x12\x0e\n\x06output\x18\x05 \x01(\t\x12\x0e\n\x06stderr\x18\x06 \x01(\t\"\x92\x02\n\x07Verdict\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.nouscoder.v1.VerdictKind\x12\x0e\n\x06passed\x18\x02 \x01(\r\x12\r\n\x05total\x18\x03 \x01(\r\x12\x0e\n\x06graded\x18\x04 \x01(\r\x12\x12\n\nduration_s\x18\x05 \x01(\x01\x12\x0f\n\x07\x62\x61\x63kend\x18\x06 \x01(\t\x12\x0e\n\x06\x63\x61\x63hed\x18\x07 \x01(\x08\x12(\n\x05tests\x18\x08 \x03(\x0b\x32\x19.nouscoder.v1.TestOutcome\x12\x31\n\rfirst_failure\x18\t \x01(\x0b\x32\x1a.nouscoder.v1.FirstFailure\x12\x0e\n\x06\x64\x65tail\x18\n \x01(\t\x12\r\n\x05score\x18\x0b \x01(\x01*\xd6\x02\n\x0bVerdictKind\x12\x1c\n\x18VERDICT_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15VERDICT_KIND_ACCEPTED\x10\x01\x12\x1d\n\x19VERDICT_KIND_WRONG_ANSWER\x10\x02\x12$\n VERDICT_KIND_TIME_LIMIT_EXCEEDED\x10\x03\x12&\n\"VERDICT_KIND_MEMORY_LIMIT_EXCEEDED\x10\x04\x12&\n\"VERDICT_KIND_OUTPUT_LIMIT_EXCEEDED\x10\x05\x12\x1e\n\x1aVERDICT_KIND_RUNTIME_ERROR\x10\x06\x12\x1e\n\x1aVERDICT_KIND_COMPILE_ERROR\x10\x07\x12\x18\n\x14VERDICT_KIND_NO_CODE\x10\x08\x12\x1f\n\x1bVERDICT_KIND_INTERNAL_ERROR\x10\t*\xc4\x01\n\x0e\x43omparatorKind\x12\x1f\n\x1b\x43OMPARATOR_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43OMPARATOR_KIND_EXACT\x10\x01\x12\x19\n\x15\x43OMPARATOR_KIND_LINES\x10\x02\x12\x1a\n\x16\x43OMPARATOR_KIND_TOKENS\x10\x03\x12#\n\x1f\x43OMPARATOR_KIND_UNORDERED_LINES\x10\x04\x12\x1a\n\x16\x43OMPARATOR_KIND_KATTIS\x10\x05*H\n\x07Profile\x12\x17\n\x13PROFILE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPROFILE_PROCESS\x10\x01\x12\x0f\n\x0bPROFILE_LCB\x10\x02*E\n\x07Prelude\x12\x17\n\x13PRELUDE_UNSPECIFIED\x10\x00\x12\x10\n\x0cPRELUDE_NONE\x10\x01\x12\x0f\n\x0bPRELUDE_LCB\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,14 +33,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SUBMISSION_FILESENTRY']._loaded_options = None
   _globals['_SUBMISSION_FILESENTRY']._serialized_options = b'8\001'
-  _globals['_VERDICTKIND']._serialized_start=2688
-  _globals['_VERDICTKIND']._serialized_end=3030
-  _globals['_COMPARATORKIND']._serialized_start=3033
-  _globals['_COMPARATORKIND']._serialized_end=3229
-  _globals['_PROFILE']._serialized_start=3231
-  _globals['_PROFILE']._serialized_end=3303
-  _globals['_PRELUDE']._serialized_start=3305
-  _globals['_PRELUDE']._serialized_end=3374
+  _globals['_VERDICTKIND']._serialized_start=2704
+  _globals['_VERDICTKIND']._serialized_end=3046
+  _globals['_COMPARATORKIND']._serialized_start=3049
+  _globals['_COMPARATORKIND']._serialized_end=3245
+  _globals['_PROFILE']._serialized_start=3247
+  _globals['_PROFILE']._serialized_end=3319
+  _globals['_PRELUDE']._serialized_start=3321
+  _globals['_PRELUDE']._serialized_end=3390
   _globals['_LIMITS']._serialized_start=44
   _globals['_LIMITS']._serialized_end=156
   _globals['_COMPARATOR']._serialized_start=159
@@ -54,29 +54,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CALLTESTS']._serialized_start=506
   _globals['_CALLTESTS']._serialized_end=577
   _globals['_ASSERTTESTS']._serialized_start=579
-  _globals['_ASSERTTESTS']._serialized_end=622
-  _globals['_JUDGEPROGRAM']._serialized_start=624
-  _globals['_JUDGEPROGRAM']._serialized_end=688
-  _globals['_CHECKERTESTS']._serialized_start=690
-  _globals['_CHECKERTESTS']._serialized_end=789
-  _globals['_INTERACTIVETESTS']._serialized_start=792
-  _globals['_INTERACTIVETESTS']._serialized_end=963
-  _globals['_MATHCASE']._serialized_start=965
-  _globals['_MATHCASE']._serialized_end=993
-  _globals['_MATHTESTS']._serialized_start=995
-  _globals['_MATHTESTS']._serialized_end=1045
-  _globals['_TESTS']._serialized_start=1048
-  _globals['_TESTS']._serialized_end=1370
-  _globals['_GRADINGRULES']._serialized_start=1373
-  _globals['_GRADINGRULES']._serialized_end=1596
-  _globals['_SUBMISSION']._serialized_start=1599
-  _globals['_SUBMISSION']._serialized_end=2065
-  _globals['_SUBMISSION_FILESENTRY']._serialized_start=2011
-  _globals['_SUBMISSION_FILESENTRY']._serialized_end=2055
-  _globals['_TESTOUTCOME']._serialized_start=2068
-  _globals['_TESTOUTCOME']._serialized_end=2267
-  _globals['_FIRSTFAILURE']._serialized_start=2270
-  _globals['_FIRSTFAILURE']._serialized_end=2408
-  _globals['_VERDICT']._serialized_start=2411
-  _globals['_VERDICT']._serialized_end=2685
+  _globals['_ASSERTTESTS']._serialized_end=638
+  _globals['_JUDGEPROGRAM']._serialized_start=640
+  _globals['_JUDGEPROGRAM']._serialized_end=704
+  _globals['_CHECKERTESTS']._serialized_start=706
+  _globals['_CHECKERTESTS']._serialized_end=805
+  _globals['_INTERACTIVETESTS']._serialized_start=808
+  _globals['_INTERACTIVETESTS']._serialized_end=979
+  _globals['_MATHCASE']._serialized_start=981
+  _globals['_MATHCASE']._serialized_end=1009
+  _globals['_MATHTESTS']._serialized_start=1011
+  _globals['_MATHTESTS']._serialized_end=1061
+  _globals['_TESTS']._serialized_start=1064
+  _globals['_TESTS']._serialized_end=1386
+  _globals['_GRADINGRULES']._serialized_start=1389
+  _globals['_GRADINGRULES']._serialized_end=1612
+  _globals['_SUBMISSION']._serialized_start=1615
+  _globals['_SUBMISSION']._serialized_end=2081
+  _globals['_SUBMISSION_FILESENTRY']._serialized_start=2027
+  _globals['_SUBMISSION_FILESENTRY']._serialized_end=2071
+  _globals['_TESTOUTCOME']._serialized_start=2084
+  _globals['_TESTOUTCOME']._serialized_end=2283
+  _globals['_FIRSTFAILURE']._serialized_start=2286
+  _globals['_FIRSTFAILURE']._serialized_end=2424
+  _globals['_VERDICT']._serialized_start=2427
+  _globals['_VERDICT']._serialized_end=2701
 # @@protoc_insertion_point(module_scope)

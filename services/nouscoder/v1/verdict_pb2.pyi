@@ -347,27 +347,33 @@ Global___CallTests: _TypeAlias = CallTests  # noqa: Y015
 
 @_typing.final
 class AssertTests(_message.Message):
-    """Tests that are python statements."""
+    """Tests that are python statements, or test functions of pytest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CASES_FIELD_NUMBER: _builtins.int
     SETUP_FIELD_NUMBER: _builtins.int
+    MODULE_FIELD_NUMBER: _builtins.int
     setup: _builtins.str
-    """Python that is executed before the code."""
+    """Python that is executed before the code. With a module, a file of tests for pytest."""
+    module: _builtins.str
+    """The name by which the file of tests imports the code. Empty: the cases are statements."""
     @_builtins.property
     def cases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Each is executed after setup and the code, in a separate process."""
+        """Each is executed after setup and the code, in a separate process. With a module, each is the name of a test function
+        of setup: test_f, or TestF::test_one.
+        """
 
     def __init__(
         self,
         *,
         cases: _abc.Iterable[_builtins.str] | None = ...,
         setup: _builtins.str = ...,
+        module: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "setup", b"setup"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cases", b"cases", "module", b"module", "setup", b"setup"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

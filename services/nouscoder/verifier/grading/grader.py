@@ -31,6 +31,7 @@ from nouscoder.verifier.grading.fair_queue import QueueFull as QueueFull
 from nouscoder.verifier.grading.judging import judge_for
 from nouscoder.verifier.grading.kill_rates import KillRates, KillTable
 from nouscoder.verifier.grading.progress import Progress
+from nouscoder.verifier.grading.pytest_library import PytestLibrary
 from nouscoder.verifier.grading.runs import has_free_order, has_parallel_tests, program_of
 from nouscoder.verifier.grading.test_order import hardest_first
 from nouscoder.verifier.grading.test_work import OnOutcome as OnOutcome
@@ -84,6 +85,7 @@ class Grader:
         self._policy = policy or GradingPolicy()
         self._run_lock = ExclusiveRunLock()
         self._kill_rates = KillRates()
+        self._pytest = PytestLibrary(sandbox)
         self._has_slots = asyncio.Event()
         self._has_slots.set()
         self.num_slots = sandbox.num_slots - self._policy.tool_slots  # submissions that can run at once
@@ -186,8 +188,11 @@ class Grader:
             await self._has_slots.wait()  # as in the queue, for as long as the caller waits
             try:
                 async with asyncio.timeout(self._policy.attempt_patience_s(program)):
+                    await self._pytest.require(submission)
                     await WorkerGroup(progress, self._slots, work, max_workers, self._policy.min_worker_left_s).run()
                 return progress.verdict()
+            except InvalidSubmission:
+                raise
             except PartnerCompileFailed as failure:
                 raise InvalidSubmission("tests", f"the judge does not compile: {failure.detail[-2000:]}") from None
             except CompileFailed as failure:

@@ -26,6 +26,7 @@ from nouscoder.verifier.judges.base import CLIP_CHARS, Judge
 from nouscoder.verifier.judges.calls import CallJudge
 from nouscoder.verifier.judges.lcb import PRELUDE, LcbJudge
 from nouscoder.verifier.judges.programs import StdinJudge
+from nouscoder.verifier.judges.pytest_file import PytestJudge
 from nouscoder.verifier.sandbox.base import Exit, RunResult
 
 _ENDED_BADLY = {
@@ -56,7 +57,7 @@ def _judge_for(submission: Submission) -> Judge:
         case CallTests() as tests:
             return CallJudge(tests, submission.comparator, prelude)
         case AssertTests() as tests:
-            return AssertJudge(tests, prelude)
+            return PytestJudge(tests, prelude) if tests.module else AssertJudge(tests, prelude)
         case MathTests() as tests:
             return MathJudge(tests)
         case TestsReference():

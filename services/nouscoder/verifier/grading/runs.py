@@ -37,6 +37,7 @@ from nouscoder.verifier.judges.partners import (
     ruling_of_crash,
     ruling_of_interactor,
 )
+from nouscoder.verifier.judges.pytest_file import PytestJudge
 from nouscoder.verifier.sandbox.base import Exit, Program, RunResult, Sandbox, Session
 from nouscoder.verifier.toolchains.languages import installed
 
@@ -64,7 +65,9 @@ class Runs(Protocol):
 def program_of(submission: Submission, code: str, judge: Judge, since_s: float | None = None) -> Program:
     """The candidate's program in the form that the sandbox takes. `since_s`: see Program."""
     language = installed()[submission.language]
-    limits = judge.run_limits(submission.limits) if isinstance(judge, LcbJudge) else submission.limits
+    limits = submission.limits
+    if isinstance(judge, LcbJudge | PytestJudge):
+        limits = judge.run_limits(limits)
     factor = language.time_factor
     if factor != 1.0:
         limits = Limits(

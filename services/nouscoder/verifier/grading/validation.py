@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from dataclasses import dataclass, fields
 
 from nouscoder.domain.submission import (
@@ -24,6 +25,8 @@ from nouscoder.verifier.judges import mathematics
 from nouscoder.verifier.toolchains.languages import installed
 
 _FIELD_CHARS = 100
+_TEST_NAME = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_]*::)*[A-Za-z_][A-Za-z0-9_]*")
+_OF_PYTEST = {"pytest", "pluggy", "iniconfig", "packaging", "pygments", "py"}
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 
 
@@ -108,6 +111,8 @@ def validate_tests(tests: Tests, bounds: Bounds) -> None:
             raise InvalidSubmission("tests.entry_point", "must be the name of a function or method")
         case AssertTests() if sum(map(len, tests.cases), len(tests.setup)) > bounds.num_assert_chars:
             raise InvalidSubmission("tests", f"cases and setup may total at most {bounds.num_assert_chars} characters")
+        case AssertTests() if tests.module:
+            _validate_pytest(tests)
         case CheckerTests():
             _require_language(tests.checker.language, "tests.checker.language")
         case InteractiveTests():
@@ -118,6 +123,16 @@ def validate_tests(tests: Tests, bounds: Bounds) -> None:
             raise InvalidSubmission("tests.type", "math needs the library math-verify: install nouscoder[math]")
         case _:
             pass
+
+
+def _validate_pytest(tests: AssertTests) -> None:
+    if tests.module in sys.stdlib_module_names | _OF_PYTEST:
+        raise InvalidSubmission("tests.module", f"{tests.module} is the name of a module that pytest needs")
+    if not tests.setup:
+        raise InvalidSubmission("tests.setup", "must be the file of tests")
+    for index in range(len(tests.cases)):
+        if not _TEST_NAME.fullmatch(tests.cases[index]):
+            raise InvalidSubmission(f"tests.cases[{index}]", "must be the name of a test: test_f or TestF::test_one")
 
 
 def _validate_profile(submission: Submission) -> None:

@@ -30,7 +30,7 @@ def {_ENTRY}(case, token):
         exec(compile(case, "<test>", "exec"), globals())
     except AssertionError:
         traceback.print_exc()
-        return [token, False]
+        return False
     return [token, True]
 """
 
@@ -73,7 +73,7 @@ class AssertJudge:
         token = self._tokens[index]
         if report == encoded(f'["{token}", true]'):
             return VerdictKind.ACCEPTED
-        return VerdictKind.WRONG_ANSWER if report == encoded(f'["{token}", false]') else VerdictKind.RUNTIME_ERROR
+        return VerdictKind.WRONG_ANSWER if report == b"false" else VerdictKind.RUNTIME_ERROR
 
     def shown(self, index: int, result: RunResult) -> tuple[str, str, str]:
         """The case, no expected output, and stdout."""

@@ -40,12 +40,12 @@ else:
 
 def is_short(tests: AssertTests) -> bool:
     """Whether this process may parse the texts itself."""
-    return sum(map(len, tests.cases), len(tests.setup)) <= INLINE_CHARS
+    return sum(map(len, _texts(tests))) <= INLINE_CHARS
 
 
 def require_python(tests: AssertTests) -> None:
     """Raises InvalidSubmission that names the setup, or the first case, that is not Python. Only for short tests."""
-    for index, text in enumerate((tests.setup, *tests.cases)):
+    for index, text in enumerate(_texts(tests)):
         try:
             ast.parse(text)
         except _REFUSED as error:
@@ -60,7 +60,7 @@ async def require_long_python(submission: Submission) -> None:
     tests = submission.tests
     if not isinstance(tests, AssertTests) or is_short(tests):
         return
-    texts = json.dumps([tests.setup, *tests.cases]).encode()
+    texts = json.dumps(_texts(tests)).encode()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-I", "-S", "-c", _PROGRAM, str(_MEMORY_BYTES), str(_CPU_LIMIT_S),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
@@ -80,6 +80,11 @@ async def require_long_python(submission: Submission) -> None:
         raise InvalidSubmission("tests", f"takes python's parser more than {_CPU_LIMIT_S} s or too much memory")
     if (found := json.loads(answer)) is not None:
         raise InvalidSubmission(_field(found[0]), f"is not python: {found[1]}")
+
+
+def _texts(tests: AssertTests) -> list[str]:
+    """The texts that must be Python. With a module the cases are names."""
+    return [tests.setup] if tests.module else [tests.setup, *tests.cases]
 
 
 def _field(index: int) -> str:

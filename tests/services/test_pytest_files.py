@@ -1,0 +1,257 @@
+"""Files of tests for pytest: one verdict for each test function, and no verdict that the code decides itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from nouscoder.domain.submission import AssertTests, Submission
+from nouscoder.domain.verdict import Verdict
+from nouscoder.verifier.api.schema import parse_submission, parse_tests
+from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.observe.metrics import VerifierMetrics
+from nouscoder.verifier.sandbox import SandboxConfig, open_sandbox
+from nouscoder.verifier.toolchains.libraries import library_folders
+
+FILE = '''
+"""def test_in_a_text(): pass"""
+import asyncio
+
+import pytest
+
+import solution
+from solution import Stack, add
+
+
+@pytest.fixture
+def stack(tmp_path):
+    made = Stack()
+    yield made
+    assert made.items is not None
+
+
+@pytest.mark.parametrize(("a", "b", "total"), [(1, 2, 3), (2, 2, 4)])
+def test_add(a, b, total):
+    assert add(a, b) == total
+
+
+def test_fixtures(tmp_path, capsys, monkeypatch):
+    print("printed")
+    assert capsys.readouterr().out == "printed\\n"
+    (tmp_path / "a").write_text("x")
+    monkeypatch.setattr(solution, "add", lambda a, b: 0)
+    assert solution.add(1, 1) == 0
+
+
+class TestStack:
+    def setup_method(self):
+        self.first = 1
+
+    def test_push(self, stack):
+        stack.push(self.first)
+        assert stack.items == [1]
+
+    @pytest.mark.parametrize("n", range(3))
+    def test_pop(self, stack, n):
+        stack.push(n)
+        assert stack.pop() == n
+
+
+def test_raises():
+    with pytest.raises(IndexError, match="pop"):
+        Stack().pop()
+
+
+async def test_async():
+    await asyncio.sleep(0)
+    assert add(0.1, 0.2) == pytest.approx(0.3)
+'''
+CODE = """
+import sys
+def add(a, b):
+    return a + b
+class Stack:
+    def __init__(self):
+        self.items = []
+    def push(self, item):
+        self.items.append(item)
+    def pop(self):
+        return self.items.pop()
+if __name__ == "__main__":
+    sys.exit("the main guard runs")
+"""
+NAMES = ["test_add", "test_fixtures", "TestStack::test_push", "TestStack::test_pop", "test_raises", "test_async"]
+ADD = "from solution import add\ndef test_add():\n    assert add(1, 2) == 3\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A grader whose candidates can import pytest."""
+
+    grader: Grader
+
+    async def grade(self, code: str, file: str = ADD, cases: Sequence[str] = ()) -> Verdict:
+        """The verdict of the code on a file in the form that clients send; every test runs."""
+        tests = {"type": "pytest", "file": file, **({"cases": list(cases)} if cases else {})}
+        request = {"code": code, "tests": tests, "stop_on_first_failure": False}
+        return await self.grader.grade(parse_submission(json.dumps(request).encode()))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service() -> AsyncIterator[Service]:
+    sandbox = open_sandbox(SandboxConfig(slots=2, site_packages=library_folders(["pytest"])))
+    await sandbox.start()
+    yield Service(Grader(sandbox, VerifierMetrics(CollectorRegistry())))
+    await sandbox.close()
+
+
+def outcomes(verdict: Verdict) -> list[str]:
+    """The outcome of each test."""
+    return [outcome.outcome.value for outcome in sorted(verdict.tests, key=lambda outcome: outcome.index)]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_each_test_function_has_a_verdict(service: Service) -> None:
+    right = await service.grade(CODE, FILE)
+    assert outcomes(right) == ["accepted"] * len(NAMES)
+    wrong = await service.grade(CODE.replace("return a + b", "return a + b if b else 1 / b"), FILE)
+    assert wrong.kind.value == "accepted"
+    wrong = await service.grade(CODE.replace("a + b", "4").replace("append(item)", "insert(0, item / 0)"), FILE)
+    assert outcomes(wrong) == ["wrong_answer", "accepted", "runtime_error", "runtime_error", "accepted", "wrong_answer"]
+    assert wrong.first_failure is not None
+    assert (wrong.first_failure.input, "assert 4 == 3" in wrong.first_failure.stderr) == ("test_add", True)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_never_ran_to_its_end_is_not_passed(service: Service) -> None:
+    file = (
+        "import pytest\nfrom solution import add\n"
+        "@pytest.fixture\ndef broken():\n    yield\n    raise OSError\n"
+        "@pytest.mark.skip\ndef test_skipped(): pass\n"
+        "@pytest.mark.xfail\ndef test_xfail(): assert False\n"
+        "def test_fixture(broken): pass\n"
+        "def test_missing(no_such_fixture): pass\n"
+        "def test_value(): return True\n"
+        "@pytest.mark.parametrize('n', [])\ndef test_nothing(n): pass\n"
+        "def test_did_not_raise():\n    with pytest.raises(ValueError):\n        add(1, 2)\n"
+    )
+    verdict = await service.grade(CODE, file)
+    wrong, broken = "wrong_answer", "runtime_error"
+    assert outcomes(verdict) == [wrong, wrong, broken, broken, broken, wrong, wrong]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_program_and_the_file_can_fail_as_a_whole(service: Service) -> None:
+    assert (await service.grade("def add(:")).kind.value == "compile_error"
+    assert (await service.grade("raise OSError")).kind.value == "runtime_error"
+    assert (await service.grade(CODE, ADD.replace("add\n", "no_such_name\n", 1))).kind.value == "runtime_error"
+    assert (await service.grade(CODE, "def test_yields():\n    yield\n")).kind.value == "runtime_error"
+    assert (await service.grade(CODE, ADD, ["test_add", "test_absent"])).passed == 1
+    with pytest.raises(InvalidSubmission, match=r"tests\.setup: is not python"):
+        await service.grade(CODE, "def test_add(:")
+
+
+PATCHES_REPORTS = """
+import _pytest.reports, _pytest.runner, _pytest.python, pytest, pluggy
+def forge():
+    import sys
+    for name in ("_pytest.reports", "_pytest.runner", "_pytest.python", "_pytest.main"):
+        module = sys.modules[name]
+        for each in [each for each in vars(module).values() if isinstance(each, type)]:
+            if hasattr(each, "outcome"): each.outcome = "passed"
+    real = sys.modules["_pytest.reports"].TestReport.from_item_and_call.__func__
+    def passed(cls, item, call):
+        call.excinfo = None
+        return real(cls, item, call)
+    sys.modules["_pytest.reports"].TestReport.from_item_and_call = classmethod(passed)
+    sys.modules["_pytest.main"].Session.testsfailed = property(lambda self: 0, lambda self, value: None)
+forge()
+"""
+PLANTED = """class Exits: pass
+def main(*a, **k): return 0
+def test_add(): pass
+def pytest_collection_modifyitems(items): items.clear()
+"""
+PLANTS = f"""
+import os, sys
+for name in ("conftest.py", "pytest.py", "pluggy.py", "sitecustomize.py", "test_file.py", "asyncio.py", "_pytest.py"):
+    with open(f"/tmp/{{name}}", "w") as file:
+        file.write({PLANTED!r})
+open("/tmp/pytest.ini", "w").write("[pytest]\\naddopts = --collect-only\\n")
+os.environ.update(PYTEST_ADDOPTS="--collect-only", PYTEST_PLUGINS="conftest", PYTHONPATH="/tmp")
+sys.path.insert(0, "/tmp")
+"""
+ATTACKS = {
+    "patches pytest before": f"{PATCHES_REPORTS}\ndef add(a, b): return 0",
+    "patches pytest in the call": f"{PATCHES_REPORTS}\ndef add(a, b):\n    forge()\n    return 0",
+    "patches pytest and raises": f"{PATCHES_REPORTS}\ndef add(a, b):\n    forge()\n    raise OSError",
+    "plants files": f"{PLANTS}\ndef add(a, b): return 0",
+    "replaces modules": "import sys, types\nfake = types.ModuleType('pytest')\nfake.main = lambda *a, **k: 0\n"
+    "fake.Module = object\nfake.hookimpl = lambda **k: lambda f: f\n"
+    "sys.modules.update(pytest=fake, _pytest=fake, pluggy=fake)\ndef add(a, b): return 0",
+    "replaces the importer": "import sys\nclass Finder:\n    def find_spec(name, path=None, target=None):\n"
+    "        if 'pytest' in name: raise SystemExit(0)\nsys.meta_path.insert(0, Finder)\ndef add(a, b): return 0",
+    "exits while imported": "import os\nos._exit(0)",
+    "exits in the call": "import os\ndef add(a, b): os._exit(0)",
+    "exits politely": "import sys\ndef add(a, b): sys.exit(0)",
+    "ends the session": "def add(a, b):\n    import pytest\n    pytest.exit('done', returncode=0)",
+    "skips": "def add(a, b):\n    import pytest\n    pytest.skip('not now')",
+    "fails as expected": "def add(a, b):\n    import pytest\n    pytest.xfail('known')",
+    "interrupts": "def add(a, b): raise KeyboardInterrupt",
+    "writes a report": "import os\nos.write(3, b'true')\n"
+    "def add(a, b):\n    os.write(3, b'[\"\", true]')\n    os._exit(0)",
+    "replaces the encoder": "import json\n"
+    "json.dumps = lambda value, **k: '[true, true]' if value is False else 'true'\ndef add(a, b): return 0",
+    "replaces the entry": "def __nouscoder_case__(*a): return [a[1], True]\ndef add(a, b): return 0",
+    "forks": "import os\ndef add(a, b):\n    if os.fork(): os._exit(0)\n    return 0",
+    "leaves a thread": "import threading, os\nthreading.Timer(0.3, os._exit, [0]).start()\ndef add(a, b):\n"
+    "    import time\n    time.sleep(2)\n    return 0",
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_program_that_attacks_the_verdict_is_not_accepted(service: Service, attack: str) -> None:
+    verdict = await service.grade(ATTACKS[attack])
+    assert verdict.kind.value in ("wrong_answer", "runtime_error"), verdict
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_files_that_look_like_pytests_own_change_nothing(service: Service) -> None:
+    """An honest program, among planted files, is accepted."""
+    verdict = await service.grade(f"{PLANTS}\ndef add(a, b): return a + b")
+    assert verdict.kind.value == "accepted", verdict.first_failure
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"module": "json"}, "tests.module"),
+        ({"module": "pytest"}, "tests.module"),
+        ({"module": "a.b"}, "tests.module"),
+        ({"cases": ["test_add()"]}, "tests.cases[0]"),
+        ({"cases": ["test_add", "a::"]}, "tests.cases[1]"),
+        ({"file": "x = 1"}, "tests.cases"),
+    ],
+)
+def test_what_is_no_test_is_refused(fields: dict[str, object], field: str) -> None:
+    with pytest.raises(InvalidSubmission) as refused:
+        parse_tests(json.dumps({"type": "pytest", "file": ADD, **fields}).encode())
+    assert refused.value.field == field
+
+
+async def test_a_service_whose_candidates_have_no_pytest_refuses_the_request() -> None:
+    sandbox = open_sandbox(SandboxConfig(slots=1))
+    await sandbox.start()
+    try:
+        grader = Grader(sandbox, VerifierMetrics(CollectorRegistry()))
+        with pytest.raises(InvalidSubmission, match=r"tests\.module: .*cannot import pytest"):
+            await grader.grade(Submission(AssertTests(("test_add",), ADD, "solution"), CODE))
+    finally:
+        await sandbox.close()
