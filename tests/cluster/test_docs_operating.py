@@ -82,7 +82,8 @@ def test_the_commands_of_the_document_give_their_documented_output(namespace: st
     for block in blocks():
         script = re.sub(r"(-n|--namespace|namespace) nouscoder\b", rf"\1 {namespace}", block.script)
         script = script.replace("./helm/nouscoder -n", f"./helm/nouscoder -f {values} -n")
-        script = script.replace("doctor --cluster", f"doctor --cluster --image {IMAGE}")
+        script = re.sub(r"doctor --cluster$", f"doctor --cluster --image {IMAGE}", script, flags=re.MULTILINE)
+        script = script.replace("--values helm/nouscoder/values.yaml", f"--values {values}")
         script = script.replace("http://10.244.0.1:9090", PROMETHEUS)
         end = time.monotonic() + (PATIENCE_S if block.eventually else 0)
         while True:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +19,16 @@ from nouscoder.doctor.cluster.client import KubernetesCluster, connect
 
 pytestmark = pytest.mark.cluster
 
+ROOT = Path(__file__).parents[2]
 IMAGE = os.environ.get("NOUSCODER_DOCTOR_IMAGE", "localhost/nouscoder-verifier:0.1.0")
+# An install that fits beside other releases.
+LITTLE = """
+broker: &little {resources: {requests: {cpu: 1m, memory: 1Mi}, limits: {memory: 1Gi}}}
+redis: *little
+generation: *little
+learner: {<<: *little, runResources: {requests: {cpu: 1m, memory: 1Mi}, limits: {memory: 1Gi}}}
+verifier: {<<: *little, sandbox: {pool: *little}}
+"""
 COMMAND = [sys.executable, "-m", "nouscoder", "doctor", "--cluster", "--image", IMAGE]
 
 
@@ -115,3 +127,102 @@ def test_the_client_fulfils_the_protocol_of_cluster() -> None:
         assert node.allocatable.memory_bytes > 1024**2
     assert all(amount.cpu_cores >= 0 for amount in requested.values())
     assert not cluster.has_resource("nothings.example.invalid")
+
+
+@pytest.fixture
+def namespace() -> Iterator[str]:
+    """A namespace of its own that enforces PodSecurity restricted."""
+    name = f"doctor-{secrets.token_hex(3)}"
+    kubectl("create", "namespace", name)
+    kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    try:
+        yield name
+    finally:
+        kubectl("delete", "namespace", name, "--wait=false")
+
+
+def of_install(namespace: str, values: str, folder: Path) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Exit code and findings by name, those that are not ok first, of `doctor --cluster --values`."""
+    file = folder / "values.yaml"
+    file.write_text(values)
+    command = [*COMMAND[:5], "--values", str(file), "-n", namespace, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=ROOT)
+    assert done.stdout, done.stderr
+    found = json.loads(done.stdout)["findings"]
+    assert all(one["fix"] for one in found if not one["ok"])
+    return done.returncode, {one["name"]: one for one in sorted(found, key=lambda one: not one["ok"])}
+
+
+def everything(namespace: str) -> str:
+    kinds = "all,secrets,configmaps,persistentvolumeclaims,roles,networkpolicies,serviceaccounts"
+    cluster_wide = kubectl("get", "namespaces,validatingadmissionpolicies", "-o", "name").split()
+    return kubectl("get", kinds, "-n", namespace, "-o", "name") + str([one for one in cluster_wide if namespace in one])
+
+
+def test_an_install_that_fits_can_run_and_nothing_in_the_cluster_changes(namespace: str, tmp_path: Path) -> None:
+    before = everything(namespace)
+    code, findings = of_install(namespace, LITTLE, tmp_path)
+    assert code == 0, [one for one in findings.values() if not one["ok"]]
+    assert findings["pods"]["detail"] == "6 of 6 are admitted"
+    assert everything(namespace) == before
+
+
+def test_everything_that_would_refuse_an_install_is_found_at_once(namespace: str, tmp_path: Path) -> None:
+    kubectl("create", "quota", "few", "--hard=pods=2,limits.memory=900Mi", "-n", namespace)
+    values = """
+imagePullSecrets: [registry]
+serviceMonitor: {enabled: true}
+tls: {enabled: true, existingSecret: certificates}
+redis: {external: {enabled: true, existingSecret: theirs}}
+broker: {serviceAccount: {name: nobody}}
+generation: {runtimeClassName: kata}
+learner:
+  workload: leaderWorkerSet
+  resources: {requests: {cpu: 100m, memory: 64Mi, nvidia.com/gpu: 1}, limits: {memory: 2Gi, nvidia.com/gpu: 1}}
+  persistence: {storageClass: fast}
+verifier: {sandbox: {backend: local}}
+"""
+    kubectl("create", "secret", "generic", "theirs", "--from-literal=url=redis://:p@127.0.0.1:9/0", "-n", namespace)
+    kubectl("create", "secret", "generic", "certificates", "--from-literal=tls.crt=x", "-n", namespace)
+    code, findings = of_install(namespace, values, tmp_path)
+    assert code == 1
+    expected = {
+        "LeaderWorkerSet": "learner.workload=statefulset",
+        "ServiceMonitor": "serviceMonitor.enabled=false",
+        "pod of Deployment/nouscoder-verifier": "PodSecurity",
+        "pod of Deployment/nouscoder-broker": "serviceAccount",
+        "pod of Deployment/nouscoder-generation": "RuntimeClass",
+        "pod of LeaderWorkerSet/nouscoder-learner-group (leader)": "quota",
+        "RuntimeClass kata": "runtimeClassName",
+        "PersistentVolumeClaim/nouscoder-runs": "storageClass",
+        "Secret/registry": "make it in",
+        "Secret/certificates": "add the keys ca.crt, tls.key",
+        f"ResourceQuota/few in {namespace}": "raise the quota",
+        "a node for LeaderWorkerSet/nouscoder-learner-group (leader)": "nvidia.com/gpu",
+        "Redis": "where that address can be reached",
+    }
+    for name, said in expected.items():
+        assert name in findings, (name, list(findings))
+        assert not findings[name]["ok"], name
+        assert said in f"{findings[name]['detail']} {findings[name]['fix']}", findings[name]
+
+
+def test_an_absent_namespace_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    code, findings = of_install("nothing-of-this-name", "{}", tmp_path)
+    assert code == 1
+    assert "kubectl create namespace nothing-of-this-name" in findings["namespace nothing-of-this-name"]["fix"]
+    assert "pods" not in findings
+    assert findings["RuntimeClass gvisor"]["ok"]
+
+
+def test_an_account_without_rights_is_told_which_are_missing(namespace: str, tmp_path: Path) -> None:
+    settings = json.loads(kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
+    settings["users"][0]["user"] = {"token": kubectl("create", "token", "default", "-n", namespace).strip()}
+    (tmp_path / "kubeconfig").write_text(json.dumps(settings))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        code, findings = of_install(namespace, "{}", tmp_path)
+    assert code == 1
+    unknown = {name: one for name, one in findings.items() if not one["known"]}
+    assert {"namespaces", "classes", "storage", "nodes", "quotas", "rights"} <= set(unknown)
+    assert all("may not" in one["detail"] for name, one in unknown.items() if name not in ("objects", "pods"))

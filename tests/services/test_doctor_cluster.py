@@ -15,13 +15,13 @@ import pytest
 import yaml
 
 from nouscoder.doctor.cluster import judge as doctor
-from nouscoder.doctor.cluster.facts import Amount, ClusterError, Node, NotAllowed, StorageClass
+from nouscoder.doctor.cluster.facts import Amount, ClusterError, Node, NotAllowed, StorageClass, Taint
 from nouscoder.doctor.cluster.trial import TrialResult
 from nouscoder.doctor.finding import Finding, report
 
 GIB = 1024**3
 LOCAL_PATH = StorageClass("local-path", "rancher.io/local-path", True, frozenset({"ReadWriteOnce"}))
-NODE = Node("node1", Amount(2, 23 * GIB), 0, True)
+NODE = Node("node1", Amount(2, 23 * GIB), True)
 GVISOR: dict[str, object] = {
     "version": "Linux version 4.19.0-gvisor #1 SMP Sun Jan 10 15:06:54 PST 2016",
     "log": "<6>[   0.000000] Starting gVisor...",
@@ -153,11 +153,12 @@ def test_storage_needs_a_default_class(classes: list[StorageClass], ok: bool, sa
     [
         ([NODE], True),
         ([replace(NODE, open=False)], False),
+        ([replace(NODE, taints=(Taint("gpu", "", "NoSchedule"),))], False),
         ([replace(NODE, allocatable=Amount(0.9, 23 * GIB))], False),
         ([replace(NODE, name=str(index), allocatable=Amount(0.3, GIB)) for index in range(5)], True),
         ([replace(NODE, name=str(index), allocatable=Amount(8, GIB // 2)) for index in range(9)], False),
     ],
-    ids=["one node", "closed", "too few cores", "spread over five", "no node holds the learner"],
+    ids=["one node", "closed", "tainted", "too few cores", "spread over five", "no node holds the learner"],
 )
 def test_there_is_room_when_every_pod_fits_on_a_node(nodes: list[Node], ok: bool) -> None:
     assert doctor.judge_room((nodes, {})).ok is ok

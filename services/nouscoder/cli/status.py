@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,9 @@ from nouscoder.cli.options import ConfigOption, JsonOption, SetOption
 BrokerOption = Annotated[
     str, typer.Option("--broker", help="address of the broker, host:port; default: the configuration's")
 ]
+
+# In a checkout, whose root is the working directory.
+CHART = Path("helm/nouscoder")
 
 
 def status(
@@ -52,10 +56,40 @@ def doctor(
     image: Annotated[
         str, typer.Option(help="with --cluster: image with python3 for the trial pods; default: the verifier's")
     ] = "",
+    values: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--values",
+            "-f",
+            exists=True,
+            dir_okay=False,
+            help="with --cluster: check an install of the chart with these values by dry runs; nothing is changed",
+        ),
+    ] = None,
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", help="with --values: of the install; default: nouscoder")
+    ] = "",
+    release: Annotated[str, typer.Option(help="with --values: name of the install; default: nouscoder")] = "",
+    chart: Annotated[
+        Path | None, typer.Option(exists=True, help=f"with --values: folder or archive of the chart; default: {CHART}")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check what this host or cluster can run, and show how to get what is missing. Exit code 0 if the defaults run."""
-    if cluster:
+    if values and (image or not cluster):
+        raise typer.BadParameter("it needs --cluster, and no --image, because no pod is started", param_hint="--values")
+    if not values and (namespace or release or chart):
+        raise typer.BadParameter("it is missing: --namespace, --release and --chart need it", param_hint="--values")
+    if cluster and values:
+        from nouscoder.doctor.cluster.judge import with_kubernetes
+
+        with with_kubernetes():
+            from nouscoder.doctor.cluster.install import run_doctor_install
+            from nouscoder.doctor.cluster.release_objects import Release
+
+        asked = Release(release or "nouscoder", namespace or "nouscoder", chart or CHART, tuple(values))
+        text, code = run_doctor_install(asked, as_json=as_json)
+    elif cluster:
         from nouscoder.doctor.cluster.judge import DEFAULT_IMAGE, run_doctor_cluster
 
         text, code = run_doctor_cluster(image or DEFAULT_IMAGE, as_json=as_json)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from kubernetes.utils.quantity import parse_quantity
 
-from nouscoder.doctor.cluster.facts import Amount, ClusterError, Node, NotAllowed, StorageClass
+from nouscoder.doctor.cluster.facts import Amount, ClusterError, Node, NotAllowed, StorageClass, Taint
 
 # Answers are Any, because the client's types declare every field optional, also those that the API always sets.
 REQUEST_LIMIT_S = 10.0
@@ -31,11 +31,16 @@ def connect() -> Any:
 
 
 @contextmanager
-def api_errors(what: str) -> Iterator[None]:
-    """Map the client's errors: 401 and 403 to NotAllowed, others to ClusterError. `what` is such as `list nodes`."""
+def api_errors(what: str, keep: Collection[int] = ()) -> Iterator[None]:
+    """Map the client's errors: 401 and 403 to NotAllowed, others to ClusterError. `what` is such as `list nodes`.
+
+    Answers with a status in `keep` stay an ApiException.
+    """
     try:
         yield
     except ApiException as error:
+        if error.status in keep:
+            raise
         if error.status in (401, 403):
             raise NotAllowed(f"this account may not {what}") from None
         raise ClusterError(f"cannot {what}: {error.status} {error.reason}") from None
@@ -121,30 +126,30 @@ class KubernetesCluster:
 
 
 def _node(item: Any) -> Node:
-    given = item.status.allocatable
     ready = any(state.type == "Ready" and state.status == "True" for state in item.status.conditions or ())
-    taints = any(taint.effect in ("NoSchedule", "NoExecute") for taint in item.spec.taints or ())
-    amount = _amount(given)
-    is_open = ready and not taints and not item.spec.unschedulable
-    return Node(item.metadata.name, amount, int(given.get("nvidia.com/gpu", 0)), is_open)
+    taints = tuple(
+        Taint(taint.key, taint.value or "", taint.effect)
+        for taint in item.spec.taints or ()
+        if taint.effect in ("NoSchedule", "NoExecute")
+    )
+    is_open = ready and not item.spec.unschedulable
+    return Node(item.metadata.name, amount(item.status.allocatable), is_open, item.metadata.labels or {}, taints)
 
 
 def _asked_for(pod: Any) -> Amount:
     """The request that the scheduler counts: the sum of all containers, or the largest init container if higher."""
-    together = Amount(0, 0)
-    for container in pod.spec.containers:
-        together = together + _requests(container)
-    cpu_cores, memory_bytes = together.cpu_cores, together.memory_bytes
+    together = sum((_requests(container) for container in pod.spec.containers), Amount(0, 0))
     for container in pod.spec.init_containers or ():
-        one = _requests(container)
-        cpu_cores, memory_bytes = max(cpu_cores, one.cpu_cores), max(memory_bytes, one.memory_bytes)
-    return Amount(cpu_cores, memory_bytes)
+        together = together.at_least(_requests(container))
+    return together
 
 
 def _requests(container: Any) -> Amount:
-    return _amount((container.resources.requests or {}) if container.resources else {})
+    return amount((container.resources.requests or {}) if container.resources else {})
 
 
-def _amount(quantities: dict[str, str]) -> Amount:
+def amount(quantities: Mapping[str, str]) -> Amount:
+    """An amount from Kubernetes' quantities by resource; extended resources have a domain in their names."""
     cpu, memory = (parse_quantity(quantities.get(name, 0)) for name in ("cpu", "memory"))  # type: ignore[no-untyped-call]
-    return Amount(float(cpu), int(memory))
+    devices = {name: int(number) for name, number in quantities.items() if "/" in name}
+    return Amount(float(cpu), int(memory), devices)

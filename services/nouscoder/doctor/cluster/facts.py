@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from nouscoder.errors import NousCoderError
@@ -28,30 +29,62 @@ class StorageClass:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """CPU in cores and memory in bytes."""
+    """CPU in cores, memory in bytes, and devices: the number by extended resource, such as nvidia.com/gpu."""
 
     cpu_cores: float
     memory_bytes: int
+    devices: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: Amount) -> Amount:
-        return Amount(self.cpu_cores + other.cpu_cores, self.memory_bytes + other.memory_bytes)
+        return self._with(other, 1)
 
     def __sub__(self, other: Amount) -> Amount:
-        return Amount(self.cpu_cores - other.cpu_cores, self.memory_bytes - other.memory_bytes)
+        return self._with(other, -1)
+
+    def _with(self, other: Amount, sign: int) -> Amount:
+        names = {**self.devices, **other.devices}
+        devices = {name: self.devices.get(name, 0) + sign * other.devices.get(name, 0) for name in names}
+        return Amount(self.cpu_cores + sign * other.cpu_cores, self.memory_bytes + sign * other.memory_bytes, devices)
+
+    def at_least(self, other: Amount) -> Amount:
+        """The larger of both, resource by resource."""
+        names = {**self.devices, **other.devices}
+        devices = {name: max(self.devices.get(name, 0), other.devices.get(name, 0)) for name in names}
+        return Amount(max(self.cpu_cores, other.cpu_cores), max(self.memory_bytes, other.memory_bytes), devices)
+
+    def lacks(self, other: Amount) -> list[str]:
+        """The resources of which this amount has less than `other`."""
+        short = ["cpu"] if other.cpu_cores > self.cpu_cores + 1e-9 else []
+        short += ["memory"] if other.memory_bytes > self.memory_bytes else []
+        return short + [name for name, number in other.devices.items() if number > self.devices.get(name, 0)]
 
     def holds(self, other: Amount) -> bool:
         """Whether `other` fits into this amount."""
-        return other.cpu_cores <= self.cpu_cores + 1e-9 and other.memory_bytes <= self.memory_bytes
+        return not self.lacks(other)
+
+    def __str__(self) -> str:
+        devices = "".join(f", {number} {name}" for name, number in sorted(self.devices.items()) if number)
+        return f"{self.cpu_cores:.2f} cores, {self.memory_bytes / 1024**3:.2f} GiB{devices}"
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """A taint that keeps pods from a node (NoSchedule, NoExecute)."""
+
+    key: str
+    value: str
+    effect: str
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node. `open` is False for nodes that are unschedulable, not ready, or tainted NoSchedule or NoExecute."""
+    """One node. `open` is False for nodes that are unschedulable or not ready."""
 
     name: str
     allocatable: Amount
-    num_gpus: int
     open: bool
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
 
 
 class Cluster(Protocol):

@@ -52,11 +52,9 @@ def run_doctor_cluster(image: str, *, as_json: bool) -> tuple[str, int]:
 
     Raises ClusterError when no cluster is configured, NousCoderError when the Kubernetes client is not installed.
     """
-    try:
+    with with_kubernetes():
         from nouscoder.doctor.cluster.client import KubernetesCluster, connect
         from nouscoder.doctor.cluster.trial import run_trial
-    except ModuleNotFoundError as error:
-        raise NousCoderError(f"{error.name} is not installed: install the project with its extra `cluster`") from None
     api = connect()
 
     def trial(runtime_class: str | None) -> TrialResult:
@@ -64,6 +62,15 @@ def run_doctor_cluster(image: str, *, as_json: bool) -> tuple[str, int]:
             return run_trial(api, image, runtime_class, PATIENCE_S)
 
     return report(examine_cluster(KubernetesCluster(api), trial), "the default install", as_json=as_json)
+
+
+@contextmanager
+def with_kubernetes() -> Iterator[None]:
+    """Imports that need the extra `cluster`. Raises NousCoderError when it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise NousCoderError(f"{error.name} is not installed: install the project with its extra `cluster`") from None
 
 
 @contextmanager
@@ -85,7 +92,7 @@ def examine_cluster(cluster: Cluster, trial: Callable[[str | None], TrialResult]
     try:
         version = cluster.version()
     except ClusterError as error:
-        return [_unknown("API server", True, error, "check KUBECONFIG, and kubectl version")]
+        return [unknown("API server", True, error, "check KUBECONFIG, and kubectl version")]
     findings = [judge_version(version)]
     classes: dict[str, str] = {}
 
@@ -147,7 +154,7 @@ def judge_kernel(tried: TrialResult) -> Finding:
 
 def judge_storage(classes: Sequence[StorageClass]) -> Finding:
     """Judge the storage classes. The install uses the default class."""
-    listed = ", ".join(_storage_words(one) for one in classes) or "none"
+    listed = ", ".join(storage_words(one) for one in classes) or "none"
     if any(one.is_default for one in classes):
         return Finding("storage", True, True, listed)
     fix = (
@@ -160,7 +167,8 @@ def judge_storage(classes: Sequence[StorageClass]) -> Finding:
     return Finding("storage", False, True, f"no default among: {listed}", fix)
 
 
-def _storage_words(one: StorageClass) -> str:
+def storage_words(one: StorageClass) -> str:
+    """A StorageClass in words: provisioner, and access modes as far as known."""
     shared = any(word in one.provisioner for word in _SHARED)
     modes = "RWO and RWX" if shared else "RWO"
     seen = sorted(one.access_modes - {"ReadWriteOnce"})
@@ -171,21 +179,19 @@ def _storage_words(one: StorageClass) -> str:
 def judge_room(facts: tuple[Sequence[Node], dict[str, Amount]]) -> Finding:
     """Judge the free resources: first fit, largest pod first, into what is not requested yet."""
     nodes, requested = facts
-    free = [node.allocatable - requested.get(node.name, Amount(0, 0)) for node in nodes if node.open]
+    free = [
+        node.allocatable - requested.get(node.name, Amount(0, 0)) for node in nodes if node.open and not node.taints
+    ]
     total = sum(free, Amount(0, 0))
     ask = sum(INSTALL, Amount(0, 0))
-    detail = f"{_words(total)} free on {len(free)} nodes, the default install requests {_words(ask)}"
+    detail = f"{total} free on {len(free)} nodes, the default install requests {ask}"
     for pod in INSTALL:
         place = next((index for index, room in enumerate(free) if room.holds(pod)), None)
         if place is None:
             fix = "a larger node or one more, or lower requests (the *.resources.requests of the chart's values)"
-            return Finding("room", False, True, f"{detail}; no node has room for a pod of {_words(pod)}", fix)
+            return Finding("room", False, True, f"{detail}; no node has room for a pod of {pod}", fix)
         free[place] = free[place] - pod
     return Finding("room", True, True, detail)
-
-
-def _words(amount: Amount) -> str:
-    return f"{amount.cpu_cores:.2f} cores and {amount.memory_bytes / 1024**3:.2f} GiB"
 
 
 def judge_policy(tried: TrialResult) -> Finding:
@@ -225,7 +231,8 @@ def judge_admission_policy(there: bool) -> Finding:
 
 def judge_gpus(nodes: Sequence[Node]) -> Finding:
     """Judge the GPUs of each node, as its device plugin reports them."""
-    gpus = [f"{node.name}: {node.num_gpus}" for node in nodes if node.num_gpus]
+    numbers = {node.name: node.allocatable.devices.get("nvidia.com/gpu", 0) for node in nodes}
+    gpus = [f"{name}: {number}" for name, number in numbers.items() if number]
     if gpus:
         return Finding("GPUs", True, False, f"nvidia.com/gpu allocatable, {', '.join(gpus)}")
     fix = "GPU nodes with the NVIDIA device plugin; the default install needs none, values-gpu.yaml does"
@@ -244,10 +251,11 @@ def _judged(name: str, needed: bool, read: Callable[[], Facts], judge: Callable[
     try:
         return judge(read())
     except ClusterError as error:
-        return _unknown(name, needed, error)
+        return unknown(name, needed, error)
 
 
-def _unknown(name: str, needed: bool, error: ClusterError, fix: str = "") -> Finding:
+def unknown(name: str, needed: bool, error: ClusterError, fix: str = "") -> Finding:
+    """A finding that could not be made, because the account may not ask or the cluster did not answer."""
     if isinstance(error, NotAllowed):
         fix = "ask the cluster's administrator for that right, or to run this command"
     return Finding(name, False, needed, f"unknown: {error}", fix, known=False)
@@ -263,4 +271,4 @@ def _try(trial: Callable[[str | None], TrialResult], runtime_class: str | None) 
 def _of_trial(
     name: str, needed: bool, tried: TrialResult | ClusterError, judge: Callable[[TrialResult], Finding]
 ) -> Finding:
-    return _unknown(name, needed, tried) if isinstance(tried, ClusterError) else judge(tried)
+    return unknown(name, needed, tried) if isinstance(tried, ClusterError) else judge(tried)
