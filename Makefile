@@ -7,7 +7,7 @@ SECONDS ?= 600
 PYTHON_312 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python3.12) python3.12)
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: demo demo-objectives test test-heavy test-soak test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents fuzz check format bench proto lock images clean real-input
+.PHONY: demo demo-objectives test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents fuzz check format bench proto lock images clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -24,7 +24,7 @@ test: .venv/dev.ready
 # Takes minutes: the demo, killed and resumed exactly; a Redis that forgets; a large batch; the grading service at
 # twice its capacity.
 test-heavy: .venv/dev.ready
-	$(BIN)/pytest -s -m heavy --durations=30
+	$(BIN)/pytest -s -m "heavy and not soak" --durations=30
 
 # May take hours: the whole run and each service killed in runs of their own, the demo with three seeds; a run on 200
 # real problems with the tokenizer of Qwen3; the attack corpus through gVisor, and repeatedly with eight at once;
@@ -33,6 +33,11 @@ test-soak: .venv/dev.ready
 	deploy/build-runsc
 	$(BIN)/nouscoder prepare
 	$(BIN)/pytest -m "soak and not vllm"
+
+# The whole attack corpus on this host, as a service without root, through gVisor, and on the pods of KUBECONFIG.
+test-corpus: .venv/dev.ready
+	deploy/build-runsc
+	$(BIN)/pytest -m "" tests/attacks/test_attack_corpus.py -k test_attack
 
 # Runs with feedback against runs with one turn, and with an interpreter against without, three seeds each. It prints
 # every pass@1 with its standard error (docs/environments.md).
