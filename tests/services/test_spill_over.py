@@ -59,6 +59,10 @@ class Elastic(FakeSandbox):
         super().__init__(num_slots=4)
         self.usable_slots = usable_slots
         self._changed: Callable[[], None] = lambda: None
+        self.demands: list[int] = []
+
+    def demand(self, submissions: int) -> None:
+        self.demands.append(submissions)
 
     def watch_slots(self, changed: Callable[[], None]) -> None:
         self._changed = changed

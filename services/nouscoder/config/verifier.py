@@ -68,6 +68,15 @@ class SandboxSection(Section):
         False, description="backend gvisor: lend runners that do not show that their kernel is gVisor's"
     )
     pool_spares: int = Field(1, ge=0, description="backends gvisor (managed), modal: ready runners beyond the slots")
+    pool_min: int = Field(
+        -1,
+        ge=-1,
+        description="backend gvisor, managed: slots that keep a runner while nothing waits; the others, and with 0 the"
+        " spares, only have one while they are needed; -1: all of them",
+    )
+    pool_idle_s: float = Field(
+        120.0, gt=0, description="with pool_min: seconds of lower demand after which runners are ended"
+    )
     pool_start_s: float = Field(
         240.0, gt=0, description="backends gvisor, modal: limit in seconds for the first runner"
     )
@@ -79,6 +88,12 @@ class SandboxSection(Section):
     second_runner_share: float = Field(
         0.01, ge=0, le=1, description="backend gvisor: share of the submissions that a second runner repeats"
     )
+
+    @model_validator(mode="after")
+    def _own_runners(self) -> SandboxSection:
+        if self.pool_min >= 0 and not (self.backend == "gvisor" and self.pool_managed):
+            raise ValueError("pool_min needs backend gvisor and pool_managed: only its gateway makes and ends runners")
+        return self
 
 
 class TlsSection(Section):

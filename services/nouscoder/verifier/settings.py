@@ -55,6 +55,8 @@ def sandbox_config(section: VerifierSection) -> SandboxConfig:
                 port=chosen.pool_port,
                 key_file=chosen.pool_key_file,
                 spares=chosen.pool_spares,
+                least=None if chosen.pool_min < 0 else chosen.pool_min,
+                idle_s=chosen.pool_idle_s,
                 accept_unproven_kernel=chosen.pool_accept_unproven_kernel,
                 start_s=chosen.pool_start_s,
             ),

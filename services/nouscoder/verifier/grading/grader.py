@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -88,13 +88,9 @@ class Grader:
         self._pytest = PytestLibrary(sandbox)
         self._has_slots = asyncio.Event()
         self._has_slots.set()
+        self._tell_demand: Callable[[], None] = lambda: None
         self.num_slots = sandbox.num_slots - self._policy.tool_slots  # submissions that can run at once
-        self._slots = FairSlots(
-            self.num_slots,
-            self._policy.max_queue,
-            lambda waiting, busy: metrics.load(waiting, busy, self.num_slots),
-            metrics.waited,
-        )
+        self._slots = FairSlots(self.num_slots, self._policy.max_queue, self._report_load, metrics.waited)
         metrics.watch_queue(lambda: (self._slots.oldest_s, self._slots.num_clients))
 
     @property
@@ -116,7 +112,12 @@ class Grader:
             (self._has_slots.set if usable > 0 else self._has_slots.clear)()
 
         sandbox.watch_slots(resize)
+        self._tell_demand = lambda: sandbox.demand(self.unfinished)
         resize()
+
+    def _report_load(self, waiting: int, busy: int) -> None:
+        self._metrics.load(waiting, busy, self.num_slots)
+        self._tell_demand()
 
     async def grade(self, submission: Submission, on_outcome: OnOutcome | None = None) -> Verdict:
         """The verdict of one submission. `on_outcome` is called for each test once its outcome is final.

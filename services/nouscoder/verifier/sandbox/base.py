@@ -222,7 +222,7 @@ class Sandbox(Protocol):
 
 @runtime_checkable
 class Elastic(Protocol):
-    """A backend whose slots do not always have what they run on, such as containers that cost money."""
+    """A backend whose slots do not always have what they run on, such as pods."""
 
     @property
     def usable_slots(self) -> int:
@@ -231,6 +231,10 @@ class Elastic(Protocol):
 
     def watch_slots(self, changed: Callable[[], None]) -> None:
         """Call `changed` after each change of `usable_slots`."""
+        ...
+
+    def demand(self, submissions: int) -> None:
+        """From now on so many submissions wait or run. The backend may grow and shrink with it."""
         ...
 
 

@@ -18,6 +18,8 @@ class PoolConfig:
     port: int = 7070
     key_file: str = ""  # the shared key by which gateway and runners authenticate each other
     spares: int = 1  # managed: ready runners in addition to the slots
+    least: int | None = None  # managed: slots that keep a runner while nothing waits; None: all
+    idle_s: float = 120.0  # seconds of lower demand before runners are ended
     accept_unproven_kernel: bool = False  # lend runners whose kernel is not shown to be gVisor's
     start_s: float = 240.0  # time limit for the first runner
 
@@ -25,6 +27,10 @@ class PoolConfig:
         """Raises ValueError."""
         if self.spares < 0:
             raise ValueError(f"pool_spares must not be negative, not {self.spares}")
+        if self.least is not None and self.least < 0:
+            raise ValueError(f"pool_min must not be negative, not {self.least}")
+        if not self.idle_s > 0:
+            raise ValueError(f"pool_idle_s must be positive, not {self.idle_s!r}")
         if not self.start_s > 0:
             raise ValueError(f"pool_start_s must be positive, not {self.start_s!r}")
 

@@ -1,7 +1,8 @@
 """The `gvisor` backend: each slot borrows a runner pod, in which gVisor runs the same harness.
 
 INVARIANT: a runner serves at most `max_sessions` submissions, one at a time. After an unexpected, late or missing
-answer it serves no submission until it has passed a canary. A runner that fails the canary never serves again.
+answer it serves no submission until it has passed a canary. A runner that fails the canary never serves again. A slot
+has a runner, gets one, or is parked; `usable_slots` tells the grader how many have one, and others wait in its queue.
 
 Candidates run on gVisor's sentry instead of the node's kernel, in a pod without a service account token, writable root
 or network access. Inside it they get the isolation of every backend (see `local`). The gateway runs no candidate.
@@ -12,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nouscoder.domain.submission import Limits
@@ -23,6 +25,7 @@ from nouscoder.verifier.sandbox.config import PoolConfig, SandboxConfig
 from nouscoder.verifier.sandbox.local import LocalSandbox
 from nouscoder.verifier.sandbox.pool import Runner, RunnerPool, RunnersUnreachable, Source
 from nouscoder.verifier.sandbox.pool_keys import PoolKeys, to_replace
+from nouscoder.verifier.sandbox.pool_size import PoolSize
 from nouscoder.verifier.sandbox.runner_choice import current_choice
 from nouscoder.verifier.sandbox.runner_launch import (
     CanaryLaunch,
@@ -39,6 +42,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
 _KEY_CHECK_S = 5.0
+_SIZE_CHECK_S = 1.0
 _CANARY_LIMITS = Limits(wall_time_s=10, cpu_time_s=10, memory_bytes=256 << 20, output_bytes=1 << 16, processes=8)
 
 
@@ -53,11 +57,17 @@ class GvisorSandbox(LocalSandbox):
         """`source` and `access` are by default those of the runner pods. Raises SandboxUnavailable."""
         needs_gvisor = not config.pool.accept_unproven_kernel
         self._access = access or RunnerAccess(PoolKeys.of_file(Path(config.pool.key_file)), needs_gvisor=needs_gvisor)
-        size = (config.slots or 1) + config.tool_slots
-        source = source or open_source(config.pool, self._access.keys)
-        self.pool = RunnerPool(source, self._prove, size, config.pool.spares)
-        self._opening: set[asyncio.Task[None]] = set()
-        self._following: asyncio.Task[None] | None = None
+        slots, pool = config.slots or 1, config.pool
+        least = slots if pool.least is None else min(slots, pool.least)
+        self._size = PoolSize(least, slots, pool.spares, pool.idle_s, always=config.tool_slots)
+        source = source or open_source(pool, self._access.keys)
+        is_sized = least < slots
+        self.pool = RunnerPool(source, self._prove, slots + config.tool_slots, pool.spares, is_sized_by_demand=is_sized)
+        self._opening: dict[asyncio.Task[None], Slot] = {}
+        self._parked: list[Slot] = []  # without a runner, because there is no work for them
+        self._following: list[asyncio.Task[None]] = []
+        self._on_slots: Callable[[], None] = lambda: None
+        self._demand_changed = asyncio.Event()
         super().__init__(config)
 
     async def start(self) -> None:
@@ -70,13 +80,17 @@ class GvisorSandbox(LocalSandbox):
         except RunnersUnreachable as error:
             raise SandboxUnavailable(f"the {self.name} sandbox cannot start: {error}") from error
         self._open = True
-        self._following = asyncio.create_task(self._follow_key(), name="key of the pool")
-        for slot in self._slots:
-            self._start_opening(slot)
+        self._parked = self._slots[::-1]
+        self._size.observe(1, time.monotonic())  # so that a gateway that can have no runner says so
+        await self._resize()
+        self._following.append(asyncio.create_task(self._follow_key(), name="key of the pool"))
+        if self.pool.is_sized_by_demand:
+            self._following.append(asyncio.create_task(self._follow_demand(), name="size of the pool"))
         try:
             async with asyncio.timeout(self._config.pool.start_s):
                 while not self._free:
                     await asyncio.wait(self._opening, timeout=_RETRY_S, return_when=asyncio.FIRST_COMPLETED)
+            self._size.observe(0, time.monotonic())
         except TimeoutError:
             await self.close()
             raise SandboxUnavailable(f"the {self.name} sandbox cannot start: {self.pool.last_problem}") from None
@@ -87,7 +101,7 @@ class GvisorSandbox(LocalSandbox):
     async def close(self) -> None:
         """See `Sandbox`."""
         self._open = False
-        tasks = [*self._opening, *([self._following] if self._following is not None else [])]
+        tasks = [*self._opening, *self._following]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -155,18 +169,59 @@ class GvisorSandbox(LocalSandbox):
         role = greeting.PARTNERS[index // self.num_slots - 1]
         return Slot(index, self._config, PartnerLaunch(first.launch, role, self._access, self._config))
 
+    @property
+    def usable_slots(self) -> int:
+        """See `Elastic`: the slots that have a runner."""
+        return self.num_slots - len(self._opening) - len(self._parked)
+
+    def watch_slots(self, changed: Callable[[], None]) -> None:
+        """See `Elastic`."""
+        self._on_slots = changed
+
+    def demand(self, submissions: int) -> None:
+        """See `Elastic`."""
+        self._size.observe(submissions, time.monotonic())
+        if self._parked:
+            self._demand_changed.set()
+
+    async def _follow_demand(self) -> None:
+        while True:
+            self._demand_changed.clear()
+            await self._resize()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SIZE_CHECK_S):
+                    await self._demand_changed.wait()
+
+    async def _resize(self) -> None:
+        """Open or park slots, so that as many as wanted have a runner. A slot in use stays as it is."""
+        wanted = self._size.wanted(time.monotonic())
+        self.pool.resize(wanted.slots, wanted.spares)
+        while self._parked and self.num_slots - len(self._parked) < wanted.slots:
+            self._start_opening(self._parked.pop())
+        surplus = max(0, self.num_slots - len(self._parked) - wanted.slots)
+        await asyncio.gather(*(self._park(slot) for slot in [*self._opening.values(), *self._free][:surplus]))
+
+    async def _park(self, slot: Slot) -> None:
+        opening = [task for task, opened in self._opening.items() if opened is slot]
+        for task in opening:
+            task.cancel()
+        if slot in self._free:
+            self._free.remove(slot)
+        self._parked.append(slot)
+        self._on_slots()
+        await asyncio.gather(*opening, return_exceptions=True)
+        with contextlib.suppress(RunnersUnreachable):  # then the pool finds the runner again, and ends it later
+            await slot.stop()
+
     def _start_opening(self, slot: Slot) -> None:
         task = asyncio.create_task(self._open_slot(slot), name=f"opening slot {slot.index}")
-        self._opening.add(task)
+        self._opening[task] = slot
         task.add_done_callback(self._end_opening)
-        self._slots_changed()
+        self._on_slots()
 
     def _end_opening(self, task: asyncio.Task[None]) -> None:
-        self._opening.discard(task)
-        self._slots_changed()
-
-    def _slots_changed(self) -> None:
-        """The number of slots with a runner may have changed."""
+        self._opening.pop(task, None)
+        self._on_slots()
 
     async def _open_slot(self, slot: Slot) -> None:
         """Retry until the slot has a runner, then release the slot to the next session."""

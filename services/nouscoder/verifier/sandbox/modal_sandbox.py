@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from nouscoder.verifier.runner import greeting
@@ -45,8 +45,8 @@ class ModalSandbox(GvisorSandbox):
         self.containers = ModalRunners(chosen, key_text, tls, cloud or ModalCloud(chosen))
         self.outer_layer = f"modal:{chosen.runtime}"
         self._container_for = chosen.container_for
-        self._on_slots: Callable[[], None] = lambda: None
         self._problems: dict[int, str] = {}  # of the last program of each slot
+        config = replace(config, pool=replace(config.pool, least=None))  # a constant number: caps bound the cost
         if chosen.container_for in _ONE_SUBMISSION:
             config = replace(config, max_sessions=1)
         access = RunnerAccess(PoolKeys(greeting.read_key(key_text)), tls, self.name, _ADVICE)
@@ -61,18 +61,6 @@ class ModalSandbox(GvisorSandbox):
     def limited_by(self) -> str:
         """See `Priced`."""
         return self.containers.capped.value if self.containers.capped is not None else ""
-
-    @property
-    def usable_slots(self) -> int:
-        """See `Elastic`: the slots that have a container."""
-        return self.num_slots - len(self._opening)
-
-    def watch_slots(self, changed: Callable[[], None]) -> None:
-        """See `Elastic`."""
-        self._on_slots = changed
-
-    def _slots_changed(self) -> None:
-        self._on_slots()
 
     @contextlib.asynccontextmanager
     async def session(self, program: Program) -> AsyncIterator[Session]:

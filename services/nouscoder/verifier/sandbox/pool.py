@@ -1,9 +1,10 @@
-"""The pool of a gateway's runners: a constant number, tested before use, replaced when worn, lost or wrong.
+"""The pool of a gateway's runners: as many as wanted, tested before use, replaced when worn, lost or wrong.
 
 INVARIANT: a runner is lent to one slot at a time, and only after it has passed a canary since it was last lent.
 
     STARTING -> (is reachable) UNPROVEN -> (canary passes) READY -> LENT -> (returned in doubt) UNPROVEN
     READY -> (idle for long) UNPROVEN; any -> (worn, stuck or lost) removed and replaced
+    any but LENT -> (more than wanted) removed
     UNPROVEN -> (its kernel is not gVisor's) waits, removed and replaced
     UNPROVEN -> (canary fails), any -> (two others contradict it) QUARANTINED and replaced
 """
@@ -49,6 +50,7 @@ class RunnerPool:
     prove: Callable[[Runner], Awaitable[bool]]
     size: int
     spares: int = 0
+    is_sized_by_demand: bool = False  # runners beyond these are ended: never with runners that others may have
     replaced: Counter[Replaced] = field(default_factory=Counter)
     num_starts: int = 0  # runners that became reachable
     start_s: float = 0.0  # from their creation until then, all together
@@ -110,9 +112,24 @@ class RunnerPool:
             return  # it was lost or accused while it was lent
         if runner.is_outdated or ending is Ending.WORN:
             await self._replace(runner, Replaced.KEY if runner.is_outdated else Replaced.WORN)
+        elif self._surplus > 0:
+            await self._dismiss(runner)
         else:
             self._enter(runner, RunnerState.UNPROVEN)
         self._changed.set()
+
+    def resize(self, size: int, spares: int) -> None:
+        """Keep so many runners from now on. Those that slots have stay until they are given back."""
+        if (size, spares) != (self.size, self.spares):
+            self.size, self.spares = size, spares
+            self._changed.set()
+
+    @property
+    def _surplus(self) -> int:
+        """The runners beyond those that are wanted, which may be ended; negative when some are missing."""
+        kept = sum(runner.state is not RunnerState.QUARANTINED for runner in self._runners.values())
+        surplus = kept - self.size - self.spares
+        return surplus if self.is_sized_by_demand else min(0, surplus)
 
     @property
     def usable(self) -> Sequence[Runner]:
@@ -181,12 +198,18 @@ class RunnerPool:
             if runner.state is RunnerState.STARTING and now - runner.since_s > _STUCK_AFTER_S:
                 self.last_problem = f"runner {runner.name} did not start within {_STUCK_AFTER_S:.0f} s"
                 await self._replace(runner, Replaced.STUCK)
-        kept = [r for r in self._runners.values() if r.state is not RunnerState.QUARANTINED]
-        for _ in range(self.size + self.spares - len(kept)):
+        for runner in self._dismissible()[: max(0, self._surplus)]:
+            await self._dismiss(runner)
+        for _ in range(-self._surplus):
             name = await self.source.create()
             if name is None:
                 return
             self._runners[name] = Runner(name, None, RunnerState.STARTING, now)
+
+    def _dismissible(self) -> list[Runner]:
+        """The runners that no slot has, the least useful first."""
+        order = (RunnerState.STARTING, RunnerState.UNPROVEN, RunnerState.READY)
+        return sorted((r for r in self._runners.values() if r.state in order), key=lambda r: order.index(r.state))
 
     def _recheck(self) -> None:
         """Prove runners again that were idle for long, a few at a time. It also tells them that their gateway lives."""
@@ -251,6 +274,12 @@ class RunnerPool:
         self.replaced[reason] += 1
         self._enter(runner, RunnerState.QUARANTINED)
         await self.source.quarantine(runner.found)
+
+    async def _dismiss(self, runner: Runner) -> None:
+        """End a runner for which there is no work."""
+        log.info("a runner is not needed any more", extra={"runner": runner.name})
+        self._runners.pop(runner.name, None)
+        await self.source.remove(runner.found)
 
     async def _replace(self, runner: Runner, reason: Replaced) -> None:
         self._forget(runner, reason)

@@ -127,6 +127,11 @@ class SpillOverSandbox:
         """See `Elastic`."""
         self._changed = changed
 
+    def demand(self, submissions: int) -> None:
+        """See `Elastic`. Only the first backend grows with it: the others have what spills over."""
+        if (first := self.backends[0].elastic) is not None:
+            first.demand(submissions)
+
     async def start(self) -> None:
         """See `Sandbox`. Every backend must start."""
         for backend in self.backends:
