@@ -33,10 +33,10 @@ def until(condition: Callable[[], bool], what: str, limit_s: float = 60) -> None
 class Service:
     """The process and its log."""
 
-    def __init__(self, folder: Path, *settings: str) -> None:
+    def __init__(self, folder: Path, *settings: str, options: tuple[str, ...] = ()) -> None:
         self.folder = folder
         addresses = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0")
-        command = [sys.executable, "-m", "nouscoder", "serve", "verifier", *addresses]
+        command = [sys.executable, "-m", "nouscoder", "serve", "verifier", *addresses, *options]
         for setting in ("verifier.sandbox.slots=1", 'verifier.health="127.0.0.1:0"', *settings):
             command += ["--set", setting]
         environment = {key: value for key, value in os.environ.items() if key != "NOUSCODER_VERIFIER_TOKENS"}
@@ -122,6 +122,20 @@ def test_a_service_with_tokens_audit_log_and_tls(service: tuple[Service, dict[st
     assert "print(3)" not in (tmp_path / "audit.old").read_text()
     for secret_text in (secrets["ann"], secret):
         assert secret_text not in (tmp_path / "log").read_text()
+
+
+def test_after_sigterm_the_leases_go_back_first_and_the_apis_take_calls_for_a_while(tmp_path: Path) -> None:
+    """A Service sends calls until it knows that the pod leaves. No broker answers here, so the leases run out."""
+    settings = ('verifier.sandbox.backend="fake"', "verifier.leave_s=5", 'broker.grpc="127.0.0.1:1"')
+    running = Service(tmp_path, *settings, options=("--broker",))
+    url = f"http://{running.address('http')}"
+    until(lambda: any(line["event"] == "serving" for line in running.logged()), "it serves")
+    running.process.terminate()
+    until(lambda: any("leases not released" in line["event"] for line in running.logged()), "the leases go back")
+    assert not any(line["event"] == "draining" for line in running.logged())
+    assert httpx.post(f"{url}/v1/grade", json=BODY).status_code == 200
+    assert running.stop() == 0
+    assert any(line["event"] == "draining" for line in running.logged())
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,12 @@ class VerifierSection(Section):
     drain_s: float = Field(
         10.0, ge=0, description="seconds after SIGTERM for submissions in progress to get their verdict"
     )
+    leave_s: float = Field(
+        0.0,
+        ge=0,
+        description="seconds after SIGTERM in which the APIs still take calls, because a Service may still send some;"
+        " leases of a broker are given back at once",
+    )
     libraries: tuple[str, ...] = Field(
         ("sortedcontainers", "numpy", "networkx", "pytest"),
         description="packages installed here that candidates may import",

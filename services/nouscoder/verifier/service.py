@@ -1,7 +1,8 @@
 """The grading service: gRPC and REST over one grader. It runs alone, or also grades the rollouts of a broker.
 
-Drain on SIGTERM: the REST API answers 503 and gRPC accepts no new call. Submissions in progress have `drain_s` seconds
-to get their verdict. Then the sandboxes close.
+Drain on SIGTERM: leases of the broker are given back at once. For `leave_s` seconds the APIs still take calls. Then the
+REST API answers 503 and gRPC accepts no new call. Submissions in progress have `drain_s` seconds to get their verdict.
+Then the sandboxes close.
 """
 
 from __future__ import annotations
@@ -234,6 +235,7 @@ async def serve(config: Config, with_broker: bool = False) -> None:
         served = _served(section, Servicer(grader, _isolation(sandbox), budget, tools), registry, api_keys)
         await start_grpc(replace(served, interceptors=[*interceptors, *served.interceptors]), stack)
         stack.callback(drain_state.start)
+        stack.push_async_callback(asyncio.sleep, section.leave_s)
         log.info("serving", extra={"not_served": not_served(section, with_broker)})
         work = [client_tests.keep_sweeping(), *([] if jobs is None else [jobs.run()])]
         await run_until_stopped(stop, *work, *_workers(config, grader, cache, with_broker))

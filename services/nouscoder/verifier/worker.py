@@ -146,6 +146,7 @@ class GradingWorker:
                 if self._graded:
                     await self._submit_all(self._graded)
                 await self._broker.release_leases()
+            log.info("leases given back")
         except (TimeoutError, PeerError) as error:
             log.warning("leases not released, they will expire", extra={"detail": str(error)})
         for lease_id in list(self._in_hand):
