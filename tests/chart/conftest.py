@@ -24,6 +24,7 @@ Document = dict[str, Any]
 SEVERAL_PODS = {"pods": 2, "persistence": {"accessModes": ["ReadWriteMany"]}}
 # Kinds of operators: their pods are validated, as pods.
 CUSTOM = ("LeaderWorkerSet", "JobSet")
+WITHOUT_PODS = ("ScaledObject",)
 
 
 class ChartRig:
@@ -50,6 +51,11 @@ class ChartRig:
                 "podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None},
                 "networkPolicy": {"dnsPorts": [5353]},
             },
+        }
+        scaling = {"min": 0, "max": 8, "keda": {"prometheus": "http://prometheus.monitoring.svc:9090"}}
+        self.kept |= {
+            "hpa": {"verifier": {"autoscaling": {"kind": "hpa"}}},
+            "keda": {"verifier": {"autoscaling": {"kind": "keda", **scaling}, "sandbox": {"pool": {"min": 0}}}},
         }
         self.variants = {
             **self.kept,

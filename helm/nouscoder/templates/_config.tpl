@@ -140,6 +140,10 @@ pool_accept_unproven_kernel: true
 {{- end }}
 {{- if $sandbox.pool.managed }}
 pool_spares: {{ $sandbox.pool.spares }}
+{{- if not (kindIs "invalid" $sandbox.pool.min) }}
+pool_min: {{ $sandbox.pool.min }}
+pool_idle_s: {{ $sandbox.pool.idleSeconds }}
+{{- end }}
 pool_template: /etc/nouscoder/pool/runner-pod.json
 {{- else }}
 pool_service: {{ include "nouscoder.sandbox.fullname" . }}.{{ include "nouscoder.sandbox.namespace" . }}.svc
