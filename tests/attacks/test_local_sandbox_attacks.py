@@ -396,10 +396,13 @@ async def test_no_run_has_a_network_namespace_in_which_another_has_made_a_socket
     """Neither in the same submission, nor in the next one, whose sandbox was made before, nor in the one after it."""
     assert isinstance(sandbox, LocalSandbox)
     slot = f"/proc/{sandbox.pids()[0]}/ns/net"
+    # The slot may still leave what the test before has used. A submission without sockets lets the slot keep its own.
+    first = await _networks(sandbox, NETWORK)
     use = f"{NETWORK}\nimport socket, sys\nif not sys.stdin.read(): {make}"
     with open(slot):  # while it is open, no other namespace gets its number
         used = os.readlink(slot).encode()
         seen = [await _networks(sandbox, code) for code in (use, NETWORK, NETWORK)]
+    assert first == 3 * [used]
     assert seen[0][0] == used
     assert used not in [*seen[0][1:], *seen[1], *seen[2]]
     assert seen[2] == 3 * [os.readlink(slot).encode()]

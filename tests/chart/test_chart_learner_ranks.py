@@ -203,8 +203,16 @@ def test_values_that_do_not_fit_together_are_refused(chart: ChartRig, given: dic
         chart.documents({"learner": learner, "config": config})
 
 
-def test_an_existing_claim_needs_no_access_mode(chart: ChartRig) -> None:
-    chart.documents({"learner": {"pods": 2, "persistence": {"existingClaim": "shared"}}})
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_an_existing_claim_needs_no_access_mode(chart: ChartRig, workload: str) -> None:
+    """All pods mount it, and the chart makes no other volume for the run folders."""
+    given = {"learner": {"workload": workload, "pods": 2, "persistence": {"existingClaim": "shared"}}}
+    for pod in templates(chart, given):
+        assert pod is not None
+        (runs,) = (volume for volume in pod["spec"]["volumes"] if volume["name"] == "runs")
+        assert runs["persistentVolumeClaim"] == {"claimName": "shared"}
+    claims = [one["metadata"]["name"] for one in chart.documents(given) if one["kind"] == "PersistentVolumeClaim"]
+    assert not [name for name in claims if "runs" in name]
 
 
 @pytest.mark.heavy

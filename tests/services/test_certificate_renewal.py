@@ -22,6 +22,7 @@ from tests.certificates import make_certificate
 
 from nouscoder.config import MutualTlsSection, TlsSection, load_config
 from nouscoder.domain.submission import StdinCase, StdinTests, Submission
+from nouscoder.domain.verdict import VerdictKind
 from nouscoder.http_server.tls import http_context
 from nouscoder.rpc.channel import PeerError, PeerUnreachable
 from nouscoder.rpc.renewed import Renewed
@@ -128,13 +129,18 @@ async def graded(port: int, files: Files, folder: Path | None = None, patience_s
     try:
         tls = channel_credentials(files.tls(folder))
         async with VerifierClient(f"127.0.0.1:{port}", patience_s, tls) as client:
-            await client.grade(SUBMISSION)
+            assert await accepts(client)
     except PeerUnreachable:
         return False
     return True
 
 
 SUBMISSION = Submission(StdinTests((StdinCase("a", "a"),)), code="x")
+
+
+async def accepts(client: VerifierClient) -> bool:
+    """Whether the right program, which echoes its input in the fake sandbox, gets its verdict."""
+    return (await client.grade(SUBMISSION)).kind is VerdictKind.ACCEPTED
 
 
 async def test_new_connections_of_both_apis_get_the_renewed_certificate(
@@ -145,13 +151,13 @@ async def test_new_connections_of_both_apis_get_the_renewed_certificate(
     assert trusted(http, files.of(1))
     assert await graded(grpc, files)
     async with VerifierClient(f"127.0.0.1:{grpc}", 60, channel_credentials(files.tls())) as kept:
-        await kept.grade(SUBMISSION)
+        assert await accepts(kept)
         files.renew()
         assert trusted(http, files.of(2))
         assert not trusted(http, files.of(1))
         assert await graded(grpc, files, files.of(2))
         assert not await graded(grpc, files, files.of(1), patience_s=1)
-        await kept.grade(SUBMISSION)  # its connection was not cut
+        assert await accepts(kept)  # its connection was not cut
     assert verifier.poll() is None
 
 
@@ -159,13 +165,13 @@ async def test_a_client_uses_renewed_certificates_when_it_connects_again(
     files: Files, ports: tuple[int, int], verifier: subprocess.Popen[bytes]
 ) -> None:
     async with VerifierClient(f"127.0.0.1:{ports[1]}", LIMIT_S, channel_credentials(files.tls())) as client:
-        await client.grade(SUBMISSION)
+        assert await accepts(client)
         files.renew()
         verifier.kill()
         verifier.wait()
         again = started(files, ports)
         try:
-            await client.grade(SUBMISSION)
+            assert await accepts(client)
         finally:
             again.kill()
             again.wait()
@@ -202,7 +208,7 @@ async def test_a_client_follows_its_token_without_a_refused_call(files: Files, p
     address, tls = f"127.0.0.1:{ports[1]}", channel_credentials(files.tls())
     try:
         async with VerifierClient(address, 60, tls, verifier_token(config)) as client:
-            await client.grade(SUBMISSION)
+            assert await accepts(client)
             tokens.write_text(lines["old"] + lines["new"])
             async with VerifierClient(address, 60, tls, lambda: "new") as other:
                 await until_accepted(other)
@@ -210,7 +216,7 @@ async def test_a_client_follows_its_token_without_a_refused_call(files: Files, p
             tokens.write_text(lines["new"])
             async with VerifierClient(address, 60, tls, lambda: "old") as other:
                 await until_refused(other)
-            await client.grade(SUBMISSION)
+            assert await accepts(client)
     finally:
         process.kill()
         process.wait()
@@ -231,7 +237,7 @@ async def until_refused(client: VerifierClient) -> None:
 
 async def refusal(client: VerifierClient) -> str:
     try:
-        await client.grade(SUBMISSION)
+        assert await accepts(client)
     except PeerError as error:
         return str(error)
     return ""

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from nouscoder.domain.submission import InteractiveTests, JudgeProgram, Limits, StdinCase, Submission
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.verifier.grading.grader import Grader
+from nouscoder.verifier.harness import frames
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import (
     Exit,
@@ -130,11 +131,19 @@ async def test_a_program_that_waits_for_an_answer_that_does_not_come_exceeds_its
     assert 1.4 < waits.wall_time_s < 15
 
 
-async def test_the_free_wait_is_bounded(sandbox: LocalSandbox) -> None:
-    """By the time that the partner's limit exceeds the program's own."""
-    barely = replace(SHORT, wall_time_s=2.0)
-    asks, _ = await talk(sandbox, ASKS.format(rounds=9), SLOW.format(work=SLEEPS), SHORT, barely)
+async def test_the_free_wait_is_bounded(sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the given time. That is usually what the partner's limit exceeds the program's own by, so that both limits end
+    at once; here the partner has more time, so that only the program can exceed its limit."""
+    given, terms = [], frames.pack_terms
+
+    def shorter(nonce: bytes, *, is_host: bool, spare_s: float) -> bytes:
+        given.append(spare_s)
+        return terms(nonce, is_host=is_host, spare_s=min(spare_s, 0.5))
+
+    monkeypatch.setattr(frames, "pack_terms", shorter)
+    asks, _ = await talk(sandbox, ASKS.format(rounds=9), SLOW.format(work=SLEEPS), SHORT, LONGER)
     assert asks.exit is Exit.TIME_LIMIT
+    assert given == [LONGER.wall_time_s - SHORT.wall_time_s, 0.0]
 
 
 @pytest.mark.parametrize(("pause_s", "ended"), [(0.0, True), (30.0, False)])
