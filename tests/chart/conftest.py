@@ -81,6 +81,10 @@ class ChartRig:
                     "verifier": {"sandbox": {"spill_over": {"backend": "modal"}, "modal": {"image": "example.org/s:1"}}}
                 },
             },
+            "redis-tls": {
+                "redis": {"tls": {"enabled": True}, "exporter": {"enabled": True}},
+                "tls": {"existingSecrets": {"redis": "certificates"}},
+            },
             "open": {"verifier": {"tokens": {"create": False}}, "networkPolicy": {"enabled": False}},
         }
 

@@ -171,6 +171,11 @@ lifecycle:
             {{- if and $root.Values.redis.external.enabled $root.Values.redis.external.caKey }}
             - {key: {{ $root.Values.redis.external.caKey }}, path: redis/ca.crt}
             {{- end }}
+      {{- if include "nouscoder.ownRedisTls" $root }}
+      - secret:
+          name: {{ include "nouscoder.tlsSecret" (dict "root" $root "component" "redis") }}
+          items: [{key: ca.crt, path: redis/ca.crt}]
+      {{- end }}
       {{- end }}
       {{- if or (eq .component "learner") (and (eq .component "generation") (include "nouscoder.usesTools" $root)) }}
       {{- /* The token that evaluations and environments send to the verifier. */}}

@@ -33,12 +33,17 @@
 {{- ternary .Values.redis.external.secretKey "url" .Values.redis.external.enabled -}}
 {{- end -}}
 
+{{/* "true" if the chart's own Redis speaks TLS. */}}
+{{- define "nouscoder.ownRedisTls" -}}
+{{- if and .Values.loop.enabled .Values.redis.tls.enabled (not .Values.redis.external.enabled) -}}true{{- end -}}
+{{- end -}}
+
 {{/* The TLS Secret of a component: dict root component */}}
 {{- define "nouscoder.tlsSecret" -}}
 {{- $own := get .root.Values.tls.existingSecrets .component -}}
 {{- $managed := ternary (printf "%s-%s-tls" (include "nouscoder.fullname" .root) .component) "" .root.Values.tls.certManager.enabled -}}
 {{- $secret := $own | default $managed | default .root.Values.tls.existingSecret -}}
-{{- required (printf "tls.enabled needs tls.existingSecret, tls.existingSecrets.%s or tls.certManager.enabled" .component) $secret -}}
+{{- required (printf "%s needs tls.existingSecret, tls.existingSecrets.%s or tls.certManager.enabled" (ternary "redis.tls.enabled" "tls.enabled" (eq .component "redis")) .component) $secret -}}
 {{- end -}}
 
 {{/* The value that an existing Secret of this release holds, decoded, else the new value: dict root secret key new */}}
