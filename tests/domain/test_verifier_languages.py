@@ -13,7 +13,7 @@ from nouscoder.verifier.toolchains.languages import find_installed, find_located
 
 
 def test_the_registry_holds_the_documented_languages() -> None:
-    compiled = {"c", "cpp", "java", "go", "rust", "csharp", "typescript"}
+    compiled = {"c", "cpp", "java", "go", "rust", "csharp", "kotlin", "typescript"}
     interpreted = {"python", "pypy", "javascript", "bash", "perl", "ruby", "lua", "php", "r"}
     assert set(registry()) == compiled | interpreted
     assert registry()["python"].run is None

@@ -50,6 +50,7 @@ ECHO = {  # prints its input doubled, then its arguments
     "lua": 'local n = io.read("n"); print(table.concat({tostring(n * 2), table.unpack(arg)}, " "))',
     "php": "<?php $n = (int)fgets(STDIN); echo implode(' ', array_merge([$n * 2], array_slice($argv, 1))), PHP_EOL;",
     "r": 'n <- as.integer(readLines(file("stdin"), 1)); cat(c(n * 2, commandArgs(TRUE))); cat("\\n")',
+    "kotlin": 'fun main(args: Array<String>) { println((listOf(readLine()!!.toInt() * 2) + args).joinToString(" ")) }',
     "csharp": "using System;\nclass P { static void Main(string[] a) { int n = int.Parse(Console.ReadLine());"
     ' Console.Write(n * 2); foreach (var s in a) Console.Write(" " + s); Console.WriteLine(); } }',
 }
@@ -131,6 +132,7 @@ async def test_a_program_can_open_its_streams_by_path(sandbox: Sandbox, language
         ("lua", "x = = 1", b"unexpected symbol"),
         ("php", "<?php $x = ;", b"syntax error"),
         ("r", "x <- (", b"unexpected end of input"),
+        ("kotlin", "fun main() { x }", b"unresolved reference"),
         ("csharp", "class P { static void Main() { x; } }", b"error CS"),
         ("rust", "fn main() { x }", b"cannot find value"),
     ],

@@ -39,6 +39,7 @@ _PACKAGES = {
     "lua": "lua5.4",
     "php": "php-cli",
     "r": "r-base-core",
+    "kotlin": "kotlin default-jre-headless",
     "csharp": "mono-mcs mono-runtime",
 }
 _NAMESPACES_FIX = (

@@ -58,6 +58,7 @@ _LANGUAGES = {
     "lua": "lua5.4 lua5.3",
     "php": "",
     "r": "rscript",
+    "kotlin": "kt",
     "csharp": "c# cs mono",
 }
 _LANGUAGE_NAMES = {other: name for name, others in _LANGUAGES.items() for other in (name, *others.split())}

@@ -65,5 +65,6 @@ const STARTERS = {
   lua: 'local a, b = io.read("n", "n")\nprint(a + b)\n',
   php: "<?php\n[$a, $b] = array_map('intval', explode(' ', trim(fgets(STDIN))));\necho $a + $b, PHP_EOL;\n",
   r: 'numbers <- scan(file("stdin"), quiet = TRUE)\ncat(sum(numbers), "\\n")\n',
+  kotlin: "fun main() {\n    println(readLine()!!.trim().split(\" \").map { it.toLong() }.sum())\n}\n",
   csharp: "using System;\nusing System.Linq;\n\nclass Program {\n    static void Main() {\n        Console.WriteLine(Console.ReadLine().Trim().Split(' ').Sum(long.Parse));\n    }\n}\n",
 };
