@@ -65,6 +65,7 @@ def runner_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolConfig
     (folder / "runner-pod.json").write_text(json.dumps(pod))
     (folder / "key").write_text(key)
     _output("kubectl", "create", "namespace", namespace)
+    _output("kubectl", "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=baseline")
     try:
         _output("kubectl", "-n", namespace, "create", "secret", "generic", secret, f"--from-literal={field}={key}")
         template, key_file = str(folder / "runner-pod.json"), str(folder / "key")

@@ -117,6 +117,7 @@ class RunscRunners:
             mounts.append({"destination": f"{_HOME}/{name}", "type": "bind", "source": str(source), "options": options})
         (root / "etc/ssl").mkdir(exist_ok=True)
         shutil.copy("/etc/ssl/openssl.cnf", root / "etc/ssl/openssl.cnf")  # the agent makes a certificate
+        mounts += _mounts_of_the_kubelet(root)
         bundle = self._launch._bundle(root, mounts)
         process = bundle["process"]
         assert isinstance(process, dict)
@@ -131,9 +132,27 @@ class RunscRunners:
         return bundle
 
 
-# Those of Pod Security's "baseline" that the harness needs where it has no SYS_ADMIN.
-BASELINE_CAPABILITIES = ("SETUID", "SETGID", "SETPCAP", "SETFCAP", "KILL", "CHOWN", "DAC_OVERRIDE", "FOWNER")
-CHART_CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "KILL", "CHOWN", "DAC_OVERRIDE", "FOWNER")
+def _mounts_of_the_kubelet(root: Path) -> list[dict[str, object]]:
+    """What containerd and the kubelet mount in every container of a pod."""
+    own = ["nosuid", "noexec", "nodev"]
+    mounts: list[dict[str, object]] = [
+        {"destination": "/dev/pts", "type": "devpts", "source": "devpts", "options": own[:2]},
+        {"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue", "options": own},
+        {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": own},
+        {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": [*own, "ro"]},
+    ]
+    (root.parent / "kubelet").mkdir()
+    for name in ("etc/hosts", "etc/hostname", "etc/resolv.conf", "dev/termination-log"):
+        source = root.parent / "kubelet" / name.replace("/", "-")
+        source.write_text("10.244.0.99 a-name-of-the-pod\n")
+        (root / name).touch()
+        mounts.append({"destination": f"/{name}", "type": "bind", "source": str(source), "options": ["rbind", "rw"]})
+    return mounts
+
+
+CHART_CAPABILITIES = ("SETUID", "SETGID", "SETFCAP")
+# Those of hosts that give a container more, as `runsc` on this host does.
+WITH_SYS_ADMIN = ("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "KILL", "CHOWN", "DAC_OVERRIDE", "FOWNER")
 
 
 @asynccontextmanager

@@ -8,12 +8,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.runsc_runners import CHART_CAPABILITIES
 
 if TYPE_CHECKING:
     from tests.chart.conftest import ChartRig
 
 RUNNERS = "here-sandbox"  # the namespace of the runner pods
 NO_PODS = ("local", "modal")  # variants without runner pods
+# What the standard's level `baseline` lets a container add (Kubernetes 1.29).
+BASELINE = {"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "SETFCAP"}
+BASELINE |= {"SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"}
 Pod = dict[str, Any]
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 
@@ -204,6 +208,17 @@ def test_a_runner_has_only_its_key(pods: dict[str, dict[str, Pod]]) -> None:
     assert [pod["spec"].pop("restartPolicy") for pod in runners] == ["Never", "Always"]
     assert env_of(runners[0]["spec"]).pop() == {"name": "NOUSCODER_RUNNER_IDLE_S", "value": "600"}
     assert runners[0]["spec"] == runners[1]["spec"]
+
+
+def test_a_runner_has_the_tested_capabilities_which_baseline_admits(chart: ChartRig) -> None:
+    """tests/services/test_runner_capabilities.py shows that these suffice, and that none is spare."""
+    documents = chart.documents()
+    (text,) = (one["data"]["runner-pod.json"] for one in documents if "runner-pod.json" in one.get("data", {}))
+    (container,) = json.loads(text)["spec"]["containers"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": list(CHART_CAPABILITIES)}
+    assert set(CHART_CAPABILITIES) <= BASELINE
+    (labels,) = (one["metadata"]["labels"] for one in documents if one["kind"] == "Namespace")
+    assert labels["pod-security.kubernetes.io/enforce"] == "baseline"
 
 
 def env_of(spec: dict[str, Any]) -> list[dict[str, Any]]:

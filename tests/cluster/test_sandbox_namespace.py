@@ -84,6 +84,8 @@ ATTACKS: dict[str, Callable[[Pod], Any]] = {
     "disk": lambda pod: volume(pod, emptyDir={}),
     "privileged": lambda pod: container(pod)["securityContext"].update(privileged=True, allowPrivilegeEscalation=True),
     "escalation": lambda pod: container(pod)["securityContext"].update(allowPrivilegeEscalation=True),
+    "SYS_ADMIN": lambda pod: container(pod)["securityContext"]["capabilities"]["add"].append("SYS_ADMIN"),
+    "SYS_CHROOT": lambda pod: container(pod)["securityContext"]["capabilities"]["add"].append("SYS_CHROOT"),
     "NET_ADMIN": lambda pod: container(pod)["securityContext"]["capabilities"]["add"].append("NET_ADMIN"),
     "all capabilities": lambda pod: container(pod)["securityContext"]["capabilities"].update(add=["ALL"]),
     "nothing dropped": lambda pod: container(pod)["securityContext"]["capabilities"].pop("drop"),
@@ -185,6 +187,8 @@ def test_both_namespaces_hold_what_the_readme_says(token: Token) -> None:
     assert release.kubectl("get", "secrets", "-n", release.runners, "-o", "name").split() == [
         "secret/nouscoder-sandbox-key"
     ]
+    labels = json.loads(release.kubectl("get", "namespace", release.runners, "-o", "json"))["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "baseline"
     pod = copy.deepcopy(token.template)
     pod["metadata"]["namespace"] = release.namespace
     done = subprocess.run(

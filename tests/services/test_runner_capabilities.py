@@ -1,12 +1,17 @@
-"""A runner in gVisor without SYS_ADMIN, which Pod Security's standard `baseline` admits, isolates like one with it."""
+"""A runner in gVisor with the chart's three capabilities, which Pod Security's standard `baseline` admits."""
 
 from __future__ import annotations
 
+import asyncio
+from typing import cast
+
 import pytest
-from tests.runsc_runners import BASELINE_CAPABILITIES, CHART_CAPABILITIES, runsc_pool
+from tests.runsc_runners import CHART_CAPABILITIES, WITH_SYS_ADMIN, runsc_pool
 
 from nouscoder.domain.submission import Limits
-from nouscoder.verifier.sandbox import Program, SandboxUnavailable
+from nouscoder.verifier.sandbox import Program, SandboxError, SandboxUnavailable
+from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
+from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.toolchains.languages import registry
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
@@ -35,7 +40,7 @@ SEEN = """\
 """
 
 
-@pytest.mark.parametrize("capabilities", [BASELINE_CAPABILITIES, CHART_CAPABILITIES], ids=["baseline", "SYS_ADMIN"])
+@pytest.mark.parametrize("capabilities", [CHART_CAPABILITIES, WITH_SYS_ADMIN], ids=["chart", "SYS_ADMIN"])
 async def test_a_candidate_has_no_rights(capabilities: tuple[str, ...]) -> None:
     try:
         async with runsc_pool(capabilities) as sandbox:
@@ -48,8 +53,35 @@ async def test_a_candidate_has_no_rights(capabilities: tuple[str, ...]) -> None:
         pytest.skip(str(error))
 
 
-async def test_without_the_right_to_map_users_it_says_what_is_missing() -> None:
-    capabilities = tuple(name for name in BASELINE_CAPABILITIES if name != "SETFCAP")
+async def cut(sandbox: GvisorSandbox) -> None:
+    """End the connection of a slot while a program of many process groups runs. Raises SandboxError."""
+    spinning = "import os\nfor _ in range(5):\n    if os.fork() == 0: os.setsid()\nwhile True: pass\n"
+    async with sandbox.session(Program(registry()["python"], spinning, LIMITS)) as session:
+        running = asyncio.create_task(session.run(b""))
+        done, _ = await asyncio.wait({running}, timeout=2)
+        assert not done
+        await cast(SlotSession, session)._slot.stop()
+        await running
+
+
+async def test_the_agent_kills_every_process_of_a_slot_that_ends_in_a_run() -> None:
+    """Without CAP_KILL: they are in a user namespace that the agent's user owns. Else the agent ends the container."""
+    try:
+        async with runsc_pool() as sandbox:
+            (runner,) = sandbox.pool.names
+            with pytest.raises(SandboxError):
+                await cut(sandbox)
+            async with sandbox.session(Program(registry()["python"], LOOK, LIMITS)) as session:
+                assert (await session.run(b"")).stdout.decode() == SEEN
+            assert list(sandbox.pool.names) == [runner]
+            assert not sandbox.pool.replaced
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("missing", CHART_CAPABILITIES)
+async def test_without_a_right_of_the_chart_it_says_what_is_missing(missing: str) -> None:
+    capabilities = tuple(name for name in CHART_CAPABILITIES if name != missing)
     with pytest.raises(SandboxUnavailable, match="SETFCAP"):
         async with runsc_pool(capabilities, start_s=40):
             pytest.fail("the pool must not start")

@@ -58,8 +58,9 @@ true
 {{- end -}}
 {{- end -}}
 
-{{/* The privileges of a runner. They act only inside gVisor: its kernel makes the namespaces of each submission, and
-     candidates run as another user than the harness. On the node the sandbox has none of them. */}}
+{{/* The privileges of a runner, which the standard `baseline` admits. They act only inside gVisor: the harness makes a
+     user namespace of two users there, and in it the namespaces of each submission. On the node the sandbox has none
+     of them. */}}
 {{- define "nouscoder.runnerPodSecurityContext" -}}
 runAsUser: 0
 runAsGroup: 0
@@ -76,7 +77,7 @@ capabilities:
 {{- end -}}
 
 {{- define "nouscoder.runnerCapabilities" -}}
-["SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "KILL", "CHOWN", "DAC_OVERRIDE", "FOWNER"]
+["SETUID", "SETGID", "SETFCAP"]
 {{- end -}}
 
 {{- define "nouscoder.runnerCommand" -}}

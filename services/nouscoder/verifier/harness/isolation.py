@@ -12,13 +12,10 @@ import os
 import sys
 from typing import Protocol
 
-from . import kernel, root
+from . import gvisor_root, kernel, root
 from .settings import SlotSettings
 
 _NAMESPACES = kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
-
-_OF_A_POD = ("/dev/mqueue", "/dev/termination-log", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
-_NOT_FOR_CANDIDATES = ("/sys", "/dev/pts", *_OF_A_POD)
 
 
 class Isolation(Protocol):
@@ -66,7 +63,7 @@ class LinuxIsolation:
 
 
 class GvisorIsolation:
-    """Isolation inside a gVisor sandbox, whose root is already read-only. The sentry separates it from the host.
+    """Isolation inside a gVisor sandbox. The sentry separates it from the host.
 
     The sentry has no hidepid (a candidate can see that init exists, but not its contents), no securebits (exec gives a
     candidate no privileges, because it cannot become user 0) and no O_TMPFILE.
@@ -79,32 +76,20 @@ class GvisorIsolation:
     has_large_pages = False
 
     def __init__(self, settings: SlotSettings) -> None:
-        self._init_folder = os.path.dirname(settings.init_library)
+        self._settings = settings
 
     def enter(self) -> None:
-        """Remove mounts and devices that the sentry or the pod provides and candidates must not have, and hide the
-        folders of the harness, which is already loaded. /dev/shm would outlive a test, so it becomes a link to the
-        test's /tmp.
+        """Enter a mount namespace of the slot, because other slots may run here before and after it, then the root.
 
-        The slot has its own mount namespace, because other slots may run here before and after it. They share /dev.
-        Without SYS_ADMIN it gets that right in a user namespace of its own.
+        Without SYS_ADMIN, as in the chart's pods, it gets that right in a user namespace of its own.
         """
         if not kernel.has_capability(kernel.CAP_SYS_ADMIN):
             _enter_user_namespace()
+        # Where the slot is the whole container, the sentry would end it with the last mount of its first root.
+        kernel.move_up(os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
         kernel.unshare(kernel.CLONE_NEWNS)
-        for place in _NOT_FOR_CANDIDATES:
-            with contextlib.suppress(OSError):
-                kernel.unmount(place)
-        for place in (os.path.dirname(os.path.abspath(__file__)), self._init_folder):
-            _hide(place)
-        if not os.path.islink("/dev/shm"):
-            with contextlib.suppress(OSError):
-                kernel.unmount("/dev/shm")
-            os.rmdir("/dev/shm")
-            os.symlink("/tmp", "/dev/shm")
-        for name in ("ptmx", "tty", "fuse", "net/tun", "termination-log"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"/dev/{name}")
+        kernel.show_command("python3", "main.py")  # the real one has the settings
+        gvisor_root.enter_root((sys.base_prefix, *self._settings.site_packages, *self._settings.read_only))
 
 
 def _enter_user_namespace() -> None:
@@ -140,12 +125,6 @@ def isolation_of(settings: SlotSettings) -> Isolation:
             return GvisorIsolation(settings)
         case other:
             raise ValueError(f"unknown kernel {other!r}")
-
-
-def _hide(folder: str) -> None:
-    """Show an empty folder in its place. Without its mount, gVisor's root would show the same files once more."""
-    with contextlib.suppress(OSError):
-        kernel.mount("none", folder, "tmpfs", kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV)
 
 
 def _write(path: str, text: str) -> None:

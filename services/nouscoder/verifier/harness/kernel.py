@@ -157,12 +157,13 @@ def write_memory(fd: int, address: int, num_bytes: int, offset: int) -> int:
 
 
 def show_command(*words: str) -> None:
-    """Let /proc/self/cmdline of this process and its forks show these words, shorter than the real ones."""
-    with open("/proc/self/stat", "rb") as stat:
-        start, end = map(int, stat.read().rpartition(b")")[2].split()[45:47])  # arg_start and arg_end of proc(5)
+    """Let /proc/self/cmdline of this process and its forks show these words, if they are shorter than the real ones."""
+    with open("/proc/self/cmdline", "rb") as file:
+        real = file.read()
+    start = ctypes.c_void_p.in_dll(_libc, "program_invocation_name").value or 0  # the kernel's copy of the first word
     text = b"".join(word.encode() + b"\0" for word in words)
-    if end - start >= len(text):
-        ctypes.memset(start, 0, end - start)
+    if start and len(real) >= len(text) and ctypes.string_at(start, len(real)) == real:
+        ctypes.memset(start, 0, len(real))
         ctypes.memmove(start, text, len(text))
 
 

@@ -9,10 +9,12 @@ import contextlib
 import os
 import stat
 from pathlib import Path
+from typing import NamedTuple
 
 from . import kernel
 
 PROGRAM_FOLDER = "/program"  # where a submission's compiled program is mounted
+STAGING = "/tmp"  # where the root is built
 SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives")
 COPIED = ("/etc/ld.so.cache", "/etc/localtime")
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
@@ -24,38 +26,44 @@ WRITTEN = {
 }
 
 
+class Parts(NamedTuple):
+    """What the root takes over from the one before. Opened before the staging mount can hide it."""
+
+    folders: dict[str, int]  # descriptors by path, bound through /proc/self/fd
+    links: dict[str, str]  # targets of links such as /bin
+    copies: dict[str, bytes]
+
+    @staticmethod
+    def open(read_only: tuple[str, ...]) -> Parts:
+        """`read_only` are the folders beside the system's, including the interpreter's prefix. Raises OSError."""
+        wanted = (*SYSTEM_PATHS, *settings_of_runtimes(), *outside_system(read_only))
+        return Parts(
+            {p: os.open(p, os.O_PATH) for p in wanted if os.path.isdir(p) and not os.path.islink(p)},
+            {p: os.readlink(p) for p in SYSTEM_PATHS if os.path.islink(p)},
+            {p: Path(p).read_bytes() for p in COPIED if os.path.isfile(p)},
+        )
+
+
 def enter_root(read_only: tuple[str, ...]) -> None:
     """Build the root in this process's own mount namespace and make it `/`. Raises OSError naming the failed step.
 
-    `read_only` are the folders that are bound in addition to the system's, including the interpreter's prefix.
+    `read_only`: see `Parts.open`.
     """
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
-    # Opened before the staging mount can hide them, and bound through /proc/self/fd.
-    wanted = [
-        p
-        for p in (*SYSTEM_PATHS, *settings_of_runtimes(), *outside_system(read_only))
-        if os.path.isdir(p) and not os.path.islink(p)
-    ]
-    links = [p for p in SYSTEM_PATHS if os.path.islink(p)]
-    copies = {p: Path(p).read_bytes() for p in COPIED if os.path.isfile(p)}
-    opened = {path: os.open(path, os.O_PATH) for path in wanted}
-    crossed = _with_mounts_below(wanted)
-    staging = "/tmp"
-    kernel.mount("tmpfs", staging, "tmpfs", kernel.MS_NOSUID, "size=16m,nr_inodes=4096,mode=755")
+    parts = Parts.open(read_only)
+    crossed = _with_mounts_below(list(parts.folders))
+    staging = STAGING
+    mount_staging()
     os.mkdir(f"{staging}/dev")
     empty = os.open(f"{staging}/dev", os.O_PATH)  # stays empty below the mount of /dev
-    for path, fd in opened.items():
+    for path, fd in parts.folders.items():
         target = staging + path
         os.makedirs(target, mode=0o755, exist_ok=True)
         _show(fd, target, empty if path not in crossed else None)
         kernel.seal_mount(target)
         os.close(fd)
     os.close(empty)
-    for path in links:
-        os.symlink(os.readlink(path), staging + path)
-    _fill(Path(staging), copies)
-    _make_devices(staging + "/dev")
-    _bind_proc(staging + "/proc")
+    fill(parts)
     os.chdir(staging)
     kernel.pivot_root(".", ".")
     kernel.unmount(".")
@@ -98,13 +106,24 @@ def settings_of_runtimes() -> list[str]:
     return [entry.path for entry in os.scandir("/etc") if entry.name.startswith(names) and entry.is_dir()]
 
 
-def _fill(root: Path, copies: dict[str, bytes]) -> None:
+def mount_staging() -> None:
+    """Mount the file system that becomes the root."""
+    kernel.mount("tmpfs", STAGING, "tmpfs", kernel.MS_NOSUID, "size=16m,nr_inodes=4096,mode=755")
+
+
+def fill(parts: Parts) -> None:
+    """Make everything of the root at `STAGING` but the folders of `parts`."""
+    root = Path(STAGING)
+    for path, target in parts.links.items():
+        (root / path.lstrip("/")).symlink_to(target)
     for folder in ("etc", "proc", "tmp", "dev", PROGRAM_FOLDER[1:]):
         (root / folder).mkdir(exist_ok=True)
     for name, text in WRITTEN.items():
         (root / name).write_text(text)
-    for name, content in copies.items():
+    for name, content in parts.copies.items():
         (root / name.lstrip("/")).write_bytes(content)
+    _make_devices(f"{STAGING}/dev")
+    _bind_proc(f"{STAGING}/proc")
 
 
 def _make_devices(folder: str) -> None:

@@ -104,6 +104,7 @@ class RunscLaunch:
         self._settings = SlotSettings(
             site_packages=site_packages,
             preload=config.preload,
+            read_only=cache_folders(),
             tmp_bytes=config.tmp_bytes,
             init_library=str(_INIT_INSIDE / init_library_path().name),
             kernel="gvisor",
