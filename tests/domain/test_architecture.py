@@ -43,7 +43,9 @@ def test_stubs_are_imported_by_rpc_and_service_modules_only() -> None:
         if "v1" not in file.relative_to(SOURCE).parts
         and any(module.startswith("nouscoder.v1") for module in imported_modules(file))
     }
-    strangers = {user for user in users if not user.startswith("rpc/") and not user.endswith("/service.py")}
+    strangers = {
+        user for user in users if not user.startswith("rpc/") and not user.endswith(("/service.py", "/servicer.py"))
+    }
     assert users, "the search must find the stubs"
     assert not strangers
 

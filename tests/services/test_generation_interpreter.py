@@ -33,10 +33,10 @@ from nouscoder.store.rollout_record import decode_rollout, encode_rollout
 from nouscoder.v1 import verifier_pb2_grpc
 from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import Quotas
+from nouscoder.verifier.api.servicer import Servicer
 from nouscoder.verifier.grading.grader import Grader, GradingPolicy
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import SandboxConfig, SandboxUnavailable, open_sandbox
-from nouscoder.verifier.service import Servicer
 from nouscoder.verifier.tools.sessions import ToolPolicy, ToolSessions
 
 TASK = Task("r0", "g0", "p0", "What is 12 times 12?", Sampling(max_new_tokens=400, seed=7))

@@ -33,13 +33,13 @@ from nouscoder.verifier.access.caller import Caller, set_caller
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import QuotaExceeded, Quotas
+from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer
 from nouscoder.verifier.grading.grader import Grader, GradingPolicy
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.observe.audit import AuditLog
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox import Exit, Sandbox, SandboxConfig, SandboxUnavailable, open_sandbox
 from nouscoder.verifier.sandbox.fake import FakeSandbox, ended
-from nouscoder.verifier.service import FULL_NAME, STATUS_CODES, Servicer
 from nouscoder.verifier.settings import grading_policy, sandbox_config, tool_policy
 from nouscoder.verifier.tools import interpreter as interpreter_module
 from nouscoder.verifier.tools.interpreter import Interpreter, InterpreterLimits, clipped

@@ -39,10 +39,10 @@ from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import QuotaExceeded, QuotaGrader, Quotas
 from nouscoder.verifier.api.rest import DrainState, make_app
+from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.fake import FakeSandbox
-from nouscoder.verifier.service import FULL_NAME, STATUS_CODES, Servicer
 
 BODY = {"code": "1", "tests": {"type": "stdin", "cases": [{"input": "a", "output": "a"}]}}
 

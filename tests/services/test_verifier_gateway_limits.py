@@ -30,10 +30,10 @@ from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.memory_budget import MemoryBudget, Reservation
 from nouscoder.verifier.api.rest import DrainState, make_app
 from nouscoder.verifier.api.run_code import RunCodeRequest
+from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.fake import FakeSandbox
-from nouscoder.verifier.service import FULL_NAME, STATUS_CODES, Servicer
 
 BUDGET_BYTES = 20_000
 KEY = f"ann:{hashlib.sha256(b's3cret').hexdigest()}"

@@ -91,6 +91,17 @@ async def test_another_replica_can_use_stored_tests(tmp_path: Path, cache: Tests
         assert tests.cases[1] == TESTS.cases[1]
 
 
+async def test_tests_that_another_replica_has_just_stored_are_found(tmp_path: Path, cache: TestsCache) -> None:
+    """Processes of one service are replicas, and a client's next request may come to another one."""
+    here, replica = stored_in(tmp_path, cache), stored_in(tmp_path, cache)
+    with pytest.raises(UnknownTests):
+        async with here.opened("one", f"sha256:{'0' * 64}"):
+            pass
+    digest = (await replica.put("one", TESTS)).digest
+    async with here.opened("one", digest) as tests:
+        assert tests.cases[1] == TESTS.cases[1]
+
+
 async def test_a_clients_bytes_are_bounded_and_equal_tests_count_once(tmp_path: Path, cache: TestsCache) -> None:
     client_tests = stored_in(tmp_path, cache, max_bytes=2 * SIZE)
     for _ in range(3):

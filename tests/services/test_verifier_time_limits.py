@@ -144,13 +144,13 @@ async def test_shared_runs_have_the_machine_for_a_while_after_an_exclusive_run()
     run_lock = ExclusiveRunLock(clock=lambda: now_s)
     async with run_lock.exclusive(1):
         now_s += 1.0
-    assert run_lock._rest_until_s == 101.0 + 4.0
+    assert run_lock._neighbours.rest_until_s == 101.0 + 4.0
     async with run_lock.shared():
         pass
     now_s = 200.0
     async with run_lock.exclusive(1):
         now_s += 100.0  # it was alone for the first 5 s only
-    assert run_lock._rest_until_s == 300.0 + 20.0
+    assert run_lock._neighbours.rest_until_s == 300.0 + 20.0
     async with run_lock.shared():
         with pytest.raises(ExclusiveRunTimeout):
             async with run_lock.exclusive(0.02):
@@ -217,7 +217,7 @@ async def test_other_runs_wait_no_longer_than_a_bound_for_a_long_run_that_an_exc
             await settled(lambda: not run_lock._open.is_set())
             async with run_lock.shared():
                 assert not was_alone
-            assert run_lock._rest_until_s > 0, "they have the machine for a while"
+            assert run_lock._neighbours.rest_until_s > 0, "they have the machine for a while"
         await waiting
     assert was_alone
 

@@ -23,11 +23,11 @@ from nouscoder.rpc.server import Served, start_grpc
 from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
 from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.api.rest import DrainState, make_app, make_health_app
+from nouscoder.verifier.api.servicer import FULL_NAME, Servicer
 from nouscoder.verifier.api.tls import grpc_credentials
 from nouscoder.verifier.grading.grader import Grader
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.fake import FakeSandbox
-from nouscoder.verifier.service import FULL_NAME, Servicer
 
 TESTS = {"type": "stdin", "cases": [{"input": "a", "output": "a"}]}
 ASK = verifier_pb2.CapabilitiesRequest()

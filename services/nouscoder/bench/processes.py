@@ -18,13 +18,17 @@ class Usage:
     memory_bytes: int
 
 
-def usage_of(pid: int) -> Usage:
-    """The current usage. Processes that end while they are read count as ended before."""
+def usage_of(pid: int, own_module: str = "") -> Usage:
+    """The current usage. Processes that end while they are read count as ended before.
+
+    With `own_module`, descendants that run that module count as the process itself.
+    """
     below = descendants(pid)
-    own = _cpu_s(pid, reaped=False)
+    alike = [child for child in below if own_module and runs_module(child, own_module)]
+    own = sum(_cpu_s(one, reaped=False) for one in (pid, *alike))
     return Usage(
         own_cpu_s=own,
-        children_cpu_s=sum(_cpu_s(child, reaped=True) for child in below) + _cpu_s(pid, reaped=True) - own,
+        children_cpu_s=sum(_cpu_s(one, reaped=True) for one in (pid, *below)) - own,
         memory_bytes=sum(_proportional_bytes(one) for one in (pid, *below)),
     )
 
@@ -50,6 +54,15 @@ def descendants(pid: int) -> list[int]:
         found += children
         waiting += children
     return found
+
+
+def runs_module(pid: int, module: str) -> bool:
+    """Whether a process was started as `python -m MODULE`, or has the name of the module as another argument."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return module.encode() in words
 
 
 def _children(pid: int) -> list[int]:

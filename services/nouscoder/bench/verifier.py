@@ -29,6 +29,7 @@ from nouscoder.run.local import free_addresses
 
 _START_LIMIT_S = 60.0
 _AT_ONCE = 8
+_GATEWAY = "nouscoder.verifier.processes.child"  # the module of each of several gateway processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,8 @@ class VerifierBench:
     peak_memory_bytes: int
     stolen_cpu_share: float
     peers: tuple[PeerBench, ...] = ()
+    processes: int = 1  # of the figures in `with_processes`
+    with_processes: Throughput | None = None  # submissions of one test
 
 
 def submission(number: int, num_tests: int) -> dict[str, Any]:
@@ -100,9 +103,9 @@ class Bench:
         spawns = [await asyncio.to_thread(rate, bare_spawn, self._control_s)]
         wall_s, own_s, children_s = 0.0, 0.0, 0.0
         for _ in range(rounds):
-            before = usage_of(self._pid)
+            before = usage_of(self._pid, _GATEWAY)
             wall_s += await self.load(num_submissions // rounds, num_tests)
-            after = usage_of(self._pid)
+            after = usage_of(self._pid, _GATEWAY)
             own_s += after.own_cpu_s - before.own_cpu_s
             children_s += after.children_cpu_s - before.children_cpu_s
             spawns.append(await asyncio.to_thread(rate, bare_spawn, self._control_s))
@@ -180,10 +183,15 @@ class Bench:
 
 
 async def bench_verifier(
-    overrides: tuple[str, ...] = (), scale: float = 1.0, control_s: float = 2.0, peers: Sequence[Peer] = ()
+    overrides: tuple[str, ...] = (),
+    scale: float = 1.0,
+    control_s: float = 2.0,
+    peers: Sequence[Peer] = (),
+    processes: int = 1,
 ) -> VerifierBench:
     """Start a service, load it and stop it. Then load each of `peers`, which must be running.
 
+    With `processes` over 1, a service of so many gateway processes is then loaded with submissions of one test.
     `scale` multiplies the submissions. A control takes `control_s` seconds. Raises BenchError, for a peer that does not
     answer before anything is measured.
     """
@@ -208,6 +216,7 @@ async def bench_verifier(
             )
             for peer, load in loads
         ]
+        several = await _with_processes(overrides, scale, control_s, processes) if processes > 1 else None
         num_cpu_s = (time.perf_counter() - begun_s) * cores
         return VerifierBench(
             stolen_cpu_share=(stolen_s() - stolen_before_s) / num_cpu_s,
@@ -220,7 +229,19 @@ async def bench_verifier(
             latency_at_half_load=latency,
             peak_memory_bytes=bench.peak_memory_bytes,
             peers=tuple(compared),
+            processes=processes,
+            with_processes=several,
         )
+
+
+async def _with_processes(overrides: tuple[str, ...], scale: float, control_s: float, processes: int) -> Throughput:
+    """The load of submissions of one test on several gateway processes, each with a slot at least."""
+    slots = max(processes, os.cpu_count() or 1)
+    settings = (f"verifier.sandbox.slots={slots}", *overrides, f"verifier.processes={processes}")
+    async with running_service(settings) as (pid, url), LeanClient(url) as client:
+        bench = Bench(pid, client, control_s)
+        await bench.warm_up()
+        return await bench.throughput(max(8, round(800 * scale)), 1)
 
 
 @asynccontextmanager
@@ -274,10 +295,22 @@ def as_text(result: VerifierBench) -> str:
         f"one-test submissions: {single.tests_per_second_per_core:.0f}/s a core = {single.multiple:.2f}x bare spawns",
         f"20 tests at half load ({late.load_submissions_per_second:.1f} submissions/s):"
         f" p50 {late.p50_s * 1e3:.0f} ms, p99 {late.p99_s * 1e3:.0f} ms",
-        f"gateway: {many.gateway_cpu_share:.0%} of the service's CPU; peak memory {result.peak_memory_bytes >> 20} MiB",
+        f"gateway: {many.gateway_cpu_share:.0%} of the service's CPU (one-test submissions:"
+        f" {single.gateway_cpu_share:.0%}); peak memory {result.peak_memory_bytes >> 20} MiB",
+        *_several_lines(result),
         *(line for peer in result.peers for line in as_lines(peer)),
     ]
     return "\n".join(rows)
+
+
+def _several_lines(result: VerifierBench) -> list[str]:
+    several = result.with_processes
+    if several is None:
+        return []
+    return [
+        f"{result.processes} gateway processes, one-test submissions: {several.tests_per_second_per_core:.0f}/s a core"
+        f" = {several.multiple:.2f}x bare spawns; gateways: {several.gateway_cpu_share:.0%} of the service's CPU"
+    ]
 
 
 def as_record(result: VerifierBench) -> dict[str, Any]:

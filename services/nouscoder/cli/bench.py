@@ -34,6 +34,9 @@ def bench_verifier(
         list[str] | None,
         typer.Option(metavar="KIND URL", help="a running judge to compare with: go-judge or sandboxfusion; repeatable"),
     ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, max=64, help="also measure this number of gateway processes; 1: only one process")
+    ] = 2,
     simulate_slots: Annotated[
         str,
         typer.Option(help="only this: the capacity of the gateway with so many slots that sleep, such as 1,2,4,8,16"),
@@ -55,7 +58,7 @@ def bench_verifier(
         return
 
     compared = [peers.peer_of(each) for each in peer or ()]
-    result = uvloop.run(verifier.bench_verifier(tuple(overrides or ()), scale, peers=compared))
+    result = uvloop.run(verifier.bench_verifier(tuple(overrides or ()), scale, peers=compared, processes=processes))
     typer.echo(json.dumps(verifier.as_record(result), indent=1) if as_json else verifier.as_text(result))
 
 

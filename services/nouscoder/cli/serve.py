@@ -44,6 +44,10 @@ def serve(
         if service is Service.VERIFIER:
             import uvloop
 
+            if config.verifier.processes > 1:
+                from nouscoder.verifier.processes.parent import serve_many
+
+                raise typer.Exit(uvloop.run(serve_many(config, with_broker=broker)))
             from nouscoder.verifier.service import serve as serve_verifier
 
             uvloop.run(serve_verifier(config, with_broker=broker))

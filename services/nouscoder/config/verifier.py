@@ -184,6 +184,9 @@ class VerifierSection(Section):
     audit_log: OutputFile = Field("", description="file with one JSON line per submission; empty turns it off")
     audit_source: bool = Field(False, description="write the programs to the audit log too")
     tracing_endpoint: str = Field("", description="traces: OTLP over HTTP, such as http://host:4318; empty is off")
+    processes: int = Field(
+        1, ge=1, le=64, description="gateway processes that share the addresses and divide slots and queue among them"
+    )
     max_queue: int = Field(1024, ge=1, description="maximum number of waiting submissions; more are refused")
     cache_entries: int = Field(4096, ge=0, description="cached verdicts for identical submissions; 0 is off")
     max_submission_s: float = Field(
@@ -210,6 +213,27 @@ class VerifierSection(Section):
     sandbox: SandboxSection = SandboxSection()
     tools: ToolSessionsSection = ToolSessionsSection()
     jobs: JobsSection = JobsSection()
+
+    @model_validator(mode="after")
+    def _can_be_divided(self) -> VerifierSection:
+        if self.processes == 1:
+            return self
+        one = "needs verifier.processes = 1"
+        if self.jobs.folder:
+            raise ValueError(f"jobs.folder {one}: a job's submissions are queued by one process")
+        if self.tools.sessions:
+            raise ValueError(f"tools.sessions {one}: one process counts the open sessions")
+        if self.sandbox.backend not in ("local", "fake") or self.sandbox.spill_over.backend:
+            raise ValueError(
+                f"a sandbox.backend other than local, and sandbox.spill_over, {one}: one process lends them"
+            )
+        if self.sandbox.slots and self.sandbox.slots < self.processes:
+            raise ValueError("sandbox.slots must be at least verifier.processes, because each process has its own")
+        if self.max_queue < self.processes:
+            raise ValueError("max_queue must be at least verifier.processes, because each process has its share")
+        if self.max_bodies_bytes // self.processes < self.max_body_bytes:
+            raise ValueError("max_bodies_bytes must be at least max_body_bytes times verifier.processes")
+        return self
 
     @model_validator(mode="after")
     def _one_request_fits(self) -> VerifierSection:

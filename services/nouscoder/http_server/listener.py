@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ MAX_HEAD_BYTES = 65536
 class _Protocol(_UvicornProtocol):
     """Closes idle connections whose request head arrives too slowly or grows too long."""
 
+    closed: Callable[[], None] | None = None
     _patience: asyncio.TimerHandle | None = None
     _head_bytes: int | None = None  # None outside of heads. Only httptools reports heads; h11 has its own bound.
 
@@ -71,6 +72,8 @@ class _Protocol(_UvicornProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait_no_more()
         super().connection_lost(exc)
+        if self.closed is not None:
+            self.closed()
 
     def _wait(self) -> None:
         self._wait_no_more()
@@ -95,8 +98,39 @@ async def start_http(app: FastAPI, address: str, stack: AsyncExitStack, tls: ssl
 
     Raises AddressError when the address cannot be used.
     """
-    listening = _listen(address)
+    listening = listen(address)
     host, _ = split_address(address)
+    _run(_server_of(app, tls), [listening], stack)
+    return f"{host}:{listening.getsockname()[1]}"
+
+
+async def start_taking(
+    app: FastAPI, stack: AsyncExitStack, tls: ssl.SSLContext | None = None
+) -> Callable[[socket.socket, Callable[[], None]], Awaitable[None]]:
+    """Serve connections that another process has accepted, until `stack` closes.
+
+    Returns the function that takes one. It calls its second argument once, when the connection has ended.
+    """
+    server = _server_of(app, tls)
+    task = _run(server, [], stack)
+    while not server.started and not task.done():
+        await asyncio.sleep(0.001)  # bounded: uvicorn has nothing to wait for
+
+    async def take(connection: socket.socket, closed: Callable[[], None]) -> None:
+        protocol = _Protocol(config=server.config, server_state=server.server_state, app_state=server.lifespan.state)
+        protocol.closed = closed
+        loop, context = asyncio.get_running_loop(), server.config.ssl
+        try:
+            await loop.connect_accepted_socket(lambda: protocol, connection, ssl=context)
+        except (OSError, EOFError):  # it has ended already, or does not speak TLS
+            protocol.closed = None
+            closed()
+
+    return take
+
+
+def _server_of(app: FastAPI, tls: ssl.SSLContext | None) -> _Server:
+    """A server for `app` that does not run yet."""
     config = uvicorn.Config(
         app,
         http=_Protocol,
@@ -110,21 +144,27 @@ async def start_http(app: FastAPI, address: str, stack: AsyncExitStack, tls: ssl
         proxy_headers=False,  # nothing here depends on the address or the scheme that a proxy names
         timeout_graceful_shutdown=int(STOP_PATIENCE_S),
     )
-    server = _Server(config)
-    task = asyncio.ensure_future(server.serve(sockets=[listening]))
+    return _Server(config)
+
+
+def _run(server: _Server, sockets: list[socket.socket], stack: AsyncExitStack) -> asyncio.Task[None]:
+    """Run the server until `stack` closes, which also closes the sockets."""
+    task = asyncio.ensure_future(server.serve(sockets=sockets))
 
     async def stop() -> None:
         server.should_exit = True
         await asyncio.wait({task}, timeout=2 * STOP_PATIENCE_S)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        listening.close()
+        for listening in sockets:
+            listening.close()
 
     stack.push_async_callback(stop)
-    return f"{host}:{listening.getsockname()[1]}"
+    return task
 
 
-def _listen(address: str) -> socket.socket:
+def listen(address: str) -> socket.socket:
+    """A socket that listens on `address`. Raises AddressError."""
     host, port = split_address(address)
     host = socket_host(host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -24,14 +24,13 @@ from nouscoder.rpc.certificate_expiry import ExpiryCollector
 from nouscoder.rpc.health import Health
 from nouscoder.rpc.status_codes import StatusCodes, StatusTable
 
-__all__ = ["AddressError", "Served", "run_until_stopped", "split_address", "start_grpc", "stop_event"]
+__all__ = ["AddressError", "Served", "run_until_stopped", "split_address", "start_grpc", "start_metrics", "stop_event"]
 
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 * 1024**2
 _OPTIONS = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),
     # Clients send a ping every few seconds (see channel.py). By default a server ends such connections.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
@@ -64,6 +63,7 @@ class Served:
     max_message_bytes: int = MAX_MESSAGE_BYTES  # of an incoming message
     health: Health = field(default_factory=Health)
     certificates: Sequence[str] = ()
+    shares_address: bool = False  # with other processes; another one serves the metrics and says where all listen
 
 
 def stop_event() -> asyncio.Event:
@@ -77,7 +77,8 @@ def stop_event() -> asyncio.Event:
 async def start_grpc(served: Served, stack: AsyncExitStack) -> str:
     """Start listening. Closing `stack` drains the server. Returns the address in use. Raises AddressError."""
     host, port = split_address(served.address)
-    options = [*_OPTIONS, ("grpc.max_receive_message_length", served.max_message_bytes)]
+    reuse = ("grpc.so_reuseport", int(served.shares_address))
+    options = [*_OPTIONS, reuse, ("grpc.max_receive_message_length", served.max_message_bytes)]
     # The last interceptor is the innermost, so the others see the status code of an error.
     errors = StatusCodes(served.status_codes, served.full_names)
     server = grpc.aio.server(options=options, interceptors=[*served.interceptors, errors])
@@ -88,7 +89,8 @@ async def start_grpc(served: Served, stack: AsyncExitStack) -> str:
         bound = _bind(server, served)
     except RuntimeError as error:
         raise AddressError(f"cannot listen on {served.address}: the port is in use or not allowed") from error
-    metrics_address = _start_metrics(served, stack)
+    _collect_common(served)
+    metrics_address = "" if served.shares_address else start_metrics(served.metrics_address, served.registry, stack)
     await served.health.start(stack)
     await server.start()
     await served.health.ready(served.full_names)
@@ -98,7 +100,8 @@ async def start_grpc(served: Served, stack: AsyncExitStack) -> str:
         await server.stop(grace=served.drain_s)
 
     stack.push_async_callback(drain)
-    log.info("listening", extra={"grpc": f"{host}:{bound or port}", "metrics": metrics_address})
+    if not served.shares_address:
+        log.info("listening", extra={"grpc": f"{host}:{bound or port}", "metrics": metrics_address})
     return f"{host}:{bound or port}"
 
 
@@ -108,16 +111,19 @@ def _bind(server: grpc.aio.Server, served: Served) -> int:
     return server.add_secure_port(served.address, served.credentials)
 
 
-def _start_metrics(served: Served, stack: AsyncExitStack) -> str:
-    """Returns the address in use: port 0 takes a free one."""
-    host, port = split_address(served.metrics_address)
+def _collect_common(served: Served) -> None:
     ProcessCollector(registry=served.registry)  # CPU, memory and open files of this process
     BuildCollector(served.registry)
     ExpiryCollector(served.registry, served.certificates)
+
+
+def start_metrics(address: str, registry: CollectorRegistry, stack: AsyncExitStack) -> str:
+    """Serve a Prometheus page. Returns the address in use: port 0 takes a free one. Raises AddressError."""
+    host, port = split_address(address)
     try:
-        page, thread = start_http_server(port, addr=socket_host(host), registry=served.registry)
+        page, thread = start_http_server(port, addr=socket_host(host), registry=registry)
     except OSError as error:
-        raise AddressError(f"cannot listen on {served.metrics_address} for metrics: {error.strerror}") from error
+        raise AddressError(f"cannot listen on {address} for metrics: {error.strerror}") from error
 
     def close() -> None:
         page.shutdown()

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 _RENEW_SHARE = 0.1  # of the expiry: the shortest time between two records of a use
 _KNOWN_S = 60.0  # time after which a client's list is read again
+_REREAD_S = 1.0  # between two readings of a client's list for digests that are not in it
 _SWEEP_S = 600.0  # time between two sweeps
 _UNUSED_S = 3600.0  # age from which tests without an entry of any client are deleted
 
@@ -164,9 +165,14 @@ class ClientTests:
     async def opened(self, client: str, digest: str) -> AsyncIterator[Tests]:
         """The tests of this digest. Raises UnknownTests, TestsTooLarge and BlobsUnavailable."""
         digits = hex_of(digest)
-        known = self._lists.get(client)
-        if known is None or (digits not in known.held and self._clock() - known.read_s > 1.0) or self._is_old(known):
+        asked_s, known = self._clock(), self._lists.get(client)
+        if known is None or self._is_old(known):
             known = await asyncio.to_thread(self._read_list, client)
+        while digits not in known.held and known.read_s < asked_s:  # another process may have stored it since
+            await asyncio.sleep(min(_REREAD_S, max(0.0, known.read_s + _REREAD_S - self._clock())))
+            known = self._lists[client]
+            if digits not in known.held and known.read_s < asked_s:
+                known = await asyncio.to_thread(self._read_list, client)
         one = known.held.get(digits)
         if one is None or self._is_expired(one.used_s):
             raise UnknownTests(f"{digest} names no tests that this client has stored, or they have expired")

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import Verdict
@@ -31,35 +32,59 @@ class QuotaExceeded(QueueFull):
 
 
 @dataclass(slots=True)
-class _Account:
+class Account:
+    """What a client has in flight, and what is left of its minute."""
+
     in_flight: int = 0
     left: float = 0.0
     refilled_s: float | None = None
 
     def refill(self, per_minute: int, now_s: float) -> None:
+        """Add what has come since the last time."""
         gained = per_minute if self.refilled_s is None else (now_s - self.refilled_s) * per_minute / 60
         self.left, self.refilled_s = min(float(per_minute), self.left + gained), now_s
+
+
+class Ledger(Protocol):
+    """Where accounts are kept: in this process, or shared with others (processes/shared_ledger.py)."""
+
+    def account(self, client: str) -> AbstractContextManager[Account]:
+        """The account of a client, which nobody else reads or changes inside the context. Raises QuotaExceeded."""
+        ...
+
+
+class LocalLedger:
+    """The accounts of one process."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, Account] = {}  # bounded by the number of client names with a key
+
+    @contextmanager
+    def account(self, client: str) -> Iterator[Account]:
+        """See `Ledger`."""
+        yield self._accounts.setdefault(client, Account())
 
 
 class Quotas:
     """Keeps one account for each client. All keys of one client share it."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, ledger: Ledger | None = None) -> None:
         self._clock = clock
-        self._accounts: dict[str, _Account] = {}  # bounded by the number of client names with a key
+        self._ledger = ledger or LocalLedger()
 
     @contextmanager
     def admitted(self, caller: Caller) -> Iterator[None]:
         """Admit one submission of `caller` for the duration of the context. Raises QuotaExceeded."""
-        account = self._accounts.setdefault(caller.client, _Account())
-        self._charge(caller, account)
-        account.in_flight += 1
+        with self._ledger.account(caller.client) as account:
+            self._charge(caller, account)
+            account.in_flight += 1
         try:
             yield
         finally:
-            account.in_flight -= 1
+            with self._ledger.account(caller.client) as account:
+                account.in_flight -= 1
 
-    def _charge(self, caller: Caller, account: _Account) -> None:
+    def _charge(self, caller: Caller, account: Account) -> None:
         most, per_minute = caller.quota.max_in_flight, caller.quota.submissions_per_minute
         share = _REQUESTS_SHARE if caller.in_background else 0.0
         if most is not None and account.in_flight >= most - min(most - 1, math.ceil(share * most)):

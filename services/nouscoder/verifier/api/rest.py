@@ -5,6 +5,7 @@ INVARIANT: once `DrainState.draining` is set, no submission is accepted (503), a
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -238,7 +239,7 @@ def _add_pages(app: FastAPI, registry: CollectorRegistry, drain_state: DrainStat
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """The Prometheus metrics."""
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(await asyncio.to_thread(generate_latest, registry), media_type=CONTENT_TYPE_LATEST)
 
 
 def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:

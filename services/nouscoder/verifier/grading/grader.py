@@ -79,11 +79,18 @@ class GradingPolicy:
 class Grader:
     """Grades submissions in the sandboxes of one backend, which must have been started."""
 
-    def __init__(self, sandbox: Sandbox, metrics: VerifierMetrics, policy: GradingPolicy | None = None) -> None:
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        metrics: VerifierMetrics,
+        policy: GradingPolicy | None = None,
+        run_lock: ExclusiveRunLock | None = None,
+    ) -> None:
+        """`run_lock` is shared with other processes that grade on this machine, if there are any."""
         self._sandbox = sandbox
         self._metrics = metrics
         self._policy = policy or GradingPolicy()
-        self._run_lock = ExclusiveRunLock()
+        self._run_lock = run_lock or ExclusiveRunLock()
         self._kill_rates = KillRates()
         self._pytest = PytestLibrary(sandbox)
         self._has_slots = asyncio.Event()

@@ -179,6 +179,8 @@ def _version_2(root: Path, own: str) -> list[Controller]:
         return []
     at = root / path.lstrip("/")
     at = at if at.is_dir() else root
+    if at.name == f"{_PREFIX}service":  # a process of this service has made it, and this one was started there
+        at = at.parent
     with contextlib.suppress(OSError):
         if not {"memory", "pids"} <= set((at / "cgroup.subtree_control").read_text().split()):
             leaf = at / f"{_PREFIX}service"

@@ -1,0 +1,148 @@
+"""The gRPC API: handlers convert, call the grader and convert."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import grpc
+
+from nouscoder.domain.submission import Limits, Submission
+from nouscoder.domain.verdict import Verdict
+from nouscoder.rpc.faults import InvalidMessage
+from nouscoder.rpc.interpreter_convert import answer_to
+from nouscoder.rpc.verdict_convert import limits_to, outcome_to, submission_from, verdict_to
+from nouscoder.store.blobs import BlobsUnavailable
+from nouscoder.v1 import verifier_pb2, verifier_pb2_grpc
+from nouscoder.verifier.access.caller import current_caller
+from nouscoder.verifier.access.memory_budget import MemoryBudget, Reservation
+from nouscoder.verifier.api.streaming import grade_events, grade_patiently, map_concurrently, while_full
+from nouscoder.verifier.grading.grader import QueueFull
+from nouscoder.verifier.grading.grader_decorator import Grading
+from nouscoder.verifier.grading.validation import InvalidSubmission
+from nouscoder.verifier.toolchains.languages import installed
+from nouscoder.verifier.tools.sessions import InterpreterFailed, SessionIdle, ToolSessions, ToolsOff, until_idle
+
+FULL_NAME = "nouscoder.v1.VerifierService"
+_Context = grpc.aio.ServicerContext[object, object]
+STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
+    InvalidSubmission: grpc.StatusCode.INVALID_ARGUMENT,
+    QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    BlobsUnavailable: grpc.StatusCode.UNAVAILABLE,
+    ToolsOff: grpc.StatusCode.FAILED_PRECONDITION,
+    SessionIdle: grpc.StatusCode.DEADLINE_EXCEEDED,
+    InterpreterFailed: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
+    """The gRPC API: convert, grade, convert. A cancelled call cancels its grading, which frees the sandbox."""
+
+    def __init__(
+        self,
+        grader: Grading,
+        isolation: tuple[str, ...],
+        budget: MemoryBudget,
+        tools: ToolSessions | None = None,
+    ) -> None:
+        """Without `tools`, Interpret is refused."""
+        self._grader = grader
+        self._isolation = isolation
+        self._budget = budget
+        self._tools = tools
+
+    async def Grade(  # noqa: N802
+        self, request: verifier_pb2.GradeRequest, context: _Context
+    ) -> verifier_pb2.GradeResponse:
+        """Grade one submission."""
+        await _send_request_id(context)
+        with self._budget.request() as reservation:
+            reservation.add(request.ByteSize())
+            verdict = await self._grader.grade(submission_from(request.submission))
+        return verifier_pb2.GradeResponse(verdict=verdict_to(verdict))
+
+    async def GradeStream(  # noqa: N802
+        self, request: verifier_pb2.GradeStreamRequest, context: _Context
+    ) -> AsyncIterator[verifier_pb2.GradeStreamResponse]:
+        """Grade one submission and stream the outcome of each test."""
+        await _send_request_id(context)
+        with self._budget.request() as reservation:
+            reservation.add(request.ByteSize())
+            submission = submission_from(request.submission)
+            async with aclosing(grade_events(self._grader, submission)) as events:  # type: ignore[type-var]
+                async for event in events:
+                    if isinstance(event, Verdict):
+                        yield verifier_pb2.GradeStreamResponse(verdict=verdict_to(event))
+                    else:
+                        yield verifier_pb2.GradeStreamResponse(outcome=outcome_to(event))
+
+    async def GradeBatch(  # noqa: N802
+        self, request_iterator: AsyncIterator[verifier_pb2.GradeBatchRequest], context: _Context
+    ) -> AsyncIterator[verifier_pb2.GradeBatchResponse]:
+        """Grade many submissions. A request is read only when there is room for it, in slots and in memory."""
+        await _send_request_id(context)
+        with self._budget.request() as reservation:
+
+            async def grade(request: verifier_pb2.GradeBatchRequest) -> verifier_pb2.GradeBatchResponse:
+                try:
+                    verdict = await grade_patiently(self._grader, _submission(request))
+                    return verifier_pb2.GradeBatchResponse(request_id=request.request_id, verdict=verdict_to(verdict))
+                finally:
+                    reservation.release(request.ByteSize())
+
+            answers = map_concurrently(_counted(request_iterator, reservation), grade, 2 * self._grader.num_slots)
+            async with aclosing(answers) as closing:  # type: ignore[type-var]
+                async for answer in closing:
+                    yield answer
+
+    async def Interpret(  # noqa: N802
+        self, request_iterator: AsyncIterator[verifier_pb2.InterpretRequest], context: _Context
+    ) -> AsyncIterator[verifier_pb2.InterpretResponse]:
+        """A tool session. It ends with the call, whatever ends that."""
+        await _send_request_id(context)
+        if self._tools is None:
+            raise ToolsOff("this verifier has no tool sessions: set verifier.tools.sessions")
+        async with self._tools.open() as session, aclosing(until_idle(request_iterator, self._tools.idle_s)) as calls:
+            async for request in calls:
+                with self._budget.request() as reservation:
+                    reservation.add(request.ByteSize())
+                    answer = await session.run(request.code)
+                yield answer_to(answer)
+
+    async def Capabilities(  # noqa: N802
+        self, request: verifier_pb2.CapabilitiesRequest, context: _Context
+    ) -> verifier_pb2.CapabilitiesResponse:
+        """The languages, slots and limits of this service."""
+        return verifier_pb2.CapabilitiesResponse(
+            languages=tuple(installed()),
+            backend=self._grader.backend,
+            num_slots=self._grader.num_slots,
+            isolation=self._isolation,
+            default_limits=limits_to(Limits()),
+        )
+
+
+async def _send_request_id(context: _Context) -> None:
+    """Send the request id at once, so that the client knows it whatever the outcome of the call."""
+    await context.send_initial_metadata((("x-request-id", current_caller().request_id),))
+
+
+async def _counted(
+    requests: AsyncIterator[verifier_pb2.GradeBatchRequest], reservation: Reservation
+) -> AsyncIterator[verifier_pb2.GradeBatchRequest]:
+    """Each request once the memory budget has room for it; the next one is read after that. Raises QueueFull."""
+    async for request in requests:
+
+        async def reserve(num_bytes: int = request.ByteSize()) -> None:
+            reservation.add(num_bytes)
+
+        await while_full(reserve)
+        yield request
+
+
+def _submission(request: verifier_pb2.GradeBatchRequest) -> Submission:
+    """The submission of one request of a batch. Raises InvalidMessage that names the request."""
+    try:
+        return submission_from(request.submission)
+    except InvalidMessage as error:
+        raise InvalidMessage(f"{request.request_id:.100}: {error}") from error

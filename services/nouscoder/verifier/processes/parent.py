@@ -1,0 +1,279 @@
+"""The parent of several gateway processes: `nouscoder serve verifier` with `verifier.processes` over 1.
+
+It accepts the connections of the REST API and gives each to a process. The processes listen for gRPC themselves, on one
+address (SO_REUSEPORT). The parent serves the metrics of all, and the ports for health checks. It grades nothing.
+
+INVARIANT: after the start, a process that ends is replaced, unless the service stops; the others do not notice. Every
+process ends with its parent, however that ends. On SIGTERM all drain, and the parent ends after them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from nouscoder.config import Config
+from nouscoder.http_server.listener import start_http
+from nouscoder.rpc.health import Health
+from nouscoder.rpc.server import start_metrics, stop_event
+from nouscoder.verifier.processes.addresses import address_of, bound_to
+from nouscoder.verifier.processes.child import Order
+from nouscoder.verifier.processes.connections import Channel, Distributor
+from nouscoder.verifier.processes.merged_metrics import MergedMetrics, SocketMetrics, serve_on_socket
+from nouscoder.verifier.processes.shared_ledger import SharedLedger
+from nouscoder.verifier.processes.shared_runs import SharedRuns
+from nouscoder.verifier.processes.shares import Place, section_of
+from nouscoder.verifier.sandbox.cgroup import Groups
+from nouscoder.verifier.settings import not_served
+
+log = logging.getLogger(__name__)
+
+FULL_NAME = "nouscoder.v1.VerifierService"
+_START_LIMIT_S = 300.0  # the first start may compile init
+_STOP_GRACE_S = 30.0  # beyond drain_s, for sandboxes and sockets to close
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0
+_STABLE_S = 60.0  # a process that lived so long is replaced without a pause
+
+
+class ProcessFailed(Exception):
+    """A process ended before it took calls; it has said why. `code` is its exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"a gateway process ended with {code} while it started")
+        self.code = code
+
+
+class Gateway:
+    """One process and those that replace it."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.num_replaced = 0
+        self.channel: Channel | None = None
+        self.process: asyncio.subprocess.Process | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes calls."""
+        return self.channel is not None and self.channel.is_ready
+
+    async def start(self) -> None:
+        """Start the process and wait until it takes calls. Raises ProcessFailed and TimeoutError."""
+        self.channel = channel = Channel()
+        self.process = process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "nouscoder.verifier.processes.child", str(channel.theirs.fileno())),
+            stdin=asyncio.subprocess.PIPE,
+            pass_fds=(channel.theirs.fileno(),),
+            start_new_session=True,  # Ctrl-C reaches only the parent, which then drains all
+        )
+        channel.theirs.close()
+        assert process.stdin is not None
+        with suppress(OSError):  # it has ended, which is seen below
+            process.stdin.write(pickle.dumps(self.order))
+            await process.stdin.drain()
+            process.stdin.close()
+        ended, ready = asyncio.ensure_future(process.wait()), asyncio.ensure_future(channel.ready.wait())
+        try:
+            async with asyncio.timeout(_START_LIMIT_S):
+                await asyncio.wait({ended, ready}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            ready.cancel()
+        if not channel.is_ready:
+            raise ProcessFailed(await process.wait())
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, if there is one."""
+        if self.process is not None and self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+    async def stop(self, limit_s: float) -> None:
+        """End the process: SIGTERM, and SIGKILL after `limit_s`."""
+        if self.process is not None:
+            self.signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self.process.wait()
+            except TimeoutError:
+                log.error("a gateway process did not end in time", extra={"pid": self.process.pid})
+                self.signal(signal.SIGKILL)
+                await self.process.wait()
+        if self.channel is not None:
+            self.channel.close()
+
+
+class Gateways:
+    """All gateway processes of the service."""
+
+    def __init__(self, gateways: list[Gateway], folder: Path) -> None:
+        number = len(gateways)
+        self.all = gateways
+        self._ledger = SharedLedger(folder / "quotas", 0, number)
+        self._runs = SharedRuns(folder / "runs", 0, number)
+        sources = {one.order.place.index: SocketMetrics(one.order.place.metrics) for one in gateways}
+        self.metrics = MergedMetrics(sources, self._own_metrics)
+
+    def _own_metrics(self) -> Iterator[Metric]:
+        num_up, num_replaced = len(self.ready()), sum(one.num_replaced for one in self.all)
+        yield GaugeMetricFamily("nouscoder_verifier_processes", "Gateway processes that take calls", num_up)
+        yield CounterMetricFamily(
+            "nouscoder_verifier_processes_replaced", "Gateway processes that ended and were replaced", num_replaced
+        )
+
+    def ready(self) -> list[Channel]:
+        """The channels of the processes that take calls."""
+        return [one.channel for one in self.all if one.channel is not None and one.channel.is_ready]
+
+    async def start(self) -> None:
+        """Start the first process, then the others: what the first one compiles is there for them."""
+        await self.all[0].start()
+        async with asyncio.TaskGroup() as group:
+            for one in self.all[1:]:
+                group.create_task(one.start())
+
+    async def keep(self, gateway: Gateway) -> None:
+        """Replace the process each time it ends, until cancelled."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            begun_s = time.monotonic()
+            assert gateway.process is not None
+            code = await gateway.process.wait()
+            log.error("a gateway process ended", extra={"pid": gateway.process.pid, "code": code})
+            self._clear(gateway)
+            pause_s = _FIRST_PAUSE_S if time.monotonic() - begun_s > _STABLE_S else min(2 * pause_s, _LONGEST_PAUSE_S)
+            await asyncio.sleep(pause_s)
+            gateway.num_replaced += 1
+            try:
+                await gateway.start()
+            except (ProcessFailed, TimeoutError, OSError) as error:
+                log.error("a gateway process did not start", extra={"detail": str(error)})
+                gateway.signal(signal.SIGKILL)
+
+    def _clear(self, gateway: Gateway) -> None:
+        """Forget what the ended process had in progress."""
+        index = gateway.order.place.index
+        if gateway.channel is not None:
+            gateway.channel.close()
+            gateway.channel = None
+        self._ledger.clear(index)
+        self._runs.clear(index)
+        self.metrics.ended(index)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to every process."""
+        for one in self.all:
+            one.signal(number)
+
+    async def stop(self, limit_s: float) -> None:
+        """End all processes."""
+        await asyncio.gather(*(one.stop(limit_s) for one in self.all))
+
+
+async def serve_many(config: Config, with_broker: bool = False) -> int:
+    """Serve until SIGTERM. Returns the exit code: not 0 when a process could not start. Raises Unusable."""
+    stop, section = stop_event(), config.verifier
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nouscoder-gateways-")))
+        Groups()  # in version 2 all processes must be in a group below the one that the slots' groups are in
+        http = bound_to(section.http) if section.http else None
+        grpc = bound_to(section.grpc, shared=True)
+        stack.callback(grpc.close)
+        gateways = Gateways(_gateways(config, with_broker, folder, address_of(section.grpc, grpc)), folder)
+        limit_s = section.leave_s + section.drain_s + _STOP_GRACE_S
+        stack.push_async_callback(gateways.stop, limit_s)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gateways.signal, signal.SIGHUP)
+        registry = CollectorRegistry()
+        registry.register(gateways.metrics)
+        serve_on_socket(registry, folder / "metrics", stack)
+        code = await _start_all(gateways, stop)
+        if code is not None:
+            return code
+        keepers = [asyncio.ensure_future(gateways.keep(one)) for one in gateways.all]
+        for keeper in keepers:
+            stack.callback(keeper.cancel)
+        metrics = start_metrics(section.metrics, registry, stack)
+        if http is not None:
+            _accept(http, gateways, stack)
+        health = Health(section.grpc_health)
+        say_draining = await _start_health(section.health, health, stack)
+        said = {"grpc": address_of(section.grpc, grpc), "metrics": metrics, "processes": section.processes}
+        log.info("listening", extra=said | ({} if http is None else {"http": address_of(section.http, http)}))
+        log.info("serving", extra={"not_served": not_served(section, with_broker)})
+        await stop.wait()
+        for keeper in keepers:
+            keeper.cancel()
+        log.info("draining", extra={"processes": len(gateways.ready())})
+        ending = asyncio.ensure_future(gateways.stop(limit_s))  # connections are passed on until all have ended
+        await asyncio.sleep(section.leave_s)
+        say_draining()
+        await health.drain()
+        await ending
+    return 0
+
+
+async def _start_all(gateways: Gateways, stop: asyncio.Event) -> int | None:
+    """Start all processes. Returns the exit code of the service when it must not go on."""
+    starting, waiting = asyncio.ensure_future(gateways.start()), asyncio.ensure_future(stop.wait())
+    await asyncio.wait({starting, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if stop.is_set():
+        starting.cancel()
+        return 0
+    failed = _failure(starting)
+    return None if failed is None else failed.code
+
+
+def _accept(http: socket.socket, gateways: Gateways, stack: AsyncExitStack) -> None:
+    distributor = Distributor(http, gateways.ready)
+    distributor.start()
+    stack.callback(distributor.close)
+
+
+def _gateways(config: Config, with_broker: bool, folder: Path, grpc: str) -> list[Gateway]:
+    """Raises ConfigError when there are too few slots."""
+    section = config.verifier
+    num_slots = section.sandbox.slots or len(os.sched_getaffinity(0))
+    gateways = []
+    for index in range(section.processes):
+        place = Place(index, section.processes, folder)
+        own = config.model_copy(update={"verifier": section_of(section, place, num_slots, grpc)})
+        gateways.append(Gateway(Order(own, with_broker, place)))
+    return gateways
+
+
+def _failure(starting: asyncio.Task[None]) -> ProcessFailed | None:
+    """The failure of a process to start; raises any other error."""
+    error = starting.exception()
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if error is not None and not isinstance(error, ProcessFailed):
+        raise error
+    return error
+
+
+async def _start_health(address: str, health: Health, stack: AsyncExitStack) -> Callable[[], None]:
+    """Serve the ports for health checks, which the parent answers for all. Returns what to call when it drains."""
+    await health.start(stack)
+    await health.ready([FULL_NAME])
+    if not address:
+        return lambda: None
+    from nouscoder.verifier.api.rest import DrainState, make_health_app
+
+    drain_state = DrainState()
+    bound = await start_http(make_health_app(drain_state), address, stack)
+    log.info("listening", extra={"health": bound})
+    return drain_state.start
