@@ -47,6 +47,10 @@ def bodies() -> dict[str, list[bytes]]:
             {**GRADE, "tests": {**CASES, "type": "checker", "checker": JUDGE}},
             {**GRADE, "tests": {**CASES, "type": "interactive", "interactor": JUDGE}},
             {**GRADE, "tests": {"type": "assert", "cases": ["assert f(1) == 2"], "setup": "x = 1"}},
+            {
+                **GRADE,
+                "tests": {"type": "pytest", "file": "from solution import f\ndef test_f():\n    assert f(1) == 2\n"},
+            },
             {**GRADE, "tests": {"inputs": ["1"], "outputs": ["1"], "fn_name": None}},
             {
                 **GRADE,

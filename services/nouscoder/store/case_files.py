@@ -1,12 +1,8 @@
 """The file of one set of tests: compressed, readable case by case, named by its content.
 
-Layout: zstd frames, then one index. The frames decompress to the canonical JSON (formats/tests.py), so
+Layout: zstd frames, then one index (case_index.py). The frames decompress to the canonical JSON (formats/tests.py), so
 `zstd -dc FILE | sha256sum` prints the digest. Frame 0 is the text before the first case. Each further frame holds about
-64 KiB of whole cases. The index is a skippable zstd frame, little-endian:
-
-    uint32 num_frames, num_cases; then per frame uint64 end in the file, uint64 end in the text;
-    then per case uint64 end in the text, uint32 size of its input; then uint32 CRC-32 of the index up to here;
-    then uint32 size of the index up to here; then b"NCT1", the last four bytes of the file
+64 KiB of whole cases.
 
 INVARIANT: reading a case decompresses only its frame. Damaged bytes are never returned: each frame and the index have a
 checksum, and `check` compares the whole text with the digest.
@@ -16,9 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import struct
 import threading
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,6 +39,7 @@ from nouscoder.domain.submission import (
 )
 from nouscoder.errors import NousCoderError
 from nouscoder.formats.tests import canonical_parts
+from nouscoder.store.case_index import CaseIndex
 
 Case = TypeVar("Case")
 
@@ -52,47 +47,11 @@ FRAME_BYTES = 64 * 1024
 # For frames of this size level 3 takes twice the time of level 1 and makes them no smaller. Level 1 looks for repeats
 # of 6 bytes; with 7 it takes two thirds of its time on lists of numbers, and the frames grow by 0 to 6 %.
 _LEVEL, _SHORTEST_REPEAT = 1, 7
-_MAGIC = b"NCT1"
-_SKIPPABLE = 0x184D2A50
 _RECENT_CASES = 8
 
 
 class CaseFileBroken(NousCoderError):
     """A file of tests is damaged; the message names it."""
-
-
-class _Index:
-    """Where the frames and cases are."""
-
-    def __init__(self) -> None:
-        self.frame_ends: list[tuple[int, int]] = []  # in the file, in the text
-        self.cases: list[tuple[int, int]] = []  # end in the text, size of the input
-
-    def pack(self) -> bytes:
-        body = struct.pack("<II", len(self.frame_ends), len(self.cases))
-        body += b"".join(struct.pack("<QQ", *ends) for ends in self.frame_ends)
-        body += b"".join(struct.pack("<QI", end, min(size, 2**32 - 1)) for end, size in self.cases)
-        body += struct.pack("<I", zlib.crc32(body))
-        payload = body + struct.pack("<I", len(body)) + _MAGIC
-        return struct.pack("<II", _SKIPPABLE, len(payload)) + payload
-
-    @classmethod
-    def read(cls, file: int, num_bytes: int) -> _Index:
-        """The index of an open file. Raises ValueError when it is missing or damaged."""
-        tail = os.pread(file, 8, max(0, num_bytes - 8))
-        if tail[4:] != _MAGIC:
-            raise ValueError("it has no index")
-        (size,) = struct.unpack("<I", tail[:4])
-        body = os.pread(file, size, max(0, num_bytes - 8 - size))
-        if len(body) != size or size < 12 or struct.unpack("<I", body[-4:])[0] != zlib.crc32(body[:-4]):
-            raise ValueError("its index is broken")
-        num_frames, num_cases = struct.unpack_from("<II", body)
-        index = cls()
-        index.frame_ends = list(struct.iter_unpack("<QQ", body[8 : 8 + 16 * num_frames]))
-        index.cases = list(struct.iter_unpack("<QI", body[8 + 16 * num_frames : -4]))
-        if len(index.cases) != num_cases or num_frames < 1:
-            raise ValueError("its index is broken")
-        return index
 
 
 _of_thread = threading.local()
@@ -116,7 +75,7 @@ def _new_packer() -> zstandard.ZstdCompressor:
 def write_tests(tests: Tests, file: BinaryIO) -> tuple[str, int]:
     """Write `tests`; returns their digest and the size of their text in bytes. Raises as `canonical_parts` does."""
     packer = frame_packer()
-    digest, index = hashlib.sha256(), _Index()
+    digest, index = hashlib.sha256(), CaseIndex()
     at, text_bytes, frame = 0, 0, bytearray()
 
     def end_frame() -> None:
@@ -148,7 +107,7 @@ class CaseFile:
         self._path = path
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self._index = _Index.read(self._file, os.fstat(self._file).st_size)
+            self._index = CaseIndex.read(self._file, os.fstat(self._file).st_size)
         except ValueError as error:
             os.close(self._file)
             raise CaseFileBroken(f"{path}: {error}") from None
