@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="install the `tracing` extra")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -184,6 +185,30 @@ def test_spans_of_both_apis_form_one_trace_each_and_hold_no_code(service: Servic
 
     for secret in (b"secret_name", b"3333", b"6666"):
         assert secret not in receiver.raw
+
+
+def test_latency_histograms_name_the_traces_of_their_requests(service: Service) -> None:
+    """As Prometheus scrapes them: in OpenMetrics, from the port of metrics and from that of the API."""
+    url = f"http://{service.address('http')}"
+    untraced = {"traceparent": f"00-{'8' * 32}-{SPAN}-00"}
+    assert httpx.post(f"{url}/v1/grade", json={**BODY, "code": "print(1)"}, headers=untraced, timeout=60).is_success
+    headers = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
+    assert httpx.post(f"{url}/v1/grade", json=BODY, headers=headers, timeout=60).json()["verdict"] == "accepted"
+    for page in (f"{url}/metrics", f"http://{service.address('metrics')}/metrics"):
+        scraped = httpx.get(page, headers={"Accept": "application/openmetrics-text;version=1.0.0"})
+        assert scraped.headers["content-type"].startswith("application/openmetrics-text")
+        found: dict[str, set[str]] = {}
+        for family in text_string_to_metric_families(scraped.text):  # type: ignore[no-untyped-call]
+            for sample in family.samples:
+                if sample.exemplar is not None:
+                    assert sample.exemplar.value <= float(sample.labels["le"])
+                    found.setdefault(family.name, set()).add(sample.exemplar.labels["trace_id"])
+        # A request that its caller does not sample leaves no trace, and so no exemplar.
+        histograms = ("submission_duration_seconds", "test_duration_seconds")
+        assert found == {f"nouscoder_verifier_{name}": {TRACE} for name in histograms}
+        plain = httpx.get(page)
+        assert plain.headers["content-type"].startswith("text/plain")
+        assert TRACE not in plain.text
 
 
 def test_a_missing_receiver_delays_no_request(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 
 from nouscoder import __version__
 from nouscoder.domain.submission import Comparator, ComparatorKind
@@ -237,9 +238,10 @@ def _add_pages(app: FastAPI, registry: CollectorRegistry, drain_state: DrainStat
         return Response(colors.text, media_type="text/javascript", headers=colors.headers)
 
     @app.get("/metrics", response_class=Response)
-    async def metrics() -> Response:
-        """The Prometheus metrics."""
-        return Response(await asyncio.to_thread(generate_latest, registry), media_type=CONTENT_TYPE_LATEST)
+    async def metrics(request: Request) -> Response:
+        """The Prometheus metrics; those in the format OpenMetrics have exemplars."""
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(await asyncio.to_thread(encode, registry), headers={"content-type": content_type})
 
 
 def _openapi(app: FastAPI, *, needs_token: bool) -> dict[str, Any]:

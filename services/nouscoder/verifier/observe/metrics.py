@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from nouscoder.domain.interpreter import CallEnd
 from nouscoder.domain.verdict import TestOutcome, Verdict, VerdictKind
+from nouscoder.verifier.observe.current_trace import exemplar
 from nouscoder.verifier.sandbox.base import BackendUse
 from nouscoder.verifier.sandbox.modal_budget import Cap
 from nouscoder.verifier.sandbox.pool import Replaced, RunnerState
@@ -211,14 +212,14 @@ class VerifierMetrics:
         """Count a submission of `client` that got its verdict."""
         self._count(client)
         self._submissions[verdict.kind].inc()
-        self._submission_s.observe(verdict.duration_s)
+        self._submission_s.observe(verdict.duration_s, exemplar())
         if verdict.cached:
             self._cache_hits.inc()
 
     def tested(self, outcome: TestOutcome) -> None:
         """Count a test that was run."""
         self._tests[outcome.outcome].inc()
-        self._test_s.observe(outcome.wall_time_s)
+        self._test_s.observe(outcome.wall_time_s, exemplar())
 
     def worker_opened(self) -> None:
         """Count a further test worker of a submission."""

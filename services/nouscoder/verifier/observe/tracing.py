@@ -29,6 +29,7 @@ from nouscoder.errors import Unusable
 from nouscoder.verifier.access.caller import current_caller
 from nouscoder.verifier.grading.grader import OnOutcome
 from nouscoder.verifier.grading.grader_decorator import GraderDecorator, Grading
+from nouscoder.verifier.observe.current_trace import current_trace
 from nouscoder.verifier.sandbox.base import Program, Sandbox, Session
 from nouscoder.verifier.sandbox.sandbox_decorator import SandboxDecorator
 
@@ -58,6 +59,8 @@ class Tracing:
         """The span of a request, below the traceparent in `headers`. It is the parent of all spans of this task."""
         with self._span(name, self._propagator.extract(headers), trace.SpanKind.SERVER) as span:
             _parent.set(trace.set_span_in_context(span))
+            told = span.get_span_context()
+            current_trace.set(trace.format_trace_id(told.trace_id) if told.trace_flags.sampled else "")
             yield span
 
     @contextmanager
