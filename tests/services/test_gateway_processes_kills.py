@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -140,6 +141,7 @@ async def busy(client: httpx.AsyncClient) -> bool:
 async def test_quotas_hold_over_both_processes_and_both_end_with_their_parent(tmp_path: Path) -> None:
     secret, line = new_api_key("team")
     (tmp_path / "tokens").write_text(f"{line}::3\n")
+    before = shared_folders()
     async with serving(f"verifier.tokens_file='{tmp_path / 'tokens'}'") as service:
         statuses = []
         for _ in range(6):  # a connection each
@@ -155,6 +157,11 @@ async def test_quotas_hold_over_both_processes_and_both_end_with_their_parent(tm
         service.process.kill()
         await service.process.wait()
         await until_ended(gateways)
+        assert shared_folders() <= before
+
+
+def shared_folders() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("nouscoder-gateways-*"))
 
 
 async def test_a_host_that_cannot_grade_is_one_sentence_and_exit_code_78() -> None:

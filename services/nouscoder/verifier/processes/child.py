@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import socket
 import sys
 from dataclasses import dataclass
@@ -32,11 +33,15 @@ def main() -> int:
 
     from nouscoder.verifier.service import serve
 
+    parent = os.getppid()
     try:
         uvloop.run(serve(order.config, order.with_broker, order.place, channel))
     except Unusable as error:
         sys.stderr.write(f"nouscoder: {error}\n")
         return os.EX_CONFIG
+    finally:
+        if os.getppid() != parent:  # it was killed, and could not remove what all have shared
+            shutil.rmtree(order.place.folder, ignore_errors=True)
     return 0
 
 
