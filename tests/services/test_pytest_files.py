@@ -238,6 +238,9 @@ async def test_files_that_look_like_pytests_own_change_nothing(service: Service)
         ({"cases": ["test_add()"]}, "tests.cases[0]"),
         ({"cases": ["test_add", "a::"]}, "tests.cases[1]"),
         ({"file": "x = 1"}, "tests.cases"),
+        ({"file": 5}, "tests.setup"),
+        ({"file": None}, "tests.setup"),
+        ({"more": 1}, "tests.more"),
     ],
 )
 def test_what_is_no_test_is_refused(fields: dict[str, object], field: str) -> None:

@@ -25,7 +25,7 @@ _OF_REQUESTS = {item.name for item in fields(Submission)} | {"reveal"}
 _OF_LIMITS = {item.name for item in fields(Limits)}
 _OF_COMPARATORS = {item.name for item in fields(Comparator)} | {"type"}
 _PAIRS = {"inputs", "outputs", "input", "output", "fn_name"}
-_OF_PYTEST = {"type", "file", "module", "cases"}
+_OF_PYTEST = {"file", "module", "cases"}
 _OF_TESTS = {"type", "digest", "entry_point", "setup", "checker", "interactor", "unbuffered", *_PAIRS, *_OF_PYTEST}
 _OF_CASES = {item.name for kind in (StdinCase, CallCase) for item in fields(kind)}
 
@@ -49,9 +49,8 @@ def _tests(tests: Any) -> Any:
     if not isinstance(tests, dict):
         return tests
     tests = _without_nulls(tests, _OF_TESTS)
-    if tests.get("type") == "pytest" and isinstance(tests.get("file"), str) and tests.keys() <= _OF_PYTEST:
-        cases = tests.get("cases") or test_names(tests["file"])
-        return {"type": "assert", "setup": tests["file"], "module": tests.get("module", "solution"), "cases": cases}
+    if tests.get("type") == "pytest":
+        return _asserts(tests)
     inputs, outputs = tests.get("inputs", tests.get("input")), tests.get("outputs", tests.get("output"))
     if "type" not in tests and isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs):
         name = tests.get("fn_name")
@@ -60,6 +59,12 @@ def _tests(tests: Any) -> Any:
         known = _OF_CASES - {"expected"} if tests.get("type") == "call" else _OF_CASES
         tests["cases"] = [_without_nulls(case, known) if isinstance(case, dict) else case for case in tests["cases"]]
     return tests
+
+
+def _asserts(tests: dict[str, Any]) -> dict[str, Any]:
+    file, others = tests.get("file"), {name: value for name, value in tests.items() if name != "file"}
+    names = tests.get("cases") or (test_names(file) if isinstance(file, str) else [])
+    return {"module": "solution", **others, "type": "assert", "setup": file, "cases": names}
 
 
 def _runs(inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
