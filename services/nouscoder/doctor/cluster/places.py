@@ -76,9 +76,9 @@ def judge_nodes(pods: Sequence[PodToPlace], nodes: Sequence[Node]) -> list[Findi
         elif not any(node.allocatable.holds(pod.asks) for node in usable):
             findings.append(_too_small(pod, usable))
     for needed, makers in nowhere.items():
-        detail = f"none of {len(nodes)} nodes {needed} and admits the pod by its taints"
+        detail = f"none of {len(nodes)} nodes {needed} and admits by its taints: {', '.join(makers)}"
         fix = "kubectl get nodes; nodes that are ready, or the nodeSelector and tolerations of the chart's values"
-        findings.append(Finding(f"a node for {', '.join(makers)}", False, True, detail, fix))
+        findings.append(Finding("nodes", False, True, detail, fix))
     if not findings and pods:
         largest = max(pods, key=lambda pod: _size(pod.asks))
         findings.append(Finding("nodes", True, True, f"one can hold the largest pod, {largest.maker}: {largest.asks}"))
