@@ -180,8 +180,8 @@ def _pod_state(item: dict[str, Any]) -> PodState:
     )
 
 
-@pytest.fixture(scope="module")
-def release() -> Iterator[Release]:
+@contextlib.contextmanager
+def installed_release() -> Iterator[Release]:
     """A namespace for one release, which admits only restricted pods. Everything is deleted afterwards."""
     made = Release(f"nouscoder-test-{secrets.token_hex(3)}")
     output_of("kubectl", "create", "namespace", made.namespace)
@@ -192,3 +192,10 @@ def release() -> Iterator[Release]:
         made.helm("uninstall", NAME, "--ignore-not-found")
         names = (made.namespace, made.runners)
         output_of("kubectl", "delete", "namespace", *names, "--ignore-not-found", "--timeout=180s", limit_s=400)
+
+
+@pytest.fixture(scope="module")
+def release() -> Iterator[Release]:
+    """See `installed_release`."""
+    with installed_release() as made:
+        yield made
