@@ -8,6 +8,7 @@ from nouscoder.bench import broker_many
 from nouscoder.bench.broker import as_record, as_text, bench_broker
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(300)
 async def test_the_bench_takes_rollouts_through_a_real_broker_process() -> None:
     result = await bench_broker(batch=32, scale=0.01)

@@ -528,8 +528,10 @@ async def test_a_learner_at_work_restores_what_redis_forgets_and_ends_the_run(
 
 @pytest.mark.parametrize(
     ("begin", "end"),
-    [(ForgetfulRedis.fill, ForgetfulRedis.empty), (ForgetfulRedis.stop, ForgetfulRedis.go_on)],
-    ids=["full", "stopped"],
+    [
+        pytest.param(ForgetfulRedis.fill, ForgetfulRedis.empty, id="full", marks=pytest.mark.heavy),
+        pytest.param(ForgetfulRedis.stop, ForgetfulRedis.go_on, id="stopped"),
+    ],
 )
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("_restore_determinism")
