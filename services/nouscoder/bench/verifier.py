@@ -191,7 +191,8 @@ async def bench_verifier(
 ) -> VerifierBench:
     """Start a service, load it and stop it. Then load each of `peers`, which must be running.
 
-    With `processes` over 1, a service of so many gateway processes is then loaded with submissions of one test.
+    With `processes` over 1 and backend local, a service of so many gateway processes is then loaded with submissions of
+    one test: other backends have one process (verifier.processes).
     `scale` multiplies the submissions. A control takes `control_s` seconds. Raises BenchError, for a peer that does not
     answer before anything is measured.
     """
@@ -216,6 +217,7 @@ async def bench_verifier(
             )
             for peer, load in loads
         ]
+        processes = processes if bench.backend == "local" else 1
         several = await _with_processes(overrides, scale, control_s, processes) if processes > 1 else None
         num_cpu_s = (time.perf_counter() - begun_s) * cores
         return VerifierBench(

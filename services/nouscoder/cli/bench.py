@@ -35,7 +35,8 @@ def bench_verifier(
         typer.Option(metavar="KIND URL", help="a running judge to compare with: go-judge or sandboxfusion; repeatable"),
     ] = None,
     processes: Annotated[
-        int, typer.Option(min=1, max=64, help="also measure this number of gateway processes; 1: only one process")
+        int,
+        typer.Option(min=1, max=64, help="backend local: also measure this number of gateway processes; 1: only one"),
     ] = 2,
     simulate_slots: Annotated[
         str,
