@@ -7,7 +7,7 @@ SECONDS ?= 600
 PYTHON_312 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python3.12) python3.12)
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: demo demo-objectives test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling fuzz check format bench proto lock images clean real-input
+.PHONY: demo demo-objectives test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz check format bench proto lock images clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -65,6 +65,10 @@ test-cluster: .venv/dev.ready
 # Runs the commands of docs/operating.md on the same cluster.
 test-documents: .venv/dev.ready
 	deploy/test-cluster documents
+
+# Tests on the cluster that CI has no time for: the rate of the pool beside that of this host, Redis over TLS.
+test-cluster-long: .venv/dev.ready
+	deploy/test-cluster long
 
 # Verifiers and runners from zero and back with real load, on the same cluster. It prints the times.
 test-scaling: .venv/dev.ready

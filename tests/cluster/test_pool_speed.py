@@ -10,7 +10,7 @@ import pytest
 
 from nouscoder.verifier.sandbox import PoolConfig
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(900)]
 
 SCALE = "0.1"
 

@@ -11,7 +11,7 @@ import pytest
 
 from .conftest import Release
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.soak, pytest.mark.timeout(900)]
 
 HOST = "nouscoder-redis.{}.svc"
 # A small run that lasts longer than the test.
