@@ -5,10 +5,13 @@ attacks on the pipes. The contract of conversations in every backend is in tests
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 import pytest
@@ -37,6 +40,7 @@ PYTHON = registry()["python"]
 SHORT = Limits(wall_time_s=1.5, cpu_time_s=30, memory_bytes=256 << 20, output_bytes=8 << 20, processes=16)
 WIDE = replace(SHORT, wall_time_s=60.0, cpu_time_s=60.0)
 LONGER = replace(SHORT, wall_time_s=31.5)  # of a partner
+LATEST = replace(WIDE, wall_time_s=90.0)
 MIB = 1 << 20
 
 
@@ -284,3 +288,39 @@ async def test_a_program_need_not_flush_in_an_unbuffered_conversation(sandbox: L
             assert verdict.kind is VerdictKind.ACCEPTED, verdict
         elif language != "java":  # which never buffers
             assert verdict.kind is VerdictKind.TIME_LIMIT_EXCEEDED, verdict
+
+
+SPEAKS_AND_ENDS = "import os; os.write(1, b'x')"
+SPEAKS_AND_READS = "import os; os.write(1, b'y'); os.read(0, 1)"
+
+
+@contextlib.contextmanager
+def busy_cpu() -> Iterator[None]:
+    """Bind this process, and what it starts, to one CPU with six processes that use it up."""
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(6)]
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cpus)
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+
+
+async def test_a_word_that_came_before_the_program_started_is_not_taken_from_its_time() -> None:
+    """On a busy CPU the partner often speaks first. The program's time must not become negative by that."""
+    with busy_cpu():
+        made = open_sandbox(SandboxConfig(slots=1))
+        try:
+            await made.start()
+            assert isinstance(made, LocalSandbox)
+            early, reads = Program(PYTHON, SPEAKS_AND_ENDS, WIDE), Program(PYTHON, SPEAKS_AND_READS, LATEST)
+            async with made.pair(early, reads) as (one, other):
+                for _ in range(100):
+                    first, _ = await one.converse(other)
+                    assert first.exit is Exit.EXITED
+                    assert 0 < first.wall_time_s < 60
+        finally:
+            await made.close()

@@ -34,6 +34,7 @@ struct terms {
 } __attribute__((packed));
 
 struct side {
+    _Atomic uint64_t started_ns;     /* 0 before its start; a wait counts from then on */
     _Atomic uint64_t waits_since_ns; /* the time of its last output; 0 when it has been answered */
     _Atomic uint64_t answered_ns;    /* the sum of the waits that ended with an answer */
     _Atomic uint64_t worked_ns;      /* the time in which it used the CPU, or was ready to */
@@ -127,6 +128,15 @@ void open_turns(struct session *s, struct run *run) {
     if (memory == MAP_FAILED) fail(s, "the memory of a conversation: %s", strerror(errno));
     close(run->turns_fd);
     run->turns = memory;
+    atomic_store(&run->turns->sides[run->side].started_ns, (uint64_t)(run->started_s * 1e9));
+}
+
+/* How long a side has waited that waits since `since` [ns]. Its partner may speak before it is started: that is no wait
+ * of the program, whose time begins with its start. */
+static uint64_t waited_ns(struct side *side, uint64_t since, uint64_t now) {
+    uint64_t started = atomic_load(&side->started_ns);
+    uint64_t from = since > started ? since : started;
+    return since && started && from < now ? now - from : 0;
 }
 
 /* The program's output is about to be written: it waits for its partner from now on, and its partner's wait is over.
@@ -134,7 +144,7 @@ void open_turns(struct session *s, struct run *run) {
 void pass_turn(struct run *run) {
     struct side *own = &run->turns->sides[run->side], *partner = &run->turns->sides[!run->side];
     uint64_t now = now_ns(), since = atomic_exchange(&partner->waits_since_ns, 0);
-    if (since && since < now) atomic_fetch_add(&partner->answered_ns, now - since);
+    atomic_fetch_add(&partner->answered_ns, waited_ns(partner, since, now));
     atomic_store(&own->partner_had_worked_ns, atomic_load(&partner->worked_ns));
     atomic_store(&own->waits_since_ns, now);
 }
@@ -143,11 +153,9 @@ void pass_turn(struct run *run) {
 double free_wait_s(struct run *run) {
     if (!run->turns) return 0;
     struct side *own = &run->turns->sides[run->side], *partner = &run->turns->sides[!run->side];
-    uint64_t since = atomic_load(&own->waits_since_ns), now = now_ns(), waits = 0;
-    if (since && since < now) {
-        uint64_t worked = atomic_load(&partner->worked_ns) - atomic_load(&own->partner_had_worked_ns);
-        waits = worked < now - since ? worked : now - since;
-    }
+    uint64_t waits = waited_ns(own, atomic_load(&own->waits_since_ns), now_ns());
+    uint64_t worked = atomic_load(&partner->worked_ns) - atomic_load(&own->partner_had_worked_ns);
+    if (worked < waits) waits = worked;
     double free_s = 1e-9 * (double)(atomic_load(&own->answered_ns) + waits);
     return free_s < run->spare_s ? free_s : run->spare_s;
 }

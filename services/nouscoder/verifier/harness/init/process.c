@@ -276,7 +276,8 @@ static void classify(struct run *run, int status) {
 /* Kill all processes of the run and fill in its result. */
 void finish(struct session *s, struct run *run, bool in_time) {
     bool too_big = run->peak_bytes > run->program->memory_bytes;
-    run->wall_s = now_s() - run->started_s - free_wait_s(run);
+    double free_s = free_wait_s(run); /* before the end is taken, so that no free time is after it */
+    run->wall_s = fmax(0, now_s() - run->started_s - free_s);
     if (!in_time || too_big) kill_all();
     bool confined = was_confined(s, run->pid);
     int status;
