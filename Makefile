@@ -5,6 +5,8 @@ SEED ?= 0
 SECONDS ?= 600
 # NeMo Gym needs Python 3.12; make test-trainers leaves it out where there is none.
 PYTHON_312 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python3.12) python3.12)
+# The tests start hundreds of processes. Without bytecode files each of them compiles all that it imports.
+export PYTHONDONTWRITEBYTECODE :=
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
 .PHONY: demo demo-objectives test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz check format bench proto lock images clean real-input
