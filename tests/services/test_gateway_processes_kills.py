@@ -1,4 +1,7 @@
-"""`nouscoder serve verifier` with two gateway processes: one service for its clients, also when a process is killed."""
+"""`nouscoder serve verifier` with two gateway processes: one service for its clients.
+
+Also when one is killed or hangs.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -16,7 +20,12 @@ from pathlib import Path
 import httpx
 
 from nouscoder.bench.processes import descendants, runs_module
+from nouscoder.config import load_config
 from nouscoder.http_server.api_keys import new_api_key
+from nouscoder.verifier.processes.child import Order
+from nouscoder.verifier.processes.hang_watch import Patience
+from nouscoder.verifier.processes.parent import Gateway, Gateways
+from nouscoder.verifier.processes.shares import Place, section_of
 
 _LIMIT_S = 120.0
 
@@ -132,6 +141,56 @@ async def test_a_killed_process_is_replaced_and_the_clients_of_the_other_lose_no
         assert (await late).json()["verdict"] == "accepted", "a submission in progress gets its verdict"
         assert await service.process.wait() == 0
         await until_ended(gateways)
+
+
+@asynccontextmanager
+async def gateways_kept(patience: Patience) -> AsyncIterator[Gateways]:
+    """Yields two gateway processes that are replaced when they end or hang."""
+    folder = Path(tempfile.mkdtemp(prefix="nouscoder-gateways-"))
+    config = load_config(None, ["verifier.processes=2", "verifier.sandbox.slots=2", "verifier.leave_s=0"])
+    places = [Place(index, 2, folder) for index in range(2)]
+    sections = [section_of(config.verifier, place, 2, "127.0.0.1:0") for place in places]
+    orders = [
+        Order(config.model_copy(update={"verifier": section}), False, place)
+        for section, place in zip(sections, places, strict=True)
+    ]
+    gateways = Gateways([Gateway(order) for order in orders], folder, patience)
+    keepers: list[asyncio.Task[None]] = []
+    try:
+        async with asyncio.timeout(_LIMIT_S):
+            await gateways.start()
+        keepers += [asyncio.create_task(gateways.keep(one)) for one in gateways.all]
+        yield gateways
+    finally:
+        for keeper in keepers:
+            keeper.cancel()
+        await gateways.stop(_LIMIT_S)
+        shutil.rmtree(folder)
+
+
+def hung_and_replaced(gateways: Gateways) -> tuple[float, float]:
+    samples = {sample.name: sample.value for family in gateways.metrics.collect() for sample in family.samples}
+    return samples["nouscoder_verifier_processes_hung_total"], samples["nouscoder_verifier_processes_replaced_total"]
+
+
+async def test_a_process_that_hangs_is_killed_and_replaced_and_the_other_goes_on() -> None:
+    async with gateways_kept(Patience(ask_period_s=0.05, silence_limit_s=2.0)) as gateways:
+        first, second = (one.process for one in gateways.all)
+        assert first is not None
+        assert second is not None
+        channels = gateways.ready()
+        async with asyncio.timeout(_LIMIT_S):
+            while min(channel.num_answers for channel in channels) < 45:  # both answer for longer than the limit
+                await asyncio.sleep(0.01)
+        assert (first.returncode, second.returncode) == (None, None)
+        os.kill(first.pid, signal.SIGSTOP)
+        async with asyncio.timeout(_LIMIT_S):
+            assert await first.wait() == -signal.SIGKILL
+            while len(gateways.ready()) < 2:
+                await asyncio.sleep(0.01)
+        assert gateways.all[1].process is second, "the other was not replaced"
+        assert second.returncode is None
+        assert await asyncio.to_thread(hung_and_replaced, gateways) == (1, 1)
 
 
 async def busy(client: httpx.AsyncClient) -> bool:

@@ -1,4 +1,4 @@
-"""Passes accepted connections from the parent to its gateway processes.
+"""Passes accepted connections from the parent to its gateway processes, and asks the processes whether they answer.
 
 INVARIANT: each accepted connection goes to exactly one process that takes calls, the one with the fewest open
 connections. While there is none, connections wait in the backlog of the listening socket.
@@ -19,6 +19,7 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 READY = b"ready"
+_CONNECTION, _ASK, _ANSWER = b"c", b"ask", b"answer"
 _CLOSED = struct.Struct("=Q")  # how many connections the process has closed since its start
 _AT_ONCE = 64
 _PAUSE_S = 0.05
@@ -31,6 +32,7 @@ class Channel:
         self._ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.setblocking(False)
         self._num_sent = self._num_closed = 0
+        self.num_answers = 0
         self.is_ready = False
         self.ready = asyncio.Event()
         asyncio.get_running_loop().add_reader(self._ours.fileno(), self._read)
@@ -43,11 +45,16 @@ class Channel:
     def pass_on(self, connection: socket.socket) -> bool:
         """Give a connection to the process. Returns False when it takes none now."""
         try:
-            socket.send_fds(self._ours, [b"c"], [connection.fileno()])
+            socket.send_fds(self._ours, [_CONNECTION], [connection.fileno()])
         except OSError:
             return False
         self._num_sent += 1
         return True
+
+    def ask(self) -> None:
+        """Ask the process for an answer, which `num_answers` counts."""
+        with contextlib.suppress(OSError):  # it reads nothing, or has ended: then no answer comes
+            self._ours.send(_ASK)
 
     def _read(self) -> None:
         try:
@@ -62,6 +69,8 @@ class Channel:
         elif message == READY:
             self.is_ready = True
             self.ready.set()
+        elif message == _ANSWER:
+            self.num_answers += 1
         elif len(message) == _CLOSED.size:
             (self._num_closed,) = _CLOSED.unpack(message)
 
@@ -148,7 +157,10 @@ class Distributor:
 
 
 class Arrivals:
-    """The process's end: takes connections and tells the parent when one has been closed."""
+    """The process's end: takes connections, tells the parent when one has been closed, and answers it.
+
+    The answer comes from the event loop that also serves the requests, so a blocked loop does not answer.
+    """
 
     def __init__(self, channel: socket.socket, parent_ended: Callable[[], None]) -> None:
         self._channel = channel
@@ -174,6 +186,9 @@ class Arrivals:
         if not message:
             asyncio.get_running_loop().remove_reader(self._channel.fileno())
             self._parent_ended()
+        elif message == _ASK:
+            with contextlib.suppress(OSError):  # a full channel: the parent reads on, and asks again
+                self._channel.send(_ANSWER)
         for descriptor in descriptors:
             connection = socket.socket(fileno=descriptor)
             if self.take is None:

@@ -3,8 +3,9 @@
 It accepts the connections of the REST API and gives each to a process. The processes listen for gRPC themselves, on one
 address (SO_REUSEPORT). The parent serves the metrics of all, and the ports for health checks. It grades nothing.
 
-INVARIANT: after the start, a process that ends is replaced, unless the service stops; the others do not notice. Every
-process ends with its parent, however that ends. On SIGTERM all drain, and the parent ends after them.
+INVARIANT: after the start, a process that ends is replaced, unless the service stops; the others do not notice. One
+that hangs is killed, and so replaced. Every process ends with its parent, however that ends. On SIGTERM all drain, and
+the parent ends after them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from nouscoder.rpc.server import start_metrics, stop_event
 from nouscoder.verifier.processes.addresses import address_of, bound_to
 from nouscoder.verifier.processes.child import Order
 from nouscoder.verifier.processes.connections import Channel, Distributor
+from nouscoder.verifier.processes.hang_watch import Patience, main_thread, until_hung
 from nouscoder.verifier.processes.merged_metrics import MergedMetrics, SocketMetrics, serve_on_socket
 from nouscoder.verifier.processes.shared_ledger import SharedLedger
 from nouscoder.verifier.processes.shared_runs import SharedRuns
@@ -62,6 +64,7 @@ class Gateway:
     def __init__(self, order: Order) -> None:
         self.order = order
         self.num_replaced = 0
+        self.num_hung = 0
         self.channel: Channel | None = None
         self.process: asyncio.subprocess.Process | None = None
 
@@ -95,6 +98,16 @@ class Gateway:
         if not channel.is_ready:
             raise ProcessFailed(await process.wait())
 
+    async def kill_when_hung(self, patience: Patience) -> None:
+        """Kill the process if it hangs."""
+        assert self.channel is not None
+        assert self.process is not None
+        pid = self.process.pid
+        await until_hung(self.channel, lambda: main_thread(pid), patience)
+        log.error("a gateway process hangs", extra={"pid": pid, "silent_s": patience.silence_limit_s})
+        self.num_hung += 1
+        self.signal(signal.SIGKILL)
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process, if there is one."""
         if self.process is not None and self.process.returncode is None:
@@ -119,9 +132,11 @@ class Gateway:
 class Gateways:
     """All gateway processes of the service."""
 
-    def __init__(self, gateways: list[Gateway], folder: Path) -> None:
+    def __init__(self, gateways: list[Gateway], folder: Path, patience: Patience | None = None) -> None:
+        """`patience` is with processes that hang."""
         number = len(gateways)
         self.all = gateways
+        self._patience = patience or Patience()
         self._ledger = SharedLedger(folder / "quotas", 0, number)
         self._runs = SharedRuns(folder / "runs", 0, number)
         sources = {one.order.place.index: SocketMetrics(one.order.place.metrics) for one in gateways}
@@ -129,10 +144,12 @@ class Gateways:
 
     def _own_metrics(self) -> Iterator[Metric]:
         num_up, num_replaced = len(self.ready()), sum(one.num_replaced for one in self.all)
+        num_hung = sum(one.num_hung for one in self.all)
         yield GaugeMetricFamily("nouscoder_verifier_processes", "Gateway processes that take calls", num_up)
         yield CounterMetricFamily(
             "nouscoder_verifier_processes_replaced", "Gateway processes that ended and were replaced", num_replaced
         )
+        yield CounterMetricFamily("nouscoder_verifier_processes_hung", "Gateway processes killed as hung", num_hung)
 
     def ready(self) -> list[Channel]:
         """The channels of the processes that take calls."""
@@ -151,7 +168,11 @@ class Gateways:
         while True:
             begun_s = time.monotonic()
             assert gateway.process is not None
-            code = await gateway.process.wait()
+            watch = asyncio.ensure_future(gateway.kill_when_hung(self._patience))
+            try:
+                code = await gateway.process.wait()
+            finally:
+                watch.cancel()
             log.error("a gateway process ended", extra={"pid": gateway.process.pid, "code": code})
             self._clear(gateway)
             pause_s = _FIRST_PAUSE_S if time.monotonic() - begun_s > _STABLE_S else min(2 * pause_s, _LONGEST_PAUSE_S)
