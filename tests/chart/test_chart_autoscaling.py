@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,16 +55,51 @@ def test_without_autoscaling_there_is_no_object_of_it(chart: ChartRig) -> None:
     assert not kinds & {"HorizontalPodAutoscaler", "ScaledObject"}
 
 
-def test_keda_wakes_a_verifier_for_waiting_rollouts_and_for_rollouts_that_are_sampled(chart: ChartRig) -> None:
+def test_keda_wakes_a_verifier_for_waiting_rollouts_and_for_a_run_in_progress(chart: ChartRig) -> None:
     spec = keda(chart)
     assert (spec["minReplicaCount"], spec["maxReplicaCount"], spec["cooldownPeriod"]) == (0, 8, 300)
     assert spec["fallback"] == {"failureThreshold": 3, "replicas": 1, "behavior": "currentReplicasIfHigher"}
     assert {one["metadata"]["activationThreshold"] for one in spec["triggers"]} == {"0"}
-    assert "nouscoder_generation_samples" in queries(spec)
-    assert "nouscoder_generation_samples" not in queries(keda(chart, min=1))
+    assert "nouscoder_run_in_progress" in queries(spec)
+    assert "nouscoder_run_in_progress" not in queries(keda(chart, min=1))
     asked = {one["name"]: one["metadata"]["ignoreNullValues"] for one in spec["triggers"]}
     assert asked["nouscoder_grading_rollouts"] == "false", "a broker without series is a failure, not an empty queue"
     assert asked["nouscoder_grading_submissions"] == "true", "no verifier has no series"
+
+
+# Series of a run without a verifier, one sample every 15 s for 5 minutes, and whether one is wanted then.
+RUNS = {
+    # The evaluation before training sampled all its tokens before the first scrape, and waits for a verifier.
+    "waits": (
+        {"generation_policy_version": "0x20", "broker_run_finished": "0x20", "generation_tokens_total": "9x20"},
+        1,
+    ),
+    "no policy yet": ({"generation_policy_version": "-1x20", "broker_run_finished": "0x20"}, 0),
+    "no generator": ({"broker_run_finished": "0x20"}, 0),
+    "finished": (
+        {"generation_policy_version": "4x20", "broker_run_finished": "1x20", "generation_tokens_total": "9x20"},
+        0,
+    ),
+    "evaluates after the end": (
+        {"generation_policy_version": "4x20", "broker_run_finished": "1x20", "generation_tokens_total": "9x15 80x4"},
+        1,
+    ),
+    "nothing runs": ({}, 0),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing: apt-get install prometheus")
+def test_a_run_in_progress_keeps_a_verifier_and_a_finished_one_none(chart: ChartRig, name: str, tmp_path: Path) -> None:
+    present, wanted = RUNS[name]
+    series = [{"series": f"nouscoder_{metric}{{{OWN}}}", "values": values} for metric, values in present.items()]
+    query = queries(keda(chart))["nouscoder_run_in_progress"]
+    asked = {"expr": query, "eval_time": "5m", "exp_samples": [{"labels": "{}", "value": wanted}]}
+    document = {"tests": [{"interval": "15s", "input_series": series, "promql_expr_test": [asked]}]}
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(document))
+    command = ["promtool", "test", "rules", str(tmp_path / "test.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_target_follows_the_slots_of_a_pod(chart: ChartRig) -> None:

@@ -135,6 +135,25 @@ class Release:
         )
         return said.stdout if said.returncode == 0 else ""
 
+    def evict(self, pod: PodState) -> float:
+        """What `kubectl drain` does with a pod; a refusal by a budget is repeated. Returns the time of the eviction.
+
+        A pod that is gone meanwhile counts as evicted.
+        """
+        about = {"name": pod.name, "namespace": pod.namespace}
+        body = json.dumps({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": about})
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
+        command = ["kubectl", "create", "--raw", path, "-f", "-"]
+
+        def asked() -> float:
+            at_s = time.time()
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, input=body, check=False)
+            refused = "disruption budget" in done.stderr
+            assert done.returncode == 0 or refused or "NotFound" in done.stderr, done.stderr
+            return 0.0 if refused else at_s
+
+        return float(self.until(asked, f"{pod.name} is evicted", 120))
+
     @contextlib.contextmanager
     def forward(self, what: str, port: int) -> Iterator[int]:
         """Forward a port of this machine to `what`, such as svc/NAME. Yields the port."""

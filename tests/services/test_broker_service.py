@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import subprocess
 import sys
@@ -54,6 +55,20 @@ async def service(broker_rig: Any) -> AsyncIterator[Service]:
             return await stack.enter_async_context(BrokerClient(address, name, patience_s=2))
 
         yield Service(broker, address, connect)
+
+
+async def test_the_broker_logs_how_many_leases_a_worker_gave_back_when_it_stopped(
+    service: Service, broker_rig: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "nouscoder.broker.service")
+    await service.broker.publish_policy(broker_rig.manifest(0))
+    worker = await service.connect("generation-h-0-1")
+    held = [item.lease.lease_id for item in (await worker.lease_tasks(3)).tasks]
+    await worker.release_leases(held[:1])
+    assert not caplog.records, "a lease given back alone ends no worker"
+    await worker.release_leases()
+    assert [vars(one)["leases_given_back"] for one in caplog.records] == [2]
+    assert [vars(one)["worker_id"] for one in caplog.records] == ["generation-h-0-1"]
 
 
 async def test_the_whole_life_of_a_rollout_goes_through_the_client(

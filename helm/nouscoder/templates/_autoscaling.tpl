@@ -38,9 +38,12 @@
   type: Value
   target: {{ $scaling.oldestSeconds }}
 {{- if and .Values.loop.enabled (eq (int $scaling.min) 0) }}
-# Rollouts that are sampled now are graded soon, and evaluations and environments wait for a verifier.
-- name: nouscoder_generation_samples
-  query: {{ printf "max(max_over_time(nouscoder_generation_running_rollouts{%s}[2m]) > bool 0)" $own | quote }}
+{{- /* An evaluation samples for seconds, between two scrapes, and then waits for a verifier: no gauge shows that. So an
+     unfinished run with a generator that has a policy keeps one. After its end the tokens sampled count. */}}
+{{- $begun := printf "(max(nouscoder_generation_policy_version{%s}) >= bool 0) * (max(nouscoder_broker_run_finished{%s}) == bool 0)" $own $own }}
+{{- $sampled := printf "max(increase(nouscoder_generation_tokens_total{%s}[2m])) > bool 0" $own }}
+- name: nouscoder_run_in_progress
+  query: {{ printf "((%s or vector(0)) + (%s or vector(0))) > bool 0" $begun $sampled | quote }}
   type: AverageValue
   target: 1
 {{- end }}

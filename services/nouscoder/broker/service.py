@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import TypeVar
 
@@ -46,6 +47,7 @@ STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     BrokerError: grpc.StatusCode.INTERNAL,
 }
 _YIELD_EVERY = 256
+log = logging.getLogger(__name__)
 FULL_NAME = broker_pb2.DESCRIPTOR.services_by_name["BrokerService"].full_name
 
 
@@ -222,6 +224,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServiceServicer):
     ) -> broker_pb2.ReleaseLeasesResponse:
         """Takes back leases of a worker."""
         released = await self._broker.release_leases(_worker(request.worker_id), request.lease_ids)
+        if not request.lease_ids:
+            log.info("a worker stopped", extra={"worker_id": request.worker_id, "leases_given_back": released})
         return broker_pb2.ReleaseLeasesResponse(released=released)
 
     async def ReportBatchFailure(  # noqa: N802
