@@ -30,6 +30,7 @@ from nouscoder.verifier.sandbox.gvisor import GvisorSandbox
 from nouscoder.verifier.sandbox.link import Ending
 from nouscoder.verifier.sandbox.pool import RunnerPool, RunnerState
 from nouscoder.verifier.sandbox.pool_size import PoolSize, Wanted
+from nouscoder.verifier.sandbox.slot import Slot
 
 SUBMISSION = Submission(StdinTests((StdinCase("", "truth"),)), "print('truth')", limits=Limits(60.0, 60.0))
 IDLE_S = 1.0
@@ -184,3 +185,38 @@ async def test_a_waiting_submission_gets_the_warm_spare_and_an_idle_pool_keeps_i
 def test_a_size_by_demand_is_refused_where_the_gateway_makes_no_runners(settings: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="pool_"):
         load_config(None, settings)
+
+
+async def test_a_slot_is_not_lost_when_it_opens_with_an_unexpected_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = [OSError("too many open files"), RuntimeError("a defect")]
+    ensure_usable = Slot.ensure_usable
+
+    async def fail_first(slot: Slot) -> None:
+        if slot.index == 0 and errors:
+            raise errors.pop()
+        await ensure_usable(slot)
+
+    monkeypatch.setattr(Slot, "ensure_usable", fail_first)
+    monkeypatch.setattr(gvisor, "_RETRY_S", 0.01)
+    async with opened(tmp_path, monkeypatch, least=1, slots=1, spares=0) as (grader, sandbox, _):
+        assert not errors
+        assert sandbox.usable_slots == 1
+        assert await grade(grader, 1) == {VerdictKind.ACCEPTED: 1}
+
+
+async def test_a_start_waits_while_no_slot_opens_and_then_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_home(tmp_path)
+    (tmp_path / "key").write_text("a key of the pool, long enough")
+    pool = PoolConfig(key_file=str(tmp_path / "key"), start_s=0.3, accept_unproven_kernel=True)
+    sandbox = GvisorSandbox(SandboxConfig(backend="gvisor", slots=1, pool=pool), Pods())
+
+    def open_none(slot: Slot) -> None:
+        """The slot ends its opening at once, as one that was parked does."""
+
+    monkeypatch.setattr(sandbox, "_start_opening", open_none)
+    with pytest.raises(SandboxUnavailable, match="the gvisor sandbox cannot start"):
+        await sandbox.start()

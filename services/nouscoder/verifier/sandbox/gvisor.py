@@ -32,7 +32,7 @@ from nouscoder.verifier.sandbox.runner_launch import (
     PartnerLaunch,
     PooledLaunch,
     RunnerAccess,
-    RunnerLaunch,
+    runner_of,
 )
 from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Slot
@@ -89,7 +89,7 @@ class GvisorSandbox(LocalSandbox):
         try:
             async with asyncio.timeout(self._config.pool.start_s):
                 while not self._free:
-                    await asyncio.wait(self._opening, timeout=_RETRY_S, return_when=asyncio.FIRST_COMPLETED)
+                    await self._wait_for_opening()
             self._size.observe(0, time.monotonic())
         except TimeoutError:
             await self.close()
@@ -223,13 +223,21 @@ class GvisorSandbox(LocalSandbox):
         self._opening.pop(task, None)
         self._on_slots()
 
+    async def _wait_for_opening(self) -> None:
+        """Wait until an opening ends, or for `_RETRY_S`."""
+        if self._opening:
+            await asyncio.wait(self._opening, timeout=_RETRY_S, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(_RETRY_S)
+
     async def _open_slot(self, slot: Slot) -> None:
         """Retry until the slot has a runner, then release the slot to the next session."""
         while True:
             try:
                 await slot.ensure_usable()
-            except SandboxError as error:
-                log.warning("a slot has no runner yet", extra={"slot": slot.index, "detail": str(error)})
+            except Exception as error:  # an unexpected one too, which would lose the slot
+                about = {"slot": slot.index, "detail": str(error)}
+                log.warning("a slot has no runner yet", extra=about, exc_info=not isinstance(error, SandboxError))
                 await asyncio.sleep(_RETRY_S)
             else:
                 self._release(slot)
@@ -278,12 +286,6 @@ class GvisorSandbox(LocalSandbox):
             log.error("a canary gave a wrong result", extra={"runner": runner.name, "result": str(result)[:500]})
             return False
         return True
-
-
-def runner_of(slot: Slot) -> str | None:
-    """The name of the runner that a slot has borrowed."""
-    launch = slot.launch
-    return launch.runner.name if isinstance(launch, RunnerLaunch) and launch.runner is not None else None
 
 
 def open_source(config: PoolConfig, keys: PoolKeys) -> Source:

@@ -17,6 +17,7 @@ from nouscoder.verifier.sandbox.pool import Runner, RunnerPool
 from nouscoder.verifier.sandbox.pool_keys import PoolKeys
 from nouscoder.verifier.sandbox.runner_choice import current_choice
 from nouscoder.verifier.sandbox.runner_link import KernelUnproven, SocketLink, connect_by_any
+from nouscoder.verifier.sandbox.slot import Slot
 from nouscoder.verifier.toolchains import languages
 
 _NOT_GVISOR = (
@@ -135,3 +136,9 @@ class CanaryLaunch(RunnerLaunch):
     async def open(self) -> Link:
         """See `Launch`. Raises SandboxError."""
         return await self._connect(self._runner, greeting.SLOT)
+
+
+def runner_of(slot: Slot) -> str | None:
+    """The name of the runner that a slot has borrowed."""
+    launch = slot.launch
+    return launch.runner.name if isinstance(launch, RunnerLaunch) and launch.runner is not None else None
