@@ -158,7 +158,7 @@ def known_tools(found: object) -> Mapping[str, str]:
     return {tool: found[tool] for tool in all_tools() if found.get(tool) in [f"{folder}/{tool}" for folder in folders]}
 
 
-def with_tools(command: tuple[str, ...] | None, tools: Mapping[str, str]) -> tuple[str, ...] | None:
+def _with_tools(command: tuple[str, ...] | None, tools: Mapping[str, str]) -> tuple[str, ...] | None:
     """The command with the names of tools replaced by their paths."""
     return None if command is None else tuple(tools.get(word, word) for word in command)
 
@@ -249,10 +249,10 @@ def _argv(table: Mapping[str, Any], key: str) -> tuple[str, ...] | None:
 def _resolved(language: Language, tools: Mapping[str, str]) -> Language:
     return replace(
         language,
-        compile=with_tools(language.compile, tools),
-        run=with_tools(language.run, tools),
-        prepare=with_tools(language.prepare, tools),
-        unbuffered_run=with_tools(language.unbuffered_run, tools),
-        compile_with_cache=with_tools(language.compile_with_cache, tools),
+        compile=_with_tools(language.compile, tools),
+        run=_with_tools(language.run, tools),
+        prepare=_with_tools(language.prepare, tools),
+        unbuffered_run=_with_tools(language.unbuffered_run, tools),
+        compile_with_cache=_with_tools(language.compile_with_cache, tools),
         detect=tuple(tools.get(tool, tool) for tool in language.detect),
     )
