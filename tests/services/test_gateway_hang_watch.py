@@ -71,8 +71,11 @@ def watched(channel: Channel, pid: int) -> asyncio.Task[None]:
     ],
 )
 async def test_a_process_that_cannot_answer_hangs(act: str) -> None:
-    async with process_that(act) as (channel, pid), asyncio.timeout(_LIMIT_S):
-        await watched(channel, pid)
+    async with process_that(act) as (channel, pid):
+        watch = watched(channel, pid)
+        await asyncio.wait({watch}, timeout=_LIMIT_S)
+        assert watch.done()
+        assert main_thread(pid) is not None, "it hangs and has not ended"
 
 
 async def test_a_process_that_answers_does_not_hang_however_busy_its_other_threads_are() -> None:

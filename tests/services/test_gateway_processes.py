@@ -260,8 +260,17 @@ async def test_connections_go_to_the_process_with_the_fewest() -> None:
 async def test_connections_wait_while_no_process_takes_calls() -> None:
     receivers: list[Receiver] = []
     async with distributing(receivers) as address:
-        _, writer = await asyncio.open_connection(*address)
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"early")
+        for _ in range(10):
+            await asyncio.sleep(0)
         receivers.append(one := Receiver())
-        while not one.given:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(120):
+            while not one.given:
+                await asyncio.sleep(0.01)
+        assert not reader.at_eof(), "it was not closed while nobody took it"
+        (given,) = one.given
+        given.setblocking(True)
+        given.settimeout(120)
+        assert given.recv(64) == b"early"
         writer.close()

@@ -155,8 +155,10 @@ async def test_a_session_becomes_old_while_it_waits() -> None:
         for _ in range(3):
             await held.open()
         async with asyncio.timeout(60):
-            while in_use(sandbox) != [2, 1]:
+            while in_use(sandbox) == [2, 0]:
                 await asyncio.sleep(0.01)
+        assert in_use(sandbox) == [2, 1]
+        assert not any(task.done() for task in held.tasks), "each holds its slot"
 
 
 async def test_slots_that_cannot_be_used_are_not_used() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -60,6 +61,7 @@ async def test_deaths_count_for_an_hour_so_a_run_of_weeks_outlives_many(tmp_path
     supervisor = Supervisor(max_restarts_per_hour=3, restart_delay_s=0.0, now_s=twenty_minutes_later)
     worker = supervisor.start(spec(tmp_path, "raise SystemExit(1)"))
     await supervisor.until(lambda: worker.num_restarts > 6, "the seventh death", 60)
+    assert worker.num_restarts > 6, "more than twice as many deaths as an hour may have"
     await supervisor.close()
 
 
@@ -95,13 +97,17 @@ async def test_close_kills_a_process_that_ignores_sigterm_and_its_children(tmp_p
     await supervisor.until(lambda: pids.exists() and "\n" in pids.read_text(), "the fork", 60)
     await supervisor.close(grace_s=0.1)
     both = [int(pid) for pid in pids.read_text().split()]
-    await supervisor_gone(both)
+    assert len(both) == 2
+    assert not await alive_after(60, both)
 
 
-async def supervisor_gone(pids: list[int]) -> None:
-    async with asyncio.timeout(60):
-        while any(is_alive(pid) for pid in pids):
-            await asyncio.sleep(0.02)
+async def alive_after(limit_s: float, pids: list[int]) -> list[int]:
+    """Those of the processes that still live when all have ended, or after `limit_s`."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while any(is_alive(pid) for pid in pids):
+                await asyncio.sleep(0.02)
+    return [pid for pid in pids if is_alive(pid)]
 
 
 async def test_processes_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
@@ -129,4 +135,4 @@ asyncio.run(main())
     finally:
         parent.kill()
         parent.wait(60)
-    await supervisor_gone([int(pid_file.read_text())])
+    assert not await alive_after(60, [int(pid_file.read_text())])

@@ -173,6 +173,8 @@ async def test_the_worker_continues_after_the_broker_was_unreachable() -> None:
     broker.troubles = [PeerUnreachable("away"), PeerUnreachable("away")]
     async with working(broker, await new_grader()):
         await settled(lambda: len(broker.verdicts) == 1)
+    assert not broker.troubles, "it was unreachable twice"
+    assert list(broker.verdicts) == ["r0"]
 
 
 async def test_stopping_drops_every_lease() -> None:
