@@ -12,12 +12,14 @@ from prometheus_client import CollectorRegistry
 
 from nouscoder.domain.submission import CallCase, CallTests, Limits, StdinCase, StdinTests, Submission
 from nouscoder.domain.verdict import TestOutcome, VerdictKind
+from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock
 from nouscoder.verifier.grading.grader import Grader, GradingPolicy, QueueFull
 from nouscoder.verifier.grading.validation import InvalidSubmission
 from nouscoder.verifier.observe.metrics import VerifierMetrics
 from nouscoder.verifier.sandbox.base import (
     NO_FILES,
     CompileFailed,
+    CompileStarved,
     Dialogue,
     Exit,
     Program,
@@ -141,6 +143,70 @@ async def test_grading_stops_at_the_first_failure_unless_the_submission_asks_for
     assert (whole.passed, whole.graded) == (1, 3)
     assert whole.first_failure is not None
     assert whole.first_failure.index == 0
+
+
+class StarvingSandbox(ScriptedSandbox):
+    """Other work keeps the compiler from the CPU the first `times` times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    @asynccontextmanager
+    async def session(self, program: Program) -> AsyncIterator[Session]:
+        """See `Sandbox.session`."""
+        async with super().session(program) as session:
+            if len(self.programs) <= self.times:
+                raise CompileStarved("other work")
+            yield session
+
+
+async def test_a_compiler_without_cpu_is_repeated_alone_and_is_never_a_compile_error() -> None:
+    """Each of the two attempts is repeated once."""
+    submission = stdin_submission(("a", "a"))
+    for times, kind in ((0, VerdictKind.ACCEPTED), (1, VerdictKind.ACCEPTED), (9, VerdictKind.INTERNAL_ERROR)):
+        sandbox = StarvingSandbox(times)
+        grader = grader_of(sandbox)
+        verdict = await grader.grade(submission)
+        assert verdict.kind is kind
+        assert len(sandbox.programs) == min(times + 1, 4)
+        assert (sandbox.open, grader._run_lock._open.is_set()) == (0, True)
+
+
+async def test_a_compiler_without_cpu_waits_for_the_runs_of_others_when_it_is_repeated() -> None:
+    gate, began = asyncio.Event(), asyncio.Event()
+
+    async def other(stdin: bytes) -> RunResult:
+        began.set()
+        await gate.wait()
+        return await echo(stdin)
+
+    busy, starving = ScriptedSandbox(other), StarvingSandbox(1)
+    run_lock = ExclusiveRunLock()
+    graders = [
+        Grader(one, VerifierMetrics(CollectorRegistry()), None, run_lock)  # type: ignore[arg-type]
+        for one in (busy, starving)
+    ]
+    first = asyncio.ensure_future(graders[0].grade(stdin_submission(("a", "a"))))
+    async with asyncio.timeout(60):
+        await began.wait()
+        second = asyncio.ensure_future(graders[1].grade(stdin_submission(("a", "a"))))
+        while run_lock._open.is_set():
+            await asyncio.sleep(0)
+        assert len(starving.programs) == 1, "it is not compiled again while another run is in progress"
+        gate.set()
+        verdicts = await asyncio.gather(first, second)
+    assert [one.kind for one in verdicts] == [VerdictKind.ACCEPTED] * 2
+    assert len(starving.programs) == 2
+
+
+async def test_a_compiler_is_not_repeated_for_longer_than_the_repetitions_of_a_submission(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("nouscoder.verifier.grading.time_limits.MAX_REPETITIONS_S", 0.0)
+    sandbox = StarvingSandbox(9)
+    verdict = await grader_of(sandbox).grade(stdin_submission(("a", "a")))
+    assert (verdict.kind, len(sandbox.programs)) == (VerdictKind.INTERNAL_ERROR, 2), "one for each attempt"
 
 
 async def test_expected_outputs_never_reach_the_sandbox() -> None:

@@ -60,7 +60,7 @@ class GradingPolicy:
     max_queue: int = 1024
     tool_slots: int = 0  # slots of the sandbox that belong to tool sessions
     attempts: int = 2
-    open_patience_s: float = 60.0
+    open_patience_s: float = 150.0  # a compiler on a busy machine takes up to 120 s
     run_grace_s: float = 30.0
     max_submission_s: float = 600.0
     min_worker_left_s: float = 0.01  # no further test worker is opened when each has less than this left to run

@@ -11,13 +11,13 @@ from typing import TypeVar
 
 from nouscoder.domain.submission import Submission
 from nouscoder.domain.verdict import TestOutcome, VerdictKind
-from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock
+from nouscoder.verifier.grading.exclusive_run import ExclusiveRunLock, ExclusiveRunTimeout
 from nouscoder.verifier.grading.failures import count_error, count_failure
 from nouscoder.verifier.grading.runs import Ran, Runs, open_runs, partner_patience_s
-from nouscoder.verifier.grading.time_limits import Repetitions, extended_limits, run_with_time_limits
+from nouscoder.verifier.grading.time_limits import Repetitions, extended_limits, repetition, run_with_time_limits
 from nouscoder.verifier.judges.base import Judge
 from nouscoder.verifier.observe.metrics import FailureCause, VerifierMetrics
-from nouscoder.verifier.sandbox.base import Program, Sandbox
+from nouscoder.verifier.sandbox.base import CompileStarved, Program, Sandbox
 
 Got = TypeVar("Got")
 OnOutcome = Callable[[TestOutcome], None]
@@ -41,12 +41,27 @@ class SubmissionWork:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Runs]:
         """See `Work.open`."""
-        enforced = replace(self.program, limits=extended_limits(self.program.limits))
-        opened = open_runs(self.sandbox, self.submission, enforced, self.judge)
         async with AsyncExitStack() as stack:
-            async with asyncio.timeout(self.open_patience_s):
-                runs = await stack.enter_async_context(opened)
+            try:
+                runs = await self._opened(stack)
+            except CompileStarved as starved:
+                runs = await self._opened_alone(stack, starved)
             yield runs
+
+    async def _opened(self, stack: AsyncExitStack) -> Runs:
+        enforced = replace(self.program, limits=extended_limits(self.program.limits))
+        async with asyncio.timeout(self.open_patience_s):
+            return await stack.enter_async_context(open_runs(self.sandbox, self.submission, enforced, self.judge))
+
+    async def _opened_alone(self, stack: AsyncExitStack, starved: CompileStarved) -> Runs:
+        """Open a sandbox while no run is in progress. Raises `starved` when the machine does not become free."""
+        if self.repetitions.are_over:
+            raise starved
+        try:
+            async with repetition(self.run_lock, self.repetitions):
+                return await self._opened(stack)
+        except ExclusiveRunTimeout:
+            raise starved from None
 
     async def run(self, runs: Runs, index: int) -> Ran:
         """See `Work.run`."""

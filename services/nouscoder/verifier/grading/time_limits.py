@@ -12,7 +12,8 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -72,15 +73,23 @@ async def run_with_time_limits(
         result, ruling = await run()
     doubtful = _is_late(result, limits) or (shared.had_others and _had_little_cpu(result, limits))
     if doubtful and not repetitions.are_over:
-        begun_s = time.monotonic()
         try:
-            async with run_lock.exclusive(EXCLUSIVE_PATIENCE_S):
+            async with repetition(run_lock, repetitions):
                 result, ruling = await run()
         except ExclusiveRunTimeout:
             log.warning("a doubtful timeout counts: the machine did not become free for an exclusive run")
-        finally:
-            repetitions.spent_s += time.monotonic() - begun_s
     return (replace(result, exit=Exit.TIME_LIMIT), None) if _is_late(result, limits) else (result, ruling)
+
+
+@asynccontextmanager
+async def repetition(run_lock: ExclusiveRunLock, repetitions: Repetitions) -> AsyncIterator[None]:
+    """Hold the machine alone. Its time and the wait for it count. Raises ExclusiveRunTimeout."""
+    begun_s = time.monotonic()
+    try:
+        async with run_lock.exclusive(EXCLUSIVE_PATIENCE_S):
+            yield
+    finally:
+        repetitions.spent_s += time.monotonic() - begun_s
 
 
 def _is_late(result: RunResult, limits: Limits) -> bool:

@@ -4,12 +4,12 @@ INVARIANT: nothing is read ahead. At the end of a frame, another process of the 
 
 The gateway sends for each session: PROGRAM, then any number of RUN, TALK or CONVERSE, each optionally after ARGUMENTS
 (arguments and files), then END. END may come at any time and ends a run early. The slot sends HELLO or FAILED once,
-READY when the next sandbox is ready, COMPILED or COMPILE_FAILED after PROGRAM, and RESULT after RUN. COMPILED has what
-the compiler said, and what it made if the gateway wants it; FILES follow a RESULT if the program has files to fetch.
-In a TALK the gateway sends INPUT, INPUT_END and HOLD, and the slot sends OUTPUT, until RESULT; later frames are
-dropped. OUTPUT_END comes once, when the program has closed its output, and no OUTPUT follows. HOLD stops all processes
-of the program until the next INPUT. The slot answers it with HELD, after the rest of the output. CONVERSE connects the
-program with that of the peer slot by pipes; the only answer is RESULT.
+READY when the next sandbox is ready, COMPILED, COMPILE_FAILED or COMPILE_STARVED after PROGRAM, and RESULT after RUN.
+COMPILED has what the compiler said, and what it made if the gateway wants it; FILES follow a RESULT if the program has
+files to fetch. In a TALK the gateway sends INPUT, INPUT_END and HOLD, and the slot sends OUTPUT, until RESULT; later
+frames are dropped. OUTPUT_END comes once, when the program has closed its output, and no OUTPUT follows. HOLD stops all
+processes of the program until the next INPUT. The slot answers it with HELD, after the rest of the output. CONVERSE
+connects the program with that of the peer slot by pipes; the only answer is RESULT.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Kind(IntEnum):
     HELD = 23
     OUTPUT_END = 24
     FILES = 25
+    COMPILE_STARVED = 26
 
 
 class Ended(IntEnum):

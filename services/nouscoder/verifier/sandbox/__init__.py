@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from nouscoder.verifier.sandbox.base import (
     CompileFailed,
+    CompileStarved,
     Dialogue,
     Exit,
     PartnerCompileFailed,
@@ -21,6 +22,7 @@ from nouscoder.verifier.sandbox.spill_over import SpillOverSandbox
 
 __all__ = [
     "CompileFailed",
+    "CompileStarved",
     "Dialogue",
     "Exit",
     "PartnerCompileFailed",

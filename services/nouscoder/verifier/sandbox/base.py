@@ -100,6 +100,10 @@ class SandboxUnavailable(SandboxError, Unusable):
     """The host cannot provide the configured isolation. The message says what is missing and how to get it."""
 
 
+class CompileStarved(SandboxError):
+    """Other work on the machine kept the compiler from the CPU. It says nothing about the candidate's code."""
+
+
 class CompileFailed(Exception):
     """The candidate's code does not compile. This gives a verdict. `detail` is the compiler's message."""
 

@@ -60,7 +60,7 @@ class SandboxConfig:
     preload: tuple[str, ...] = field(default=())  # modules of those folders to import before any candidate runs
     tmp_bytes: int = 256 * 1024**2  # size of a candidate's /tmp
     start_limit_s: float = 30.0  # time limit for the first answer of a slot
-    compile_time_s: float = 30.0  # CPU and wall time of a compiler per submission; Python has 10 s
+    compile_time_s: float = 30.0  # CPU and wall time of a compiler that has a CPU; Python has 10 s
     grace_s: float = 10.0  # time after a test's wall limit until the slot counts as lost
     runsc: str = ""  # gVisor's program; "" searches PATH and the target of deploy/build-runsc
     max_sessions: int = 500  # submissions after which a gVisor sandbox is replaced

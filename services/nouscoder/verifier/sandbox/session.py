@@ -15,6 +15,7 @@ from nouscoder.verifier.harness.frames import Kind
 from nouscoder.verifier.sandbox.base import (
     NO_FILES,
     CompileFailed,
+    CompileStarved,
     Exit,
     Program,
     RunResult,
@@ -37,6 +38,7 @@ _EXITS = {
     frames.Ended.OUTPUT_LIMIT: Exit.OUTPUT_LIMIT,
 }
 _PYTHON_COMPILE_TIME_S = 10.0
+_MOST_TIMES = 4.0  # the compile time, in wall time while others have the CPU; as in harness/init/compile_time.c
 # What the slot itself may need during a run, in addition to what it holds before: the next sandbox is made meanwhile.
 _OWN_CPU_S, _OWN_BYTES = 0.25, 48 * 1024**2
 _STEP_BYTES = 16 * 1024**2  # the group's limit changes in steps, so that most runs need no change
@@ -70,7 +72,7 @@ class SlotSession:
         self._slot.begin(frames.session_bound(self._program.limits.output_bytes, has_files=has_files))
 
     async def compile(self) -> None:
-        """Send the program. Raises CompileFailed, SandboxError."""
+        """Send the program. Raises CompileFailed, CompileStarved, SandboxError."""
         limits, language = self._program.limits, self._program.language
         program_limits = frames.ProgramLimits(
             compile_time_s=self._compile_time_s,
@@ -104,6 +106,8 @@ class SlotSession:
             kind, detail = await self._begin(payload)
         if kind is Kind.COMPILE_FAILED:
             raise CompileFailed(detail.decode("utf-8", "replace"))
+        if kind is Kind.COMPILE_STARVED:
+            raise CompileStarved(f"other work kept the compiler from the CPU in slot {self._slot.index}")
         if kind is not Kind.COMPILED:
             await self._slot.stop()
             raise SandboxError(f"slot {self._slot.index} answered {kind.name} to a program")
@@ -141,7 +145,7 @@ class SlotSession:
             await self._slot.stop()
             raise
         self._num_killed = self._slot.group.num_killed()
-        return await self._receive(self._compile_time_s)
+        return await self._receive(_MOST_TIMES * self._compile_time_s)
 
     async def run(
         self, stdin: bytes, *, args: tuple[str, ...] = (), files: Mapping[str, bytes] = NO_FILES

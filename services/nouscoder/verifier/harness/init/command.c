@@ -12,10 +12,10 @@
 enum { MAX_DETAIL_BYTES = 1900 };
 
 /* The compiler runs under the same isolation and kinds of limits as a candidate. */
-static struct program compiler_of(const struct program *p) {
-    struct program compiler = *p;
+static struct program compiler_of(const struct session *s) {
+    struct program compiler = s->program;
     compiler.result_kind = NO_RESULT;
-    compiler.cpu_time_s = compiler.wall_time_s = p->compile_time_s;
+    compiler.cpu_time_s = compile_cpu_s(s);
     compiler.memory_bytes = 2ull << 30;
     compiler.extra_space_bytes = 1ull << 40;
     compiler.output_bytes = 128ull << 20; /* of each file that it writes, including its messages */
@@ -65,23 +65,33 @@ static size_t problem_of(struct run *run, char *text) {
     return n;
 }
 
+/* Wait for the end of the compiler. Returns whether others kept it from the CPU until the longest wall time. */
+static bool was_starved(struct session *s, struct program *compiler, struct run *run) {
+    struct compile_time time = compile_time_from(&s->program, run->started_s);
+    bool in_time;
+    do {
+        compiler->wall_time_s = time.until_s - run->started_s;
+        in_time = await_end(s, run);
+    } while (!in_time && may_go_on(&time));
+    finish(s, run, in_time);
+    return !in_time && !is_used_up(&time) && run->ended == TIME_LIMIT && run->cpu_s <= compiler->cpu_time_s;
+}
+
 /* Returns the length of what the compiler says about a program that it compiles, which is put into `said`. */
 static size_t compile(struct session *s, char *said) {
     static char problem[MAX_DETAIL_BYTES];
-    struct program compiler = compiler_of(&s->program);
+    struct program compiler = compiler_of(s);
     struct run run = {.program = &compiler};
     if (!is_installed(s->compile_argv[0])) fail(s, "there is no %s inside the sandbox", s->compile_argv[0]);
     open_files(s, &run);
     if (spawn(s, &run, "/program", -1, -1) == 0) exec_command(s, s->compile_argv);
-    finish(s, &run, await_end(s, &run));
+    if (was_starved(s, &compiler, &run)) refuse(s, COMPILE_STARVED, NULL, 0);
     size_t num_bytes = problem_of(&run, problem);
     size_t num_said = num_bytes ? 0 : message_of(run.err, run.err_bytes, said);
     if (!num_bytes && !num_said) num_said = message_of(run.out, run.out_bytes, said);
     close_files(&run);
     if (!num_bytes) return num_said;
-    end_all();
-    send_frame(s, COMPILE_FAILED, problem, num_bytes);
-    await_end_frame(s);
+    refuse(s, COMPILE_FAILED, problem, num_bytes);
 }
 
 /* Send what the compiler has said and, if the gateway wants it, what it has made. */

@@ -14,7 +14,7 @@
 
 enum kind {
     PROGRAM = 1, RUN, END, ARGUMENTS, TALK, INPUT, INPUT_END, HOLD, CONVERSE,
-    READY = 17, COMPILED, COMPILE_FAILED, RESULT, FAILED, OUTPUT, HELD, OUTPUT_END, FILES,
+    READY = 17, COMPILED, COMPILE_FAILED, RESULT, FAILED, OUTPUT, HELD, OUTPUT_END, FILES, COMPILE_STARVED,
 };
 enum ended { EXITED, SIGNALLED, TIME_LIMIT, MEMORY_LIMIT, OUTPUT_LIMIT };
 enum result_kind { NO_RESULT, CALL_RESULT, FILE_RESULT }; /* FILE_RESULT: of the file that the program has made */
@@ -136,6 +136,13 @@ struct session {
     bool is_measured;
 };
 
+/* The time of a compiler; see compile_time.c. */
+struct compile_time {
+    double limit_s, used_s; /* used: the time in which it could have a CPU */
+    double from_s, until_s; /* the current step */
+    double end_s;           /* no step ends later */
+};
+
 /* A folder that is being listed. */
 struct listing {
     int fd;
@@ -242,6 +249,13 @@ void *assignment_of(struct session *s); /* for the interpreter, in a candidate's
 void release_first(struct session *s, struct run *run, struct frame *stdin_frame);
 void drop_first(struct session *s);
 bool spawn_python(struct session *s, struct run *run);
+
+/* compile_time.c */
+struct compile_time compile_time_from(const struct program *p, double begun_s);
+bool may_go_on(struct compile_time *t);
+bool is_used_up(const struct compile_time *t);
+double compile_cpu_s(const struct session *s);
+_Noreturn void refuse(struct session *s, enum kind kind, const char *why, size_t num_bytes);
 
 /* command.c */
 void start_command(struct session *s);

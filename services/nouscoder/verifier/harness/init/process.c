@@ -106,7 +106,7 @@ static int drop_capabilities(void) {
 static int confine(struct session *s, const struct program *p, const char *folder, bool compiles_first) {
     uint64_t space = p->is_command ? 2 * p->memory_bytes + p->extra_space_bytes + COMMAND_SPACE_BYTES
                                    : p->memory_bytes + s->settings->base_vm_bytes;
-    uint64_t seconds = (uint64_t)ceil(compiles_first ? p->compile_time_s : p->cpu_time_s);
+    uint64_t seconds = (uint64_t)ceil(compiles_first ? compile_cpu_s(s) : p->cpu_time_s);
     sigset_t interrupt;
     sigemptyset(&interrupt);
     sigaddset(&interrupt, SIGINT);

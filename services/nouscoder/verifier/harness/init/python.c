@@ -4,6 +4,7 @@
 #include "init.h"
 
 #include <errno.h>
+#include <math.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,13 +35,14 @@ void *assignment_of(struct session *s) {
     return object;
 }
 
-/* Read what the first process reports until it closes its end. Returns NULL when that is not before `deadline_s`. */
-static char *read_report(int fd, double deadline_s, size_t *num_bytes) {
+/* Read what the first process reports until it closes its end. Returns NULL when its time is over. */
+static char *read_report(int fd, struct compile_time *time, size_t *num_bytes) {
     size_t room = 1 << 13, used = 0;
     char *report = room_for(room);
-    for (double left_s; (left_s = deadline_s - now_s()) > 0;) {
+    do {
+        double left_s = fmax(0, time->until_s - now_s());
         struct pollfd polled = {fd, POLLIN, 0};
-        int ready = poll(&polled, 1, (int)(left_s * 1000) + 1);
+        int ready = poll(&polled, 1, (int)ceil(left_s * 1000));
         if (ready <= 0) continue;
         if (used == room) {
             report = doubled(report, room);
@@ -53,15 +55,9 @@ static char *read_report(int fd, double deadline_s, size_t *num_bytes) {
             return report;
         }
         used += (size_t)n;
-    }
+    } while (now_s() < time->until_s || may_go_on(time));
     give_back(report, used);
     return NULL;
-}
-
-static _Noreturn void refuse(struct session *s, const char *problem, size_t num_bytes) {
-    end_all();
-    send_frame(s, COMPILE_FAILED, problem, num_bytes);
-    await_end_frame(s);
 }
 
 bool start_python(struct session *s) {
@@ -75,12 +71,15 @@ bool start_python(struct session *s) {
     close(report[1]);
     close(go[0]);
     size_t num_bytes = 0;
-    char *received = read_report(report[0], s->first.started_s + s->program.compile_time_s, &num_bytes);
+    struct compile_time time = compile_time_from(&s->program, s->first.started_s);
+    char *received = read_report(report[0], &time, &num_bytes);
     close(report[0]);
-    if (!received || !num_bytes) refuse(s, OUT_OF_LIMITS, sizeof OUT_OF_LIMITS - 1);
+    if (!received && !is_used_up(&time)) refuse(s, COMPILE_STARVED, NULL, 0);
+    if (!received || !num_bytes) refuse(s, COMPILE_FAILED, OUT_OF_LIMITS, sizeof OUT_OF_LIMITS - 1);
     if (received[0] != 'C' || num_bytes < 1 + sizeof(double)) {
         bool has_text = received[0] == 'E' && num_bytes > 1;
-        refuse(s, has_text ? received + 1 : OUT_OF_LIMITS, has_text ? num_bytes - 1 : sizeof OUT_OF_LIMITS - 1);
+        refuse(s, COMPILE_FAILED, has_text ? received + 1 : OUT_OF_LIMITS,
+               has_text ? num_bytes - 1 : sizeof OUT_OF_LIMITS - 1);
     }
     memcpy(&s->first.cpu_before_s, received + 1, sizeof(double));
     s->code = received + 1 + sizeof(double);
