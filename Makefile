@@ -9,7 +9,7 @@ PYTHON_312 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python3.
 export PYTHONDONTWRITEBYTECODE :=
 UV := $(firstword $(wildcard .venv/bin/uv) uv)
 
-.PHONY: demo demo-objectives test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz check format bench proto lock images clean real-input
+.PHONY: demo demo-objectives test test-heavy test-soak test-corpus test-turns test-vllm test-vllm-demo test-trainers test-cluster test-documents test-scaling test-cluster-long fuzz check format bench proto lock images attestations clean real-input
 
 demo: .venv/demo.ready
 	$(BIN)/nouscoder demo --seed $(SEED)
@@ -123,6 +123,11 @@ lock: .venv/dev.ready
 ACCELERATOR ?= cuda
 images:
 	deploy/images/build --accelerator $(ACCELERATOR) $(NAMES)
+
+# Writes a signed bill of materials and provenance of images: make attestations KEY=key.pem OUT=folder SOURCE=URL
+# BUILDER=URI ARCHIVES="nouscoder-verifier=verifier.tar ..." (OCI archives of images that deploy/images/build has built)
+attestations: .venv/dev.ready
+	$(BIN)/python -m deploy.attestations make --key $(KEY) --out $(OUT) --source $(SOURCE) --builder $(BUILDER) $(ARCHIVES)
 
 .venv/%.ready: requirements/%.txt pyproject.toml deploy/setup-venv
 	PYTHON=$(PYTHON) deploy/setup-venv $*

@@ -18,6 +18,14 @@ def check(result: LoadResult) -> None:
     check_answers(result)
 
 
+def check_short(result: LoadResult) -> None:
+    """Check a run of seconds. Clients who wait before they send again leave a part of their shares for so short a time,
+    and longer on a busy machine, so here equal shares are not within 10 %."""
+    assert [complaint for complaint in complaints(result) if not complaint.startswith("the shares")] == [], as_text(
+        result
+    )
+
+
 def check_answers(result: LoadResult) -> None:
     """Check the number and the statuses of the answers."""
     assert sum(result.statuses.values()) == sum(client.num_sent for client in result.clients)
@@ -29,17 +37,19 @@ def check_answers(result: LoadResult) -> None:
 
 @pytest.mark.heavy
 async def test_twice_the_capacity_loses_duplicates_and_changes_no_answer() -> None:
-    check(await bench_load(LoadPlan(num_seconds=10, num_submissions=100, overload=3)))
+    result = await bench_load(LoadPlan(num_seconds=10, num_submissions=100, overload=3))
+    check_short(result)
+    check_answers(result)
+    shares = [client.num_sandboxed for client in result.clients]
+    assert max(shares) <= 1.5 * min(shares) + 3
 
 
 @pytest.mark.heavy
 async def test_a_client_with_five_times_the_rate_gets_no_larger_share() -> None:
     result = await bench_load(LoadPlan(num_seconds=8, num_submissions=100, greed=5))
-    # The others send little more than their share, so for short times, and for longer on a busy machine, they leave a
-    # part of it to the first client. By its rate it would get five times theirs.
-    assert [complaint for complaint in complaints(result) if not complaint.startswith("the shares")] == []
+    check_short(result)
     check_answers(result)
-    greedy, *others = result.clients
+    greedy, *others = result.clients  # by its rate the greedy one would get five times what the others get
     assert greedy.num_sent > 3 * max(client.num_sent for client in others)
     assert greedy.num_sandboxed <= 1.5 * max(client.num_sandboxed for client in others) + 3
 
@@ -51,7 +61,7 @@ HOSTILE = LoadPlan(num_clients=8, num_hostile=2, overload=4)
 async def test_hostile_clients_change_no_verdict_and_take_no_larger_share() -> None:
     result = await bench_load(replace(HOSTILE, num_seconds=20, num_submissions=60))
     print(as_text(result))
-    assert [complaint for complaint in complaints(result) if not complaint.startswith("the shares")] == []
+    check_short(result)
     assert sum(client.num_compared for client in result.clients) > 50
     hostile = [client.num_sandboxed for client in result.clients if client.is_hostile]
     honest = [client.num_sandboxed for client in result.clients if not client.is_hostile]
