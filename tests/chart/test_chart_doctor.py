@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.recorded_cluster import RecordedFacts
 
-from nouscoder.doctor.cluster.facts import Amount, ClusterError, Node, NotAllowed, StorageClass, Taint
+from nouscoder.doctor.cluster.facts import Amount, ClusterError, Node, StorageClass, Taint
 from nouscoder.doctor.cluster.install import examine_install
 from nouscoder.doctor.cluster.redis_facts import RedisFacts, RedisSilent, judge_redis
 from nouscoder.doctor.cluster.refusals import fix_for
@@ -33,52 +34,28 @@ def admit(document: Document) -> DryRun:
     return DryRun(Outcome.ADMITTED, document=document)
 
 
-@dataclass
-class RecordedTarget:
-    """A `Target` with recorded answers, into which a release fits. `lacks` are kinds that its API does not serve."""
+@dataclass(kw_only=True)
+class RecordedTarget(RecordedFacts):
+    """A `Target` with recorded answers, into which a release fits."""
 
     served: Mapping[str, Kind]
     answers: Callable[[Document], DryRun] = admit
     objects: dict[tuple[str, str, str], Document] = field(default_factory=dict)
     namespaces: set[str] = field(default_factory=lambda: {NAMESPACE, f"{NAMESPACE}-sandbox"})
-    runtime: dict[str, str] = field(default_factory=lambda: {"gvisor": "runsc"})
     storage: list[StorageClass] = field(default_factory=lambda: [StorageClass("local", "rancher.io/local-path", True)])
     node_list: list[Node] = field(default_factory=lambda: [Node("node1", Amount(8, 64 * GIB), True)])
     quota_list: list[Document] = field(default_factory=list)
-    refuses: frozenset[str] = frozenset()
     tried: list[Document] = field(default_factory=list)
-
-    def _ask(self, what: str) -> None:
-        if what in self.refuses:
-            raise NotAllowed(f"this account may not {what}")
-
-    def version(self) -> str:
-        return "v1.34.4"
-
-    def runtime_classes(self) -> dict[str, str]:
-        self._ask("runtime_classes")
-        return self.runtime
-
-    def storage_classes(self) -> list[StorageClass]:
-        self._ask("storage_classes")
-        return self.storage
-
-    def nodes(self) -> list[Node]:
-        self._ask("nodes")
-        return self.node_list
-
-    def requested(self) -> dict[str, Amount]:
-        return {"node1": Amount(0.1, GIB)}
 
     def has_resource(self, name: str) -> bool:
         raise AssertionError(f"kinds() has it: {name}")
 
     def kinds(self) -> Mapping[str, Kind]:
-        self._ask("kinds")
+        self.ask("kinds")
         return self.served
 
     def has_namespace(self, name: str) -> bool:
-        self._ask("has_namespace")
+        self.ask("has_namespace")
         return name in self.namespaces
 
     def dry_run(self, document: Document, kind: Kind, namespace: str) -> DryRun:
@@ -87,11 +64,11 @@ class RecordedTarget:
         return self.answers(document)
 
     def read(self, plural: str, namespace: str, name: str) -> Document | None:
-        self._ask(plural)
+        self.ask(plural)
         return self.objects.get((plural, namespace, name))
 
     def quotas(self, namespace: str) -> list[Document]:
-        self._ask("quotas")
+        self.ask("quotas")
         return self.quota_list if namespace == NAMESPACE else []
 
 
@@ -114,7 +91,7 @@ class DoctorRig:
             f"{one['apiVersion']}/{one['kind']}": Kind(f"{one['kind'].lower()}s", one["kind"] not in CLUSTER_WIDE)
             for one in self.objects(values)
         }
-        return RecordedTarget({"v1/Pod": Kind("pods", True), **served}, **more)
+        return RecordedTarget(served={"v1/Pod": Kind("pods", True), **served}, **more)
 
     def findings(
         self,

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.recorded_cluster import RecordedFacts
 
 from nouscoder.doctor.cluster import judge as doctor
 from nouscoder.doctor.cluster.facts import Amount, ClusterError, Node, NotAllowed, StorageClass, Taint
@@ -35,42 +36,16 @@ GOOD = TrialResult(
 )
 
 
-@dataclass
-class RecordedCluster:
-    """A `Cluster` with recorded facts. `refuses` names the calls that the account may not make."""
+@dataclass(kw_only=True)
+class RecordedCluster(RecordedFacts):
+    """A `Cluster` with recorded facts."""
 
-    runtime: dict[str, str] = field(default_factory=lambda: {"gvisor": "runsc"})
     storage: list[StorageClass] = field(default_factory=lambda: [LOCAL_PATH])
     node_list: list[Node] = field(default_factory=lambda: [NODE])
-    refuses: frozenset[str] = frozenset()
     has_policies: bool = True
 
-    def _ask(self, what: str) -> None:
-        if what in self.refuses:
-            raise NotAllowed(f"this account may not {what}")
-
-    def version(self) -> str:
-        self._ask("version")
-        return "v1.34.4"
-
-    def runtime_classes(self) -> dict[str, str]:
-        self._ask("runtime_classes")
-        return self.runtime
-
-    def storage_classes(self) -> list[StorageClass]:
-        self._ask("storage_classes")
-        return self.storage
-
-    def nodes(self) -> list[Node]:
-        self._ask("nodes")
-        return self.node_list
-
-    def requested(self) -> dict[str, Amount]:
-        self._ask("requested")
-        return {"node1": Amount(0.1, GIB)}
-
     def has_resource(self, name: str) -> bool:
-        self._ask("has_resource")
+        self.ask("has_resource")
         return name == doctor.POLICIES and self.has_policies
 
 
