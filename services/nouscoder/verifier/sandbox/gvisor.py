@@ -27,13 +27,7 @@ from nouscoder.verifier.sandbox.pool import Runner, RunnerPool, RunnersUnreachab
 from nouscoder.verifier.sandbox.pool_keys import PoolKeys, to_replace
 from nouscoder.verifier.sandbox.pool_size import PoolSize
 from nouscoder.verifier.sandbox.runner_choice import current_choice
-from nouscoder.verifier.sandbox.runner_launch import (
-    CanaryLaunch,
-    PartnerLaunch,
-    PooledLaunch,
-    RunnerAccess,
-    runner_of,
-)
+from nouscoder.verifier.sandbox.runner_launch import CanaryLaunch, PartnerLaunch, PooledLaunch, RunnerAccess, runner_of
 from nouscoder.verifier.sandbox.session import SlotSession
 from nouscoder.verifier.sandbox.slot import Slot
 from nouscoder.verifier.toolchains import languages
