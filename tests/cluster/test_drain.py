@@ -17,7 +17,7 @@ from tests.cluster.conftest import CHART, NAME, PodState, Release
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
-BATCHES = 40
+BATCHES = 120  # the run must not end before the last eviction
 SMALL = (
     f"config.run.total_batches={BATCHES}",
     "config.problems.held_out_samples=1",
@@ -95,11 +95,11 @@ def added_generator(release: Release) -> str:
 def test_a_generator_joins_a_run_and_each_pod_of_it_is_evicted(release: Any) -> None:
     release.install(*(word for value in SMALL for word in ("--set-json", value)))
     release.until(lambda: release.step() >= 1, "the run has begun", 600)
-    print(f"\n{added_generator(release)}")
     back = [evicted_verifier(release) for _ in range(2)]
     while not any(leases for _, leases in back) and len(back) < 5:  # a verifier may be idle for a moment
         back.append(evicted_verifier(release))
-    print("leases back at the broker:", ", ".join(f"{leases} after {took_s:.2f} s" for took_s, leases in back))
+    print("\nleases back at the broker:", ", ".join(f"{leases} after {took_s:.2f} s" for took_s, leases in back))
+    print(added_generator(release))
     for component in ("generation", "broker", "redis", "learner"):
         for pod in of(release, component):
             at_s, batch = release.evict(pod), release.step()
