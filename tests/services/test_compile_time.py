@@ -107,10 +107,13 @@ SLOW = {  # programs that run while they compile
 
 @pytest.mark.parametrize("backend", ["local", pytest.param("runsc", marks=pytest.mark.heavy)])
 async def test_a_program_cannot_pass_for_one_that_others_keep_from_the_cpu(backend: str) -> None:
-    """Its own processes are stopped while the share of the CPU is measured."""
+    """Its own processes are stopped while the share of the CPU is measured. The load may change."""
     async with opened(backend, num_hogs=0, compile_time_s=1.0) as sandbox:
         for name, code in SLOW.items():
-            if await how_it_ended(sandbox, program("perl", code)) != "CompileFailed":
-                control = await how_it_ended(sandbox, program("perl", SLEEPS))
-                assert control == "CompileStarved", name
-                pytest.skip(f"other work on this machine left less than a quarter of a CPU: load {os.getloadavg()}")
+            for _ in range(4):
+                if await how_it_ended(sandbox, program("perl", code)) == "CompileFailed":
+                    break
+                if await how_it_ended(sandbox, program("perl", SLEEPS)) == "CompileStarved":
+                    pytest.skip(f"other work on this machine left less than a quarter of a CPU: load {os.getloadavg()}")
+            else:
+                pytest.fail(f"a program passed for one that others keep from the CPU: {name}")
