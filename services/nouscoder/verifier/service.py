@@ -50,7 +50,7 @@ from nouscoder.verifier.observe.tracing import open_tracing, traced_grader, trac
 from nouscoder.verifier.observe.tracing_fronts import trace_fronts
 from nouscoder.verifier.processes.share import Share
 from nouscoder.verifier.processes.shares import Place
-from nouscoder.verifier.sandbox import Sandbox, open_backends
+from nouscoder.verifier.sandbox import Sandbox, SpillOverSandbox, open_backends
 from nouscoder.verifier.settings import cache_folder, grading_policy, not_served, sandbox_config, tool_policy
 from nouscoder.verifier.tools.sessions import ToolSessions
 
@@ -72,33 +72,18 @@ async def serve(
     registry = CollectorRegistry()
     metrics = VerifierMetrics(registry)
     async with AsyncExitStack() as stack:
-        sandbox = open_backends(sandbox_config(section))
-        stack.push_async_callback(sandbox.close)
-        metrics.watch_runners(lambda: sandbox.runners, lambda: sandbox.replacements)
-        metrics.watch_backends(lambda: sandbox.uses)
-        await sandbox.start()
+        sandbox = await _start_sandbox(section, metrics, stack)
         tracing = open_tracing(section.tracing_endpoint, stack)
         run_lock, quotas = (share.run_lock, share.quotas) if share else (None, Quotas())
-        audit: AuditLog | None = None
         core = Grader(traced_sandbox(sandbox, tracing), metrics, grading_policy(section), run_lock)
         core.follow(sandbox)
-        backends, repeated = [one.sandbox for one in sandbox.backends], section.sandbox.second_runner_share
-        traced = with_second_runner(traced_grader(core, tracing), backends, repeated, metrics.repeated)
-        cached = CachedGrader(traced, metrics, section.cache_entries) if section.cache_entries else traced
-        grader: Grading = QuotaGrader(cached, quotas)
         cache = TestsCache(cache_folder(section.tests), section.tests.cache_bytes)
         stack.callback(cache.close)
         api_keys = open_api_keys(section.tokens_file)
-        on_hangup = [api_keys.reload]
-        if section.audit_log:
-            audit = AuditLog(Path(section.audit_log), section.audit_source)
-            stack.callback(audit.close)
-            on_hangup.append(audit.reopen)
-            grader = AuditedGrader(grader, audit)
-        blobs = open_blobs(section.tests.store or str(cache_folder(section.tests) / "stored"))
-        limits = (section.tests.client_bytes, section.tests.expiry_s, section.tests.store_bytes)
-        client_tests = ClientTests(blobs, cache, *limits)
-        grader = StoredTestsGrader(grader, client_tests)
+        audit = _open_audit(section, stack)
+        client_tests = _client_tests(section, cache)
+        grader = _grader(section, traced_grader(core, tracing), sandbox, metrics, quotas, audit, client_tests)
+        on_hangup = [api_keys.reload, *([] if audit is None else [audit.reopen])]
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: [act() for act in on_hangup])
         drain_state = DrainState()
         runner = CodeRunner(core, quotas, audit)
@@ -125,6 +110,54 @@ async def serve(
             share.ready()
         work = [client_tests.keep_sweeping(), *([] if jobs is None else [jobs.run()])]
         await run_until_stopped(stop, *work, *_workers(config, grader, cache, with_broker))
+
+
+async def _start_sandbox(section: VerifierSection, metrics: VerifierMetrics, stack: AsyncExitStack) -> SpillOverSandbox:
+    """The backends, whose runners and uses `metrics` shows. Raises SandboxUnavailable."""
+    sandbox = open_backends(sandbox_config(section))
+    stack.push_async_callback(sandbox.close)
+    metrics.watch_runners(lambda: sandbox.runners, lambda: sandbox.replacements)
+    metrics.watch_backends(lambda: sandbox.uses)
+    await sandbox.start()
+    return sandbox
+
+
+def _open_audit(section: VerifierSection, stack: AsyncExitStack) -> AuditLog | None:
+    """The audit log, if it is configured."""
+    if not section.audit_log:
+        return None
+    audit = AuditLog(Path(section.audit_log), section.audit_source)
+    stack.callback(audit.close)
+    return audit
+
+
+def _client_tests(section: VerifierSection, cache: TestsCache) -> ClientTests:
+    """The tests that clients store."""
+    blobs = open_blobs(section.tests.store or str(cache_folder(section.tests) / "stored"))
+    return ClientTests(blobs, cache, section.tests.client_bytes, section.tests.expiry_s, section.tests.store_bytes)
+
+
+def _grader(
+    section: VerifierSection,
+    core: Grading,
+    sandbox: SpillOverSandbox,
+    metrics: VerifierMetrics,
+    quotas: Quotas,
+    audit: AuditLog | None,
+    client_tests: ClientTests,
+) -> Grading:
+    """`core` behind what a submission passes, from the last to the first.
+
+    Second runner, cache, quotas, audit, stored tests.
+    """
+    backends, repeated = [one.sandbox for one in sandbox.backends], section.sandbox.second_runner_share
+    grader = with_second_runner(core, backends, repeated, metrics.repeated)
+    if section.cache_entries:
+        grader = CachedGrader(grader, metrics, section.cache_entries)
+    grader = QuotaGrader(grader, quotas)
+    if audit is not None:
+        grader = AuditedGrader(grader, audit)
+    return StoredTestsGrader(grader, client_tests)
 
 
 def _tools(
