@@ -133,10 +133,14 @@ async def test_no_fault_of_modal_changes_a_verdict(tmp_path: Path, monkeypatch: 
     assert made.server.happened
 
 
-@pytest.mark.heavy
 @pytest.mark.timeout(1200)
-async def test_a_thousand_gradings_under_every_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = await graded_under_faults(tmp_path, monkeypatch, 1000)
+@pytest.mark.parametrize(
+    "num_gradings", [pytest.param(300, marks=pytest.mark.heavy), pytest.param(1000, marks=pytest.mark.soak)]
+)
+async def test_hundreds_of_gradings_under_every_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_gradings: int
+) -> None:
+    made = await graded_under_faults(tmp_path, monkeypatch, num_gradings)
     assert set(made.server.happened) == set(Fault), "every fault must have happened"
 
 

@@ -593,10 +593,12 @@ async def test_a_minute_without_redis_costs_a_run_nothing_and_status_names_it(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.heavy), pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("seed", "times"), [pytest.param(0, 8, marks=pytest.mark.heavy), pytest.param(1, 25, marks=pytest.mark.soak)]
+)
 @pytest.mark.usefixtures("_restore_determinism")
-async def test_a_run_whose_redis_forgets_twenty_five_times_ends_and_trains_on_nothing_twice(
-    tmp_path: Path, redis: ForgetfulRedis, broker_rig: Any, seed: int
+async def test_a_run_whose_redis_forgets_many_times_ends_and_trains_on_nothing_twice(
+    tmp_path: Path, redis: ForgetfulRedis, broker_rig: Any, seed: int, times: int
 ) -> None:
     """Redis goes back by 0.1 to 5 s, or is wiped, at random moments; every status is balanced."""
     source, num_forgotten = random.Random(seed), 0
@@ -604,7 +606,7 @@ async def test_a_run_whose_redis_forgets_twenty_five_times_ends_and_trains_on_no
 
         async def disturb(run: asyncio.Future[None]) -> None:
             nonlocal num_forgotten
-            while num_forgotten < 25:
+            while num_forgotten < times:
                 redis.remember()
                 await asyncio.sleep(source.uniform(0.1, 5.0))
                 if run.done():
@@ -622,7 +624,7 @@ async def test_a_run_whose_redis_forgets_twenty_five_times_ends_and_trains_on_no
         )
         await real.learn(lambda run: asyncio.sleep(0))
         ledger = await real.check(done + 3)
-    assert num_forgotten == 25
+    assert num_forgotten == times
     assert ledger.lost > 0
 
 
