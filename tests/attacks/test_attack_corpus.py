@@ -15,7 +15,7 @@ import random
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,20 +56,27 @@ NOT_ROOT, PUBLIC_PYTHON = 12345, "/usr/bin/python3"  # a user id, and an interpr
 NO_POOL = PoolConfig()
 
 
-def family(pid: int) -> dict[int, str]:
-    """The names of the running descendants of `pid`, by pid."""
+def children(pid: int) -> set[int]:
+    """The running children of a process."""
+    found: set[int] = set()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found |= {int(child) for child in (thread / "children").read_text().split()}
+    return found
+
+
+def family(others: Set[int]) -> dict[int, str]:
+    """The names of this process's running descendants by pid, without its children `others` and their descendants.
+
+    These are the services of other tests in this process, whose sandboxes come and go.
+    """
     found: dict[int, str] = {}
-    todo = [pid]
+    todo = list(children(os.getpid()) - others)
     while todo:
-        parent = todo.pop()
-        try:
-            for thread in Path(f"/proc/{parent}/task").iterdir():
-                children = [int(child) for child in (thread / "children").read_text().split()]
-                todo += children
-                for child in children:
-                    found[child] = Path(f"/proc/{child}/comm").read_text().strip()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
+        pid = todo.pop()
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
+            todo += children(pid)
     return found
 
 
@@ -115,10 +122,11 @@ class HostView:
     """Reads this process's descendants and the host's state. gVisor's helper processes are recognised by name."""
 
     backend: str
+    others: frozenset[int]  # children of this process that are not the backend's
 
     async def look(self) -> tuple[int, HostState]:
         """The number of processes, and the state."""
-        return len([name for name in family(os.getpid()).values() if self._is_ours(name)]), HostState.now()
+        return len([name for name in family(self.others).values() if self._is_ours(name)]), HostState.now()
 
     def _is_ours(self, name: str) -> bool:
         return self.backend != "runsc" or not name.startswith(("runsc", "exe", "systrap"))
@@ -193,6 +201,7 @@ async def open_arena(
     backend: str, filled: Mapping[str, str], slots: int = 1, pool: PoolConfig = NO_POOL, python: str = ""
 ) -> Arena:
     """Start a backend. Skips with the reason when this host cannot run it."""
+    others = frozenset(children(os.getpid()))
     try:
         config = SandboxConfig(backend=backend, slots=slots, pool=pool, python=python, max_sessions=100_000)
         sandbox = open_sandbox(config)  # never replaced: its idle state is compared
@@ -203,7 +212,7 @@ async def open_arena(
     await grader.grade(CANARY)
     await asyncio.gather(*(grader.grade(TALKING_CANARY) for _ in range(slots)))  # starts each slot's partner
     await asyncio.sleep(0.3)  # the slots make their next namespaces
-    view: HostView | PodView = HostView(backend)
+    view: HostView | PodView = HostView(backend, others)
     if isinstance(sandbox, GvisorSandbox):
         view = PodView(sandbox, json.loads(Path(pool.template).read_text())["metadata"]["namespace"])
     return Arena(sandbox, grader, filled, view, *await view.look())
@@ -240,7 +249,7 @@ async def arena(request: pytest.FixtureRequest) -> AsyncIterator[Arena]:
             "@SOCKET@": f"{folder}/socket",
             "@HOST@": socket.gethostname(),
         }
-        before = set(family(os.getpid()))
+        others = children(os.getpid())
         pool = request.getfixturevalue("runner_pool") if request.param == "gvisor" else NO_POOL
         one_user = request.param == "one-user"
         with without_root() if one_user else contextlib.nullcontext():
@@ -249,7 +258,7 @@ async def arena(request: pytest.FixtureRequest) -> AsyncIterator[Arena]:
             yield made
             await made.sandbox.close()
         async with asyncio.timeout(SETTLE_S):
-            while set(family(os.getpid())) - before:
+            while family(others):
                 await asyncio.sleep(0.02)
 
 
