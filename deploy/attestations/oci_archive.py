@@ -1,13 +1,17 @@
 """What an image holds, read from an OCI archive: its digest, its labels, and the files that list its packages.
 
 Format: https://github.com/opencontainers/image-spec (image-layout.md, manifest.md, layer.md).
+
+INVARIANT: nothing is read of a blob before its content has the digest that names it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import tarfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -41,7 +45,7 @@ def read_archive(path: Path) -> Image:
     try:
         with tarfile.open(path) as archive:
             return _image(archive)
-    except (tarfile.TarError, KeyError, ValueError, TypeError) as error:
+    except (tarfile.TarError, EOFError, zlib.error, KeyError, ValueError, TypeError) as error:
         reason = next(iter(str(error).splitlines()), "")
         raise UnreadableArchive(f"{path} is not an OCI archive of one image: {reason}") from error
 
@@ -83,7 +87,11 @@ def _remove(files: dict[str, bytes], path: PurePosixPath) -> None:
 
 def _blob(archive: tarfile.TarFile, digest: Any) -> IO[bytes]:
     kind, _, name = str(digest).partition(":")
-    return _member(archive, f"blobs/{kind}/{name}")
+    opened = _member(archive, f"blobs/{kind}/{name}")
+    if kind != "sha256" or hashlib.file_digest(opened, kind).hexdigest() != name:  # type: ignore[arg-type]
+        raise ValueError(f"the content of {digest} has another digest")
+    opened.seek(0)
+    return opened
 
 
 def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:

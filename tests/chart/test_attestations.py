@@ -213,3 +213,12 @@ def test_what_is_no_archive_or_no_key_gets_one_sentence(tmp_path: Path) -> None:
     assert len(done.error.splitlines()) == 1
     oci_archive(tmp_path / "image.tar")
     assert "holds no private key" in make(public, tmp_path / "out", tmp_path / "image.tar").error
+
+
+def test_an_archive_whose_content_was_changed_is_refused(tmp_path: Path) -> None:
+    oci_archive(tmp_path / "image.tar")
+    own, _ = key_files(tmp_path, ed25519.Ed25519PrivateKey.generate())
+    changed = (tmp_path / "image.tar").read_bytes().replace(b"python:3.11-slim", b"python:3.12-slim")
+    (tmp_path / "image.tar").write_bytes(changed)
+    assert "has another digest" in make(own, tmp_path / "out", tmp_path / "image.tar").error
+    assert not list((tmp_path / "out").iterdir())
