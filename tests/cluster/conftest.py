@@ -19,6 +19,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "nouscoder"
 NAME = "nouscoder"
+SMALL_RUN = (  # the demo with few problems
+    "config.problems.held_out_samples=1",
+    "config.demo.held_out_problems=30",
+    "config.demo.train_problems=400",
+    "config.demo.warm_start_share=0.4",
+)
 TAG = os.environ.get("NOUSCODER_IMAGE_TAG", "")
 _IN_RUN = ("exec", f"{NAME}-learner-0", "-c", "run", "--")
 _FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")

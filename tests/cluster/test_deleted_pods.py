@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.cluster.conftest import SMALL_RUN
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
@@ -13,10 +14,7 @@ COMPONENTS = ["sandbox", "verifier", "generation", "broker", "redis", "learner"]
 BATCHES = 60  # on a busy machine the run must not end before the last deletion
 SMALL = (
     f"config.run.total_batches={BATCHES}",
-    "config.problems.held_out_samples=1",
-    "config.demo.held_out_problems=30",
-    "config.demo.train_problems=400",
-    "config.demo.warm_start_share=0.4",
+    *SMALL_RUN,
 )
 FORCED = ("--grace-period=0", "--force")
 

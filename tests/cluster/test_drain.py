@@ -13,17 +13,14 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from tests.cluster.conftest import CHART, NAME, PodState, Release
+from tests.cluster.conftest import CHART, NAME, SMALL_RUN, PodState, Release
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
 BATCHES = 120  # the run must not end before the last eviction
 SMALL = (
     f"config.run.total_batches={BATCHES}",
-    "config.problems.held_out_samples=1",
-    "config.demo.held_out_problems=30",
-    "config.demo.train_problems=400",
-    "config.demo.warm_start_share=0.4",
+    *SMALL_RUN,
 )
 SERVICES = {"verifier", "generation", "broker", "redis", "learner"}
 METRIC = re.compile(r"^nouscoder_generation_(tokens_total|policy_version) (\S+)$", re.MULTILINE)

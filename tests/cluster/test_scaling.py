@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.cluster.conftest import CHART, NAME, Release, installed_release
+from tests.cluster.conftest import CHART, NAME, SMALL_RUN, Release, installed_release
 from tests.cluster.keda_stand_in import KedaStandIn
 
 from nouscoder.client import AsyncClient
@@ -97,10 +97,7 @@ async def test_runners_from_zero_through_a_tenfold_burst_and_back_to_zero(graded
 BATCHES = 20
 SMALL = (
     f"config.run.total_batches={BATCHES}",
-    "config.problems.held_out_samples=1",
-    "config.demo.held_out_problems=30",
-    "config.demo.train_problems=400",
-    "config.demo.warm_start_share=0.4",
+    *SMALL_RUN,
     "verifier.sandbox.pool.min=0",
     f"verifier.sandbox.pool.idleSeconds={IDLE_S}",
 )
