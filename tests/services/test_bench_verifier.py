@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from nouscoder.bench.processes import descendants, usage_of
-from nouscoder.bench.verifier import as_record, as_text, bench_verifier
+from nouscoder.bench.verifier import bench_verifier
+from nouscoder.bench.verifier_result import as_record, as_text
 
 
 async def test_the_bench_measures_a_real_service_and_its_control() -> None:
@@ -18,6 +19,7 @@ async def test_the_bench_measures_a_real_service_and_its_control() -> None:
         assert 0 < block.gateway_cpu_share < 1
     assert 0 < result.latency_at_half_load.p50_s <= result.latency_at_half_load.p99_s
     assert result.peak_memory_bytes > 10 << 20
+    assert result.warm_forks_per_second > 0
     assert 0 <= result.stolen_cpu_share < 1
     assert as_record(result)["many_small_tests"]["multiple"] == many.multiple
     assert f"{many.multiple:.2f}x bare spawns" in as_text(result)

@@ -50,7 +50,7 @@ def bench_verifier(
 
     import uvloop
 
-    from nouscoder.bench import gateway, peers, verifier
+    from nouscoder.bench import gateway, peers, verifier, verifier_result
 
     if simulate_slots:
         numbers = gateway.slot_numbers(simulate_slots)
@@ -60,7 +60,7 @@ def bench_verifier(
 
     compared = [peers.peer_of(each) for each in peer or ()]
     result = uvloop.run(verifier.bench_verifier(tuple(overrides or ()), scale, peers=compared, processes=processes))
-    typer.echo(json.dumps(verifier.as_record(result), indent=1) if as_json else verifier.as_text(result))
+    typer.echo(json.dumps(verifier_result.as_record(result), indent=1) if as_json else verifier_result.as_text(result))
 
 
 @bench_app.command("broker")
