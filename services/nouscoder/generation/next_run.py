@@ -7,7 +7,6 @@ run that is served, or the reason why the engine would have to be started again.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from nouscoder.config import Config
 from nouscoder.domain.policy import Transport
 from nouscoder.errors import NousCoderError
+from nouscoder.json_file import read_json_object
 
 # Keys of the section `generation` that a run can have otherwise than the one before, without a new engine.
 _LIVE = ("max_tokens_total", "engine_tokens_total", "sampling", "environment", "partial_every_tokens", "openai")
@@ -90,10 +90,7 @@ def reason_to_start_again(started: Config, wanted: Config) -> str | None:
     return None
 
 
-def _architecture(config: Config) -> Any:
+def _architecture(config: Config) -> dict[str, Any]:
     """config.json of the policy that a run begins with. Raises RunRefused."""
     file: Path = config.in_run_folder(config.policy.path) / "config.json"
-    try:
-        return json.loads(file.read_text(encoding="utf8"))
-    except (OSError, ValueError) as error:
-        raise RunRefused(f"{file} cannot be read: {error}") from error
+    return read_json_object(file, RunRefused)

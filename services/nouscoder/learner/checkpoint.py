@@ -32,6 +32,7 @@ from nouscoder.atomic_files import numbered, prune, sha256_of, whole_folder
 from nouscoder.domain.batch import Batch
 from nouscoder.domain.books import TrainedGroups, group_number
 from nouscoder.errors import NousCoderError
+from nouscoder.json_file import read_json_object
 from nouscoder.learner.optimizers import put_states
 from nouscoder.learner.ranks import naming_lost_ranks, zeros_by_rows
 from nouscoder.learner.trainer import Trainer
@@ -254,7 +255,7 @@ def _empty(item: TensorStorageMetadata, weight: Tensor | None) -> Tensor:
 
 def verified_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint in a folder. Raises CheckpointError when a file of it is missing or damaged."""
-    checksums = _read_json(path / _MANIFEST).get("sha256", {})
+    checksums = read_json_object(path / _MANIFEST, CheckpointError).get("sha256", {})
     progress = _progress_of(path)
     for name in sorted({*checksums, _STATE, _DCP_METADATA}):
         try:
@@ -268,14 +269,6 @@ def verified_checkpoint(path: Path) -> Checkpoint:
 
 def _progress_of(path: Path) -> Progress:
     try:
-        return Progress.from_json(_read_json(path / _STATE)["progress"])
+        return Progress.from_json(read_json_object(path / _STATE, CheckpointError)["progress"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / _STATE} does not hold the progress of a run") from error
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
-    return value

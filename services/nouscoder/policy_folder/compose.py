@@ -13,6 +13,7 @@ from typing import Any
 
 from nouscoder.atomic_files import link_or_copy, whole_folder
 from nouscoder.errors import NousCoderError
+from nouscoder.json_file import read_json_object
 from nouscoder.policy_folder.inspection import config_faults, weights_faults
 from nouscoder.policy_folder.weights_files import (
     ADAPTER_CONFIG_FILE,
@@ -81,7 +82,7 @@ def compose_adapter(to: Path, adapter: Path, base: str, card: str) -> None:
     weights, config = _there(_adapter_files(adapter))
     with whole_folder(to) as part:
         shutil.copyfile(weights, part / weights.name)
-        settings = _read_config(config) | {"base_model_name_or_path": base}
+        settings = read_json_object(config, PolicyFilesMissing) | {"base_model_name_or_path": base}
         (part / config.name).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf8")
         (part / "README.md").write_text(card, encoding="utf8")
 
@@ -91,7 +92,7 @@ def with_yarn(folder: Path, factor: float, original_tokens: int) -> dict[str, An
 
     transformers 5 keeps it in rope_parameters, older configurations in rope_scaling. Raises PolicyFilesMissing.
     """
-    config = _read_config(folder / CONFIG_FILE)
+    config = read_json_object(folder / CONFIG_FILE, PolicyFilesMissing)
     yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original_tokens}
     if isinstance(config.get("rope_parameters"), dict):
         config["rope_parameters"] = {**config["rope_parameters"], **yarn}
@@ -120,11 +121,3 @@ def _there(files: list[Path]) -> list[Path]:
     if missing:
         raise PolicyFilesMissing(f"{missing[0]} does not exist: the policy is not complete")
     return files
-
-
-def _read_config(file: Path) -> dict[str, Any]:
-    try:
-        config: dict[str, Any] = json.loads(file.read_text(encoding="utf8"))
-    except (OSError, ValueError) as error:
-        raise PolicyFilesMissing(f"{file} cannot be read: {error}") from error
-    return config
