@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -26,6 +27,7 @@ from nouscoder.domain.submission import Limits, StdinCase, StdinTests, Submissio
 from nouscoder.domain.verdict import VerdictKind
 from nouscoder.http_server.api_keys import ApiKeys, Quota
 from nouscoder.rpc.channel import PeerRefused, PeerUnreachable, open_channel
+from nouscoder.rpc.interpreter_client import InterpreterCalls
 from nouscoder.rpc.status_codes import StatusCodes
 from nouscoder.rpc.verifier_client import VerifierClient
 from nouscoder.v1 import verifier_pb2_grpc
@@ -33,6 +35,7 @@ from nouscoder.verifier.access.caller import Caller, set_caller
 from nouscoder.verifier.access.grpc_gate import GrpcGate
 from nouscoder.verifier.access.memory_budget import MemoryBudget
 from nouscoder.verifier.access.quotas import QuotaExceeded, Quotas
+from nouscoder.verifier.api import servicer
 from nouscoder.verifier.api.servicer import FULL_NAME, STATUS_CODES, Servicer
 from nouscoder.verifier.grading.grader import Grader, GradingPolicy
 from nouscoder.verifier.grading.validation import InvalidSubmission
@@ -399,6 +402,51 @@ async def test_a_service_without_tool_sessions_refuses_and_names_the_key(fake: F
         async with client.interpreter() as calls:
             with pytest.raises(PeerRefused, match=r"set verifier.tools.sessions"):
                 await calls.run("x")
+
+
+async def test_a_service_without_tool_sessions_does_not_wait_for_a_client_that_sends_nothing(
+    fake: FakeSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servicer, "_FIRST_CALL_S", 0.01)
+    async with AsyncExitStack() as stack:
+        channel = await stack.enter_async_context(open_channel(await serve(None, rig(fake).grader, stack)))
+        call: Any = verifier_pb2_grpc.VerifierServiceStub(channel).Interpret()
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call.read()
+    assert failed.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_session_that_ends_during_a_write_is_unreachable_and_no_internal_error() -> None:
+    """gRPC loses the status of the service then; seen in one of fifteen writes to a service that ends each call."""
+
+    class Ended(verifier_pb2_grpc.VerifierServiceServicer):
+        async def Interpret(self, _: object, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+            await context.send_initial_metadata((("x-request-id", "ended"),))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "over")
+            yield
+
+    class Writing:
+        """A call whose first write begins while the service ends the call."""
+
+        def __init__(self, call: Any) -> None:
+            self.read, self.cancel, self._call = call.read, call.cancel, call
+
+        async def write(self, request: Any) -> None:
+            await self._call.initial_metadata()
+            self._call._cython_call.set_internal_error("as _StreamRequestMixin._write does when the send fails")
+            await self._call._raise_for_status()
+
+    server = grpc.aio.server()
+    verifier_pb2_grpc.add_VerifierServiceServicer_to_server(Ended(), server)  # type: ignore[abstract]
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        stub: Any = verifier_pb2_grpc.VerifierServiceStub(channel)
+        calls = InterpreterCalls("verifier", lambda: Writing(stub.Interpret()))  # type: ignore[arg-type,return-value]
+        with pytest.raises(PeerUnreachable, match="verifier ended the session while code was sent"):
+            await calls.run("x")
+        calls.close()
+    await server.stop(None)
 
 
 async def test_a_refused_call_names_the_fault_and_a_failed_sandbox_is_not_the_codes_fault(fake: FakeSandbox) -> None:

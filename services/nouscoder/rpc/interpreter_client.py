@@ -17,6 +17,9 @@ from nouscoder.v1 import verifier_pb2
 if TYPE_CHECKING:
     Stream = grpc.aio.StreamStreamCall[verifier_pb2.InterpretRequest, verifier_pb2.InterpretResponse]
 
+# What gRPC says when the service ends the call during a write. The service's own status is lost.
+_WRITE_FAILED = "Internal error from Core"
+
 
 class InterpreterCalls:
     """Calls of one interpreter, one at a time. The session begins with the first of them.
@@ -35,13 +38,15 @@ class InterpreterCalls:
             self._stream.cancel()
 
     async def run(self, code: str) -> InterpreterAnswer:
-        """Run `code` after all code before. Raises PeerError."""
+        """Run `code` after all code before. Raises PeerError; PeerUnreachable when the session ends meanwhile."""
         stream = self._stream = self._stream or self._start()
         try:
             with contextlib.suppress(asyncio.InvalidStateError):  # the session is over; reading says why
                 await stream.write(verifier_pb2.InterpretRequest(code=code))
             answer = await stream.read()
         except grpc.aio.AioRpcError as error:
+            if error.details() == _WRITE_FAILED:
+                raise PeerUnreachable(f"{self._name} ended the session while code was sent") from error
             raise peer_error(self._name, error) from error
         if not isinstance(answer, verifier_pb2.InterpretResponse):
             raise PeerUnreachable(f"{self._name} ended the session")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import grpc
 
@@ -24,6 +25,7 @@ from nouscoder.verifier.toolchains.languages import installed
 from nouscoder.verifier.tools.sessions import InterpreterFailed, SessionIdle, ToolSessions, ToolsOff, until_idle
 
 FULL_NAME = "nouscoder.v1.VerifierService"
+_FIRST_CALL_S = 5.0
 _Context = grpc.aio.ServicerContext[object, object]
 STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     InvalidSubmission: grpc.StatusCode.INVALID_ARGUMENT,
@@ -101,6 +103,9 @@ class Servicer(verifier_pb2_grpc.VerifierServiceServicer):
         """A tool session. It ends with the call, whatever ends that."""
         await _send_request_id(context)
         if self._tools is None:
+            with suppress(TimeoutError):  # a client that is still sending its first call would not see the reason
+                async with asyncio.timeout(_FIRST_CALL_S):
+                    await anext(request_iterator, None)
             raise ToolsOff("this verifier has no tool sessions: set verifier.tools.sessions")
         async with self._tools.open() as session, aclosing(until_idle(request_iterator, self._tools.idle_s)) as calls:
             async for request in calls:
